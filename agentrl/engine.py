@@ -1,0 +1,101 @@
+"""The contract of an inference engine: token ids in, token ids and log-probabilities out.
+
+No text crosses it. `Generator` is the half a rollout needs; `Engine` adds the control that the
+runtime needs to change weights underneath. The token client offers the first half over many
+engines; an engine offers both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentrl.types import Generation, SamplingParams
+
+
+class Generator(Protocol):
+    """Samples turns. What `ToolAgentLoop` is given."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+    ) -> Generation:
+        """Sample one turn after `prompt_ids`.
+
+        Args:
+            prompt_ids: everything before the turn, exactly as the engine shall see it.
+            sampling: how to sample; `max_tokens` is a hard bound.
+            session_id: the same for all turns of a rollout, so that caches can be reused.
+
+        Raises:
+            EngineError: the engine failed or does not accept the request.
+        """
+        ...
+
+    async def end_session(self, session_id: str) -> None:
+        """Say that no more turns of this session will come. Unknown sessions are ignored."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHealth:
+    """What an engine says of itself."""
+
+    ready: bool
+    """Whether it takes requests."""
+    version: int
+    """The weights it samples from."""
+    in_flight: int
+    """Requests being generated or waiting."""
+    detail: str = ""
+    """Why it is not ready."""
+    metrics: Mapping[str, float] | None = None
+    """Engine-specific numbers for the log."""
+
+
+class Engine(ABC):
+    """One inference engine: the embedded torch engine, or one vLLM server."""
+
+    name: str
+    """Unique among the engines behind one balancer."""
+
+    @abstractmethod
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+    ) -> Generation:
+        """See `Generator.generate`."""
+
+    async def end_session(self, session_id: str) -> None:  # noqa: B027 - optional by design
+        """Release what is cached for the session."""
+
+    @abstractmethod
+    async def pause(self) -> None:
+        """Stop producing tokens; requests in flight keep their state. Returns once stopped."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Go on producing tokens."""
+
+    @abstractmethod
+    async def load_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Take new weights while paused; tokens sampled from now on carry `version`.
+
+        Args:
+            weights: `(name, tensor)` pairs with the names of the Hugging Face checkpoint. An
+                engine that shares its weights with the trainer accepts an empty iterable.
+            version: strictly larger than the current one.
+        """
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """The version of the weights that sample the next token."""
+
+    @abstractmethod
+    async def health(self) -> EngineHealth:
+        """State and numbers; never raises for an engine that is merely down."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop and free everything; pending requests fail with `EngineError`. Idempotent."""

@@ -1,0 +1,127 @@
+"""The contract of an environment: one class with `reset` and `step`.
+
+A fresh instance serves one rollout. `reset` says what the model sees first; `step` is called once
+per model turn, after the tool calls of that turn have run, and says what the turn was worth and
+what the model sees next. Authors raise plain exceptions: an environment that fails costs its
+rollout, not the run. Tokens, masks and log-probabilities are none of its business.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.errors import EnvError
+from agentrl.sandbox import Sandbox
+from agentrl.tool import Tool
+from agentrl.types import Message, Task, ToolCall, ToolResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What the model sees first."""
+
+    content: str | tuple[Message, ...]
+    """Text (becomes one user message) or chat messages."""
+    tools: tuple[Tool, ...] = ()
+    """Tools offered in this rollout, beside those of the config."""
+    raw: bool = False
+    """Text that goes to the tokenizer as it is, without the chat template; so does all feedback
+    of this rollout. For environments that write their own markers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What the model did in one turn."""
+
+    text: str
+    """The text of the turn without its stop token."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls found in the text, malformed ones included."""
+    tool_results: tuple[ToolResult, ...] = ()
+    """What those calls gave, in the same order; already shown to the model."""
+    turn: int = 0
+    """0 for the first model turn."""
+    truncated: bool = False
+    """Whether the turn was cut off at its token limit."""
+    last: bool = False
+    """Whether the loop ends after this step whatever `done` says; grade what there is."""
+    observation_text: str = ""
+    """All text before this turn, decoded from the ids; filled only for environments that ask for
+    it with `wants_observation_text`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a turn was worth, and what comes next."""
+
+    rewards: float = 0.0
+    """Reward of this turn; the rewards of all turns are summed."""
+    environment_feedback: str | tuple[Message, ...] = ""
+    """What the model sees next; empty with `done`, or when tool results say it all."""
+    done: bool = False
+    """Whether the episode is over."""
+    scores: float | None = None
+    """0-1 verdict so far, for filters and evaluation; the last one given counts."""
+    extra_logs: Mapping[str, float] = field(default_factory=dict)
+    """Numbers averaged into the metrics under `env/`."""
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    """Overrides for the next turn: `temperature`, `top_p`, `max_tokens`."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of `rewards`, for reading."""
+
+
+def _no_sandbox() -> Awaitable[Sandbox]:
+    raise EnvError("this environment asked for a sandbox, but the config has no 'sandbox' section")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvContext:
+    """What a rollout gives its environment before `reset`."""
+
+    seed: int = 0
+    """The same for the same task and sample index in every run with the same `run.seed`."""
+    rollout_id: str = ""
+    """For logs."""
+    tools: Sequence[Tool] = ()
+    """Tools named in the config."""
+    open_sandbox: Callable[[], Awaitable[Sandbox]] = _no_sandbox
+    """The sandbox of this rollout, made on the first call and shared with its tools; closed when
+    the rollout ends."""
+    render: Callable[[Sequence[Message]], str] = field(
+        default=lambda messages: "".join(message.content for message in messages)
+    )
+    """Messages as the text of the model's chat template, with the generation prompt."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """`env.args` of the config, for environments that do not take them in their constructor."""
+
+
+class AgentInstance(ABC):
+    """One episode. Subclass it, write `reset` and `step`, and check it with `agentrl env check`.
+
+    Example:
+        >>> class Echo(AgentInstance):
+        ...     async def reset(self, task):
+        ...         return Observation(content=f"Say {task.label}")
+        ...     async def step(self, action):
+        ...         return StepResult(rewards=float(action.text == self.label), done=True)
+    """
+
+    context: EnvContext = EnvContext()
+    """Set by the worker before `reset`."""
+
+    wants_observation_text: bool = False
+    """Whether `Action.observation_text` is filled; decoding everything each turn costs time."""
+
+    @abstractmethod
+    async def reset(self, task: Task) -> Observation:
+        """Begin the episode for `task`."""
+
+    @abstractmethod
+    async def step(self, action: Action) -> StepResult:
+        """Judge one turn of the model."""
+
+    async def close(self) -> None:  # noqa: B027 - optional by design
+        """Free what `reset` and `step` hold. Always called once, even after an error."""

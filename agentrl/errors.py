@@ -1,0 +1,79 @@
+"""The errors of agentrl, one class per boundary.
+
+    AgentrlError
+    |-- ConfigError            a key, a value, a combination or an import string (also a ValueError)
+    |-- DataError              a dataset, a row, a store (also a ValueError)
+    |-- ChatError              a template, a boundary between turns, a parser
+    |-- EnvError               `reset`, `step` or `close` of an environment
+    |   `-- GraderError        the reward could not be computed
+    |-- ToolError              shown to the model; the only error it ever sees
+    |-- SandboxError           the sandbox itself failed (infrastructure)
+    |   `-- SandboxUnavailable no backend works on this machine
+    |-- EngineError            an engine or its transport failed (infrastructure)
+    |-- TrainError             a broken number or tensor in the trainer
+    `-- RunError               a run directory, a checkpoint, a resume
+
+A message says what, what it got, what it expected and what to do. Every class is picklable: the
+message is its only argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class AgentrlError(Exception):
+    """Root of the tree: everything agentrl raises on purpose."""
+
+
+class ConfigError(AgentrlError, ValueError):
+    """A configuration that cannot be used, found before anything is started."""
+
+
+class DataError(AgentrlError, ValueError):
+    """A dataset, a row or a stored file that cannot be read as what it claims to be."""
+
+
+class ChatError(AgentrlError, ValueError):
+    """A chat template or parser that cannot keep the tokens exact."""
+
+
+class EnvError(AgentrlError):
+    """An environment failed; costs its rollout, not the run."""
+
+
+class GraderError(EnvError):
+    """A reward could not be computed; never counted as a reward of 0."""
+
+
+class ToolError(AgentrlError):
+    """Raise this in a tool to tell the model what it did wrong."""
+
+
+class SandboxError(AgentrlError):
+    """The sandbox failed, not the program inside it."""
+
+
+class SandboxUnavailable(SandboxError, ConfigError):
+    """The requested backend does not work on this machine."""
+
+
+class EngineError(AgentrlError):
+    """An engine or its transport failed."""
+
+
+class TrainError(AgentrlError):
+    """The trainer met a number or a tensor it must not train on."""
+
+
+class RunError(AgentrlError):
+    """A run directory or checkpoint that cannot be used."""
+
+
+def choices(got: str, valid: Iterable[str]) -> str:
+    """`got 'hermez'; did you mean 'hermes'? valid: fenced_code, hermes, ...` for messages."""
+    names = sorted(valid)
+    near = get_close_matches(got, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    return f"got {got!r}{hint} valid: {', '.join(names) or '(none)'}"

@@ -1,0 +1,363 @@
+"""The records that stages hand to each other.
+
+Every stage of agentrl takes one record and gives one record, and knows the records but not the
+other stages. This module imports the standard library only, so anything may import it.
+
+Legend for the shapes in field docstrings: `_T` response positions of one row, `_P` prompt tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Termination(StrEnum):
+    """Why a rollout ended. `TERMINATION_RULES` says what follows from it, for every stage."""
+
+    ENV_DONE = "env_done"
+    """The environment returned `done=True`."""
+    NO_TOOL_CALL = "no_tool_call"
+    """The model answered without an action although the loop runs on tool calls."""
+    MAX_TURNS = "max_turns"
+    """`max_assistant_turns` or `max_user_turns` was reached before the environment was done."""
+    MAX_TOKENS = "max_tokens"
+    """The response budget of the rollout was used up."""
+    CONTEXT_FULL = "context_full"
+    """Prompt plus response reached the context length of the model."""
+    TOOL_TIMEOUT = "tool_timeout"
+    """The model's own action, or the rollout as a whole, ran past its wall-clock limit."""
+    OUTPUT_LIMIT = "output_limit"
+    """The model's own action printed more than the sandbox keeps, and the environment ended it."""
+    OOM = "oom"
+    """The model's own action used more memory than its sandbox allows."""
+    SANDBOX_FAILED = "sandbox_failed"
+    """The sandbox itself failed; the model had no part in it."""
+    ENGINE_FAILED = "engine_failed"
+    """The inference engine failed."""
+    ENV_CRASHED = "env_crashed"
+    """`reset` or `step` raised."""
+    GRADER_CRASHED = "grader_crashed"
+    """The reward could not be computed (raised, NaN, wrong type)."""
+    ABORTED = "aborted"
+    """The run was stopped while the rollout was in flight."""
+    STALE = "stale"
+    """The rollout was sampled by weights older than the configured bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminationRule:
+    """What one termination means downstream; one row of the table in the design."""
+
+    reward_trusted: bool
+    """Whether `Trajectory.reward` measures what the policy did."""
+    in_baseline: bool
+    """Whether the reward takes part in the statistics of its group."""
+    in_loss: bool
+    """Whether the action tokens are trained on."""
+    truncated: bool = False
+    """Whether the rollout was cut off by a budget rather than ended."""
+    retried: bool = False
+    """Whether the worker tries the rollout again on fresh parts before it drops it."""
+
+
+_TRUSTED = TerminationRule(reward_trusted=True, in_baseline=True, in_loss=True)
+_TRUNCATED = TerminationRule(reward_trusted=True, in_baseline=True, in_loss=True, truncated=True)
+_INFRASTRUCTURE = TerminationRule(
+    reward_trusted=False, in_baseline=False, in_loss=False, retried=True
+)
+_DROPPED = TerminationRule(reward_trusted=False, in_baseline=False, in_loss=False)
+
+TERMINATION_RULES: Mapping[Termination, TerminationRule] = {
+    Termination.ENV_DONE: _TRUSTED,
+    Termination.NO_TOOL_CALL: _TRUSTED,
+    Termination.MAX_TURNS: _TRUNCATED,
+    Termination.MAX_TOKENS: _TRUNCATED,
+    Termination.CONTEXT_FULL: _TRUNCATED,
+    Termination.TOOL_TIMEOUT: _TRUSTED,
+    Termination.OUTPUT_LIMIT: _TRUSTED,
+    Termination.OOM: _TRUSTED,
+    Termination.SANDBOX_FAILED: _INFRASTRUCTURE,
+    Termination.ENGINE_FAILED: _INFRASTRUCTURE,
+    Termination.ENV_CRASHED: _INFRASTRUCTURE,
+    Termination.GRADER_CRASHED: _INFRASTRUCTURE,
+    Termination.ABORTED: _DROPPED,
+    Termination.STALE: _DROPPED,
+}
+"""The one table every stage reads. `loss.mask_truncated` may further exclude truncated rows."""
+
+
+class CallStatus(StrEnum):
+    """What the parser made of a span that looks like a tool call. A bad call is data."""
+
+    OK = "ok"
+    """Well formed: name and arguments were read."""
+    MALFORMED = "malformed"
+    """The span could not be parsed (broken JSON, unknown structure)."""
+    UNCLOSED = "unclosed"
+    """The opening marker is there, the closing one is not."""
+    MISSING_NAME = "missing_name"
+    """Parsed, but it names no tool."""
+    INVALID_ARGUMENTS = "invalid_arguments"
+    """Parsed, but the arguments are not an object."""
+
+
+class ToolStatus(StrEnum):
+    """How one tool call ended."""
+
+    OK = "ok"
+    """The tool returned a result."""
+    ERROR = "error"
+    """The tool raised `ToolError`; its text is what the model sees."""
+    INVALID_ARGUMENTS = "invalid_arguments"
+    """The arguments did not fit the schema; the tool did not run."""
+    UNKNOWN_TOOL = "unknown_tool"
+    """No tool of that name is offered."""
+    MALFORMED = "malformed"
+    """The call could not be parsed; the tool did not run."""
+    OVER_CAP = "over_cap"
+    """Beyond `max_parallel_calls`; the tool did not run and the model is told so."""
+    TIMEOUT = "timeout"
+    """The tool ran past its time limit."""
+
+
+class FinishReason(StrEnum):
+    """Why the engine stopped generating a turn."""
+
+    STOP = "stop"
+    """A stop token was sampled; it is the last id of the generation."""
+    LENGTH = "length"
+    """`max_tokens` was reached."""
+    ABORT = "abort"
+    """The request was cancelled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One chat message."""
+
+    role: Role
+    """Who speaks."""
+    content: str
+    """Plain text."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls made by an assistant message."""
+    tool_call_id: str | None = None
+    """For a `tool` message: the call it answers."""
+    name: str | None = None
+    """For a `tool` message: the tool that answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call as parsed from the model's text."""
+
+    id: str
+    """Unique inside the rollout; made by the parser."""
+    name: str
+    """The tool; empty when the call is malformed."""
+    arguments: Mapping[str, Any]
+    """Parsed arguments; empty when the call is malformed."""
+    raw: str
+    """The text of the span, verbatim."""
+    status: CallStatus = CallStatus.OK
+    """What the parser made of it."""
+    error: str = ""
+    """Why it is not `OK`, in words the model can act on."""
+    span: tuple[int, int] = (0, 0)
+    """Half-open token span inside the turn's ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What came back for one call."""
+
+    text: str
+    """What the model sees."""
+    status: ToolStatus = ToolStatus.OK
+    """How the call ended."""
+    call_id: str = ""
+    """The call it answers; filled by the loop."""
+    name: str = ""
+    """The tool; filled by the loop."""
+    duration_s: float = 0.0
+    """Wall time of the call in seconds; filled by the loop."""
+    truncated: bool = False
+    """Whether `text` was shortened to the limit of the loop."""
+    data: Any = None
+    """Anything a tool hands to the environment and not to the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing to do: a row of a dataset."""
+
+    id: str
+    """Unique inside its dataset and stable across runs; resume and grouping rely on it."""
+    prompt: str | tuple[Message, ...]
+    """Text (becomes one user message) or chat messages."""
+    label: Any = None
+    """What the environment needs to judge an answer; never shown to the model."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else of the row; JSON-serialisable."""
+    split: str = "train"
+    """Which split the row belongs to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one turn is sampled."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 is greedy. The trainer divides by the same number."""
+    top_p: float = 1.0
+    """Nucleus bound in (0, 1]; 1 samples from the whole vocabulary."""
+    max_tokens: int = 256
+    """Most new tokens in this turn."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Generation ends after sampling one of these; the stop token is part of the generation."""
+    seed: int | None = None
+    """Makes the draws of this request reproducible, whatever else is in the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What an engine returns for one turn. Token in, token out."""
+
+    ids: tuple[int, ...]
+    """Sampled token ids, in order, with the stop token if one was sampled."""
+    log_probs: tuple[float, ...]
+    """Natural log-probability of each id under softmax(logits / temperature)."""
+    finish_reason: FinishReason
+    """Why generation ended."""
+    policy_versions: tuple[int, ...]
+    """The weights that sampled each id."""
+    cached_tokens: int = 0
+    """Prompt tokens the engine did not have to compute again."""
+
+    def __post_init__(self) -> None:
+        if not len(self.ids) == len(self.log_probs) == len(self.policy_versions):
+            raise ValueError(
+                f"Generation: ids, log_probs and policy_versions must have one length, got "
+                f"{len(self.ids)}, {len(self.log_probs)}, {len(self.policy_versions)}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn of the conversation, as a span of the response."""
+
+    role: Role
+    """`assistant` was sampled; `tool` and `user` were put there by the environment."""
+    start: int
+    """First response position."""
+    end: int
+    """One past the last response position."""
+    text: str
+    """Decoded from the ids of the span."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls parsed from an assistant turn."""
+    tool_results: tuple[ToolResult, ...] = ()
+    """Results shown in a tool turn."""
+    reward: float | None = None
+    """What `step` returned for this assistant turn."""
+    finish_reason: FinishReason | None = None
+    """Why generation of an assistant turn ended."""
+    duration_s: float = 0.0
+    """Wall time in seconds: generation for assistant turns, tools or environment otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One row of training data: one rollout of one task, or the part of it after a prefix break.
+
+    The ids are exactly those the engine saw and produced, in order. Text derives from them.
+    """
+
+    task_id: str
+    """`Task.id`."""
+    group_id: str
+    """Shared by the rollouts of one task in one step; group statistics go by it."""
+    rollout_id: str
+    """One rollout. Rows that share it count once in advantages and loss weights."""
+    row_index: int = 0
+    """Position of this row among the rows of its rollout."""
+    prompt_ids: tuple[int, ...]
+    """[_P] What the engine was given before the first sampled token."""
+    response_ids: tuple[int, ...]
+    """[_T] Sampled and environment tokens in order."""
+    response_mask: tuple[int, ...]
+    """[_T] 1 = sampled by the policy, 0 = put there by the environment."""
+    rollout_log_probs: tuple[float, ...]
+    """[_T] The sampler's log-probability; 0.0 where the mask is 0."""
+    policy_versions: tuple[int, ...]
+    """[_T] The weights that sampled the token; -1 where the mask is 0."""
+    turns: tuple[Turn, ...] = ()
+    """Spans over the response, contiguous and in order."""
+    reward: float | None = None
+    """Sum of step rewards; None when it cannot be trusted."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward; for reading, never added again."""
+    score: float | None = None
+    """The environment's 0-1 verdict for filters and evaluation; defaults to the reward."""
+    termination: Termination
+    """Why the rollout ended."""
+    termination_detail: str = ""
+    """Which limit fired, or the error of an infrastructure failure."""
+    extra_logs: Mapping[str, float] = field(default_factory=dict)
+    """Numbers the environment wants averaged into the metrics."""
+    split: str = "train"
+    """`Task.split`."""
+    temperature: float = 1.0
+    """Sampling temperature of the action tokens; the trainer divides logits by it."""
+    duration_s: float = 0.0
+    """Wall time of the rollout in seconds."""
+
+    def __post_init__(self) -> None:
+        lengths = {
+            "response_ids": len(self.response_ids),
+            "response_mask": len(self.response_mask),
+            "rollout_log_probs": len(self.rollout_log_probs),
+            "policy_versions": len(self.policy_versions),
+        }
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"Trajectory {self.rollout_id}: unequal lengths {lengths}")
+
+    @property
+    def rule(self) -> TerminationRule:
+        """What the termination of this rollout means downstream."""
+        return TERMINATION_RULES[self.termination]
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Tokens sampled by the policy; the length every penalty and metric uses."""
+        return sum(self.response_mask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryGroup:
+    """The rollouts of one task in one step. Groups may be uneven."""
+
+    group_id: str
+    """Shared by all rows."""
+    task_id: str
+    """`Task.id`."""
+    trajectories: tuple[Trajectory, ...]
+    """Rows; several rows may share a `rollout_id`."""
+
+    def __post_init__(self) -> None:
+        strangers = {t.group_id for t in self.trajectories} - {self.group_id}
+        if strangers:
+            raise ValueError(f"TrajectoryGroup {self.group_id}: rows of other groups {strangers}")
+
+    def rollouts(self) -> Iterator[tuple[Trajectory, ...]]:
+        """Rows by rollout, in the order in which the rollouts first appear."""
+        by_rollout: dict[str, list[Trajectory]] = {}
+        for row in self.trajectories:
+            by_rollout.setdefault(row.rollout_id, []).append(row)
+        for rows in by_rollout.values():
+            yield tuple(sorted(rows, key=lambda row: row.row_index))
