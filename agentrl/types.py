@@ -296,6 +296,8 @@ class Trajectory:
     """[_T] The sampler's log-probability; 0.0 where the mask is 0."""
     policy_versions: tuple[int, ...]
     """[_T] The weights that sampled the token; -1 where the mask is 0."""
+    prompt_text: str = ""
+    """`prompt_ids` decoded with their special tokens, for reading; filled by the worker."""
     turns: tuple[Turn, ...] = ()
     """Spans over the response, contiguous and in order."""
     reward: float | None = None
