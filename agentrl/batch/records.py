@@ -1,0 +1,171 @@
+"""What the batch stage hands to the trainer: micro-batches of packed rows, with every number set.
+
+Legend of the shape suffixes: `_S` sequences (rows) of a micro-batch, `_T` packed tokens (what the
+model reads), `_R` response positions of all rows (what a loss may look at).
+
+Invariants: weights already hold the global denominator, so the loss of an optimizer update is the
+plain sum over its micro-batches, however the rows were cut into them. Response positions name the
+packed position that predicts them (`source_R`) instead of assuming it to be the one before, so that
+rows may come to share the tokens of a common prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.errors import DataError
+from agentrl.metrics.bag import MetricBag
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class RowKey:
+    """Names one row in messages and lookups."""
+
+    group_id: str
+    """`Trajectory.group_id`."""
+    rollout_id: str
+    """`Trajectory.rollout_id`."""
+    row_index: int
+    """`Trajectory.row_index`."""
+
+    def __str__(self) -> str:
+        return f"{self.rollout_id}[{self.row_index}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row ready for packing: checked, cut after its last trained token, with its numbers."""
+
+    key: RowKey
+    """Which row."""
+    input_ids: IntArray
+    """[prompt + response] What the model reads."""
+    prompt_length: int
+    """Tokens before the first response position; at least 1."""
+    mask_R: BoolArray
+    """True where a token is trained."""
+    rollout_log_probs_R: FloatArray
+    """The sampler's log-probabilities; any value where the mask is False."""
+    advantage: float
+    """The rollout's advantage."""
+    weight: float
+    """Aggregation weight of each trained token, global denominator included."""
+    temperature: float
+    """Sampling temperature; the trainer divides logits by it."""
+
+    @property
+    def length(self) -> int:
+        """Tokens the model reads."""
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Rows packed one after another, for one forward and backward pass."""
+
+    rows: tuple[RowKey, ...]
+    """[S] Which rows."""
+    lengths_S: IntArray
+    """[S] Packed tokens of each row; each row attends causally to itself and to nothing else."""
+    temperature_S: FloatArray
+    """[S] Sampling temperature of each row."""
+    input_ids_T: IntArray
+    """[T] Token ids."""
+    position_ids_T: IntArray
+    """[T] Positions, from 0 in every row."""
+    row_R: IntArray
+    """[R] Index into `rows`."""
+    source_R: IntArray
+    """[R] Packed position whose hidden state predicts this response position."""
+    target_R: IntArray
+    """[R] Token id at this response position."""
+    mask_R: BoolArray
+    """[R] True where the token is trained. Every other `_R` array may hold anything elsewhere."""
+    rollout_log_probs_R: FloatArray
+    """[R] The sampler's log-probabilities."""
+    advantages_R: FloatArray
+    """[R] Advantage of each token."""
+    weights_R: FloatArray
+    """[R] Aggregation weight of each token, global denominator included."""
+
+    def __post_init__(self) -> None:
+        packed, ids, positions = (
+            int(self.lengths_S.sum()),
+            len(self.input_ids_T),
+            len(self.position_ids_T),
+        )
+        if not packed == ids == positions:
+            raise DataError(
+                f"MicroBatch: lengths_S sums to {packed}, but there are {ids} input ids and "
+                f"{positions} positions"
+            )
+        if not len(self.rows) == len(self.lengths_S) == len(self.temperature_S):
+            raise DataError(
+                f"MicroBatch: {len(self.rows)} rows, {len(self.lengths_S)} lengths, "
+                f"{len(self.temperature_S)} temperatures"
+            )
+        response = {
+            name: len(getattr(self, name))
+            for name in (
+                "row_R", "source_R", "target_R", "mask_R",
+                "rollout_log_probs_R", "advantages_R", "weights_R",
+            )
+        }  # fmt: skip
+        if len(set(response.values())) != 1:
+            raise DataError(f"MicroBatch: unequal response lengths {response}")
+
+    @property
+    def num_tokens(self) -> int:
+        """T: tokens the model reads."""
+        return len(self.input_ids_T)
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Trained tokens."""
+        return int(self.mask_R.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedBatch:
+    """One optimizer update: micro-batches, and the global counts their weights were made with."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    """Empty when no row has a gradient; the update is then skipped."""
+    global_tokens: int
+    """N: trained tokens of the update, those of rows without a gradient included."""
+    global_sequences: int
+    """B: rollouts of the update with at least one trained token."""
+    horizon: int
+    """H of `seq-mean-token-sum-norm`, in tokens."""
+    epoch: int = 0
+    """Which pass over the step's rollouts this update belongs to."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the model reads in this update."""
+        return sum(micro.num_tokens for micro in self.micro_batches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """Everything one `Trainer.step` needs."""
+
+    updates: tuple[PackedBatch, ...]
+    """Optimizer updates in order, over epochs and minibatches."""
+    advantages: Mapping[str, float]
+    """Advantage by `rollout_id`, for every rollout that takes part in the loss."""
+    metrics: MetricBag
+    """What the batch stage counted."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the model reads in the whole step."""
+        return sum(update.num_tokens for update in self.updates)

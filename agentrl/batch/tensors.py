@@ -1,0 +1,67 @@
+"""Micro-batches as torch tensors; the only file of the batch stage that knows torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentrl.batch.records import MicroBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorBatch:
+    """A `MicroBatch` on a device. Field meanings and shapes are those of `MicroBatch`."""
+
+    lengths: tuple[int, ...]
+    """[S] As plain numbers, so that attention needs no copy from the device."""
+    input_ids_T: Tensor
+    """[T] int64."""
+    position_ids_T: Tensor
+    """[T] int64."""
+    source_A: Tensor
+    """[A] int64 packed position that predicts each trained token."""
+    target_A: Tensor
+    """[A] int64 id of each trained token."""
+    index_A: Tensor
+    """[A] int64 response position of each trained token."""
+    temperature_A: Tensor | None
+    """[A] Sampling temperature of each trained token; None when all are 1."""
+    mask_R: Tensor
+    """[R] bool."""
+    rollout_log_probs_R: Tensor
+    """[R] Floating point."""
+    advantages_R: Tensor
+    """[R] Floating point."""
+    weights_R: Tensor
+    """[R] Floating point."""
+
+
+def to_tensors(micro: MicroBatch, *, device: torch.device, dtype: torch.dtype) -> TensorBatch:
+    """Copy a micro-batch to a device.
+
+    Args:
+        micro: the micro-batch.
+        device: where the model is.
+        dtype: of the floating-point arrays; float32, or float64 for a float64 model.
+    """
+    trained = micro.mask_R.nonzero()[0]
+    temperature_A = micro.temperature_S[micro.row_R[trained]]
+
+    def put(array: object, kind: torch.dtype) -> Tensor:
+        return torch.as_tensor(array, dtype=kind).to(device, non_blocking=True)
+
+    return TensorBatch(
+        lengths=tuple(int(n) for n in micro.lengths_S),
+        input_ids_T=put(micro.input_ids_T, torch.int64),
+        position_ids_T=put(micro.position_ids_T, torch.int64),
+        source_A=put(micro.source_R[trained], torch.int64),
+        target_A=put(micro.target_R[trained], torch.int64),
+        index_A=put(trained, torch.int64),
+        temperature_A=None if (temperature_A == 1.0).all() else put(temperature_A, dtype),
+        mask_R=put(micro.mask_R, torch.bool),
+        rollout_log_probs_R=put(micro.rollout_log_probs_R, dtype),
+        advantages_R=put(micro.advantages_R, dtype),
+        weights_R=put(micro.weights_R, dtype),
+    )
