@@ -24,12 +24,14 @@ class Generator(Protocol):
         """Sample one turn after `prompt_ids`.
 
         Args:
-            prompt_ids: everything before the turn, exactly as the engine shall see it.
+            prompt_ids: everything before the turn, exactly as the engine shall see it. It may be
+                the live list of a rollout: read it during the call, never change or keep it.
             sampling: how to sample; `max_tokens` is a hard bound.
             session_id: the same for all turns of a rollout, so that caches can be reused.
 
         Raises:
-            EngineError: the engine failed or does not accept the request.
+            EngineRefused: the request was turned away before anything was sampled.
+            EngineError: the engine failed.
         """
         ...
 

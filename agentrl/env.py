@@ -16,7 +16,7 @@ from typing import Any
 from agentrl.errors import EnvError
 from agentrl.sandbox import Sandbox
 from agentrl.tool import Tool
-from agentrl.types import Message, Task, ToolCall, ToolResult
+from agentrl.types import Message, SamplingParams, Task, Termination, ToolCall, ToolResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,8 @@ class Action:
     observation_text: str = ""
     """All text before this turn, decoded from the ids; filled only for environments that ask for
     it with `wants_observation_text`."""
+    raw_text: str = ""
+    """The turn with its special tokens, stop token included; filled as `observation_text` is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,10 @@ class StepResult:
     """Overrides for the next turn: `temperature`, `top_p`, `max_tokens`."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Named parts of `rewards`, for reading."""
+    termination: Termination = Termination.ENV_DONE
+    """With `done`: why the episode is over. An environment that ends it because the model's own
+    action ran too long, printed too much or used too much memory says `TOOL_TIMEOUT`,
+    `OUTPUT_LIMIT` or `OOM`; nothing else is accepted."""
 
 
 def _no_sandbox() -> Awaitable[Sandbox]:
@@ -96,6 +102,8 @@ class EnvContext:
     """Messages as the text of the model's chat template, with the generation prompt."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """`env.args` of the config, for environments that do not take them in their constructor."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """How turns are sampled unless `StepResult.sampling_params` says otherwise."""
 
 
 class AgentInstance(ABC):

@@ -10,6 +10,7 @@
     |-- SandboxError           the sandbox itself failed (infrastructure)
     |   `-- SandboxUnavailable no backend works on this machine
     |-- EngineError            an engine or its transport failed (infrastructure)
+    |   `-- EngineRefused      the request was turned away before anything was sampled
     |-- TrainError             a broken number or tensor in the trainer
     `-- RunError               a run directory, a checkpoint, a resume
 
@@ -61,6 +62,10 @@ class SandboxUnavailable(SandboxError, ConfigError):
 
 class EngineError(AgentrlError):
     """An engine or its transport failed."""
+
+
+class EngineRefused(EngineError):
+    """The engine did not take the request: nothing was sampled, so another engine may serve it."""
 
 
 class TrainError(AgentrlError):
