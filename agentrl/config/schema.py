@@ -151,6 +151,8 @@ class ServingSection(Section):
     """Sequences decoded at once."""
     max_prefill_tokens: int = Field(default=4096, ge=16)
     """Prompt tokens computed in one forward pass."""
+    kv_cache_gb: float = Field(default=4.0, gt=0)
+    """GiB for keys and values; bounds how many sequences of full length are held."""
 
 
 class AlgorithmSection(Section):

@@ -122,7 +122,9 @@ def load_pretrained(section: ModelSection) -> Pretrained:
     tokenizer = load_tokenizer(section)
     source = str(quickstart_checkpoint()) if section.path == QUICKSTART else section.path
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, section.dtype))
+        with _quiet_transformers():
+            dtype = getattr(torch, section.dtype)
+            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path {section.path!r} cannot be loaded: {error}") from None
     return Pretrained(
@@ -188,11 +190,11 @@ def _dequantise(gguf: Path, target: Path) -> Path:
 
     with _quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
         settings = loaded.config.to_dict()
         settings.pop("quantization_config", None)
         config = type(loaded.config).from_dict(settings)
-        model = type(loaded)(config)
+        model: Any = type(loaded)(config)
         model.load_state_dict(loaded.state_dict())
         model.tie_weights()
         model.to(torch.bfloat16).save_pretrained(target)

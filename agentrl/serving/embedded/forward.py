@@ -1,0 +1,215 @@
+"""Running a Hugging Face model over our own key-value rows.
+
+The model file is not touched: an attention function registered with `transformers` receives the
+queries, keys and values of each layer and does the rest. Sequences are packed side by side into
+one row of tokens, so linear layers never see padding.
+
+Legend: `_N` active rows, `_V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from agentrl.errors import ConfigError
+from agentrl.serving.embedded.kv_cache import KvCache
+
+ATTENTION = "agentrl_kv_rows"
+
+
+class _Attend(Protocol):
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor: ...
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    kv_step: _Attend,
+    **unused: Any,
+) -> tuple[torch.Tensor, None]:
+    return kv_step.attend(module.layer_idx, query, key, value, scaling), None
+
+
+AttentionInterface.register(ATTENTION, _attention)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch of one sequence to compute."""
+
+    row: int
+    """Row of the cache."""
+    start: int
+    """Position of the first token; everything before it is in the cache."""
+    ids: Sequence[int]
+    """Tokens to compute."""
+
+
+class _Prefill:
+    """Many tokens of a few rows; each segment attends to its own row only."""
+
+    def __init__(self, cache: KvCache, segments: Sequence[Segment]) -> None:
+        self._data = cache.data
+        self._parts: list[tuple[int, int, int, int, torch.Tensor | None]] = []
+        offset = 0
+        for segment in segments:
+            length, end = len(segment.ids), segment.start + len(segment.ids)
+            mask = None
+            if segment.start and length > 1:
+                mask = torch.ones(length, end, dtype=torch.bool, device=cache.data.device)
+                mask = mask.tril(diagonal=segment.start)
+            self._parts.append((segment.row, segment.start, offset, length, mask))
+            offset += length
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        keys, values = self._data[layer, 0], self._data[layer, 1]
+        share = query.shape[1] // key.shape[1]
+        outputs = []
+        for row, start, offset, length, mask in self._parts:
+            end = start + length
+            keys[row, :, start:end] = key[0, :, offset : offset + length]
+            values[row, :, start:end] = value[0, :, offset : offset + length]
+            # Repeating a few key heads is much cheaper than the grouped CPU kernel.
+            k = keys[row, :, :end].repeat_interleave(share, dim=0)[None]
+            v = values[row, :, :end].repeat_interleave(share, dim=0)[None]
+            q = query[:, :, offset : offset + length]
+            causal = start == 0 and length > 1
+            out = scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=causal, scale=scale
+            )
+            outputs.append(out)
+        return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+class _Decode:
+    """One token of every active row."""
+
+    def __init__(self, cache: KvCache) -> None:
+        device = cache.data.device
+        count = cache.num_active
+        self._data = cache.data
+        self._count = count
+        self._longest = max(cache.lengths[:count]) + 1
+        self._rows_N = torch.arange(count, device=device)
+        self.positions_N = torch.tensor(cache.lengths[:count], device=device)
+        visible = torch.arange(self._longest, device=device)[None] <= self.positions_N[:, None]
+        mask = torch.zeros(visible.shape, dtype=cache.data.dtype, device=device)
+        self._mask = mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        keys, values = self._data[layer, 0], self._data[layer, 1]
+        keys[self._rows_N, :, self.positions_N] = key[0].transpose(0, 1)
+        values[self._rows_N, :, self.positions_N] = value[0].transpose(0, 1)
+        heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
+        # Query heads that share a key head become query positions: no repeated keys, no loop.
+        q = query[0].transpose(0, 1).reshape(self._count, kv_heads, heads // kv_heads, dim)
+        out = scaled_dot_product_attention(
+            q,
+            keys[: self._count, :, : self._longest],
+            values[: self._count, :, : self._longest],
+            attn_mask=self._mask,
+            scale=scale,
+        )
+        return out.reshape(1, self._count, heads, dim)
+
+
+class RowModel:
+    """A causal language model that reads and writes a `KvCache`."""
+
+    def __init__(self, model: Any) -> None:
+        """Wrap `model`; its weights are used where they are.
+
+        Raises:
+            ConfigError: an architecture whose attention or output this engine does not reproduce.
+        """
+        check_supported(model)
+        self.model = model
+        self._decoder = model.base_model
+        self._head = model.get_output_embeddings()
+        config = model.config
+        self.num_layers = config.num_hidden_layers
+        self.num_kv_heads = getattr(config, "num_key_value_heads", None) or (
+            config.num_attention_heads
+        )
+        self.head_dim = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        self.vocab_size = self._head.weight.shape[0]
+        self.dtype = self._head.weight.dtype
+        self.device = self._head.weight.device
+
+    def prefill(self, cache: KvCache, segments: Sequence[Segment]) -> torch.Tensor:
+        """Compute segments and return the logits after each one's last token, [segments, V]."""
+        ids = [token for segment in segments for token in segment.ids]
+        places = [p for s in segments for p in range(s.start, s.start + len(s.ids))]
+        hidden = self._run(ids, torch.tensor(places, device=self.device), _Prefill(cache, segments))
+        ends = torch.tensor([len(s.ids) for s in segments], device=self.device).cumsum(0) - 1
+        return self._head(hidden[ends])
+
+    def decode(self, cache: KvCache, ids_N: Sequence[int]) -> torch.Tensor:
+        """Compute one token per active row and return the logits after it, [N, V]."""
+        step = _Decode(cache)
+        return self._head(self._run(ids_N, step.positions_N, step))
+
+    def _run(self, ids: Sequence[int], positions: torch.Tensor, step: _Attend) -> torch.Tensor:
+        self.model.config._attn_implementation = ATTENTION
+        output = self._decoder(
+            input_ids=torch.tensor(ids, device=self.device)[None],
+            position_ids=positions[None],
+            use_cache=False,
+            kv_step=step,
+        )
+        return output.last_hidden_state[0]
+
+
+def check_supported(model: Any) -> None:
+    """Refuse architectures whose numbers this engine would get wrong.
+
+    Raises:
+        ConfigError: not a plain decoder with full attention and a linear head.
+    """
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    odd = [kind for kind in kinds if kind != "full_attention"]
+    scaled = [
+        name
+        for name in ("final_logit_softcapping", "logits_scaling", "logit_scale")
+        if getattr(config, name, None) not in (None, 1, 1.0)
+    ]
+    if odd or scaled or model.get_output_embeddings() is None:
+        raise ConfigError(
+            f"the embedded engine runs decoders with full attention and a plain linear head; "
+            f"{type(model).__name__} has {', '.join(odd + scaled) or 'no output embeddings'}"
+        )
