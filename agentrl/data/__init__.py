@@ -1,1 +1,8 @@
-"""agentrl.data"""
+"""Datasets in, trajectories out: `Task` lists, the cursor through them, and the store."""
+
+from agentrl.data.columns import StoredTrajectory
+from agentrl.data.cursor import TaskCursor
+from agentrl.data.store import TrajectoryStore
+from agentrl.data.tasks import load_tasks
+
+__all__ = ["StoredTrajectory", "TaskCursor", "TrajectoryStore", "load_tasks"]
