@@ -1,0 +1,224 @@
+"""Where the metrics of a step are written: a JSON-lines file, TensorBoard, or both.
+
+A sink may fail (a full disk, a file server that went away) and the run goes on: `MetricsLog` warns
+once per sink and counts. A resume calls `truncate_after`, so that no step is written twice.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+class MetricSink(Protocol):
+    """Something that keeps the values of steps."""
+
+    def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
+        """Keep the values of one step; `wall_time_s` is seconds since 1970."""
+        ...
+
+    def truncate_after(self, step: int) -> None:
+        """Forget what was written for later steps."""
+        ...
+
+    def close(self) -> None:
+        """Release files. Idempotent."""
+        ...
+
+
+class MetricsLog:
+    """Hands the values of a step to every sink.
+
+    Example:
+        >>> log = MetricsLog([JsonlSink(Path("runs/my-run/metrics.jsonl"))])
+        >>> log.log(1, {"reward": 0.25, "train/loss": -0.01})
+    """
+
+    def __init__(self, sinks: Sequence[MetricSink]) -> None:
+        """Write to `sinks`, in this order."""
+        self._sinks = tuple(sinks)
+        self._failures = [0] * len(self._sinks)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How many calls failed, by the class name of the sink; only sinks that failed."""
+        counts: dict[str, int] = {}
+        for sink, count in zip(self._sinks, self._failures, strict=True):
+            if count:
+                name = type(sink).__name__
+                counts[name] = counts.get(name, 0) + count
+        return counts
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the values of a step; never raises because of a sink."""
+        now = time.time()
+        self._each("write", step, now, values)
+
+    def truncate_after(self, step: int) -> None:
+        """Forget later steps everywhere, before they are done again."""
+        self._each("truncate_after", step)
+
+    def close(self) -> None:
+        """Close every sink."""
+        self._each("close")
+
+    def _each(self, method: str, *arguments: Any) -> None:
+        for index, sink in enumerate(self._sinks):
+            try:
+                getattr(sink, method)(*arguments)
+            except Exception as error:  # recording boundary: metrics must not end a training run
+                self._failures[index] += 1
+                if self._failures[index] == 1:
+                    logger.warning(
+                        "%s failed to %s: %s: %s. The run goes on; further failures of it are "
+                        "only counted",
+                        type(sink).__name__,
+                        method,
+                        type(error).__name__,
+                        error,
+                    )
+
+
+class JsonlSink:
+    """One JSON object per line: `step`, `time` (seconds since 1970) and the values, by name.
+
+    A line is written in one system call, so a reader never sees half of one, except for the last
+    line of a process that was killed; opening the file again removes that. NaN and infinities,
+    which JSON does not have, are written as null.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open `path` for appending, and mend its end.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a+b", buffering=0)
+        self._mend()
+
+    def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
+        """Append one line."""
+        taken = {"step", "time"} & values.keys()
+        if taken:
+            raise ValueError(f"metric names {sorted(taken)} are taken by the line itself")
+        record: dict[str, Any] = {"step": step, "time": round(wall_time_s, 3)}
+        for name, value in values.items():
+            number = float(value)
+            record[name] = number if math.isfinite(number) else None
+        line = json.dumps(record).encode() + b"\n"
+        before = self._file.seek(0, os.SEEK_END)
+        if self._file.write(line) != len(line):
+            # A disk that filled up in the middle: half a line would spoil the next one.
+            self._file.truncate(before)
+            raise OSError(f"{self.path}: the disk took only part of a line")
+
+    def truncate_after(self, step: int) -> None:
+        """Cut the file at the first line of a later step; what follows it is later too."""
+        self._file.seek(0)
+        kept = 0
+        for line in self._file.read().splitlines(keepends=True):
+            record = _parse(line)
+            if record is not None and record["step"] > step:
+                self._file.truncate(kept)
+                return
+            kept += len(line)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _mend(self) -> None:
+        """Remove broken lines from the end; a whole last line that lacks its end gets one."""
+        self._file.seek(0)
+        data = self._file.read()
+        lines = data.splitlines(keepends=True)
+        while lines and _parse(lines[-1]) is None:
+            lines.pop()
+        end = sum(map(len, lines))
+        if end < len(data):
+            logger.warning("%s: removed %d bytes of a torn line", self.path, len(data) - end)
+            self._file.truncate(end)
+        if lines and not lines[-1].endswith(b"\n"):
+            self._file.write(b"\n")
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file as mappings; a line that is torn is left out.
+
+    Raises:
+        OSError: no such file.
+    """
+    with Path(path).open("rb") as file:
+        for line in file:
+            record = _parse(line)
+            if record is not None:
+                yield record
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+
+
+class TensorBoardSink:
+    """Event files for TensorBoard, through its own writer; torch takes no part."""
+
+    def __init__(self, directory: Path) -> None:
+        """Write into `directory`.
+
+        Raises:
+            ConfigError: TensorBoard is not installed.
+        """
+        prefix = "tensorboard.compat.proto"
+        try:
+            writer = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+            self._event = importlib.import_module(f"{prefix}.event_pb2")
+            self._summary = importlib.import_module(f"{prefix}.summary_pb2").Summary
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"log.tensorboard needs {error.name!r}, which is not installed; run "
+                "pip install 'agentrl[track]', or set log.tensorboard: false"
+            ) from error
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self._writer = writer.EventFileWriter(str(directory))
+
+    def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
+        """Write one event with a scalar per name, and flush."""
+        scalars = [
+            self._summary.Value(tag=name, simple_value=float(value))
+            for name, value in values.items()
+        ]
+        self._writer.add_event(
+            self._event.Event(
+                wall_time=wall_time_s, step=step, summary=self._summary(value=scalars)
+            )
+        )
+        self._writer.flush()
+
+    def truncate_after(self, step: int) -> None:
+        """Have TensorBoard hide later steps; event files themselves only grow."""
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._writer.add_event(
+            self._event.Event(wall_time=time.time(), step=step + 1, session_log=start)
+        )
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and end the writer's thread."""
+        self._writer.close()
