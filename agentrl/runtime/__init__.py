@@ -1,1 +1,1 @@
-"""agentrl.runtime"""
+"""Runs: the synchronous driver in one process, its run directory, evaluation and preflight."""

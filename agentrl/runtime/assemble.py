@@ -1,0 +1,193 @@
+"""From a config to the parts of a run. Import strings are resolved here and nowhere else."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config import RunConfig, resolve, resolve_callable
+from agentrl.config.schema import EnvSection, LimitsSection, SandboxSection
+from agentrl.errors import AgentrlError, ConfigError
+from agentrl.runtime.checkpoint import resolve_model_path
+from agentrl.sandbox import SandboxBackend, SandboxLimits
+from agentrl.tool import FunctionTool, Tool
+from agentrl.types import Task
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat
+    from agentrl.engine import Generator
+    from agentrl.rollout import RolloutWorker
+    from agentrl.train.pretrained import Pretrained
+
+logger = logging.getLogger(__name__)
+
+SANDBOX_FACTORY = "agentrl_sandboxes:make_backend"
+"""Where the backends that ship with agentrl are made."""
+
+
+def make_env_factory(section: EnvSection, *, base: Path) -> Callable[[], Any]:
+    """A function that makes a fresh environment; the class is resolved and tried now.
+
+    Raises:
+        ConfigError: the import string is wrong, or the class cannot be made with `env.args`.
+    """
+    target = resolve_callable(section.target, base=base)
+
+    def make() -> Any:
+        return target(**section.args)
+
+    try:
+        instance = make()
+    except AgentrlError:
+        raise
+    except Exception as error:  # the constructor of a user's class may raise anything
+        raise ConfigError(
+            f"env.target {section.target!r} cannot be made with env.args "
+            f"{section.args}: {type(error).__name__}: {error}; its signature is "
+            f"{_signature(target)}"
+        ) from error
+    missing = [name for name in ("reset", "step") if not callable(getattr(instance, name, None))]
+    if missing:
+        raise ConfigError(
+            f"env.target {section.target!r} makes a {type(instance).__name__} without "
+            f"{' and '.join(missing)}; an environment has async reset(task) and step(action)"
+        )
+    return make
+
+
+def make_tools(section: EnvSection, *, base: Path) -> tuple[Tool, ...]:
+    """The tools named in the config: a `Tool`, a `Tool` class, or a documented function.
+
+    Raises:
+        ConfigError: one of them is none of these, or two share a name.
+    """
+    tools: list[Tool] = []
+    for target in section.tools:
+        value = resolve(target, base=base)
+        if isinstance(value, Tool):
+            tools.append(value)
+        elif isinstance(value, type) and issubclass(value, Tool):
+            tools.append(value())
+        elif callable(value):
+            tools.append(FunctionTool(value))
+        else:
+            raise ConfigError(
+                f"env.tools: {target!r} names a {type(value).__name__}; expected a Tool class or a "
+                "function with a docstring"
+            )
+    names = [tool.name for tool in tools]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"env.tools: two tools are called {', '.join(twice)}; rename one")
+    return tuple(tools)
+
+
+async def open_sandboxes(section: SandboxSection, *, base: Path) -> SandboxBackend:
+    """The sandbox backend of the config.
+
+    Raises:
+        SandboxUnavailable: it does not work on this machine.
+        ConfigError: an unknown name or a wrong import string.
+    """
+    if ":" not in section.backend:
+        made = resolve_callable(SANDBOX_FACTORY)(section.backend)
+    else:
+        made = resolve_callable(section.backend, base=base)()
+    backend = await made if inspect.isawaitable(made) else made
+    if not isinstance(backend, SandboxBackend):
+        raise ConfigError(
+            f"sandbox.backend {section.backend!r} gives a {type(backend).__name__}, expected a "
+            "SandboxBackend"
+        )
+    return backend
+
+
+def sandbox_limits(section: LimitsSection) -> SandboxLimits:
+    """The limits in the units of the contract."""
+    return SandboxLimits(
+        wall_s=section.wall_s,
+        memory_bytes=section.memory_mb * 2**20,
+        processes=section.processes,
+        output_bytes=section.output_kb * 2**10,
+        disk_bytes=section.disk_mb * 2**20,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSets:
+    """Every task a run may meet."""
+
+    train: Sequence[Task]
+    """Tasks of `dataset`."""
+    evals: Mapping[str, Sequence[Task]]
+    """Tasks of each `eval.datasets` entry."""
+
+
+def load_task_sets(config: RunConfig, *, base: Path) -> TaskSets:
+    """Load every dataset of the config.
+
+    Raises:
+        DataError, ConfigError: one cannot be read, or is empty; names it.
+    """
+    from agentrl.data import load_tasks
+
+    train = load_tasks(config.dataset, base=base)
+    evals = {name: load_tasks(section, base=base) for name, section in config.eval.datasets.items()}
+    for name, tasks in (("dataset", train), *((f"eval.datasets.{k}", v) for k, v in evals.items())):
+        if not tasks:
+            raise ConfigError(f"{name} holds no tasks; check its source, split and limit")
+    return TaskSets(train=train, evals=evals)
+
+
+def make_worker(
+    config: RunConfig,
+    *,
+    generator: Generator,
+    tokenizer: Any,
+    sandboxes: SandboxBackend | None,
+    base: Path,
+) -> tuple[RolloutWorker, ChatFormat]:
+    """The rollout worker, and the chat format whose stop tokens end its turns."""
+    from agentrl.chat import build_chat, build_parser
+    from agentrl.rollout import RolloutWorker
+
+    chat = build_chat(tokenizer, config.chat)
+    worker = RolloutWorker(
+        generator=generator,
+        chat=chat,
+        parser=build_parser(config.chat.tool_parser),
+        make_env=make_env_factory(config.env, base=base),
+        tools=make_tools(config.env, base=base),
+        sandboxes=sandboxes,
+        sandbox_limits=sandbox_limits(config.sandbox.limits),
+        section=config.rollout,
+    )
+    return worker, chat
+
+
+def load_model(config: RunConfig, *, path: str | None = None) -> Pretrained:
+    """The policy of the config, or the checkpoint at `path`; a run stands for its latest one."""
+    from agentrl.train.pretrained import load_pretrained
+
+    source = resolve_model_path(path or config.model.path)
+    return load_pretrained(config.model.model_copy(update={"path": source}))
+
+
+def describe_model(pretrained: Pretrained) -> str:
+    """As in `SmolLM2-135M-Instruct, 135M parameters, bfloat16 on cpu`."""
+    model = pretrained.model
+    count = sum(parameter.numel() for parameter in model.parameters())
+    size = f"{count / 1e6:.0f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{pretrained.path}, {size} parameters, {dtype} on {pretrained.device}"
+
+
+def _signature(target: Any) -> str:
+    try:
+        return f"{getattr(target, '__name__', target)}{inspect.signature(target)}"
+    except (TypeError, ValueError):
+        return "unknown"

@@ -1,0 +1,104 @@
+"""Many groups at once: tasks in, trajectory groups out, in the order of the tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from agentrl.types import SamplingParams, Task, Trajectory, TrajectoryGroup
+
+
+class GroupRunner(Protocol):
+    """The part of a rollout worker that is needed here."""
+
+    def run_group(
+        self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
+    ) -> Awaitable[TrajectoryGroup]:
+        """Roll one task out `n` times."""
+        ...
+
+
+def stable_seed(*parts: object) -> int:
+    """A 63-bit seed that is the same in every process for the same parts.
+
+    Example:
+        >>> stable_seed(0, "train", 1, "task-7") == stable_seed(0, "train", 1, "task-7")
+        True
+    """
+    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+async def run_groups(
+    runner: GroupRunner,
+    tasks: Sequence[Task],
+    *,
+    name: str,
+    n: int,
+    sampling: SamplingParams,
+    seed: Callable[[Task], int],
+    in_flight: int,
+    on_group: Callable[[TrajectoryGroup], None] = lambda group: None,
+) -> list[TrajectoryGroup]:
+    """Run every task `n` times, at most `in_flight` rollouts at once.
+
+    The bound keeps the wall-clock limit of a rollout about the rollout: beyond what the engine
+    decodes at once, a rollout would spend its time in a queue. On cancellation every group is
+    cancelled and has cleaned up before this returns.
+
+    Args:
+        runner: makes one group.
+        tasks: one group each, also where a task occurs twice.
+        name: prefix of the group ids, unique in the run.
+        n: rollouts per task.
+        sampling: how turns are sampled.
+        seed: seed of a task's group.
+        in_flight: most rollouts at once; at least one group always runs.
+        on_group: called as each group finishes.
+    """
+    gate = asyncio.Semaphore(max(1, in_flight // n))
+
+    async def one(index: int, task: Task) -> TrajectoryGroup:
+        async with gate:
+            group = await runner.run_group(
+                task,
+                group_id=f"{name}/{index:04d}-{task.id}",
+                n=n,
+                sampling=sampling,
+                seed=seed(task),
+            )
+        on_group(group)
+        return group
+
+    try:
+        async with asyncio.TaskGroup() as tasks_of_groups:
+            running = [tasks_of_groups.create_task(one(i, task)) for i, task in enumerate(tasks)]
+    except BaseExceptionGroup as group:
+        # A worker never raises for a failed rollout, so this is a broken invariant: show it bare.
+        raise group.exceptions[0] from group
+    return [task.result() for task in running]
+
+
+def rollouts_of(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
+    """The last row of every rollout; it carries the termination."""
+    return [rows[-1] for group in groups for rows in group.rollouts()]
+
+
+def sampled_tokens(groups: Sequence[TrajectoryGroup]) -> int:
+    """Tokens the policy sampled, over all rows."""
+    return sum(row.num_action_tokens for group in groups for row in group.trajectories)
+
+
+def infrastructure_failure(groups: Sequence[TrajectoryGroup]) -> str | None:
+    """If not one rollout can be trusted, the most frequent reason; else None."""
+    last = rollouts_of(groups)
+    if any(row.rule.reward_trusted for row in last):
+        return None
+    reasons = Counter(f"{row.termination}: {row.termination_detail}".rstrip(": ") for row in last)
+    if not reasons:
+        return "no rollout was started"
+    reason, count = reasons.most_common(1)[0]
+    return f"{reason} ({count} of {len(last)} rollouts)"

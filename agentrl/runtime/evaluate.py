@@ -1,0 +1,139 @@
+"""Scoring a policy on named datasets, and comparing two scores of the same tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from agentrl.runtime.collect import rollouts_of, sampled_tokens
+from agentrl.runtime.stats import Interval, mean_interval, paired_difference, pass_at_k
+from agentrl.types import TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSummary:
+    """The score of one dataset at one point of the run."""
+
+    name: str
+    """As in `eval.datasets`."""
+    step: int
+    """Training steps before it; 0 is the untrained policy."""
+    score: Interval
+    """Mean over tasks of the mean score of a task, with its 95 % interval over tasks."""
+    pass_at_k: float
+    """Mean over tasks of the chance that one of k draws scores at least 1; NaN without tasks."""
+    k: int
+    """Rollouts per task."""
+    rollouts: int
+    """Rollouts started."""
+    untrusted: int
+    """Rollouts left out because the infrastructure failed."""
+    mean_tokens: float
+    """Sampled tokens per rollout."""
+    truncated: float
+    """Share of the counted rollouts that a budget cut off."""
+    by_task: Mapping[str, float] = field(repr=False)
+    """Mean score of each task that has at least one trusted rollout."""
+
+    def metrics(self) -> dict[str, float]:
+        """Under `eval/NAME/`, for the log; unknown numbers are left out."""
+        values = {
+            "score": self.score.mean,
+            "score_low": self.score.low,
+            "score_high": self.score.high,
+            f"pass@{self.k}": self.pass_at_k,
+            "mean_length": self.mean_tokens,
+            "truncated": self.truncated,
+            "untrusted": float(self.untrusted),
+        }
+        prefix = f"eval/{self.name}/"
+        return {prefix + key: value for key, value in values.items() if not math.isnan(value)}
+
+
+def summarise(
+    name: str, step: int, groups: Sequence[TrajectoryGroup], *, n_samples: int
+) -> EvalSummary:
+    """Score stored or fresh groups. Untrusted rollouts are counted and left out.
+
+    A rollout's score is its `score`, or its reward where the environment gives no score.
+    """
+    scores: dict[str, list[float]] = {}
+    untrusted = truncated = 0
+    last = rollouts_of(groups)
+    for row in last:
+        verdict = row.score if row.score is not None else row.reward
+        if not row.rule.reward_trusted or verdict is None:
+            untrusted += 1
+            continue
+        truncated += row.rule.truncated
+        scores.setdefault(row.task_id, []).append(verdict)
+    by_task = {task: fmean(values) for task, values in scores.items()}
+    passes = [
+        pass_at_k(sum(value >= 1.0 for value in values), len(values), min(n_samples, len(values)))
+        for values in scores.values()
+    ]
+    counted = len(last) - untrusted
+    return EvalSummary(
+        name=name,
+        step=step,
+        score=mean_interval(list(by_task.values())),
+        pass_at_k=fmean(passes) if passes else math.nan,
+        k=n_samples,
+        rollouts=len(last),
+        untrusted=untrusted,
+        mean_tokens=sampled_tokens(groups) / len(last) if last else 0.0,
+        truncated=truncated / counted if counted else 0.0,
+        by_task=by_task,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One dataset before and after training."""
+
+    name: str
+    """As in `eval.datasets`."""
+    before: EvalSummary
+    """At step 0."""
+    after: EvalSummary
+    """After the last step."""
+
+    @property
+    def difference(self) -> Interval:
+        """After minus before, paired by task."""
+        return paired_difference(self.before.by_task, self.after.by_task)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `result.json`; unknown numbers are null."""
+        return {
+            "before": _document(self.before),
+            "after": _document(self.after),
+            "difference": _numbers(self.difference),
+        }
+
+
+def _document(summary: EvalSummary) -> dict[str, Any]:
+    return {
+        "step": summary.step,
+        **_numbers(summary.score),
+        f"pass@{summary.k}": _known(summary.pass_at_k),
+        "rollouts": summary.rollouts,
+        "untrusted": summary.untrusted,
+        "by_task": dict(summary.by_task),
+    }
+
+
+def _numbers(interval: Interval) -> dict[str, Any]:
+    return {
+        "mean": _known(interval.mean),
+        "low": _known(interval.low),
+        "high": _known(interval.high),
+        "tasks": interval.n,
+    }
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,475 @@
+"""The synchronous driver: everything in one process, one step after the other.
+
+    take tasks -> run groups -> build batch -> store -> train -> sync -> evaluate -> log -> save
+        ^                                                                                    |
+        +------------------------------------------------------------------------------------+
+
+The event loop runs the rollouts; the engine samples in a thread of its own and is paused while
+the trainer, in another thread, changes the weights they share. A signal wakes the rollouts, which
+are cancelled and clean up; an optimizer step and a checkpoint always run to their end.
+
+Resume: the stored trajectories of a step are its commit record. They are on disk, complete, before
+the step trains, so a run that is killed anywhere loads its last checkpoint and trains the steps
+after it again from their stored trajectories, with the same order, seeds and batches. No rollout of
+a stored step is sampled twice and no task is skipped; only the rollouts of the step in flight,
+if they were not stored yet, are lost. What is paid again is the training time (not the rollout
+time) since the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config import RunConfig
+from agentrl.errors import RunError
+from agentrl.metrics import MetricBag
+from agentrl.runtime.checkpoint import CheckpointState, save_checkpoint
+from agentrl.runtime.collect import (
+    infrastructure_failure,
+    rollouts_of,
+    run_groups,
+    sampled_tokens,
+    stable_seed,
+)
+from agentrl.runtime.evaluate import Comparison, EvalSummary, summarise
+from agentrl.runtime.progress import Progress
+from agentrl.runtime.stop import Interrupted, StopSwitch
+from agentrl.runtime.stored import stored_groups
+from agentrl.types import SamplingParams, Task, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from agentrl.batch import StepBatch
+    from agentrl.data import TaskCursor, TrajectoryStore
+    from agentrl.metrics.sinks import MetricsLog
+    from agentrl.rollout import RolloutWorker
+    from agentrl.runtime.run_dir import RunDir
+    from agentrl.serving import TokenClient
+    from agentrl.train import Trainer
+
+logger = logging.getLogger(__name__)
+
+_FAILED_STEPS = 3
+"""Steps in a row without one trusted rollout that end a run which has worked before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run ended."""
+
+    run_dir: Path
+    """Where everything is."""
+    steps: int
+    """Training steps done."""
+    reason: str
+    """Why it ended: `all steps done` or `time is up`."""
+    comparisons: tuple[Comparison, ...]
+    """Scores before and after, one entry a dataset."""
+    elapsed_s: float
+    """Wall time over all processes of the run in seconds."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `result.json`."""
+        return {
+            "steps": self.steps,
+            "reason": self.reason,
+            "elapsed_s": round(self.elapsed_s, 1),
+            "scores": {item.name: item.as_dict() for item in self.comparisons},
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What a run is put together from; see `agentrl.runtime.assemble`."""
+
+    worker: RolloutWorker
+    """Makes groups."""
+    client: TokenClient
+    """The engines."""
+    trainer: Trainer
+    """Owns the optimizer; shares the model with the embedded engine."""
+    cursor: TaskCursor
+    """Training tasks, standing after the last task of `done` steps."""
+    eval_tasks: Mapping[str, Sequence[Task]]
+    """Tasks of each `eval.datasets` entry."""
+    store: TrajectoryStore
+    """Where trajectories go and come back from."""
+    metrics: MetricsLog
+    """Where numbers go."""
+    save: Callable[[Path], None]
+    """Writes weights, tokenizer and trainer state into a folder."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ends an assistant turn."""
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """What earlier processes of the same run left; a fresh run starts with the defaults."""
+
+    done: int = 0
+    """Steps whose weights are loaded."""
+    logged: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Step to its line in `metrics.jsonl`."""
+    elapsed_s: float = 0.0
+    """Wall time of earlier processes in seconds."""
+
+
+class LocalRun:
+    """One run of the synchronous driver. `run` may be called once."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: RunDir,
+        parts: Parts,
+        *,
+        history: History,
+        progress: Progress,
+        stop: StopSwitch,
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._parts = parts
+        self._progress = progress
+        self._stop = stop
+        self._done = self._saved = history.done
+        self._logged = set(history.logged)
+        self._cursor_state = parts.cursor.state()
+        self._began = time.monotonic() - history.elapsed_s
+        self._step_s = _last_timing(history.logged, "timing_s/step")
+        self._eval_s = _last_timing(history.logged, "timing_s/eval")
+        self._checkpoint_s = 0.0
+        self._scores: dict[tuple[str, int], EvalSummary] = {}
+        self._worked = history.done > 0
+        self._failed_in_a_row = 0
+
+    async def run(self) -> RunResult:
+        """Train to the end and score the result.
+
+        Raises:
+            Interrupted: a signal; the state of the last finished step is saved.
+            RunError: nothing can be rolled out, or the disk is full.
+        """
+        try:
+            if self._evaluation_due(self._done):
+                self._log(self._done, await self._evaluate(self._done))
+            while (reason := self._reason_to_end()) is None:
+                await self._step(self._done + 1)
+            self._log(self._done, await self._evaluate(self._done))
+            await self._checkpoint(self._done)
+        except Interrupted:
+            await self._checkpoint(self._done)
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise RunError(self._disk_full(error)) from error
+            raise
+        return self._result(reason)
+
+    async def _step(self, step: int) -> None:
+        began = time.monotonic()
+        bag = MetricBag()
+        tasks = self._parts.cursor.take(self._config.rollout.prompts_per_step)
+        groups, fresh = await self._rollouts(step, tasks, bag)
+        batch = self._build(step, groups, bag)
+        self._store(step, groups, batch, fresh)
+        await self._train(batch, bag)
+        await self._sync(bag)
+        self._done, self._cursor_state = step, self._parts.cursor.state()
+        self._note_duration(began, bag, fresh)
+        try:
+            scores = await self._evaluate(step) if self._evaluation_due(step) else {}
+        except Interrupted:
+            self._log(step, bag.result(), of_step=True)
+            raise
+        self._log(step, {**bag.result(), **scores}, of_step=True)
+        if step % self._config.checkpoint.every_steps == 0:
+            await self._checkpoint(step)
+
+    # -- stages -----------------------------------------------------------------------------
+
+    async def _rollouts(
+        self, step: int, tasks: Sequence[Task], bag: MetricBag
+    ) -> tuple[list[TrajectoryGroup], bool]:
+        """The groups of a step: from the store if a killed process left them there, else new."""
+        from agentrl.rollout import rollout_metrics
+
+        self._stop.check()
+        section = self._config.rollout
+        stored = stored_groups(self._parts.store, "train", step)
+        if stored:
+            self._progress.phase("replay", len(tasks) * section.n_samples_per_prompt)
+            _check_replay(step, tasks, stored)
+            groups, seconds = stored, 0.0
+        else:
+            began = time.monotonic()
+            groups = await self._collect(
+                "rollout",
+                tasks,
+                name=f"step-{step}",
+                n=section.n_samples_per_prompt,
+                temperature=section.temperature,
+                seed=lambda task: stable_seed(self._config.run.seed, "train", step, task.id),
+            )
+            seconds = time.monotonic() - began
+            self._require_some(step, groups)
+            bag.sum("timing_s/rollout", seconds)
+            bag.mean("perf/tokens_per_second", sampled_tokens(groups), count=seconds)
+        bag.merge(rollout_metrics(groups))
+        started = len(tasks) * section.n_samples_per_prompt
+        last = rollouts_of(groups)
+        assert len(last) == started, f"step {step}: {started} rollouts started, {len(last)} came"
+        bag.sum("rollout/started", started)
+        bag.sum("rollout/dropped", sum(not row.rule.in_loss for row in last))
+        return groups, not stored
+
+    def _build(self, step: int, groups: Sequence[TrajectoryGroup], bag: MetricBag) -> StepBatch:
+        from agentrl.batch import build_step
+
+        train = self._config.train
+        batch = build_step(
+            groups,
+            algorithm=self._config.resolved_algorithm(),
+            micro_batch_tokens=train.micro_batch_tokens,
+            minibatches=train.minibatches,
+            epochs=train.epochs_per_batch,
+            seed=stable_seed(self._config.run.seed, "batch", step),
+        )
+        bag.merge(batch.metrics)
+        return batch
+
+    def _store(
+        self, step: int, groups: Sequence[TrajectoryGroup], batch: StepBatch, fresh: bool
+    ) -> None:
+        if fresh:
+            self._parts.store.write(step, "train", groups, batch.advantages)
+
+    async def _train(self, batch: StepBatch, bag: MetricBag) -> None:
+        self._stop.check()
+        if not batch.updates:
+            self._progress.note("no group of this step teaches anything; weights stay as they are")
+            logger.warning("step without a trainable group: skipped")
+            bag.sum("train/skipped_steps", 1)
+            return
+        self._progress.phase("train")
+        await self._parts.client.pause_all()
+        began = time.monotonic()
+        bag.merge(await asyncio.to_thread(self._parts.trainer.step, batch, self._progress.trained))
+        bag.sum("timing_s/train", time.monotonic() - began)
+
+    async def _sync(self, bag: MetricBag) -> None:
+        client, version = self._parts.client, self._parts.trainer.version
+        if version <= client.version:
+            return
+        self._progress.phase("sync")
+        began = time.monotonic()
+        # The embedded engine samples from the trainer's own parameters: only the version moves.
+        await client.load_weights((), version)
+        await client.resume_all()
+        bag.sum("timing_s/sync", time.monotonic() - began)
+
+    async def _evaluate(self, step: int) -> dict[str, float]:
+        """Score every dataset at this step; what the store already holds is not run again."""
+        began = time.monotonic()
+        metrics: dict[str, float] = {}
+        fresh = False
+        for name, tasks in self._parts.eval_tasks.items():
+            summary = self._scores.get((name, step)) or self._stored_score(name, step)
+            if summary is None:
+                summary = await self._score(name, tasks, step)
+                fresh = True
+            if (name, step) not in self._scores:
+                self._scores[name, step] = summary
+                self._progress.evaluated(summary)
+                metrics.update(summary.metrics())
+        if fresh:
+            self._eval_s = metrics["timing_s/eval"] = time.monotonic() - began
+        return metrics
+
+    async def _score(self, name: str, tasks: Sequence[Task], step: int) -> EvalSummary:
+        n = self._config.eval.n_samples
+        groups = await self._collect(
+            f"eval {name}",
+            tasks,
+            name=f"eval-{name}-{step}",
+            n=n,
+            temperature=self._config.eval.temperature,
+            # The same draws before and after training, so that the paired difference is sharper.
+            seed=lambda task: stable_seed(self._config.run.seed, "eval", name, task.id),
+        )
+        self._require_some(step, groups)
+        self._parts.store.write(step, f"eval/{name}", groups, None)
+        return summarise(name, step, groups, n_samples=n)
+
+    def _stored_score(self, name: str, step: int) -> EvalSummary | None:
+        groups = stored_groups(self._parts.store, f"eval/{name}", step)
+        if not groups:
+            return None
+        return summarise(name, step, groups, n_samples=self._config.eval.n_samples)
+
+    async def _collect(
+        self,
+        phase: str,
+        tasks: Sequence[Task],
+        *,
+        name: str,
+        n: int,
+        temperature: float,
+        seed: Callable[[Task], int],
+    ) -> list[TrajectoryGroup]:
+        self._progress.phase(phase, len(tasks) * n)
+        section = self._config.rollout
+        sampling = SamplingParams(
+            temperature=temperature,
+            top_p=section.top_p,
+            max_tokens=section.max_turn_tokens,
+            stop_token_ids=self._parts.stop_token_ids,
+        )
+        return await self._stop.guard(
+            run_groups(
+                self._parts.worker,
+                tasks,
+                name=name,
+                n=n,
+                sampling=sampling,
+                seed=seed,
+                in_flight=2 * self._config.serving.max_batch_size,
+                on_group=lambda group: self._progress.advance(n, sampled_tokens([group])),
+            )
+        )
+
+    async def _checkpoint(self, step: int) -> None:
+        """Save; a failure is reported and the run goes on, earlier checkpoints stay as they are."""
+        if step <= self._saved:
+            return
+        self._progress.phase("checkpoint")
+        began = time.monotonic()
+        state = CheckpointState(
+            step=step,
+            version=self._parts.trainer.version,
+            cursor=self._cursor_state,
+            elapsed_s=self._elapsed(),
+        )
+        keep = self._config.checkpoint.keep_last
+        root = self._run_dir.checkpoints
+        try:
+            await asyncio.to_thread(save_checkpoint, root, state, self._parts.save, keep_last=keep)
+        except Exception as error:  # recording boundary: writers raise OSError, RuntimeError, ...
+            logger.exception("checkpoint of step %d failed", step)
+            self._progress.note(self._disk_full(error))
+            return
+        self._saved = step
+        self._checkpoint_s = time.monotonic() - began
+
+    # -- decisions --------------------------------------------------------------------------
+
+    def _reason_to_end(self) -> str | None:
+        if self._done >= self._config.train.steps:
+            return "all steps done"
+        if self._done + 1 in self._parts.store.steps("train"):
+            return None  # stored, so it was begun: its training is owed whatever the clock says
+        return "time is up" if self._out_of_time() else None
+
+    def _out_of_time(self) -> bool:
+        """Whether another step would leave no time for the final evaluation."""
+        minutes = self._config.train.max_minutes
+        if minutes is None or self._done == 0:
+            return False
+        owed = self._step_s + self._eval_s + self._checkpoint_s
+        return self._elapsed() + owed > minutes * 60
+
+    def _evaluation_due(self, step: int) -> bool:
+        every = self._config.eval.every_steps
+        return step == 0 or self._reason_to_end() is not None or bool(every and step % every == 0)
+
+    def _require_some(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+        """Stop a run whose infrastructure is broken instead of burning its budget.
+
+        Raises:
+            RunError: nothing has ever worked, or nothing has for `_FAILED_STEPS` steps.
+        """
+        failure = infrastructure_failure(groups)
+        if failure is None:
+            self._worked, self._failed_in_a_row = True, 0
+            return
+        self._failed_in_a_row += 1
+        logger.error("step %d: no rollout could be scored: %s", step, failure)
+        self._progress.note(f"step {step}: no rollout could be scored: {failure}")
+        if not self._worked or self._failed_in_a_row >= _FAILED_STEPS:
+            raise RunError(
+                f"no rollout of step {step} could be scored, so there is nothing to train on: "
+                f"{failure}; most often the environment or its sandbox is at fault: "
+                "try 'agentrl env check TARGET'"
+            )
+
+    # -- bookkeeping ------------------------------------------------------------------------
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _note_duration(self, began: float, bag: MetricBag, fresh: bool) -> None:
+        seconds = time.monotonic() - began
+        bag.sum("timing_s/step", seconds)
+        bag.sum("timing_s/elapsed", self._elapsed())
+        if self._checkpoint_s:
+            bag.sum("timing_s/checkpoint", self._checkpoint_s)
+        if fresh:
+            self._step_s = seconds
+
+    def _log(self, step: int, values: Mapping[str, float], *, of_step: bool = False) -> None:
+        """One line a step; a replayed step that was logged before it was killed keeps its line."""
+        if of_step:
+            self._progress.step_done(step, values)
+            if step in self._logged:
+                return
+            self._logged.add(step)
+        if values:
+            self._parts.metrics.log(step, values)
+
+    def _result(self, reason: str) -> RunResult:
+        comparisons = []
+        for name in self._parts.eval_tasks:
+            before = self._scores.get((name, 0)) or self._stored_score(name, 0)
+            after = self._scores.get((name, self._done))
+            if before is not None and after is not None:
+                comparisons.append(Comparison(name=name, before=before, after=after))
+        result = RunResult(
+            run_dir=self._run_dir.path,
+            steps=self._done,
+            reason=reason,
+            comparisons=tuple(comparisons),
+            elapsed_s=self._elapsed(),
+        )
+        self._run_dir.write_result(result.as_dict())
+        return result
+
+    def _disk_full(self, error: BaseException) -> str:
+        free = shutil.disk_usage(self._run_dir.path).free / 2**30
+        return (
+            f"{self._run_dir.path} could not be written ({error}); {free:.1f} GiB are free there; "
+            "earlier checkpoints and trajectories are intact"
+        )
+
+
+def _check_replay(step: int, tasks: Sequence[Task], groups: Sequence[TrajectoryGroup]) -> None:
+    """Stored groups must be those of the tasks the cursor yields; else the data set changed."""
+    expected, got = [task.id for task in tasks], [group.task_id for group in groups]
+    if expected != got:
+        raise RunError(
+            f"--resume: step {step} was rolled out on tasks {got[:4]}..., but the dataset now "
+            f"yields {expected[:4]}...; the dataset has changed since the run began"
+        )
+
+
+def _last_timing(logged: Mapping[int, Mapping[str, float]], key: str) -> float:
+    for step in sorted(logged, reverse=True):
+        if key in logged[step]:
+            return logged[step][key]
+    return 0.0

@@ -1,0 +1,48 @@
+"""Where log records go while a run lasts, and which libraries keep quiet."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_QUIET = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
+_LOUD = ("httpx", "httpcore", "urllib3", "filelock", "fsspec", "matplotlib", "asyncio")
+
+
+def quiet_libraries() -> None:
+    """Keep progress bars and advice of libraries off the terminal; call before importing them.
+
+    A variable the user has set keeps its value, so TRANSFORMERS_VERBOSITY=info still works.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    for name in _LOUD:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Append everything from INFO up, warnings of libraries too, to a file."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", validate=True)
+    )
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(min(level, logging.INFO) if level else logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()

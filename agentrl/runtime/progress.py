@@ -1,0 +1,67 @@
+"""What a run tells whoever watches it. The base class tells nobody; views override methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentrl.runtime.evaluate import EvalSummary
+    from agentrl.runtime.local import RunResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What is about to happen."""
+
+    run_dir: Path
+    """Where it is written."""
+    steps: int
+    """Training steps of the whole run."""
+    done: int
+    """Steps of earlier processes whose weights were loaded."""
+    max_minutes: float | None
+    """Time budget of the whole run."""
+    model: str
+    """What was loaded, and where it computes."""
+    sandbox: str
+    """Backend and how strong it is."""
+    tasks: int
+    """Training tasks."""
+    rollouts_per_step: int
+    """Tasks times samples."""
+
+
+class Progress:
+    """Callbacks of a run, all from the event loop's thread except `trained`."""
+
+    def started(self, plan: RunPlan) -> None:
+        """Everything is loaded."""
+
+    def phase(self, name: str, total: int = 0) -> None:
+        """A stage begins: `rollout`, `train`, `sync`, `eval NAME`, `checkpoint`, `replay`.
+
+        Args:
+            name: the stage.
+            total: rollouts it will make, 0 where that means nothing.
+        """
+
+    def advance(self, rollouts: int, tokens: int) -> None:
+        """So many more rollouts of the phase are done; `tokens` were sampled in them."""
+
+    def trained(self, done: int, total: int) -> None:
+        """So many micro-batches of the step are done. Called from the training thread."""
+
+    def evaluated(self, summary: EvalSummary) -> None:
+        """One dataset has been scored."""
+
+    def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A training step is complete."""
+
+    def note(self, text: str) -> None:
+        """Something the user should read while the run goes on."""
+
+    def finished(self, result: RunResult) -> None:
+        """The run is over."""

@@ -1,0 +1,279 @@
+"""The run directory: everything one run leaves on disk, and who may write it.
+
+    RUN/config.yaml       the resolved config
+    RUN/run.json          where relative paths of the config start, versions, when it began
+    RUN/metrics.jsonl     one line a step
+    RUN/tensorboard/      the same numbers for TensorBoard
+    RUN/trajectories/     every rollout; also the log that `--resume` trains from again
+    RUN/checkpoints/      step-N, Hugging Face format plus trainer state
+    RUN/run.log           everything that was logged, tracebacks too
+    RUN/result.json       final scores
+    RUN/.lock             held (flock) by the one process that writes here
+
+The lock dies with its process, so a `kill -9` never leaves a run locked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import platform
+import shutil
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import agentrl
+from agentrl.config import RunConfig, dump_config, load_config
+from agentrl.errors import ConfigError, RunError
+from agentrl.runtime.checkpoint import list_checkpoints, write_atomic
+
+logger = logging.getLogger(__name__)
+
+_MAY_CHANGE = (
+    "train.steps",
+    "train.max_minutes",
+    "train.micro_batch_tokens",
+    "eval.",
+    "checkpoint.",
+    "log.",
+    "serving.",
+    "sandbox.",
+    "run.dir",
+    "run.name",
+)
+"""Keys a resumed run may change: they do not alter what a finished step was trained on."""
+
+
+class RunDir:
+    """A locked run directory. Make one with `create`, `resume` or `open_or_create`."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self._lock = lock
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved config."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def trajectories(self) -> Path:
+        """The trajectory store."""
+        return self.path / "trajectories"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of `step-N` folders."""
+        return self.path / "checkpoints"
+
+    @property
+    def log_file(self) -> Path:
+        """What was logged."""
+        return self.path / "run.log"
+
+    @property
+    def result_file(self) -> Path:
+        """Final scores."""
+        return self.path / "result.json"
+
+    @classmethod
+    def create(cls, config: RunConfig, *, base: Path) -> RunDir:
+        """Begin a run in `run.dir`/`run.name`.
+
+        Args:
+            config: written out with every default.
+            base: where relative paths of the config start; remembered for `--resume`.
+
+        Raises:
+            RunError: another process runs there, it already holds a run, or it is not writable.
+        """
+        path = run_path(config)
+        run = cls._locked(path)
+        try:
+            if holds_a_run(path):
+                raise RunError(
+                    f"run directory {path} already holds a run; continue it with --resume, or "
+                    f"start another with run.name={free_name(path)}"
+                )
+            _empty(path)
+            run._write_identity(config, base)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def resume(cls, path: Path) -> tuple[RunDir, RunConfig, Path]:
+        """Take over the run at `path`: its lock, its config, and where relative paths start.
+
+        Raises:
+            RunError: it is not a run directory, or another process runs there.
+        """
+        if not path.is_dir():
+            raise RunError(f"--resume: {path} is not a directory, so there is no run to continue")
+        if not (path / "config.yaml").is_file():
+            raise RunError(f"--resume: {path} holds no config.yaml, so it is not a run directory")
+        run = cls._locked(path)
+        try:
+            config = load_config(run.config_file)
+            identity = json.loads((path / "run.json").read_bytes())
+            return run, config, Path(identity["base"])
+        except (OSError, ValueError, KeyError) as error:
+            run.close()
+            if isinstance(error, ConfigError):
+                raise
+            raise RunError(f"--resume: {path}/run.json cannot be read: {error}") from error
+
+    def adopt(self, config: RunConfig, *, base: Path) -> None:
+        """Go on with `config` instead of the stored one, if finished steps stay what they were.
+
+        Raises:
+            RunError: a key differs that decides what finished steps were trained on.
+        """
+        old = _flatten(load_config(self.config_file).model_dump(mode="json"))
+        new = _flatten(config.model_dump(mode="json"))
+        wrong = [
+            f"  {key}: {old.get(key)!r} in the run, {new.get(key)!r} now"
+            for key in sorted(old.keys() | new.keys())
+            if old.get(key) != new.get(key) and not key.startswith(_MAY_CHANGE)
+        ]
+        if wrong:
+            raise RunError(
+                f"--resume: the config does not fit the run in {self.path}:\n"
+                + "\n".join(wrong)
+                + "\nundo the change, or start another run with another run.name"
+            )
+        self._write_identity(config, base)
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write the final scores."""
+        write_atomic(self.result_file, json.dumps(result, indent=2).encode() + b"\n")
+
+    def discard(self) -> None:
+        """Delete a run that failed before it produced anything, and let go of the lock."""
+        if not holds_a_run(self.path):
+            shutil.rmtree(self.path, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lock. Idempotent."""
+        self._lock.close()
+
+    @classmethod
+    def _locked(cls, path: Path) -> RunDir:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = (path / ".lock").open("a+")
+        except OSError as error:
+            raise RunError(f"run directory {path} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            lock.close()
+            raise RunError(
+                f"run directory {path} is in use by {owner}; wait for it, stop it, or start "
+                f"another run with run.name={free_name(path)}"
+            ) from None
+        if not _same_file(lock, path / ".lock"):
+            lock.close()
+            raise RunError(f"run directory {path} was deleted by another process; try again")
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {platform.node()}")
+        lock.flush()
+        return cls(path, lock)
+
+    def _write_identity(self, config: RunConfig, base: Path) -> None:
+        identity = {
+            "base": str(base.resolve()),
+            "agentrl": agentrl.__version__,
+            "python": platform.python_version(),
+            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        write_atomic(self.path / "run.json", json.dumps(identity, indent=1).encode())
+        write_atomic(self.config_file, dump_config(config).encode())
+
+
+def run_path(config: RunConfig) -> Path:
+    """Where the run of this config lives."""
+    return Path(config.run.dir).expanduser() / config.run.name
+
+
+def holds_a_run(path: Path) -> bool:
+    """Whether there is something at `path` that must not be overwritten.
+
+    A folder that holds no trajectory and no checkpoint is a run that never got anywhere, or a run
+    killed while it started; anything else that is not ours counts as worth keeping.
+    """
+    if not path.is_dir():
+        return False
+    if any((path / "trajectories").rglob("*.parquet")) or list_checkpoints(path / "checkpoints"):
+        return True
+    return any(entry.name not in _OURS and not _is_debris(entry) for entry in path.iterdir())
+
+
+def free_name(path: Path) -> str:
+    """The first of NAME-2, NAME-3, ... that is not taken."""
+    number = 2
+    while (path.parent / f"{path.name}-{number}").exists():
+        number += 1
+    return f"{path.name}-{number}"
+
+
+_OURS = {
+    "config.yaml",
+    "run.json",
+    "metrics.jsonl",
+    "tensorboard",
+    "trajectories",
+    "checkpoints",
+    "run.log",
+    "result.json",
+    ".lock",
+}
+
+
+def _is_debris(entry: Path) -> bool:
+    return entry.name.startswith(".making-")
+
+
+def _empty(path: Path) -> None:
+    """Clear what a run that got nowhere left; the lock file stays, it is ours."""
+    for entry in path.iterdir():
+        if entry.name == ".lock":
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _same_file(lock: IO[str], path: Path) -> bool:
+    """Whether the file we locked is still the one others would open."""
+    try:
+        return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat.update(_flatten(item, f"{prefix}.{key}" if prefix else key))
+    return flat
