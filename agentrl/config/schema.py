@@ -193,7 +193,8 @@ class TrainSection(Section):
     steps: int = Field(default=20, ge=0)
     """Optimizer steps of the run; 0 only evaluates."""
     max_minutes: float | None = Field(default=None, gt=0)
-    """Stop training after the step that ends past this many minutes; None trains all steps."""
+    """Time of the whole run in minutes, evaluations included: no step begins that would leave no
+    time for the final evaluation, but one always does. None trains all steps."""
     epochs_per_batch: int = Field(default=1, ge=1)
     """Passes over the rollouts of one step."""
     minibatches: int = Field(default=1, ge=1)
