@@ -1,0 +1,172 @@
+"""The environment: the model writes a function, sees what went wrong, and tries again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from agentrl.env import Action, AgentInstance, Observation, StepResult
+from agentrl.errors import ConfigError, choices
+from agentrl.types import Task
+from agentrl_envs.code.extract import defines, extract_code, parses
+from agentrl_envs.code.runner import Problem, Report, cases_of, examples_of, run_solution
+
+
+class CodeTask(AgentInstance):
+    """Write a Python function that passes hidden tests, in a few turns.
+
+    Each turn the code of the reply runs in the rollout's sandbox against the public and the hidden
+    cases at once. If a public case fails, the model is told which and tries again. When the public
+    cases pass, or on the last turn, the hidden cases decide the reward.
+
+    A task carries its cases in `label` as `{"entry_point", "public", "hidden"}` (lists of
+    `{"args": [...], "expected": ...}`), or has the HumanEval columns `entry_point`, `test` and
+    `prompt` in its label or metadata.
+
+    Args:
+        max_turns: tries.
+        reward: `all` gives 1 if every case passes, `fraction` the share of hidden cases.
+        public_weight: shaping; this times the share of public cases, when not solved.
+        parse_weight: shaping; this much for code that runs, when not solved.
+        turn_penalty: shaping; this much less for every try after the first.
+        wall_s: wall-clock seconds the tested code may take in one try.
+        python: the interpreter inside the sandbox.
+    """
+
+    def __init__(
+        self,
+        max_turns: int = 3,
+        reward: Literal["all", "fraction"] = "all",
+        public_weight: float = 0.0,
+        parse_weight: float = 0.0,
+        turn_penalty: float = 0.0,
+        wall_s: float = 2.0,
+        python: str = "python3",
+    ) -> None:
+        if reward not in ("all", "fraction"):
+            raise ConfigError(f"CodeTask reward: {choices(reward, ('all', 'fraction'))}")
+        if max_turns < 1 or wall_s <= 0:
+            raise ConfigError(
+                f"CodeTask needs max_turns >= 1 and wall_s > 0, got {max_turns} and {wall_s}"
+            )
+        self.max_turns = max_turns
+        self.reward = reward
+        self.public_weight = public_weight
+        self.parse_weight = parse_weight
+        self.turn_penalty = turn_penalty
+        self.wall_s = wall_s
+        self.python = python
+        self.reward_range = (
+            min(0.0, -turn_penalty * (max_turns - 1)),
+            max(1.0, 1.0 + public_weight + parse_weight),
+        )
+
+    async def reset(self, task: Task) -> Observation:
+        """Show the prompt.
+
+        Raises:
+            ValueError: the task has neither cases nor HumanEval columns.
+        """
+        self._problem = problem_of(task)
+        self._turns = 0
+        self._done = False
+        return Observation(content=task.prompt)
+
+    async def step(self, action: Action) -> StepResult:
+        """Test the code of this turn."""
+        if self._done:
+            raise RuntimeError("CodeTask.step was called after done; reset first")
+        self._turns += 1
+        last = action.last or self._turns >= self.max_turns
+        name = self._problem.entry_point
+        code = self._code(action)
+        if code is None:
+            report = _no_code(self._problem)
+        else:
+            sandbox = await self.context.open_sandbox()
+            report = await run_solution(
+                sandbox, code, self._problem, wall_s=self.wall_s, python=self.python
+            )
+        # A public example may itself be wrong (HumanEval/47); the hidden cases have the last word.
+        if report.public_ok or report.solved or last:
+            self._done = True
+            return self._final(report)
+        return StepResult(
+            environment_feedback=f"{report.problem} Write the whole function {name} again."
+        )
+
+    def _code(self, action: Action) -> str | None:
+        problem = self._problem
+        code = extract_code(action.text, action.tool_calls, problem.entry_point)
+        if problem.check and (code is None or not defines(code, problem.entry_point)):
+            # A completion: the body that follows the prompt, with or without a fence.
+            body = f"{problem.setup}{code or action.text}"
+            return body if len(action.text) < 50_000 and parses(body) else code
+        return code
+
+    def _final(self, report: Report) -> StepResult:
+        share = report.hidden_passed / report.hidden_total
+        parts = {"tests": share if self.reward == "fraction" else float(report.solved)}
+        if not report.solved and self.public_weight and report.public_total:
+            parts["public"] = self.public_weight * report.public_passed / report.public_total
+        if not report.solved and self.parse_weight:
+            parts["parse"] = self.parse_weight * report.loaded
+        if self.turn_penalty:
+            parts["turns"] = -self.turn_penalty * (self._turns - 1)
+        return StepResult(
+            rewards=sum(parts.values()),
+            done=True,
+            scores=float(report.solved),
+            reward_parts=parts,
+            extra_logs={
+                "solved": float(report.solved),
+                "public_passed": report.public_passed / max(1, report.public_total),
+                "hidden_passed": share,
+                "parsed": float(report.loaded),
+                "timed_out": float(report.timed_out),
+                "tries": float(self._turns),
+            },
+        )
+
+
+def problem_of(task: Task) -> Problem:
+    """What a task's solution is tested against.
+
+    Raises:
+        ValueError: the task has neither cases nor HumanEval columns.
+    """
+    fields: dict[str, Any] = dict(task.metadata)
+    if isinstance(task.label, Mapping):
+        fields.update(task.label)
+    elif isinstance(task.label, str):
+        fields.setdefault("test", task.label)
+    if fields.get("entry_point") and fields.get("hidden"):
+        return Problem(
+            entry_point=fields["entry_point"],
+            public=cases_of(fields.get("public") or ()),
+            hidden=cases_of(fields["hidden"]),
+        )
+    if fields.get("entry_point") and fields.get("test"):
+        prompt = fields.get("prompt") or (task.prompt if isinstance(task.prompt, str) else "")
+        setup = prompt if parses(prompt) else ""
+        return Problem(
+            entry_point=fields["entry_point"],
+            public=examples_of(prompt, fields["entry_point"]),
+            setup=setup,
+            check=fields["test"],
+        )
+    raise ValueError(
+        f"task {task.id!r}: CodeTask needs 'entry_point' with 'hidden' cases or a 'test' in its "
+        f"label or metadata, got {sorted(fields) or 'nothing'}"
+    )
+
+
+def _no_code(problem: Problem) -> Report:
+    return Report(
+        loaded=False,
+        public_passed=0,
+        public_total=len(problem.public),
+        hidden_passed=0,
+        hidden_total=max(1, len(problem.hidden) + bool(problem.check)),
+        problem="No Python code was found. Reply with one ```python block.",
+    )

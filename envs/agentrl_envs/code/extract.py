@@ -1,0 +1,50 @@
+"""Finds the code in what a model wrote."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+from agentrl.types import ToolCall
+
+MAX_CODE_CHARS = 50_000
+"""Longer code is no answer to a small task; it is treated as no code at all."""
+
+_FENCE = re.compile(
+    r"```[ \t]*(?:[Pp]ython3?|py)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE
+)
+
+
+def extract_code(text: str, calls: Sequence[ToolCall], entry_point: str) -> str | None:
+    """The solution in one model turn, or None.
+
+    The last fenced block that defines `entry_point` wins (a later block is often only a usage
+    example), then the last fenced block, then the `code` argument of a tool call, then the whole
+    text if it is Python that defines the function. A last block without its closing fence counts.
+    """
+    if len(text) > MAX_CODE_CHARS:
+        return None
+    blocks = [block for block in _FENCE.findall(text) if block.strip()]
+    blocks += [
+        call.arguments["code"] for call in calls if isinstance(call.arguments.get("code"), str)
+    ]
+    defining = [block for block in blocks if defines(block, entry_point)]
+    if defining or blocks:
+        return (defining or blocks)[-1]
+    return text if defines(text, entry_point) and parses(text) else None
+
+
+def defines(code: str, name: str) -> bool:
+    """Whether the text looks like it defines a function of that name; it need not parse."""
+    return re.search(rf"^\s*(?:async\s+)?def\s+{re.escape(name)}\b", code, re.MULTILINE) is not None
+
+
+def parses(code: str) -> bool:
+    """Whether the text is valid Python."""
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # ValueError: null bytes and lone surrogates; the others: absurd nesting.
+        return False
+    return True

@@ -1,0 +1,147 @@
+"""Tasks from families: the fixed split, the prompts, the public and the hidden cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.errors import ConfigError, choices
+from agentrl.types import Task
+from agentrl_envs.code import lists, numbers, strings
+from agentrl_envs.code.families import Arguments, Draw, Family, Variant
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family for module in (numbers, strings, lists) for family in module.family.families
+}
+"""Every family by name."""
+
+HELD_OUT: tuple[str, ...] = (
+    "compare_zero",
+    "power",
+)
+"""Families that are never in the train split; easy to hard."""
+
+TRAIN: tuple[str, ...] = tuple(name for name in FAMILIES if name not in HELD_OUT)
+"""The other families."""
+
+PUBLIC_CASES = 2
+HIDDEN_CASES = 8
+
+
+def make_tasks(
+    split: str = "train",
+    n: int = 256,
+    seed: int = 0,
+    families: Sequence[str] | None = None,
+    levels: Sequence[int] | None = None,
+    examples: int = 1,
+) -> list[Task]:
+    """Draw tasks; the same arguments give the same tasks on every machine.
+
+    Families take turns, so any prefix of the list is balanced over them.
+
+    Args:
+        split: `train` or `held_out`, which share no family.
+        n: how many tasks.
+        seed: draws constants, names, wording and test inputs.
+        families: only these (they must belong to the split).
+        levels: only families of these levels (1 easy, 2 middle, 3 hard).
+        examples: how many public cases the prompt shows; prompts cost time in every step, and a
+            public case that fails is shown then anyway.
+
+    Raises:
+        ConfigError: an unknown split or family, or a selection that leaves nothing.
+    """
+    splits = {"train": TRAIN, "held_out": HELD_OUT}
+    if split not in splits:
+        raise ConfigError(f"agentrl_envs.code split: {choices(split, splits)}")
+    names = list(splits[split])
+    if families is not None:
+        for name in families:
+            if name not in names:
+                raise ConfigError(
+                    f"agentrl_envs.code families of {split!r}: {choices(name, names)}"
+                )
+        names = [name for name in names if name in set(families)]
+    if levels is not None:
+        names = [name for name in names if FAMILIES[name].level in set(levels)]
+    if not names or n < 1:
+        raise ConfigError(
+            f"agentrl_envs.code: n={n}, families={families}, levels={levels} leave no task in "
+            f"split {split!r}"
+        )
+    order = Draw(f"{seed}/{split}").shuffled(names)
+    return [
+        _task(
+            FAMILIES[order[i % len(order)]],
+            index=i // len(order),
+            seed=seed,
+            examples=examples,
+            split=split,
+        )
+        for i in range(n)
+    ]
+
+
+def _task(family: Family, *, index: int, seed: int, examples: int, split: str) -> Task:
+    draw = Draw(f"{seed}/{family.name}/{index}")
+    variant = family.build(draw)
+    public, hidden = _cases(variant, draw)
+    prompt = f"Write a Python function `{variant.name}({variant.params})` that {variant.task}."
+    for case in public[:examples]:
+        prompt += f"\nExample: {_call(variant.name, case)} == {case['expected']!r}"
+    return Task(
+        id=f"{family.name}-{seed}-{index}",
+        prompt=prompt,
+        label={"entry_point": variant.name, "public": public, "hidden": hidden},
+        metadata={
+            "family": family.name,
+            "level": family.level,
+            "reference": variant.reference,
+        },
+        split=split,
+    )
+
+
+def _call(name: str, case: Mapping[str, Any]) -> str:
+    return f"{name}({', '.join(map(repr, case['args']))})"
+
+
+def _cases(variant: Variant, draw: Draw) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Public cases with different answers where there are any; then edges first, hidden."""
+    solve = _function(variant)
+    edges, drawn = variant.inputs[: variant.edges], variant.inputs[variant.edges :]
+    drawn = sorted(draw.shuffled(drawn), key=_length)
+    cases = [_case(solve, arguments) for arguments in (*drawn, *edges)]
+    public = [cases[0]]
+    for case in cases[1:]:
+        if len(public) == PUBLIC_CASES:
+            break
+        if all(case["expected"] != other["expected"] for other in public):
+            public.append(case)
+    rest = [case for case in cases if case not in public]
+    first = [case for case in rest if tuple(case["args"]) in edges]
+    last = [case for case in rest if case not in first]
+    return public, (first + last)[:HIDDEN_CASES]
+
+
+def _case(solve: Any, arguments: Arguments) -> dict[str, Any]:
+    # The reference may change its arguments; the case keeps what goes in.
+    return {"args": list(arguments), "expected": solve(*_copy(arguments))}
+
+
+def _length(arguments: Arguments) -> int:
+    """Short cases are shown first; eight characters are about three tokens."""
+    return len(repr(arguments)) // 8
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_copy(item) for item in value)
+    return value
+
+
+def _function(variant: Variant) -> Any:
+    namespace: dict[str, Any] = {}
+    exec(variant.reference, namespace)
+    return namespace[variant.name]
