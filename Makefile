@@ -1,0 +1,52 @@
+# Two commands for a newcomer: `make train` and `make test`.
+# PYTHON names the interpreter that makes .venv (3.11 or newer).
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c .ci/constraints.txt
+CONFIG ?= configs/quickstart.yaml
+ARGS   ?=
+
+.PHONY: train test check format bench clean
+
+train: $(VENV)/.train  ## learn a real multi-turn code task on this machine
+	$(BIN)/agentrl train $(CONFIG) $(ARGS)
+
+test: $(VENV)/.test  ## run every test this machine has the parts for
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: $(VENV)/.test  ## lint, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.test  ## measure what the README claims, against a peer or a limit
+	$(BIN)/python benchmarks/orchestration.py
+	$(BIN)/python benchmarks/gradient_agreement.py
+	$(BIN)/python benchmarks/embedded_engine.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# torch goes first and alone: any other package that wants it would choose a build of its own.
+$(VENV)/.torch: .ci/constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "agentrl: installing torch into $(VENV) (once; a minute or more)"
+	@$(PIP) torch
+	@touch $@
+
+$(VENV)/.train: $(VENV)/.torch pyproject.toml
+	@echo "agentrl: installing agentrl into $(VENV)"
+	@$(PIP) -e ".[train,quickstart,track]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.train
+	@echo "agentrl: installing what the tests need into $(VENV)"
+	@$(PIP) -e ".[train,quickstart,track,inspect,dev]"
+	@touch $@
