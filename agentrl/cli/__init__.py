@@ -1,1 +1,91 @@
-"""agentrl.cli"""
+"""The `agentrl` command.
+
+Each command lives in a module of its own and is imported only when it is asked for, so that
+`agentrl --help` takes a fraction of a second and never loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from agentrl.cli import failures
+
+_COMMANDS = {
+    "train": "Train a policy from a run file.",
+    "eval": "Score a policy on held-out tasks.",
+    "rollout": "Collect trajectories without training.",
+}
+"""Single commands: module of the same name with a function of the same name."""
+
+_GROUPS = {
+    "traj": "Look at stored trajectories.",
+    "env": "Make and check environments.",
+    "config": "Show the keys and values of run files.",
+    "sandbox": "See which sandboxes work on this machine.",
+}
+"""Groups of commands: module of the same name with a Typer `app`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and leave with its exit status.
+
+    0 is success; 1 an unexpected error, or findings of a check; 2 a mistake in what was asked; 130
+    and 143 an interruption by Ctrl-C and SIGTERM.
+    """
+    if arguments is None:
+        arguments = sys.argv[1:]
+        signal.signal(signal.SIGINT, _leave)
+    words = list(arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    name = next((word for word in words if not word.startswith("-")), "")
+    try:
+        _app(name)(words)
+    except Exception as error:  # the outermost boundary: everything becomes one message
+        raise SystemExit(failures.report(error, debug=debug)) from None
+
+
+def _leave(number: int, frame: object) -> None:
+    """Ctrl-C outside of a run, where there is nothing to finish."""
+    raise SystemExit(128 + number)
+
+
+def _app(name: str) -> typer.Typer:
+    """The whole command line, with only the command `name` really imported."""
+    app = typer.Typer(
+        name="agentrl",
+        help="Train language models to act: many turns, real tools, rewards computed by code.",
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+
+    @app.callback()
+    def root(
+        debug: bool = typer.Option(
+            False, "--debug", help="Show tracebacks; may stand anywhere on the line."
+        ),
+    ) -> None:
+        """Train language models to act: many turns, real tools, rewards computed by code."""
+
+    for command, text in _COMMANDS.items():
+        if command == name:
+            module = importlib.import_module(f"agentrl.cli.{command}")
+            app.command(command, help=text)(module.command)
+        else:
+            app.command(command, help=text)(_not_loaded)
+    for group, text in _GROUPS.items():
+        if group == name:
+            app.add_typer(importlib.import_module(f"agentrl.cli.{group}").app, name=group)
+        else:
+            app.add_typer(typer.Typer(), name=group, help=text)
+    return app
+
+
+def _not_loaded() -> None:
+    """Stands for a command in the overview; never called."""

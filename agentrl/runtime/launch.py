@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -241,12 +240,13 @@ async def _run_in(
 
 def read_history(directory: RunDir, checkpoint: Checkpoint | None) -> History:
     """What earlier processes of a run left: steps done, lines logged, time spent."""
+    from agentrl.metrics.sinks import read_metrics
+
     logged: dict[int, dict[str, float]] = {}
     if directory.metrics_file.is_file():
-        for line in directory.metrics_file.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # the line a kill cut short
-                document = json.loads(line)
-                logged.setdefault(int(document["step"]), {}).update(document)
+        for line in read_metrics(directory.metrics_file):
+            known = {name: value for name, value in line.items() if value is not None}
+            logged.setdefault(line["step"], {}).update(known)
     elapsed = [values[_ELAPSED] for values in logged.values() if _ELAPSED in values]
     if checkpoint:
         elapsed.append(checkpoint.state.elapsed_s)
@@ -264,8 +264,6 @@ def _open_metrics(directory: RunDir, config: RunConfig, history: History) -> Any
     if config.log.tensorboard:
         sinks.append(TensorBoardSink(directory.tensorboard))
     metrics = MetricsLog(sinks)
-    if history.logged:
-        metrics.truncate_after(max(history.logged))
     return metrics
 
 

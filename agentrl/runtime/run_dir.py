@@ -122,20 +122,8 @@ class RunDir:
         Raises:
             RunError: it is not a run directory, or another process runs there.
         """
-        if not path.is_dir():
-            raise RunError(f"--resume: {path} is not a directory, so there is no run to continue")
-        if not (path / "config.yaml").is_file():
-            raise RunError(f"--resume: {path} holds no config.yaml, so it is not a run directory")
-        run = cls._locked(path)
-        try:
-            config = load_config(run.config_file)
-            identity = json.loads((path / "run.json").read_bytes())
-            return run, config, Path(identity["base"])
-        except (OSError, ValueError, KeyError) as error:
-            run.close()
-            if isinstance(error, ConfigError):
-                raise
-            raise RunError(f"--resume: {path}/run.json cannot be read: {error}") from error
+        config, base = read_identity(path)
+        return cls._locked(path), config, base
 
     def adopt(self, config: RunConfig, *, base: Path) -> None:
         """Go on with `config` instead of the stored one, if finished steps stay what they were.
@@ -206,6 +194,25 @@ class RunDir:
         }
         write_atomic(self.path / "run.json", json.dumps(identity, indent=1).encode())
         write_atomic(self.config_file, dump_config(config).encode())
+
+
+def read_identity(path: Path) -> tuple[RunConfig, Path]:
+    """The config of the run at `path`, and where its relative paths start.
+
+    Raises:
+        RunError: it is not a run directory.
+        ConfigError: its config is of another make.
+    """
+    if not (path / "config.yaml").is_file():
+        what = "holds no config.yaml" if path.is_dir() else "is not a directory"
+        raise RunError(f"{path} {what}, so it is not a run directory")
+    try:
+        identity = json.loads((path / "run.json").read_bytes())
+        return load_config(path / "config.yaml"), Path(identity["base"])
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{path}/run.json cannot be read: {error}") from error
 
 
 def run_path(config: RunConfig) -> Path:

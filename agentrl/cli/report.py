@@ -1,0 +1,102 @@
+"""Tables shown at the end of commands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from agentrl.runtime.evaluate import EvalSummary
+    from agentrl.runtime.local import RunResult
+    from agentrl.runtime.preflight import Check
+    from agentrl.runtime.stats import Interval
+
+_TITLE = "Scores (mean over tasks, 95 % interval over tasks)"
+_STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def preflight_table(checks: Sequence[Check]) -> RenderableType:
+    """One line a check, and what they add up to."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for check in checks:
+        mark = Text(check.status.value, style=_STYLE[check.status.value])
+        table.add_row(mark, check.name, Text(check.detail))
+    failed = sum(check.status == "fail" for check in checks)
+    warned = sum(check.status == "warn" for check in checks)
+    verdict = f"{failed} failed, {warned} warnings" if failed or warned else "ready to train"
+    return Group(table, Text(verdict, style="bold red" if failed else "bold"))
+
+
+def result_table(result: RunResult) -> RenderableType:
+    """Scores before and after with 95 % intervals, and where to look next."""
+    lines: list[RenderableType] = []
+    if result.comparisons:
+        table = Table(
+            title="Scores (mean over tasks, 95 % interval over tasks)", title_style="bold"
+        )
+        table.add_column("dataset")
+        table.add_column("tasks", justify="right")
+        table.add_column("before", justify="right")
+        table.add_column("after", justify="right")
+        table.add_column("difference, paired", justify="right")
+        for item in result.comparisons:
+            table.add_row(
+                item.name,
+                str(item.after.score.n),
+                item.before.score.text(),
+                item.after.score.text(),
+                Text(item.difference.text(signed=True), style=_verdict(item.difference)),
+            )
+        lines.append(table)
+        left_out = sum(item.before.untrusted + item.after.untrusted for item in result.comparisons)
+        if left_out:
+            lines.append(Text(f"{left_out} rollouts failed for reasons of their own; not counted"))
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    facts.add_row("steps", f"{result.steps} ({result.reason})")
+    facts.add_row("wall time", clock(result.elapsed_s))
+    facts.add_row("run directory", Text(str(result.run_dir), overflow="fold"))
+    facts.add_row("best and worst", Text(f"agentrl traj show {result.run_dir}", overflow="fold"))
+    lines.append(facts)
+    return Group(*lines)
+
+
+def score_table(summaries: Sequence[EvalSummary]) -> RenderableType:
+    """Scores of one policy."""
+    table = Table(title=_TITLE, title_style="bold")
+    for name in ("dataset", "tasks", "rollouts", "score", "pass@k", "tokens", "left out"):
+        table.add_column(name, justify="left" if name == "dataset" else "right")
+    for item in summaries:
+        passed = "n/a" if math.isnan(item.pass_at_k) else f"{item.pass_at_k:.3f} @{item.k}"
+        table.add_row(
+            item.name,
+            str(item.score.n),
+            str(item.rollouts),
+            item.score.text(),
+            passed,
+            f"{item.mean_tokens:.0f}",
+            str(item.untrusted),
+        )
+    return table
+
+
+def clock(seconds: float) -> str:
+    """As in `1:02:03` or `2:03`.
+
+    Example:
+        >>> clock(123.4)
+        '2:03'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _verdict(difference: Interval) -> str:
+    if difference.low > 0:
+        return "bold green"
+    return "bold red" if difference.high < 0 else ""

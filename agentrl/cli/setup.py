@@ -1,0 +1,64 @@
+"""What every command does first."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from agentrl.config import RunConfig, load_config, parse_config
+from agentrl.runtime.logs import quiet_libraries
+from agentrl.runtime.run_dir import free_name, read_identity
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """A terminal, or plain text where output goes to a file or a pipe."""
+    return Console(stderr=stderr, highlight=False)
+
+
+def prepare() -> None:
+    """Quiet libraries, and show warnings of agentrl itself on stderr.
+
+    Python warnings go to the log (`run.log` of a run), not to the terminal: they speak to the
+    developers of the library that raised them.
+    """
+    quiet_libraries()
+    logging.captureWarnings(True)
+    warnings.simplefilter("default")
+    noise = logging.getLogger("py.warnings")
+    noise.addHandler(logging.NullHandler())
+    show_warnings(open_console(stderr=True))
+
+
+def show_warnings(console: Console) -> None:
+    """Send agentrl's own warnings to `console`; a live view passes its own so lines do not mix."""
+    logger = logging.getLogger("agentrl")
+    for handler in list(logger.handlers):
+        if isinstance(handler, RichHandler):
+            logger.removeHandler(handler)
+    logger.addHandler(
+        RichHandler(
+            console=console, level=logging.WARNING, show_time=False, show_path=False, markup=False
+        )
+    )
+
+
+def read_config(path: Path, overrides: list[str]) -> tuple[RunConfig, Path]:
+    """A run file, or the stored config of a run directory, and where its relative paths start.
+
+    Raises:
+        AgentrlError: it is neither.
+    """
+    if path.is_dir():
+        config, base = read_identity(path)
+        return parse_config(config.model_dump(mode="json"), overrides, where=str(path)), base
+    return load_config(path, overrides), path.resolve().parent
+
+
+def free_directory(parent: str, name: str) -> Path:
+    """The first of NAME, NAME-2, NAME-3, ... below `parent` that does not exist."""
+    path = Path(parent).expanduser() / name
+    return path.with_name(free_name(path)) if path.exists() else path

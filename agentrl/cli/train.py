@@ -1,0 +1,81 @@
+"""`agentrl train`: a run from its first step, or on from where it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.setup import open_console, prepare, read_config
+from agentrl.config import parse_config
+from agentrl.errors import AgentrlError, ConfigError
+
+
+def command(
+    config: Annotated[
+        Path, typer.Argument(help="A run file, or with --resume also a run directory.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[section.key=value]...", help="Win over the file."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run, also after kill -9.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything that needs no model, then stop.")
+    ] = False,
+) -> None:
+    """Train a policy from a run file."""
+    prepare()
+    if dry_run:
+        raise typer.Exit(_dry_run(config, overrides or [], resume=resume))
+    raise typer.Exit(_train(config, overrides or [], resume=resume))
+
+
+def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
+    from agentrl.cli.report import preflight_table
+    from agentrl.runtime.preflight import Status, preflight
+
+    config, base = read_config(path, overrides)
+    checks = asyncio.run(preflight(config, base=base, resume=resume))
+    open_console().print(preflight_table(checks))
+    return 2 if any(check.status is Status.FAIL for check in checks) else 0
+
+
+def _train(path: Path, overrides: list[str], *, resume: bool) -> int:
+    from agentrl.cli.report import result_table
+    from agentrl.cli.view import watch
+    from agentrl.runtime.launch import open_run, train
+    from agentrl.runtime.run_dir import RunDir, run_path
+    from agentrl.runtime.stop import Interrupted
+
+    console = open_console()
+    if path.is_dir():
+        if not resume:
+            raise ConfigError(
+                f"{path} is a directory; give a run file, or add --resume to go on with a run"
+            )
+        run_dir, config, base = RunDir.resume(path)
+        try:
+            config = parse_config(config.model_dump(mode="json"), overrides, where=str(path))
+            run_dir.adopt(config, base=base)
+        except AgentrlError:
+            run_dir.close()
+            raise
+        where = path
+    else:
+        config, base = read_config(path, overrides)
+        run_dir = open_run(config, base=base) if resume else None
+        where = run_path(config)
+    try:
+        with watch(console) as progress:
+            result = asyncio.run(train(config, base=base, run_dir=run_dir, progress=progress))
+    except Interrupted as stop:
+        if where.is_dir():
+            console.print(f"stopped; go on with: agentrl train {where} --resume", markup=False)
+        return 128 + stop.signal
+    console.print(result_table(result))
+    return 0

@@ -1,0 +1,176 @@
+"""Rolling out without training: `agentrl eval` and `agentrl rollout`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from agentrl.config import RunConfig
+from agentrl.errors import RunError
+from agentrl.runtime.assemble import describe_model, load_task_sets
+from agentrl.runtime.collect import (
+    infrastructure_failure,
+    rollouts_of,
+    run_groups,
+    sampled_tokens,
+    stable_seed,
+)
+from agentrl.runtime.evaluate import EvalSummary, summarise
+from agentrl.runtime.launch import Policy, check_parts, open_policy
+from agentrl.runtime.progress import Progress, RunPlan
+from agentrl.runtime.stop import StopSwitch
+from agentrl.types import SamplingParams, Task, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """What `collect` made."""
+
+    rollouts: int
+    """Rollouts started."""
+    trusted: int
+    """Rollouts whose reward counts."""
+    mean_reward: float | None
+    """Over the trusted ones; None if there are none."""
+    terminations: Mapping[str, int]
+    """How many rollouts ended in which way."""
+    out: Path
+    """A directory that `agentrl traj show` reads."""
+
+
+async def evaluate(
+    config: RunConfig, *, base: Path, model_path: str | None, out: Path, progress: Progress
+) -> list[EvalSummary]:
+    """Score a policy on every `eval.datasets` entry, or on `dataset` where there is none.
+
+    Args:
+        config: environment, limits, `eval` section; nothing is trained.
+        base: where relative paths of the config start.
+        model_path: overrides `model.path`; a run directory stands for its latest checkpoint.
+        out: trajectories go to `out`/trajectories.
+        progress: told what happens.
+
+    Raises:
+        AgentrlError: anything that does not fit, or not one rollout could be scored.
+        Interrupted: SIGINT or SIGTERM.
+    """
+    from agentrl.data import TrajectoryStore
+
+    stop = StopSwitch()
+    with stop.on_signals():
+        check_parts(config, base=base)
+        sets = load_task_sets(config, base=base)
+        chosen = sets.evals or {"dataset": sets.train}
+        store = TrajectoryStore(out / "trajectories")
+        n = config.eval.n_samples
+        summaries = []
+        async with open_policy(config, base=base, model_path=model_path) as policy:
+            progress.started(_plan(config, policy, out, sum(map(len, chosen.values()))))
+            for name, tasks in chosen.items():
+                groups = await stop.guard(
+                    _roll_out(
+                        config, policy, tasks, name=f"eval-{name}", phase=f"eval {name}", n=n,
+                        temperature=config.eval.temperature, progress=progress,
+                    )
+                )  # fmt: skip
+                _require_some(name, groups)
+                store.write(0, f"eval/{name}", groups, None)
+                summaries.append(summarise(name, 0, groups, n_samples=n))
+                progress.evaluated(summaries[-1])
+        return summaries
+
+
+async def collect(
+    config: RunConfig,
+    *,
+    base: Path,
+    model_path: str | None,
+    tasks: int,
+    out: Path,
+    progress: Progress,
+) -> Collection:
+    """Roll the first `tasks` training tasks out, `rollout.n_samples_per_prompt` times each.
+
+    Args and errors as `evaluate`; the sampling is that of training.
+    """
+    from agentrl.data import TrajectoryStore
+
+    stop = StopSwitch()
+    with stop.on_signals():
+        check_parts(config, base=base)
+        chosen = load_task_sets(config, base=base).train[:tasks]
+        n = config.rollout.n_samples_per_prompt
+        async with open_policy(config, base=base, model_path=model_path) as policy:
+            progress.started(_plan(config, policy, out, len(chosen)))
+            groups = await stop.guard(
+                _roll_out(
+                    config, policy, chosen, name="rollout", phase="rollout", n=n,
+                    temperature=config.rollout.temperature, progress=progress,
+                )
+            )  # fmt: skip
+        TrajectoryStore(out / "trajectories").write(0, "train", groups, None)
+    last = rollouts_of(groups)
+    rewards = [row.reward for row in last if row.rule.reward_trusted and row.reward is not None]
+    terminations: dict[str, int] = {}
+    for row in last:
+        terminations[str(row.termination)] = terminations.get(str(row.termination), 0) + 1
+    return Collection(
+        rollouts=len(last),
+        trusted=len(rewards),
+        mean_reward=fmean(rewards) if rewards else None,
+        terminations=terminations,
+        out=out,
+    )
+
+
+async def _roll_out(
+    config: RunConfig,
+    policy: Policy,
+    tasks: Sequence[Task],
+    *,
+    name: str,
+    phase: str,
+    n: int,
+    temperature: float,
+    progress: Progress,
+) -> list[TrajectoryGroup]:
+    progress.phase(phase, len(tasks) * n)
+    return await run_groups(
+        policy.worker,
+        tasks,
+        name=name,
+        n=n,
+        sampling=SamplingParams(
+            temperature=temperature,
+            top_p=config.rollout.top_p,
+            max_tokens=config.rollout.max_turn_tokens,
+            stop_token_ids=policy.chat.stop_token_ids,
+        ),
+        seed=lambda task: stable_seed(config.run.seed, name, task.id),
+        in_flight=2 * config.serving.max_batch_size,
+        on_group=lambda group: progress.advance(n, sampled_tokens([group])),
+    )
+
+
+def _plan(config: RunConfig, policy: Policy, out: Path, tasks: int) -> RunPlan:
+    return RunPlan(
+        run_dir=out,
+        steps=0,
+        done=0,
+        max_minutes=None,
+        model=describe_model(policy.pretrained),
+        sandbox=policy.sandbox_text,
+        tasks=tasks,
+        rollouts_per_step=0,
+    )
+
+
+def _require_some(name: str, groups: Sequence[TrajectoryGroup]) -> None:
+    failure = infrastructure_failure(groups)
+    if failure is not None:
+        raise RunError(
+            f"no rollout of {name!r} could be scored: {failure}; most often the environment or its "
+            "sandbox is at fault: try 'agentrl env check TARGET'"
+        )
