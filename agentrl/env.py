@@ -123,6 +123,9 @@ class AgentInstance(ABC):
     wants_observation_text: bool = False
     """Whether `Action.observation_text` is filled; decoding everything each turn costs time."""
 
+    reward_range: tuple[float, float] | None = None
+    """Bounds of the sum of an episode's rewards, for `agentrl env check`; None promises none."""
+
     @abstractmethod
     async def reset(self, task: Task) -> Observation:
         """Begin the episode for `task`."""
