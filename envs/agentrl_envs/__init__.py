@@ -1,1 +1,1 @@
-"""agentrl_envs"""
+"""Environments: `agentrl_envs.code` (write a function) and `agentrl_envs.arithmetic`."""

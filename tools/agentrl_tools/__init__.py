@@ -1,1 +1,1 @@
-"""agentrl_tools"""
+"""Tools for environments: `agentrl_tools.calculator:calculator`, `agentrl_tools.python:python`."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, choices
-from agentrl.types import Task
+from agentrl.types import Task, Termination
 from agentrl_envs.code.extract import defines, extract_code, parses
 from agentrl_envs.code.runner import Problem, Report, cases_of, examples_of, run_solution
 
@@ -118,6 +118,7 @@ class CodeTask(AgentInstance):
             done=True,
             scores=float(report.solved),
             reward_parts=parts,
+            termination=Termination.TOOL_TIMEOUT if report.timed_out else Termination.ENV_DONE,
             extra_logs={
                 "solved": float(report.solved),
                 "public_passed": report.public_passed / max(1, report.public_total),

@@ -1,0 +1,123 @@
+"""A calculator: one expression in, one number out, and nothing an expression can break."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable
+
+from agentrl.errors import ToolError
+
+MAX_CHARS = 300
+MAX_BITS = 4096
+"""Whole numbers beyond this many bits are refused before they are computed."""
+
+Number = int | float
+
+_BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_FUNCTIONS: dict[str, Callable[..., Number]] = {
+    "abs": abs,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "max": max,
+    "min": min,
+    "round": round,
+    "sqrt": math.sqrt,
+}
+_CONSTANTS = {"pi": math.pi, "e": math.e}
+_GLUED = re.compile(r"\d(?!e[+-]?\d)[A-Za-z_]|\d\s*\(|\)\s*[\dA-Za-z_(]")
+
+
+def calculator(expression: str) -> str:
+    """Compute an arithmetic expression.
+
+    Args:
+        expression: numbers, + - * / // % ** and parentheses, such as (3 + 4) * 5; also sqrt,
+            abs, round, min, max, floor and ceil
+    """
+    return _text(evaluate(expression))
+
+
+def evaluate(expression: str) -> Number:
+    """The value of an expression.
+
+    Raises:
+        ToolError: it is not one, divides by zero, or would grow too large.
+
+    Example:
+        >>> evaluate("(3 + 4) * 5")
+        35
+    """
+    if len(expression) > MAX_CHARS:
+        raise ToolError(f"The expression has {len(expression)} characters, at most {MAX_CHARS}.")
+    source = expression.strip().replace("^", "**")
+    # Python would warn about `2x` and offer to call `2 (3)`; both are a forgotten operator.
+    if glued := _GLUED.search(source):
+        if not re.match(r"\w*\($", glued[0]) or glued[0][0].isdigit():
+            raise ToolError(f"Write an operator between the parts of {glued[0]!r}, such as *.")
+    try:
+        tree = ast.parse(source, mode="eval")
+        return _value(tree.body)
+    except ZeroDivisionError:
+        raise ToolError("Division by zero.") from None
+    except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as e:
+        reason = e.msg if isinstance(e, SyntaxError) else str(e)
+        raise ToolError(f"Cannot compute {_shown(expression)}: {reason}.") from None
+
+
+def _value(node: ast.expr) -> Number:
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return number
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            a, b = _value(left), _value(right)
+            _check_growth(op, a, b)
+            return _real(_BINARY[type(op)](a, b))
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
+            return _real(_FUNCTIONS[name](*map(_value, arguments)))
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return _CONSTANTS[name]
+    raise ToolError(f"{_shown(ast.unparse(node))} is not arithmetic.")
+
+
+def _check_growth(op: ast.operator, a: Number, b: Number) -> None:
+    """Refuse a whole number that would take long to compute, before computing it."""
+    if not isinstance(a, int) or not isinstance(b, int):
+        return
+    bits = 0
+    if isinstance(op, ast.Pow):
+        bits = a.bit_length() * max(0, b)
+    elif isinstance(op, ast.Mult):
+        bits = a.bit_length() + b.bit_length()
+    if bits > MAX_BITS:
+        raise ToolError("The result is too large.")
+
+
+def _real(value: Number | complex) -> Number:
+    if isinstance(value, complex) or not math.isfinite(value):
+        raise ToolError("The result is not a real number.")
+    return value
+
+
+def _text(value: Number) -> str:
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.12g}"
+    return str(value)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")
