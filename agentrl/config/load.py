@@ -55,11 +55,12 @@ def dump_config(config: RunConfig) -> str:
 
 
 def leaves(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every key as `(dotted name, description)`."""
+    """Every key as `(dotted name, description)`; `NAME` stands for a name the user chooses."""
     for name, info in model.model_fields.items():
         inner = _section(info.annotation)
         if inner is not None:
-            yield from leaves(inner, f"{prefix}{name}.")
+            free = "NAME." if typing.get_origin(info.annotation) is dict else ""
+            yield from leaves(inner, f"{prefix}{name}.{free}")
         else:
             yield f"{prefix}{name}", (info.description or "").replace("\n", " ")
 

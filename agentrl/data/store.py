@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -99,15 +99,18 @@ class TrajectoryStore:
         *,
         step: int | None = None,
         task_id: str | None = None,
-        group_id: str | None = None,
-        rollout_id: str | None = None,
+        rollout_ids: Collection[str] | None = None,
     ) -> Iterator[StoredTrajectory]:
-        """Stored rows that match every given condition, by kind, then step, then as written."""
-        wanted = {"task_id": task_id, "group_id": group_id, "rollout_id": rollout_id}
+        """Stored rows that match every given condition, by kind, then step, then as written.
+
+        A file comes whole or not at all: one that is damaged anywhere gives no row.
+        """
         for table in self._tables(kind, step, None):
-            for column, value in wanted.items():
-                if value is not None:
-                    table = table.filter(pc.field(column) == escape(value))
+            if task_id is not None:
+                table = table.filter(pc.field("task_id") == escape(task_id))
+            if rollout_ids is not None:
+                names = pa.array([escape(name) for name in rollout_ids], pa.string())
+                table = table.filter(pc.field("rollout_id").isin(names))
             yield from decode(table)
 
     def table(
@@ -138,20 +141,6 @@ class TrajectoryStore:
         """Steps that have a file of this kind, ascending."""
         matches = (_FILE.fullmatch(path.name) for path in self._folder(kind).glob("*.parquet"))
         return sorted(int(match[1]) for match in matches if match)
-
-    def truncate_after(self, step: int) -> int:
-        """Remove every file of a later step, of any kind; what a resume does before it redoes them.
-
-        Returns:
-            How many files were removed.
-        """
-        removed = 0
-        for kind in self.kinds():
-            for later in self.steps(kind):
-                if later > step:
-                    self.path(later, kind).unlink(missing_ok=True)
-                    removed += 1
-        return removed
 
     def path(self, step: int, kind: str) -> Path:
         """The file of one step and kind, whether or not it exists.
@@ -184,21 +173,24 @@ class TrajectoryStore:
                 if step is None or number == step:
                     yield from self._load(self.path(number, name), columns)
 
-    def _load(self, path: Path, columns: list[str] | None) -> Iterator[pa.Table]:
+    def _load(self, path: Path, columns: list[str] | None) -> list[pa.Table]:
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 reason = _unreadable(file)
-                if reason:
-                    self._warn(path, reason)
-                    return
-                for group in range(file.num_row_groups):
-                    table = file.read_row_group(group, columns=columns)
-                    yield table.select(columns or SCHEMA.names).replace_schema_metadata(None)
+                if not reason:
+                    return [
+                        file.read_row_group(group, columns=columns)
+                        .select(columns or SCHEMA.names)
+                        .replace_schema_metadata(None)
+                        for group in range(file.num_row_groups)
+                    ]
         except FileNotFoundError:
-            # Removed by `truncate_after` of the run while we were looking.
-            return
+            # The file of a run that was cleared away while we were looking.
+            return []
         except (OSError, pa.ArrowException) as error:
-            self._warn(path, f"torn or damaged: {str(error).splitlines()[0]}")
+            reason = f"torn or damaged: {str(error).splitlines()[0]}"
+        self._warn(path, reason)
+        return []
 
     def _warn(self, path: Path, reason: str) -> None:
         if path not in self._warned:
@@ -206,8 +198,13 @@ class TrajectoryStore:
             logger.warning("skipping %s: %s", path, reason)
 
 
-def write_rows(path: Path, rows: Sequence[StoredTrajectory]) -> None:
-    """Write one trajectory file, atomically; see `TrajectoryStore.write` for the errors."""
+def write_rows(path: Path, rows: Iterable[StoredTrajectory]) -> int:
+    """Write one trajectory file, atomically, and say how many rows it holds.
+
+    Raises:
+        DataError: as `TrajectoryStore.write`.
+    """
+    count = 0
     schema = SCHEMA.with_metadata({_VERSION_KEY: str(SCHEMA_VERSION).encode()})
     with (
         atomic_file(path) as file,
@@ -225,18 +222,22 @@ def write_rows(path: Path, rows: Sequence[StoredTrajectory]) -> None:
     ):
         for chunk in _chunks(rows):
             writer.write_table(encode(chunk).replace_schema_metadata(schema.metadata))
+            count += len(chunk)
+    return count
 
 
-def _chunks(rows: Sequence[StoredTrajectory]) -> Iterator[Sequence[StoredTrajectory]]:
-    start, size = 0, 0
-    for index, stored in enumerate(rows):
+def _chunks(rows: Iterable[StoredTrajectory]) -> Iterator[list[StoredTrajectory]]:
+    chunk: list[StoredTrajectory] = []
+    size = 0
+    for stored in rows:
         weight = _weight(stored.trajectory)
-        if size + weight > _CHUNK_BYTES and index > start:
-            yield rows[start:index]
-            start, size = index, 0
+        if chunk and size + weight > _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(stored)
         size += weight
-    if start < len(rows):
-        yield rows[start:]
+    if chunk:
+        yield chunk
 
 
 def _weight(trajectory: Trajectory) -> int:

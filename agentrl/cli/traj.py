@@ -1,0 +1,315 @@
+"""`agentrl traj`: look at the trajectories of a run, while it runs or afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from agentrl.errors import RunError, choices
+
+if TYPE_CHECKING:
+    from agentrl.data import StoredTrajectory, TrajectoryStore
+
+app = typer.Typer(help="Show, list and export the trajectories of a run.", no_args_is_help=True)
+
+
+class ExportFormat(enum.StrEnum):
+    """What `traj export` writes."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One stored rollout, without its tokens."""
+
+    kind: str
+    """`train` or `eval/NAME`."""
+    step: int
+    """Step of the file."""
+    task_id: str
+    """`Task.id`."""
+    rollout_id: str
+    """The rollout."""
+    reward: float | None
+    """Of its last row; None when it cannot be trusted."""
+    score: float | None
+    """As `reward`."""
+    termination: str
+    """Why it ended."""
+
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
+KindOption = Annotated[str, typer.Option(help="'train' or 'eval/NAME'.")]
+StepOption = Annotated[
+    str | None, typer.Option(metavar="N|first|last", help="Step; default the last one.")
+]
+
+
+@app.command()
+def show(
+    run: RunArgument,
+    step: StepOption = None,
+    kind: KindOption = "train",
+    task: Annotated[str | None, typer.Option(metavar="ID", help="Only this task.")] = None,
+    rollout: Annotated[str | None, typer.Option(metavar="ID", help="Only this rollout.")] = None,
+    best: Annotated[int | None, typer.Option(min=0, help="So many of the highest reward.")] = None,
+    worst: Annotated[int | None, typer.Option(min=0, help="So many of the lowest reward.")] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="List ids, mask, log-probabilities and versions.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
+) -> None:
+    """Print rollouts turn by turn; by default the best 2 and worst 2 of the last step."""
+    from agentrl.cli.traj_view import render_rollout
+
+    store = open_store(run)
+    chosen = select(store, kind=kind, step=step, task=task, rollout=rollout, best=best, worst=worst)
+    where = chosen[0][1]
+    rows: dict[str, list[StoredTrajectory]] = {}
+    wanted = [summary.rollout_id for _, summary in chosen]
+    for stored in store.read(where.kind, step=where.step, rollout_ids=wanted):
+        rows.setdefault(stored.trajectory.rollout_id, []).append(stored)
+    console = _console()
+    decode = _decoder(run)
+    for title, summary in chosen:
+        of_rollout = sorted(
+            rows.get(summary.rollout_id, ()), key=lambda stored: stored.trajectory.row_index
+        )
+        if of_rollout:
+            for line in render_rollout(
+                of_rollout, title=title, full=full, tokens=tokens, decode=decode
+            ):
+                console.print(line, soft_wrap=True, highlight=False)
+
+
+@app.command("list")
+def list_(run: RunArgument) -> None:
+    """List the stored steps with their counts and mean rewards."""
+    from agentrl.cli.traj_view import number, visible
+
+    groups: dict[tuple[str, int], list[Summary]] = {}
+    for summary in summaries(open_store(run)):
+        groups.setdefault((summary.kind, summary.step), []).append(summary)
+    table = Table("kind", "step", "tasks", "rollouts", "reward", "score", "ended by")
+    for (kind, step), members in groups.items():
+        ends = Counter(member.termination for member in members).most_common()
+        table.add_row(
+            visible(kind),
+            str(step),
+            str(len({member.task_id for member in members})),
+            str(len(members)),
+            number(_mean(member.reward for member in members)),
+            number(_mean(member.score for member in members)),
+            ", ".join(f"{name} {count}" for name, count in ends),
+        )
+    _console().print(table)
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")],
+    format: Annotated[
+        ExportFormat | None, typer.Option(help="Default: what the name of FILE says.")
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="Only 'train' or one 'eval/NAME'.")] = None,
+    step: StepOption = None,
+) -> None:
+    """Write stored trajectories into one file; without `--step` those of all steps."""
+    store = open_store(run)
+    if format is None:
+        suffix = output.suffix.removeprefix(".")
+        if suffix not in list(ExportFormat):
+            raise RunError(f"--output {output}: say --format, {choices(suffix, ExportFormat)}")
+        format = ExportFormat(suffix)
+    known = summaries(store)
+    if kind is not None and kind not in {summary.kind for summary in known}:
+        raise RunError(f"--kind: {choices(kind, {summary.kind for summary in known})}")
+    steps = {summary.step for summary in known if kind in (None, summary.kind)}
+    number = None if step is None else _step_number(step, steps)
+    rows = store.read(kind, step=number)
+    count = _export(output, format, rows)
+    _console().print(f"{count} trajectories in {output}", markup=False, highlight=False)
+
+
+def open_store(run: Path) -> TrajectoryStore:
+    """The trajectories of a run directory.
+
+    Raises:
+        RunError: it is not a run directory, or holds no trajectories yet.
+    """
+    from agentrl.data import TrajectoryStore
+
+    if not run.is_dir():
+        parent = run.parent
+        siblings = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+        near = f": in {parent}, {choices(run.name, siblings)}" if siblings else ""
+        raise RunError(f"run directory {run} does not exist{near}")
+    store = TrajectoryStore(run / "trajectories")
+    if not store.directory.is_dir() and not (run / "config.yaml").is_file():
+        raise RunError(
+            f"{run} is not a run directory: it has neither trajectories/ nor config.yaml, but "
+            f"{sorted(p.name for p in run.iterdir())[:8]}"
+        )
+    if not store.kinds():
+        raise RunError(
+            f"run {run} has no trajectories yet; they appear when its first step or evaluation "
+            "has been sampled"
+        )
+    return store
+
+
+def summaries(
+    store: TrajectoryStore, kind: str | None = None, step: int | None = None
+) -> list[Summary]:
+    """Every stored rollout once, in stored order."""
+    from agentrl.data.columns import unescape
+
+    columns = [field.name for field in dataclasses.fields(Summary)]
+    found: dict[tuple[str, int, str], Summary] = {}
+    for row in store.table(columns, kind, step=step).to_pylist():
+        text: dict[str, Any] = {k: unescape(v) if isinstance(v, str) else v for k, v in row.items()}
+        found[text["kind"], text["step"], text["rollout_id"]] = Summary(**text)
+    return list(found.values())
+
+
+def select(
+    store: TrajectoryStore,
+    *,
+    kind: str = "train",
+    step: str | None = None,
+    task: str | None = None,
+    rollout: str | None = None,
+    best: int | None = None,
+    worst: int | None = None,
+) -> list[tuple[str, Summary]]:
+    """The rollouts to show, each with the words that say why; all of one step.
+
+    Raises:
+        RunError: no such kind, step, task or rollout; names near misses.
+    """
+    if kind not in store.kinds():
+        raise RunError(f"--kind: {choices(kind, store.kinds())}")
+    number = _step_number(step, store.steps(kind)) if step is not None else None
+    ids_given = task is not None or rollout is not None
+    if number is None and not ids_given:
+        number = store.steps(kind)[-1]
+    found = summaries(store, kind, number)
+    for option, name, wanted in (("--task", "task_id", task), ("--rollout", "rollout_id", rollout)):
+        if wanted is not None:
+            kept = [summary for summary in found if getattr(summary, name) == wanted]
+            if not kept:
+                raise RunError(_unknown(option, wanted, [getattr(s, name) for s in found]))
+            found = kept
+    if not found:
+        raise RunError(f"no rollouts are stored for {kind!r}, step {number}")
+    last = max(summary.step for summary in found)
+    found = [summary for summary in found if summary.step == last]
+    if best is None and worst is None:
+        if ids_given:
+            return [("", summary) for summary in found]
+        best = worst = 2
+    return _extremes(found, best or 0, worst or 0)
+
+
+def _extremes(found: Sequence[Summary], best: int, worst: int) -> list[tuple[str, Summary]]:
+    trusted = [s for s in found if s.reward is not None and not math.isnan(s.reward)]
+    if not trusted:
+        return [("no reward can be trusted", summary) for summary in found[: best + worst]]
+    ranked = sorted(trusted, key=lambda summary: -(summary.reward or 0.0))
+    top = ranked[:best]
+    # With few rollouts the two ends meet; nothing is shown twice.
+    low = ranked[max(len(top), len(ranked) - worst) :]
+    shown = [(f"best {n} of {len(found)}", summary) for n, summary in enumerate(top, 1)]
+    return shown + [
+        (f"worst {n} of {len(found)}", summary) for n, summary in enumerate(reversed(low), 1)
+    ]
+
+
+def _step_number(step: str, steps: Sequence[int] | set[int]) -> int:
+    have = sorted(steps)
+    if step in ("first", "last"):
+        return have[0 if step == "first" else -1]
+    if not step.isdecimal():
+        raise RunError(f"--step {step!r}: expected a number, 'first' or 'last'")
+    if int(step) not in have:
+        raise RunError(
+            f"--step {step}: not stored; there are {len(have)} steps from {have[0]} to {have[-1]}"
+        )
+    return int(step)
+
+
+def _unknown(option: str, wanted: str, known: Sequence[str]) -> str:
+    names = list(dict.fromkeys(known))
+    near = get_close_matches(wanted, names, n=3)
+    hint = f"did you mean {', '.join(map(repr, near))}?" if near else f"there are {names[:5]}"
+    more = f" and {len(names) - 5} more" if not near and len(names) > 5 else ""
+    return f"{option} {wanted!r} is not stored here; {hint}{more}"
+
+
+def _mean(values: Iterator[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _console() -> Console:
+    # What a terminal cannot show must not end the command.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    return Console()
+
+
+def _decoder(run: Path) -> Callable[[Sequence[int]], str] | None:
+    """The tokenizer that the newest checkpoint of the run carries, if there is one."""
+    files = sorted(run.glob("checkpoints/*/tokenizer.json"), key=lambda path: path.stat().st_mtime)
+    try:
+        tokenizers = importlib.import_module("tokenizers")
+    except ModuleNotFoundError:
+        return None
+    if not files:
+        return None
+    tokenizer = tokenizers.Tokenizer.from_file(str(files[-1]))
+    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def _export(output: Path, format: ExportFormat, rows: Iterator[StoredTrajectory]) -> int:
+    from agentrl.data.atomic import atomic_file
+    from agentrl.data.store import write_rows
+
+    if format is ExportFormat.PARQUET:
+        return write_rows(output, rows)
+    count = 0
+    with atomic_file(output) as file:
+        for stored in rows:
+            record = dataclasses.asdict(stored)
+            line = {**record.pop("trajectory"), **record}
+            file.write(json.dumps(_finite(line)).encode() + b"\n")
+            count += 1
+    return count
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinities as null, since JSON has neither."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
