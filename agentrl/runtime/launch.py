@@ -201,6 +201,7 @@ async def _run_in(
             policy.pretrained.model,
             train=config.train,
             algorithm=config.resolved_algorithm(),
+            gradient_checkpointing=config.model.gradient_checkpointing,
         )
         if checkpoint:
             trainer.load(checkpoint.path)

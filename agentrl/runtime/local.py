@@ -252,12 +252,12 @@ class LocalRun:
             self._parts.store.write(step, "train", groups, batch.advantages)
 
     async def _train(self, batch: StepBatch, bag: MetricBag) -> None:
+        """Also without anything to train on: the policy version and the schedule count steps."""
         self._stop.check()
-        if not batch.updates:
+        if not any(update.micro_batches for update in batch.updates):
             self._progress.note("no group of this step teaches anything; weights stay as they are")
-            logger.warning("step without a trainable group: skipped")
-            bag.sum("train/skipped_steps", 1)
-            return
+            logger.warning("step without a trainable group: weights stay as they are")
+            bag.sum("train/steps_without_signal", 1)
         self._progress.phase("train")
         await self._parts.client.pause_all()
         began = time.monotonic()

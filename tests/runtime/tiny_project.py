@@ -1,0 +1,152 @@
+"""A whole project in a temporary folder: random 2-layer Llama, byte tokenizer, tasks, environment.
+
+A run of it takes seconds on one core. The environment pays for vowels, so a random model has
+groups with different rewards from the first step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+ENV = '''
+"""Pays for vowels: two turns, no tools, no sandbox."""
+
+import asyncio
+import os
+
+from agentrl import AgentInstance, Observation, StepResult
+
+
+class Vowels(AgentInstance):
+    def __init__(self, fail: str = "", delay_s: float = 0.0):
+        self.fail = fail
+        self.delay_s = delay_s
+
+    async def reset(self, task):
+        if self.fail == "reset":
+            raise ValueError("this environment never resets")
+        await asyncio.sleep(self.delay_s)
+        return Observation(content=str(task.prompt))
+
+    async def step(self, action):
+        if self.fail == "step":
+            raise KeyError("no such answer")
+        share = sum(c in "aeiouAEIOU" for c in action.text) / max(1, len(action.text))
+        return StepResult(rewards=share, environment_feedback="more", done=action.turn >= 1,
+                          scores=min(1.0, 4 * share), extra_logs={"share": share})
+'''
+
+
+def write_model(folder: Path, *, seed: int = 0) -> Path:
+    """Save a random Llama and its tokenizer in Hugging Face format."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+    )
+    tokenizer.chat_template = CHATML
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_project(folder: Path, **changes: Any) -> Path:
+    """Write model, environment, tasks and run file; returns the run file.
+
+    Args:
+        folder: made if needed.
+        changes: dotted keys with `__` for `.`, as in `train__steps=3`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "model").exists():
+        write_model(folder / "model")
+    (folder / "vowels.py").write_text(ENV)
+    for name, count in (("train", 12), ("held", 3)):
+        rows = [{"id": f"{name}-{i}", "prompt": f"say {i}"} for i in range(count)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data: dict[str, Any] = {
+        "run": {"name": "tiny", "dir": str(folder / "runs"), "seed": 3},
+        "model": {"path": str(folder / "model"), "dtype": "float32", "device": "cpu"},
+        "env": {"target": "vowels.py:Vowels"},
+        "sandbox": {"backend": "process"},
+        "dataset": {"source": "train.jsonl"},
+        "rollout": {
+            "prompts_per_step": 3,
+            "n_samples_per_prompt": 4,
+            "max_assistant_turns": 2,
+            "max_turn_tokens": 8,
+            "max_response_tokens": 48,
+            "max_context_tokens": 128,
+        },
+        "serving": {"max_batch_size": 16, "kv_cache_gb": 0.1},
+        "train": {"steps": 4, "learning_rate": 1e-3, "micro_batch_tokens": 512},
+        "eval": {"datasets": {"held": {"source": "held.jsonl"}}, "n_samples": 2},
+        "checkpoint": {"every_steps": 2},
+    }
+    for dotted, value in changes.items():
+        *sections, leaf = dotted.split("__")
+        node = data
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[leaf] = value
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def environment() -> dict[str, str]:
+    """For child processes: one thread, so that two runs compute the same bits."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    """`agentrl WORDS` as a real process."""
+    command = [sys.executable, "-c", "from agentrl.cli import main; main()", *map(str, words)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+
+
+def agentrl(*words: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run `agentrl WORDS` to its end."""
+    process = start(*words)
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(list(map(str, words)), process.returncode, out, err)
