@@ -1,0 +1,294 @@
+"""What a template writes between turns, found by rendering probes and looking around them.
+
+A delta is made of constant pieces and the new contents; the pieces are cut out of a few renders of
+a tiny conversation, once. The template itself stays the source: nothing is written down here
+about any model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.chat.template import (
+    PROBE_CALL_ID,
+    PROBE_TOOL,
+    Template,
+    call_label,
+    calling_assistant,
+    to_json,
+    tool_label,
+    wrap_tool_text,
+)
+from agentrl.chat.tokenizer import Codec
+from agentrl.errors import ChatError
+from agentrl.types import Message, Role
+
+CALL_ID_SLOT = "\ufdd1"
+TOOL_NAME_SLOT = "\ufdd2"
+
+_USER, _ANSWER, _NEXT, _AFTER = "Alphaprobe", "Betaprobe", "Gammaprobe", "Deltaprobe"
+_NASTY = '  say "x\\y" <b>&amp;</b> \u00e9\u4e16\n\n  end \n'
+
+_FILTERS: Mapping[str, Callable[[str], str]] = {
+    "as_is": lambda text: text,
+    "trim": str.strip,
+    "json": to_json,
+    "trimmed_json": lambda text: to_json(text.strip()),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """How messages of one role are written into a running conversation."""
+
+    before: str
+    """Text before the first message of a run."""
+    between: str | None
+    """Text between two messages of this role in a row; None: the template refuses that, so their
+    contents are joined into one message."""
+    after: str
+    """Text after the last message of a run."""
+    content: str
+    """Name of the filter the template applies to the content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundaries:
+    """The constant pieces of a template."""
+
+    close_id: int
+    """Special token that ends an assistant turn."""
+    close: str
+    """Its text."""
+    separator: str
+    """What stands between the end of an assistant turn and the next message."""
+    lead: str
+    """White space the template puts before an assistant's words; the model samples it itself."""
+    generation: str
+    """The generation prompt."""
+    pieces: Mapping[Role, Piece]
+    """By role; a role that is not here is written as a user message."""
+
+    def compose(self, messages: Sequence[Message], guard: Callable[[Message], str]) -> str:
+        """Text of `messages` and the generation prompt, as it follows a closed assistant turn.
+
+        Args:
+            messages: in roles of `pieces`, or `assistant`.
+            guard: gives the content of a message with its look-alikes cut.
+        """
+        parts = [self.separator]
+        for role, run in _runs(messages, self.pieces):
+            if role == "assistant":
+                for message in run:
+                    parts += [self.generation, self.lead, guard(message)]
+                    parts += [self.close, self.separator]
+                continue
+            contents = [guard(message) for message in run]
+            for index, message in enumerate(run):
+                if message.role == "tool" and role == "user":
+                    contents[index] = wrap_tool_text(contents[index])
+            parts += _write_run(self.pieces[role], run, contents)
+        parts.append(self.generation)
+        return "".join(parts)
+
+
+def find_boundaries(template: Template, codec: Codec) -> Boundaries:
+    """Cut the constant pieces out of probes.
+
+    Raises:
+        ChatError: the template does not have the shape of turns that can be appended.
+    """
+    user, answer, following = _entry("user", _USER), _entry("assistant", _ANSWER), _NEXT
+    whole = template.raw([user, answer, _entry("user", following)], generate=True)
+    for probe in (_USER, _ANSWER, following):
+        if whole.count(probe) != 1:
+            raise ChatError(
+                f"the chat template shows the probe {probe!r} {whole.count(probe)} times instead "
+                f"of once, so turns cannot be told apart in: {whole[:300]!r}"
+            )
+    gap = whole[whole.index(_ANSWER) + len(_ANSWER) : whole.index(following)]
+    stop = codec.find_special(gap)
+    if stop is None or gap[: stop.start()].strip():
+        raise ChatError(
+            "the chat template does not end assistant turns with a special token (it writes "
+            f"{gap!r}), so the model has no way to say that it is done; use chat.template: raw, "
+            "or a template that closes turns"
+        )
+    close = stop[0]
+    prompt = template.raw([user], generate=True)
+    lead = whole[len(prompt) : whole.index(_ANSWER)] if whole.startswith(prompt) else ""
+    after_user, generation = _tail(template, [user, answer], "user", following)
+    separator = _separator(template, [user, answer], close, gap[stop.end() :], after_user)
+    pieces: dict[Role, Piece] = {}
+    roles: tuple[Role, ...] = ("user", "tool", "system")
+    for role in roles:
+        piece = _find_piece(template, role, close, separator)
+        if piece is not None:
+            pieces[role] = piece
+    if "user" not in pieces:
+        raise ChatError(
+            "the chat template rewrites the text of user messages in a way that is neither "
+            "trimming nor JSON; deltas cannot be exact"
+        )
+    return Boundaries(
+        close_id=codec.specials[close],
+        close=close,
+        separator=separator,
+        lead=lead if lead.isspace() else "",
+        generation=generation,
+        pieces=pieces,
+    )
+
+
+def _entry(role: Role, content: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"role": role, "content": content}
+    if role == "tool":
+        entry |= {"tool_call_id": PROBE_CALL_ID, "name": PROBE_TOOL}
+    return entry
+
+
+def _tail(
+    template: Template, history: list[dict[str, Any]], role: Role, probe: str
+) -> tuple[str, str]:
+    """What follows the last message: the end of that message, and the generation prompt."""
+    messages = [*history, _entry(role, probe)]
+    plain = template.raw(messages, generate=False)
+    ready = template.raw(messages, generate=True)
+    if not ready.startswith(plain) or probe not in plain:
+        raise ChatError(
+            "the chat template does not simply append its generation prompt: it renders "
+            f"...{plain[-120:]!r} without and ...{ready[-120:]!r} with add_generation_prompt"
+        )
+    return plain[plain.rindex(probe) + len(probe) :], ready[len(plain) :]
+
+
+def _separator(
+    template: Template, history: list[dict[str, Any]], close: str, gap: str, after_user: str
+) -> str:
+    """The part of the gap after `close` that belongs to the turn and not to the next message."""
+    closed = template.attempt(history, generate=False, needles=[_ANSWER])
+    if closed is not None:
+        tail = closed[closed.index(_ANSWER) + len(_ANSWER) :].lstrip(" ")
+        if tail.startswith(close) and gap.startswith(tail[len(close) :]):
+            return tail[len(close) :]
+    double = template.attempt(
+        [*history, _entry("user", _NEXT), _entry("user", _AFTER)],
+        generate=False,
+        needles=[_NEXT, _AFTER],
+    )
+    if double is not None:
+        middle = double[double.index(_NEXT) + len(_NEXT) : double.index(_AFTER)]
+        before = middle[len(after_user) :]
+        if middle.startswith(after_user) and gap.endswith(before):
+            return gap[: len(gap) - len(before)]
+    raise ChatError(
+        "the chat template does not close an assistant turn at the end of a conversation, so the "
+        f"separator cannot be told from the next message in {gap!r}"
+    )
+
+
+def _find_piece(template: Template, role: Role, close: str, separator: str) -> Piece | None:
+    """The piece of a role, or None if the template does not render the role as it should."""
+    user = _entry("user", _USER)
+    befores = [_entry("assistant", _ANSWER)]
+    if role == "tool":
+        befores.append(calling_assistant())
+    for before in befores:
+        history = [user, before]
+        if template.attempt([*history, _entry(role, _NEXT)], generate=True, needles=[_NEXT]):
+            piece = _cut_piece(template, history, role, close, separator)
+            if piece is not None:
+                return piece
+    return None
+
+
+def _cut_piece(
+    template: Template, history: list[dict[str, Any]], role: Role, close: str, separator: str
+) -> Piece | None:
+    try:
+        after, _ = _tail(template, history, role, _NEXT)
+    except ChatError:
+        return None
+    single = template.raw([*history, _entry(role, _NEXT)], generate=False)
+    opening = single.rfind(close, 0, single.index(_NEXT))
+    gap = single[opening + len(close) : single.index(_NEXT)]
+    if opening < 0 or not gap.startswith(separator):
+        return None
+    before = gap[len(separator) :]
+    double = template.attempt(
+        [*history, _entry(role, _NEXT), _entry(role, _AFTER)],
+        generate=False,
+        needles=[_NEXT, _AFTER],
+    )
+    between = None
+    if double is not None and double.endswith(_AFTER + after):
+        between = double[double.index(_NEXT) + len(_NEXT) : double.index(_AFTER)]
+    stem = single[: opening + len(close)] + separator + before
+    nasty = template.attempt([*history, _entry(role, _NASTY)], generate=False)
+    for name, change in _FILTERS.items():
+        # A filter may also have quoted the harmless probe, which then sits inside the wrappers.
+        quotes = 1 if name.endswith("json") and before.endswith('"') else 0
+        head, tail = stem[: len(stem) - quotes], after[quotes:]
+        if nasty == head + change(_NASTY) + tail:
+            return Piece(
+                before=_slots(before[: len(before) - quotes]),
+                between=None
+                if between is None
+                else _slots(between[quotes:][: len(between) - 2 * quotes]),
+                after=_slots(tail),
+                content=name,
+            )
+    return None
+
+
+def _slots(text: str) -> str:
+    return text.replace(PROBE_CALL_ID, CALL_ID_SLOT).replace(PROBE_TOOL, TOOL_NAME_SLOT)
+
+
+def _runs(
+    messages: Sequence[Message], pieces: Mapping[Role, Piece]
+) -> list[tuple[Role, list[Message]]]:
+    """Neighbours that are written as one role; roles without a piece are written as user."""
+    runs: list[tuple[Role, list[Message]]] = []
+    for message in messages:
+        role: Role = message.role
+        if role != "assistant" and role not in pieces:
+            role = "user"
+        if runs and runs[-1][0] == role:
+            runs[-1][1].append(message)
+        else:
+            runs.append((role, [message]))
+    return runs
+
+
+def _write_run(piece: Piece, run: Sequence[Message], contents: Sequence[str]) -> list[str]:
+    change = _FILTERS[piece.content]
+    first, last = _fill(piece.before, run[0]), _fill(piece.after, run[-1])
+    if piece.between is None:
+        return [first, change("\n\n".join(contents)), last]
+    parts = [first, change(contents[0])]
+    for previous, message, content in zip(run, run[1:], contents[1:], strict=False):
+        end, start = _halves(piece)
+        parts += [_fill(end, previous), _fill(start, message), change(content)]
+    parts.append(last)
+    return parts
+
+
+def _halves(piece: Piece) -> tuple[str, str]:
+    """`between`, cut where one message ends and the next begins."""
+    between = piece.between or ""
+    if between.startswith(piece.after):
+        return piece.after, between[len(piece.after) :]
+    if between.endswith(piece.before):
+        return between[: len(between) - len(piece.before)], piece.before
+    return "", between
+
+
+def _fill(text: str, message: Message) -> str:
+    if CALL_ID_SLOT in text:
+        text = text.replace(CALL_ID_SLOT, call_label(message))
+    if TOOL_NAME_SLOT in text:
+        text = text.replace(TOOL_NAME_SLOT, tool_label(message.name))
+    return text

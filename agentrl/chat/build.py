@@ -1,0 +1,106 @@
+"""Recognise the family of a template and build its format, proven."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentrl.chat.boundaries import find_boundaries
+from agentrl.chat.format import ChatFormat, RawChat, TemplateChat
+from agentrl.chat.parsers import check_parser_name
+from agentrl.chat.proof import prove
+from agentrl.chat.template import Template
+from agentrl.chat.tokenizer import Codec, TokenizerLike
+from agentrl.config.schema import ChatSection
+from agentrl.errors import ChatError, ConfigError, choices
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What is known of a family beside what its template shows."""
+
+    marker: str
+    """Stands in every rendered conversation of the family."""
+    not_marker: str | None = None
+    """Stands in conversations of a relative that is not of the family."""
+    stops: tuple[str, ...]
+    """Special tokens that end a turn, beside the one the template writes."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "chatml": Family(marker="<|im_start|>", stops=("<|im_end|>", "<|endoftext|>")),
+    "llama3": Family(
+        marker="<|start_header_id|>", stops=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+    ),
+    "mistral": Family(marker="[INST]", not_marker="<<SYS>>", stops=("</s>",)),
+}
+TEMPLATES = ("auto", "chatml", "generic", "llama3", "mistral", "raw")
+"""Valid values of `chat.template`."""
+
+
+def build_chat(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
+    """The format of a model's conversations.
+
+    Args:
+        tokenizer: a `transformers` tokenizer, or anything like it.
+        section: `template`, `tool_parser` and `system_prompt`.
+
+    Raises:
+        ConfigError: an unknown template or parser, or a tokenizer without a template.
+        ChatError: the template cannot be appended to, or is not of the named family.
+    """
+    if section.template not in TEMPLATES:
+        raise ConfigError(f"chat.template: {choices(section.template, TEMPLATES)}")
+    check_parser_name(section.tool_parser)
+    codec = Codec(tokenizer)
+    parser, system_prompt = section.tool_parser, section.system_prompt
+    if section.template == "raw":
+        return RawChat(codec, parser=parser, system_prompt=system_prompt)
+    template = Template(codec, parser=parser)
+    name = _family_of(template, section.template)
+    boundaries = find_boundaries(template, codec)
+    findings = prove(template, boundaries, codec, known_family=name != "generic")
+    for finding in findings:
+        if not finding.refuse:
+            logger.warning("%s", finding.text)
+        elif finding.feature == "system" and system_prompt is not None:
+            raise ChatError(f"chat.system_prompt is set, but {finding.text}")
+    extra = FAMILIES[name].stops if name in FAMILIES else ()
+    stops = [boundaries.close_id, tokenizer.eos_token_id]
+    stops += [codec.specials.get(text) for text in extra]
+    return TemplateChat(
+        codec,
+        name=name,
+        template=template,
+        boundaries=boundaries,
+        findings=findings,
+        stop_token_ids=tuple(dict.fromkeys(stop for stop in stops if stop is not None)),
+        parser=parser,
+        system_prompt=system_prompt,
+    )
+
+
+def _family_of(template: Template, wanted: str) -> str:
+    try:
+        text = template.raw([{"role": "user", "content": "Hello"}], generate=True)
+    except ChatError as error:
+        raise ConfigError(
+            f"the tokenizer cannot render a chat: {error}; set its chat_template, or use "
+            "chat.template: raw"
+        ) from error
+    found = "generic"
+    for name, family in FAMILIES.items():
+        if family.marker in text and not (family.not_marker and family.not_marker in text):
+            found = name
+            break
+    if wanted in ("auto", found):
+        return found
+    if wanted == "generic":
+        return "generic"
+    raise ConfigError(
+        f"chat.template is {wanted!r}, but the model's own template is of the family {found!r} "
+        f"(it renders {text[:80]!r}); use {found!r} or 'auto'"
+    )

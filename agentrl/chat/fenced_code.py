@@ -1,0 +1,64 @@
+"""The action is a fenced block of code: the `fenced_code` format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from agentrl.chat.parser import Found, ToolCallParser
+from agentrl.tool import Tool
+from agentrl.types import CallStatus
+
+_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^\s`]*)([^\n`]*)(?:\n|\Z)", re.MULTILINE)
+
+
+class FencedCodeParser(ToolCallParser):
+    """Each fenced block becomes a call of `python` with `code` and `language`.
+
+    Fences follow CommonMark: a block ends at a line that holds nothing but a fence of the same
+    character and at least the same length. A block that the turn ends in is `UNCLOSED` and keeps
+    its code.
+    """
+
+    name = "fenced_code"
+    names_tools = False
+
+    def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
+        """See `ToolCallParser.find`."""
+        at = start
+        while match := _FENCE.search(text, at):
+            found = _read_block(text, match)
+            at = found.end
+            stray = found.status is CallStatus.UNCLOSED and not match[3]
+            # A lone fence at the very end of a turn opens nothing.
+            if not (stray and not str(found.arguments["code"]).strip()):
+                yield found
+
+
+def _read_block(text: str, opening: re.Match[str]) -> Found:
+    indent, fence, language = opening[1], opening[2], opening[3]
+    closing = re.compile(
+        rf"^[ \t]*{re.escape(fence[0])}{{{len(fence)},}}[ \t]*$", re.MULTILINE
+    ).search(text, opening.end())
+    code = text[opening.end() : closing.start() if closing else len(text)]
+    if closing and code.endswith("\n"):
+        code = code[:-1]
+    arguments = {"code": _dedent(code, len(indent)), "language": language.lower()}
+    if closing is None:
+        return Found(
+            start=opening.start(2),
+            end=len(text),
+            name="python",
+            arguments=arguments,
+            status=CallStatus.UNCLOSED,
+            error=f"the fenced block is not closed; end it with {fence} on a line of its own",
+        )
+    return Found(start=opening.start(2), end=closing.end(), name="python", arguments=arguments)
+
+
+def _dedent(code: str, width: int) -> str:
+    """Take at most the indent of the fence from every line, as CommonMark does."""
+    if not width:
+        return code
+    pattern = re.compile(rf"^[ \t]{{1,{width}}}", re.MULTILINE)
+    return pattern.sub("", code)

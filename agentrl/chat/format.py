@@ -1,0 +1,215 @@
+"""Messages to ids, once for the prompt and then only what is new.
+
+A `ChatFormat` belongs to one tokenizer and one template. `build_chat` refuses a template whose
+turns cannot be appended, so that a run never finds out in the middle.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from agentrl.chat.boundaries import Boundaries
+from agentrl.chat.offer import describe_tools
+from agentrl.chat.proof import Finding
+from agentrl.chat.spans import TokenMap
+from agentrl.chat.template import Template, with_system
+from agentrl.chat.tokenizer import CUT, Codec, clean
+from agentrl.chat.truncate import truncate_middle
+from agentrl.errors import ChatError
+from agentrl.tool import Tool
+from agentrl.types import Message
+
+logger = logging.getLogger(__name__)
+
+
+class ChatFormat(ABC):
+    """How one model reads a conversation."""
+
+    name: str
+    """The family: `chatml`, `llama3`, `mistral`, `generic` or `raw`."""
+    stop_token_ids: tuple[int, ...]
+    """Special tokens that end an assistant turn; the first is the one the template writes."""
+    reasoning_prefilled: bool = False
+    """Whether the generation prompt opens a `<think>` block that the model closes."""
+
+    def __init__(self, codec: Codec, *, parser: str, system_prompt: str | None) -> None:
+        self._codec = codec
+        self._parser = parser
+        self._system_prompt = system_prompt
+
+    @abstractmethod
+    def render_prompt(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> tuple[int, ...]:
+        """Ids of the first prompt, generation prompt included.
+
+        Raises:
+            ChatError: the template refuses the conversation, or a tool cannot be offered.
+        """
+
+    @abstractmethod
+    def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """The same as text."""
+
+    @abstractmethod
+    def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
+        """Ids to append after an assistant turn, so that the model can go on.
+
+        Costs as much as the new text, however long the conversation is.
+
+        Args:
+            messages: tool results and feedback, in order.
+            ended: whether the turn ended with a sampled stop token. If not, the delta begins with
+                the token that closes the turn.
+        """
+
+    def raw_prompt(self, text: str) -> tuple[int, ...]:
+        """Ids of a prompt that brings its own markers; special tokens in it are real."""
+        return self._codec.encode_document(text)
+
+    def raw_delta(self, text: str, *, ended: bool = True) -> tuple[int, ...]:
+        """Ids of feedback that brings its own markers, and nothing around it.
+
+        Args:
+            text: special tokens in it are real.
+            ended: whether a stop token was sampled. If so, a stop token at the beginning of
+                `text` is left out instead of being doubled.
+        """
+        return self._append(clean(text), ended=ended)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return self._codec.decode(ids)
+
+    def decode_raw(self, ids: Sequence[int]) -> str:
+        """Text with special tokens written out."""
+        return self._codec.decode_raw(ids)
+
+    def drop_specials(self, text: str) -> str:
+        """Text from `decode_raw` without the special tokens."""
+        return self._codec.drop_specials(text)
+
+    def token_map(self, ids: Sequence[int], text: str) -> TokenMap:
+        """Maps character spans of `text = decode_raw(ids)` to token spans."""
+        return self._codec.token_map(ids, text)
+
+    def encode_plain(self, text: str) -> tuple[int, ...]:
+        """Ids of foreign text in the middle of a conversation; none of them is special."""
+        return self._codec.encode_plain(text)
+
+    def truncate_middle(self, text: str, max_tokens: int) -> tuple[str, bool]:
+        """Head and tail of `text` in at most `max_tokens` tokens, and whether it was cut."""
+        return truncate_middle(self._codec, text, max_tokens)
+
+    def _append(self, text: str, *, ended: bool) -> tuple[int, ...]:
+        ids = self._codec.encode(text, after=self.stop_token_ids[0])
+        return ids[1:] if ended and ids and ids[0] in self.stop_token_ids else ids
+
+    def _with_system_prompt(self, messages: Sequence[Message]) -> list[Message]:
+        if self._system_prompt is None or any(m.role == "system" for m in messages):
+            return list(messages)
+        return [Message(role="system", content=self._system_prompt), *messages]
+
+
+class TemplateChat(ChatFormat):
+    """A format whose pieces were cut out of the model's own template."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        *,
+        name: str,
+        template: Template,
+        boundaries: Boundaries,
+        findings: Sequence[Finding] = (),
+        stop_token_ids: tuple[int, ...],
+        parser: str,
+        system_prompt: str | None,
+    ) -> None:
+        super().__init__(codec, parser=parser, system_prompt=system_prompt)
+        self.name = name
+        self.stop_token_ids = stop_token_ids
+        self.boundaries = boundaries
+        self.reasoning_prefilled = boundaries.generation.rstrip().endswith("<think>")
+        self._template = template
+        self._refused = {finding.feature: finding for finding in findings if finding.refuse}
+        self._warned_tools = False
+
+    def render_prompt(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> tuple[int, ...]:
+        """See `ChatFormat.render_prompt`."""
+        return self._codec.encode(self._render(messages, tools))
+
+    def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """See `ChatFormat.render_text`."""
+        return self._render(messages, tools).replace(CUT, "")
+
+    def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
+        """See `ChatFormat.turn_delta`."""
+        pieces = self.boundaries
+        ids = self._codec.encode(
+            pieces.compose(messages, self._template.guard), after=pieces.close_id
+        )
+        return ids if ended else (pieces.close_id, *ids)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        if not messages:
+            raise ChatError("a conversation needs at least one message, got none")
+        messages = self._with_system_prompt(messages)
+        if "system" in self._refused and messages[0].role == "system":
+            raise ChatError(self._refused["system"].text)
+        if tools:
+            if "tools" in self._refused and self._template.abilities.tools:
+                raise ChatError(self._refused["tools"].text)
+            self._warn_unread_tools()
+        return self._template.render(messages, tools)
+
+    def _warn_unread_tools(self) -> None:
+        if self._parser == "none" and not self._warned_tools:
+            self._warned_tools = True
+            logger.warning(
+                "tools are offered, but chat.tool_parser is 'none': calls reach the environment "
+                "as text only; set chat.tool_parser to have them run"
+            )
+
+
+class RawChat(ChatFormat):
+    """No template: texts are joined as they are, and the environment writes its own markers."""
+
+    name = "raw"
+
+    def __init__(self, codec: Codec, *, parser: str, system_prompt: str | None) -> None:
+        super().__init__(codec, parser=parser, system_prompt=system_prompt)
+        stop = codec.tokenizer.eos_token_id
+        if stop is None:
+            raise ChatError(
+                "chat.template is 'raw', but the tokenizer has no end-of-text token that could "
+                "end a turn; set its eos_token"
+            )
+        self.stop_token_ids = (stop,)
+
+    def render_prompt(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> tuple[int, ...]:
+        """See `ChatFormat.render_prompt`."""
+        return self.raw_prompt(self.render_text(messages, tools))
+
+    def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """The contents one after another; a description of the tools before them."""
+        messages = self._with_system_prompt(messages)
+        if tools:
+            messages = with_system(messages, describe_tools(tools, self._parser) + "\n\n")
+        return "".join(message.content for message in messages)
+
+    def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
+        """The contents one after another. Tool results cannot bring markers of their own."""
+        guarded = (
+            self._codec.guard(message.content, everything=True)
+            if message.role == "tool"
+            else clean(message.content)
+            for message in messages
+        )
+        return self._append("".join(guarded), ended=ended)

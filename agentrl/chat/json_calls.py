@@ -1,0 +1,271 @@
+"""Calls written as JSON: the `hermes`, `llama3_json` and `mistral` formats."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from agentrl.chat.parser import Found, ToolCallParser
+from agentrl.tool import Tool
+from agentrl.types import CallStatus
+
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonValue:
+    """One JSON value read from text, or why there is none."""
+
+    value: Any = None
+    """The value."""
+    end: int
+    """One past its last character; where reading stopped on an error."""
+    error: str = ""
+    """Empty if a value was read."""
+    cut_off: bool = False
+    """Whether the text ended before the value did."""
+
+
+def read_json(text: str, start: int) -> JsonValue:
+    """Read one strict JSON value at `start`: no NaN, no infinity, no lone surrogate."""
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        cut_off = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        message = f"{error.msg} at character {max(0, error.pos - start)} of the JSON"
+        return JsonValue(end=error.pos, error=message, cut_off=cut_off)
+    except (ValueError, RecursionError) as error:
+        # Numbers out of range, too many digits, too deeply nested.
+        return JsonValue(end=start, error=f"not usable JSON: {str(error)[:120]}")
+    written = text[start:end]
+    if "\\u" in written and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
+        return JsonValue(end=end, error="a \\u escape is half of a surrogate pair")
+    return JsonValue(value=value, end=end)
+
+
+def read_call(value: Any, start: int, end: int, keys: Sequence[str] = ("arguments",)) -> Found:
+    """A call from its JSON value.
+
+    Args:
+        value: anything JSON can be.
+        start: first character of the span.
+        end: one past the last character of the span.
+        keys: names under which the arguments may stand.
+    """
+    if not isinstance(value, Mapping):
+        return Found(
+            start=start,
+            end=end,
+            status=CallStatus.MALFORMED,
+            error=f"expected a JSON object with 'name' and {keys[0]!r}, got {_kind(value)}",
+        )
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        return Found(
+            start=start,
+            end=end,
+            status=CallStatus.MISSING_NAME,
+            error="the call has no 'name', or it is not a non-empty string",
+        )
+    key = next((key for key in keys if key in value), None)
+    arguments = value[key] if key is not None else None
+    if not isinstance(arguments, Mapping):
+        got = f"got {_kind(arguments)}" if key is not None else "which is missing"
+        return Found(
+            start=start,
+            end=end,
+            name=name,
+            status=CallStatus.INVALID_ARGUMENTS,
+            error=f"expected an object under {keys[0]!r}, {got}",
+        )
+    return Found(start=start, end=end, name=name, arguments=arguments)
+
+
+class HermesParser(ToolCallParser):
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5, Qwen3."""
+
+    name = "hermes"
+    _open = "<tool_call>"
+    _close = "</tool_call>"
+
+    def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
+        """See `ToolCallParser.find`."""
+        at = text.find(self._open, start)
+        while at >= 0:
+            found = self._read(text, at)
+            yield found
+            at = text.find(self._open, found.end)
+
+    def _read(self, text: str, at: int) -> Found:
+        inside = _skip(text, at + len(self._open))
+        read = read_json(text, inside)
+        after = _skip(text, read.end)
+        if not read.error and text.startswith(self._close, after):
+            return read_call(read.value, at, after + len(self._close))
+        # A JSON string may hold the closing tag, so it is looked for only after what was read.
+        beyond = inside if read.error else read.end
+        close, following = text.find(self._close, beyond), text.find(self._open, beyond)
+        if close >= 0 and (following < 0 or close < following):
+            error = read.error or "there is text between the JSON object and </tool_call>"
+            end = close + len(self._close)
+            return Found(start=at, end=end, status=CallStatus.MALFORMED, error=error)
+        end = following if following >= 0 else len(text)
+        missing = "</tool_call> is missing"
+        if read.error:
+            error = f"{missing}; {read.error}"
+            return Found(start=at, end=end, status=CallStatus.UNCLOSED, error=error)
+        return _unclosed(read_call(read.value, at, end), missing)
+
+
+class Llama3JsonParser(ToolCallParser):
+    """`{"name": ..., "parameters": {...}}` on a line of its own, or after `<|python_tag|>`;
+    several are separated by `;`: Llama 3.1 and later."""
+
+    name = "llama3_json"
+    _keys = ("parameters", "arguments")
+    _start = re.compile(
+        r"<\|python_tag\|>|^[ \t]*(?=\{\s*\"(?:name|parameters|arguments|type|function)\"\s*:)",
+        re.MULTILINE,
+    )
+
+    def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
+        """See `ToolCallParser.find`."""
+        at = start
+        while match := self._start.search(text, at):
+            tagged = bool(match[0].strip())
+            at = begin = match.start() if tagged else match.end()
+            inside = _skip(text, match.end())
+            while True:
+                found = self._read(text, begin, inside, tagged)
+                at = found.end if found else max(at + 1, inside + 1)
+                if found is None:
+                    break
+                yield found
+                following = _skip(text, found.end)
+                if found.status is not CallStatus.OK or not text.startswith(";", following):
+                    break
+                begin = inside = _skip(text, following + 1)
+                if not text.startswith("{", begin):
+                    break
+                tagged = True
+
+    def _read(self, text: str, begin: int, inside: int, tagged: bool) -> Found | None:
+        read = read_json(text, inside)
+        if read.error:
+            following = self._start.search(text, inside)
+            end = following.start() if following else len(text)
+            status = CallStatus.UNCLOSED if read.cut_off else CallStatus.MALFORMED
+            return Found(start=begin, end=max(end, inside), status=status, error=read.error)
+        is_call = isinstance(read.value, Mapping) and any(key in read.value for key in self._keys)
+        # Without the tag, an object that has no arguments is an answer that happens to be JSON.
+        return read_call(read.value, begin, read.end, self._keys) if tagged or is_call else None
+
+
+class MistralParser(ToolCallParser):
+    """`[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, and the later
+    `[TOOL_CALLS]name[ARGS]{...}`: Mistral."""
+
+    name = "mistral"
+    _open = "[TOOL_CALLS]"
+    _named = re.compile(r"([\w.:-]*)\s*(?:\[CALL_ID\]\s*(\w*)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+    _own_id = re.compile(r"[A-Za-z0-9]{9}")
+
+    def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
+        """See `ToolCallParser.find`."""
+        at = text.find(self._open, start)
+        while at >= 0:
+            inside = _skip(text, at + len(self._open))
+            following = text.find(self._open, inside)
+            if text.startswith("[", inside):
+                calls = self._read_list(text, at, inside + 1)
+            else:
+                calls = [self._read_named(text, at, inside)]
+            yield from calls
+            following = text.find(self._open, calls[-1].end)
+            at = following
+
+    def _read_list(self, text: str, at: int, inside: int) -> list[Found]:
+        calls: list[Found] = []
+        begin, position = at, _skip(text, inside)
+        while True:
+            read = read_json(text, position)
+            if read.error:
+                return [*calls, self._broken(text, begin, position, read)]
+            found = read_call(read.value, begin, read.end)
+            own = read.value.get("id") if isinstance(read.value, Mapping) else None
+            if isinstance(own, str) and self._own_id.fullmatch(own):
+                found = replace(found, call_id=own)
+            after = _skip(text, read.end)
+            if text.startswith(",", after):
+                calls.append(found)
+                begin = position = _skip(text, after + 1)
+                continue
+            if text.startswith("]", after):
+                return [*calls, replace(found, end=after + 1)]
+            if after < len(text):
+                error = "expected ',' or ']' after a call"
+                end = self._end_of_broken(text, after)
+                broken = Found(start=begin, end=end, status=CallStatus.MALFORMED, error=error)
+                return [*calls, broken]
+            return [*calls, _unclosed(found, "the ']' that ends the list of calls is missing")]
+
+    def _read_named(self, text: str, at: int, inside: int) -> Found:
+        match = self._named.match(text, inside)
+        if match is None:
+            status = CallStatus.MALFORMED if text[inside:].strip() else CallStatus.UNCLOSED
+            end = self._end_of_broken(text, inside)
+            error = "expected a list of calls, or a name and arguments, after [TOOL_CALLS]"
+            return Found(start=at, end=end, status=status, error=error)
+        read = read_json(text, match.end())
+        if read.error:
+            return self._broken(text, at, match.end(), read)
+        if not match[1]:
+            return read_call(read.value, at, read.end)
+        found = read_call({"name": match[1], "arguments": read.value}, at, read.end)
+        own = match[2] if match[2] and self._own_id.fullmatch(match[2]) else None
+        return replace(found, call_id=own)
+
+    def _broken(self, text: str, begin: int, position: int, read: JsonValue) -> Found:
+        status = CallStatus.UNCLOSED if read.cut_off else CallStatus.MALFORMED
+        end = self._end_of_broken(text, position)
+        return Found(start=begin, end=end, status=status, error=read.error)
+
+    def _end_of_broken(self, text: str, position: int) -> int:
+        following = text.find(self._open, position)
+        return following if following >= 0 else len(text)
+
+
+def _unclosed(found: Found, error: str) -> Found:
+    """What was read of a call stays readable; a broken one keeps its own status."""
+    if found.status is not CallStatus.OK:
+        return found
+    return replace(found, status=CallStatus.UNCLOSED, error=error)
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number[:40]} is out of range")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)

@@ -1,0 +1,140 @@
+"""Finding tool calls in what the model wrote.
+
+Model text is data: no parser raises on it, and none repairs it. What looks like a call but is not
+one comes back with a status, the verbatim text and its exact token span, so that the loop can
+answer it and a loss can address it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from agentrl.chat.format import ChatFormat
+from agentrl.tool import Tool
+from agentrl.types import CallStatus, ToolCall
+
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedTurn:
+    """One assistant turn, read."""
+
+    text: str
+    """The turn without special tokens."""
+    content: str
+    """What stands outside the calls, without special tokens and outer white space."""
+    calls: tuple[ToolCall, ...]
+    """Calls in order, malformed ones included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A call as characters of the decoded turn; what a parser's `find` yields."""
+
+    start: int
+    """First character."""
+    end: int
+    """One past the last character."""
+    name: str = ""
+    """The tool."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Its arguments."""
+    status: CallStatus = CallStatus.OK
+    """What was made of it."""
+    error: str = ""
+    """Why it is not OK."""
+    call_id: str | None = None
+    """The id the model itself gave, where the format has one."""
+
+
+class ToolCallParser(ABC):
+    """Reads the calls of one format. Stateless; one instance serves a run."""
+
+    name: str
+    """As in `chat.tool_parser`."""
+    names_tools: bool = True
+    """Whether the model names the tool it calls. If not, and no offered tool has the name the
+    parser gives, the call is left to the environment."""
+
+    def parse(
+        self,
+        ids: Sequence[int],
+        chat: ChatFormat,
+        *,
+        tools: Sequence[Tool] = (),
+        turn: int = 0,
+    ) -> ParsedTurn:
+        """Read one turn. Never raises on model text.
+
+        Args:
+            ids: the sampled ids, with or without the stop token.
+            chat: decodes them.
+            tools: what is offered; formats whose arguments are untyped text take the types from
+                the schemas.
+            turn: index of the turn in its rollout; makes the ids of the calls differ between
+                turns with the same text.
+        """
+        body = list(ids)
+        while body and body[-1] in chat.stop_token_ids:
+            body.pop()
+        raw = chat.decode_raw(body)
+        found = list(self.find(raw, _after_reasoning(raw, chat.reasoning_prefilled), tools))
+        text = chat.decode(body)
+        if not found:
+            return ParsedTurn(text=text, content=text.strip(), calls=())
+        places = chat.token_map(body, raw)
+        calls: list[ToolCall] = []
+        outside: list[str] = []
+        done = 0
+        for index, item in enumerate(found):
+            outside.append(raw[done : item.start])
+            done = item.end
+            used = {call.id for call in calls}
+            own = item.call_id if item.call_id and item.call_id not in used else None
+            calls.append(
+                ToolCall(
+                    id=own or _call_id(body, turn, index),
+                    name=item.name,
+                    arguments=item.arguments,
+                    raw=raw[item.start : item.end],
+                    status=item.status,
+                    error=item.error,
+                    span=places.span(item.start, item.end),
+                )
+            )
+        outside.append(raw[done:])
+        content = chat.drop_specials("".join(outside)).strip()
+        return ParsedTurn(text=text, content=content, calls=tuple(calls))
+
+    @abstractmethod
+    def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterable[Found]:
+        """Calls in `text[start:]`, in order and without overlap.
+
+        Args:
+            text: the turn with special tokens written out.
+            start: where reasoning ends; calls before it are only thought of.
+            tools: see `parse`.
+        """
+
+
+def _after_reasoning(text: str, prefilled: bool) -> int:
+    end = text.find("</think>")
+    if end >= 0:
+        return end + len("</think>")
+    return len(text) if prefilled or text.lstrip().startswith("<think>") else 0
+
+
+def _call_id(ids: Sequence[int], turn: int, index: int) -> str:
+    """Nine letters or digits, which every template accepts; a pure function of its arguments."""
+    digest = blake2b(repr((turn, index, ids)).encode(), digest_size=8)
+    number = int.from_bytes(digest.digest(), "big")
+    letters = []
+    for _ in range(9):
+        number, rest = divmod(number, len(_ALPHABET))
+        letters.append(_ALPHABET[rest])
+    return "".join(letters)

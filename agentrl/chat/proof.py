@@ -1,0 +1,193 @@
+"""The prefix check: appending deltas gives what the template gives for the whole conversation.
+
+What the engine saw and sampled is the truth that is trained on. The check says whether that is
+also what the model's template would write today, and where it is not, why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agentrl.chat.boundaries import Boundaries
+from agentrl.chat.template import PROBE_CALL_ID, PROBE_SCHEMA, PROBE_TOOL, Template
+from agentrl.chat.tokenizer import Codec
+from agentrl.errors import ChatError
+from agentrl.types import Message
+
+Feature = Literal["turns", "system", "tools", "tool results", "reasoning"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One way in which the template does not simply append."""
+
+    feature: Feature
+    """What a conversation must have for it to matter."""
+    text: str
+    """What happens, in words for the user."""
+    refuse: bool
+    """Whether such conversations are refused."""
+
+
+_OPENING = Message(role="user", content="What is 2 + 2?")
+_SYSTEM = Message(role="system", content="Answer briefly.")
+_WORDS = "It is 4."
+_THOUGHT = "<think>\nTwo and two.\n</think>\n\n" + _WORDS
+_FEEDBACK = Message(role="user", content="Good. And 3 + 3?")
+_RESULT = Message(role="tool", content="6 apples", tool_call_id=PROBE_CALL_ID, name=PROBE_TOOL)
+
+
+def prove(
+    template: Template, boundaries: Boundaries, codec: Codec, *, known_family: bool
+) -> list[Finding]:
+    """Compare deltas with full renders of probe conversations, text and ids.
+
+    Args:
+        template: the model's own.
+        boundaries: what was cut out of it.
+        codec: its tokenizer.
+        known_family: rewriting that is known of a family is reported; of an unknown template it
+            is refused.
+
+    Raises:
+        ChatError: plain turns differ.
+    """
+    check = _Check(template, boundaries, codec)
+    findings: list[Finding] = []
+    difference = check.compare([_OPENING], _WORDS, [_FEEDBACK])
+    if difference and boundaries.generation.rstrip().endswith("<think>"):
+        difference = check.compare([_OPENING], _WORDS, [_FEEDBACK], ignore_thinking=True)
+        findings.append(_reasoning())
+    if difference:
+        raise ChatError(
+            "the chat template does not append turns, so the ids a model is trained on would not "
+            f"be those it sees when it is used: {difference}; use a template that keeps its "
+            "history, or chat.template: raw"
+        )
+    thinking = bool(findings)
+
+    def report(feature: Feature, difference: str | None, hint: str) -> None:
+        if difference is None:
+            return
+        text = f"the chat template rewrites earlier turns {hint} ({difference})"
+        if known_family:
+            text += "; turns are appended to what the model saw, and that is trained on"
+        findings.append(Finding(feature=feature, text=text, refuse=not known_family))
+
+    if template.abilities.system:
+        difference = check.compare(
+            [_SYSTEM, _OPENING], _WORDS, [_FEEDBACK], ignore_thinking=thinking
+        )
+        report("system", difference, "when there is a system message")
+    if template.abilities.tools:
+        difference = check.compare(
+            [_OPENING], _WORDS, [_FEEDBACK], tools=[PROBE_SCHEMA], ignore_thinking=thinking
+        )
+        report("tools", difference, "when tools are offered")
+    if "tool" in boundaries.pieces and template.abilities.tool_role:
+        difference = check.compare([_OPENING], _WORDS, [_RESULT], ignore_thinking=thinking)
+        report("tool results", difference, "when a tool answers")
+    if not thinking and check.compare([_OPENING], _THOUGHT, [_FEEDBACK]):
+        findings.append(_reasoning())
+    return findings
+
+
+def _reasoning() -> Finding:
+    return Finding(
+        feature="reasoning",
+        text=(
+            "the chat template drops <think> blocks from earlier turns; they are kept here, since "
+            "the model saw them when it went on"
+        ),
+        refuse=False,
+    )
+
+
+class _Check:
+    def __init__(self, template: Template, boundaries: Boundaries, codec: Codec) -> None:
+        self._template = template
+        self._boundaries = boundaries
+        self._codec = codec
+
+    def compare(
+        self,
+        opening: Sequence[Message],
+        words: str,
+        following: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        ignore_thinking: bool = False,
+    ) -> str | None:
+        """The first difference between appended and rendered, or None."""
+        start = [_entry(message) for message in opening]
+        assistant = {"role": "assistant", "content": words}
+        whole = [*start, assistant, *(_entry(message) for message in following)]
+        prompt = self._template.raw(start, generate=True, tools=tools)
+        rendered = self._template.attempt(whole, generate=True, tools=tools)
+        if rendered is None:
+            return "it refuses the conversation"
+        pieces = self._boundaries
+        delta = pieces.compose(following, lambda message: message.content)
+        if ignore_thinking:
+            prompt = prompt[: prompt.rindex("<think>")]
+        appended = prompt + pieces.lead + words + pieces.close + delta
+        if appended != rendered:
+            return _first_difference(appended, rendered)
+        return self._compare_ids(whole, tools, prompt, words, delta, rendered)
+
+    def _compare_ids(
+        self,
+        whole: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        prompt: str,
+        words: str,
+        delta: str,
+        rendered: str,
+    ) -> str | None:
+        codec, pieces = self._codec, self._boundaries
+        full = codec.encode(rendered)
+        reference = codec.tokenizer.apply_chat_template(
+            list(whole),
+            tools=list(tools) or None,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+        )
+        if list(reference) != list(full):
+            return f"the tokenizer gives {_around(reference, full)} for the rendered text"
+        head = codec.encode(prompt)
+        tail = codec.encode(delta, after=pieces.close_id)
+        middle = full[len(head) : len(full) - len(tail)]
+        if full[: len(head)] != head:
+            return f"the ids of the prompt differ: {_around(head, full)}"
+        if full[len(full) - len(tail) :] != tail:
+            return f"the ids of the delta differ: {_around(tail, full[len(full) - len(tail) :])}"
+        if codec.decode_raw(middle).strip() != words + pieces.close:
+            return f"the ids of the turn decode to {codec.decode_raw(middle)!r}"
+        return None
+
+
+def _entry(message: Message) -> dict[str, Any]:
+    entry: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.role == "tool":
+        entry |= {"tool_call_id": message.tool_call_id, "name": message.name}
+    return entry
+
+
+def _first_difference(appended: str, rendered: str) -> str:
+    at = next(
+        (i for i, (a, b) in enumerate(zip(appended, rendered, strict=False)) if a != b),
+        min(len(appended), len(rendered)),
+    )
+    window = slice(max(0, at - 20), at + 40)
+    return f"appended ...{appended[window]!r}..., rendered ...{rendered[window]!r}..."
+
+
+def _around(got: Sequence[int], expected: Sequence[int]) -> str:
+    at = next(
+        (i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b),
+        min(len(got), len(expected)),
+    )
+    return f"{list(got[at : at + 5])} instead of {list(expected[at : at + 5])} at position {at}"

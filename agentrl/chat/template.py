@@ -1,0 +1,230 @@
+"""The model's own chat template, rendered with guarded contents, and what it can express.
+
+Nothing a message says can turn into a special token, nothing malformed reaches Jinja, and what a
+template would silently drop (tools, tool results, system messages, calls in the history) is put
+into words that it does render.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.chat.offer import describe_tools, write_call
+from agentrl.chat.tokenizer import Codec
+from agentrl.errors import ChatError
+from agentrl.tool import Tool
+from agentrl.types import CallStatus, Message
+
+PROBE_CALL_ID = "agentrlid"
+"""Nine letters: Mistral's templates accept no other length."""
+PROBE_TOOL = "agentrl_probe_tool"
+PROBE_SCHEMA: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": PROBE_TOOL,
+        "description": "Probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"value": {"type": "string", "description": "Probe."}},
+            "required": ["value"],
+        },
+    },
+}
+
+_UNSAFE = re.compile(r"[^\w.:-]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """What a template renders; found by looking for probes in its output."""
+
+    tools: bool
+    """It shows the schemas given as `tools`."""
+    system: bool
+    """It shows a system message."""
+    calls: bool
+    """It shows the `tool_calls` of an assistant message."""
+    tool_role: bool
+    """It shows messages with the role `tool`."""
+
+
+class Template:
+    """`apply_chat_template` of one tokenizer, made safe."""
+
+    def __init__(self, codec: Codec, *, parser: str) -> None:
+        self._codec = codec
+        self._parser = parser
+        self.abilities = self._find_abilities()
+
+    def raw(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        generate: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """What the template makes of `messages`, unchanged.
+
+        Raises:
+            ChatError: the template raised.
+        """
+        try:
+            text = self._codec.tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=generate,
+                tokenize=False,
+            )
+        # A template is a program: Jinja errors, TypeError, KeyError, anything may come out.
+        except Exception as error:
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise ChatError(
+                f"the chat template refused a conversation with the roles [{roles}]: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return str(text)
+
+    def attempt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        generate: bool,
+        needles: Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str | None:
+        """As `raw`; None if the template raises or does not show every needle exactly once."""
+        try:
+            text = self.raw(messages, generate=generate, tools=tools)
+        except ChatError:
+            return None
+        return text if all(text.count(needle) == 1 for needle in needles) else None
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        """The first prompt, contents guarded, generation prompt included.
+
+        Raises:
+            ChatError: the template refuses the conversation, or a tool cannot be offered.
+        """
+        schemas: list[Mapping[str, Any]] = []
+        messages = list(messages)
+        if tools and self.abilities.tools and self._parser != "fenced_code":
+            schemas = [tool.schema() for tool in tools]
+        elif tools:
+            messages = with_system(messages, describe_tools(tools, self._parser))
+        if not self.abilities.system:
+            messages = _system_into_user(messages)
+        entries = [self._entry(message) for message in messages]
+        return self.raw(entries, generate=True, tools=schemas)
+
+    def guard(self, message: Message) -> str:
+        """The content of a message with its look-alikes cut.
+
+        Tool output is foreign text. In other roles, added tokens that the tokenizer does not call
+        special stay what they are: a user may well speak of `<tool_call>`.
+        """
+        return self._codec.guard(message.content, everything=message.role == "tool")
+
+    def _entry(self, message: Message) -> dict[str, Any]:
+        entry: dict[str, Any] = {"role": message.role, "content": self.guard(message)}
+        if message.role == "tool" and self.abilities.tool_role:
+            entry |= {"tool_call_id": call_label(message), "name": tool_label(message.name)}
+        elif message.role == "tool":
+            entry = {"role": "user", "content": wrap_tool_text(entry["content"])}
+        calls = []
+        for call in message.tool_calls:
+            if call.status is CallStatus.OK and self.abilities.calls:
+                function = {
+                    "name": tool_label(call.name),
+                    "arguments": self._guard_json(call.arguments),
+                }
+                calls.append({"type": "function", "id": call.id, "function": function})
+            else:
+                text = call.raw or write_call(call, self._parser)
+                entry["content"] += self._codec.guard(text)
+        if calls:
+            entry["tool_calls"] = calls
+        return entry
+
+    def _guard_json(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._codec.guard(value)
+        if isinstance(value, Mapping):
+            return {self._codec.guard(str(k)): self._guard_json(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._guard_json(item) for item in value]
+        return value
+
+    def _find_abilities(self) -> Abilities:
+        user = {"role": "user", "content": "Alpha"}
+        assistant = {"role": "assistant", "content": "Beta"}
+        answer = {
+            "role": "tool",
+            "content": "Gamma",
+            "tool_call_id": PROBE_CALL_ID,
+            "name": PROBE_TOOL,
+        }
+        offered = self.attempt([user], generate=True, tools=[PROBE_SCHEMA])
+        system = [{"role": "system", "content": "Sigma"}, user]
+        called = self.attempt([user, calling_assistant(), answer], generate=True)
+        answered = [
+            self.attempt([user, before, answer], generate=True, needles=["Gamma"])
+            for before in (assistant, calling_assistant())
+        ]
+        return Abilities(
+            tools=offered is not None and PROBE_TOOL in offered,
+            system=self.attempt(system, generate=True, needles=["Sigma"]) is not None,
+            calls=called is not None and PROBE_TOOL in called,
+            tool_role=any(text is not None for text in answered),
+        )
+
+
+def calling_assistant() -> dict[str, Any]:
+    """An assistant entry that calls the probe tool."""
+    function = {"name": PROBE_TOOL, "arguments": {"value": "Delta"}}
+    call = {"type": "function", "id": PROBE_CALL_ID, "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def call_label(message: Message) -> str:
+    """The id of the call a tool message answers, in the form every template accepts."""
+    return _UNSAFE.sub("", message.tool_call_id or "") or "0" * 9
+
+
+def tool_label(name: str | None) -> str:
+    """A tool name that cannot carry markup: a model may call a tool by any text."""
+    return _UNSAFE.sub("_", name or "") or "tool"
+
+
+def wrap_tool_text(text: str) -> str:
+    """A tool result as the text of a user message, for templates that know no `tool` role."""
+    return f"<tool_response>\n{text}\n</tool_response>"
+
+
+def with_system(messages: Sequence[Message], text: str) -> list[Message]:
+    """`messages` with `text` added at the end of the system message."""
+    if messages and messages[0].role == "system":
+        first = Message(role="system", content=f"{messages[0].content}\n\n{text}")
+        return [first, *messages[1:]]
+    return [Message(role="system", content=text), *messages]
+
+
+def _system_into_user(messages: Sequence[Message]) -> list[Message]:
+    """For templates without a system role: its text opens the first user message."""
+    if not messages or messages[0].role != "system":
+        return list(messages)
+    system, rest = messages[0], list(messages[1:])
+    for index, message in enumerate(rest):
+        if message.role == "user":
+            content = f"{system.content}\n\n{message.content}"
+            rest[index] = Message(role="user", content=content)
+            return rest
+    return [Message(role="user", content=system.content), *rest]
+
+
+def to_json(text: str) -> str:
+    """A string as the `tojson` filter of chat templates writes it."""
+    return json.dumps(text, ensure_ascii=False)
