@@ -83,3 +83,29 @@ def pack_micro_batch(rows: Sequence[Row]) -> MicroBatch:
         advantages_R=np.repeat([row.advantage for row in rows], responses),
         weights_R=np.repeat([row.weight for row in rows], responses),
     )
+
+
+def unpack(micro: MicroBatch) -> tuple[MicroBatch, ...]:
+    """One micro-batch per row, with the numbers the row has in the packed one."""
+    ends = np.cumsum(micro.lengths_S)
+    out = []
+    for index, (end, length) in enumerate(zip(ends, micro.lengths_S, strict=True)):
+        packed = slice(int(end - length), int(end))
+        response = micro.row_R == index
+        out.append(
+            MicroBatch(
+                rows=micro.rows[index : index + 1],
+                lengths_S=micro.lengths_S[index : index + 1],
+                temperature_S=micro.temperature_S[index : index + 1],
+                input_ids_T=micro.input_ids_T[packed],
+                position_ids_T=micro.position_ids_T[packed],
+                row_R=np.zeros(int(response.sum()), dtype=np.int64),
+                source_R=micro.source_R[response] - packed.start,
+                target_R=micro.target_R[response],
+                mask_R=micro.mask_R[response],
+                rollout_log_probs_R=micro.rollout_log_probs_R[response],
+                advantages_R=micro.advantages_R[response],
+                weights_R=micro.weights_R[response],
+            )
+        )
+    return tuple(out)

@@ -1,0 +1,87 @@
+"""What the trainer asks of whatever holds the model: the contract of a training backend.
+
+The trainer's loss is a sum with global weights. A backend runs the model, adds up gradients and
+changes weights; it never divides. Where the library underneath does divide, `compensation` undoes
+it, here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from agentrl.batch.records import MicroBatch
+from agentrl.batch.tensors import TensorBatch
+from agentrl.errors import TrainError
+from agentrl.train.logprobs import TokenLogProbs
+
+
+def compensation(*, data_parallel_size: int, averages_over_ranks: bool) -> float:
+    """Factor on the loss that undoes the averaging of a distributed backend (FORMULAS F2, C.3).
+
+    The weights of a batch hold global denominators, so the gradient of the update is the *sum* over
+    ranks of what each rank computes. A backend that reduces gradients by their mean divides that
+    sum by the number of ranks; multiplying every rank's loss by it restores the sum. Accumulation
+    over micro-batches needs no factor: no backend of ours lets the engine divide by it.
+
+    Args:
+        data_parallel_size: ranks that hold different rows.
+        averages_over_ranks: whether the backend's reduction is a mean (DDP, FSDP, DeepSpeed) and
+            not a sum.
+
+    Raises:
+        TrainError: fewer than one rank.
+    """
+    if data_parallel_size < 1:
+        raise TrainError(f"data_parallel_size is {data_parallel_size}, expected at least 1")
+    return float(data_parallel_size) if averages_over_ranks else 1.0
+
+
+class TrainBackend(Protocol):
+    """One rank of a model being trained."""
+
+    loss_factor: float
+    """`compensation(...)` of this backend; `backward` multiplies by it."""
+
+    def to_tensors(self, micro: MicroBatch) -> TensorBatch:
+        """A micro-batch on the device of the model."""
+        ...
+
+    def running(self) -> AbstractContextManager[None]:
+        """Forward and backward passes belong inside."""
+        ...
+
+    def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
+        """Forward pass; keeps a graph unless gradients are off."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward pass of `loss` times `loss_factor`, added to the gradients of the update."""
+        ...
+
+    def clear_gradients(self) -> None:
+        """Start an update, or give one up."""
+        ...
+
+    def grad_norm(self) -> float:
+        """Global norm of the update's gradient before clipping; not finite if the gradient is."""
+        ...
+
+    def step(self, *, learning_rate: float, grad_norm: float) -> None:
+        """Clip, update, and put the new weights where the engine reads them."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full weights under the names of the Hugging Face checkpoint."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer state; loadable with `torch.load(weights_only=True)`."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over optimizer state and the weights in it."""
+        ...

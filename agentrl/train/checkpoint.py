@@ -1,0 +1,123 @@
+"""Trainer state and Hugging Face weights on disk, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import RunError
+
+TRAINER_FILE = "trainer.pt"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState:
+    """What a trainer needs to go on as if it had never stopped."""
+
+    version: int
+    """Steps done."""
+    optimizer: dict[str, Any]
+    """Masters and moments."""
+    cpu_rng: Tensor
+    """State of torch's generator."""
+    cuda_rng: list[Tensor]
+    """States of the generators of all GPUs."""
+
+    def restore_random_state(self) -> None:
+        """Put torch's generators where they were; GPUs that are not there are left out."""
+        torch.set_rng_state(self.cpu_rng)
+        for index, state in enumerate(self.cuda_rng[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(state, index)
+
+
+def save_trainer_state(directory: Path, *, version: int, optimizer: dict[str, Any]) -> None:
+    """Write `trainer.pt` atomically."""
+    directory.mkdir(parents=True, exist_ok=True)
+    state = {
+        "format": _FORMAT,
+        "version": version,
+        "optimizer": optimizer,
+        "cpu_rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+    with _atomic(directory / TRAINER_FILE) as path:
+        torch.save(state, path)
+
+
+def load_trainer_state(directory: Path) -> TrainerState:
+    """Read what `save_trainer_state` wrote; nothing in the file is executed.
+
+    Raises:
+        RunError: no such file, a torn one, or one of another format.
+    """
+    path = directory / TRAINER_FILE
+    if not path.is_file():
+        raise RunError(f"{directory} holds no trainer state ({TRAINER_FILE} is missing)")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise RunError(f"{path} cannot be read as trainer state: {error}") from error
+    found = state.get("format") if isinstance(state, dict) else None
+    if found != _FORMAT:
+        raise RunError(f"{path} has format {found!r}, this version reads {_FORMAT}")
+    return TrainerState(
+        version=state["version"],
+        optimizer=state["optimizer"],
+        cpu_rng=state["cpu_rng"],
+        cuda_rng=state["cuda_rng"],
+    )
+
+
+def save_checkpoint(model: Any, tokenizer: Any, directory: Path) -> None:
+    """Write weights, config and tokenizer in Hugging Face format.
+
+    Each file appears whole under its name or not at all; the result loads with
+    `AutoModelForCausalLM.from_pretrained(directory)`.
+
+    Args:
+        model: a `transformers` model.
+        tokenizer: its tokenizer, or None to leave it out.
+        directory: made if it is not there; files of the same name are replaced.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".writing-") as scratch:
+        model.save_pretrained(scratch)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(scratch)
+        made = [path for path in Path(scratch).rglob("*") if path.is_file()]
+        for path in made:
+            target = directory / path.relative_to(scratch)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _sync(path)
+            path.replace(target)
+    _sync(directory)
+
+
+@contextmanager
+def _atomic(path: Path) -> Iterator[Path]:
+    scratch = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    try:
+        yield scratch
+        _sync(scratch)
+        scratch.replace(path)
+        _sync(path.parent)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+"""Training in this process: the CPU, or one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentrl.batch.records import MicroBatch
+from agentrl.batch.tensors import TensorBatch, to_tensors
+from agentrl.config.schema import TrainSection
+from agentrl.train.attention import packed_attention
+from agentrl.train.backend import compensation
+from agentrl.train.logprobs import TokenLogProbs, packed_log_probs
+from agentrl.train.optimizer import MasterAdamW
+
+
+class TorchBackend:
+    """A `TrainBackend` of one rank. The model stays in evaluation mode: nothing is dropped out."""
+
+    def __init__(self, model: Any, *, train: TrainSection, gradient_checkpointing: bool) -> None:
+        self._model = model
+        self._max_grad_norm = train.max_grad_norm
+        self._checkpointing = gradient_checkpointing
+        self._optimizer = MasterAdamW(model, betas=train.betas, weight_decay=train.weight_decay)
+        self.loss_factor = compensation(data_parallel_size=1, averages_over_ranks=False)
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def to_tensors(self, micro: MicroBatch) -> TensorBatch:
+        """See `TrainBackend`."""
+        param = next(self._model.parameters())
+        kind = torch.promote_types(param.dtype, torch.float32)
+        return to_tensors(micro, device=param.device, dtype=kind)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """See `TrainBackend`. Checkpointing works in training mode only, so it is switched on."""
+        was_training = self._model.training
+        self._model.train(self._checkpointing)
+        for module in self._model.modules():
+            if isinstance(module, nn.Dropout):
+                module.eval()
+        try:
+            with packed_attention(self._model):
+                yield
+        finally:
+            self._model.train(was_training)
+
+    def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
+        """See `TrainBackend`."""
+        return packed_log_probs(self._model, batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """See `TrainBackend`."""
+        (loss * self.loss_factor).backward()
+
+    def clear_gradients(self) -> None:
+        """See `TrainBackend`."""
+        self._optimizer.clear()
+
+    def grad_norm(self) -> float:
+        """See `TrainBackend`."""
+        return self._optimizer.grad_norm()
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Summed gradient of every parameter that has one."""
+        return self._optimizer.gradients()
+
+    def step(self, *, learning_rate: float, grad_norm: float) -> None:
+        """See `TrainBackend`."""
+        self._optimizer.step(
+            learning_rate=learning_rate, max_grad_norm=self._max_grad_norm, grad_norm=grad_norm
+        )
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainBackend`."""
+        for name, param in self._model.named_parameters():
+            yield name, param.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `TrainBackend`."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `TrainBackend`."""
+        self._optimizer.load_state_dict(state)
