@@ -85,6 +85,8 @@ def show(
     wanted = [summary.rollout_id for _, summary in chosen]
     for stored in store.read(where.kind, step=where.step, rollout_ids=wanted):
         rows.setdefault(stored.trajectory.rollout_id, []).append(stored)
+    if not rows:
+        raise RunError(f"{store.path(where.step, where.kind)} is damaged or was removed just now")
     console = _console()
     decode = _decoder(run)
     for title, summary in chosen:
