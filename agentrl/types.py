@@ -258,7 +258,8 @@ class Turn:
     end: int
     """One past the last response position."""
     text: str
-    """Decoded from the ids of the span."""
+    """Of an assistant turn: decoded from its ids, without special tokens. Of the others: the
+    contents that were encoded into the span; with an empty span the model never saw them."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls parsed from an assistant turn."""
     tool_results: tuple[ToolResult, ...] = ()

@@ -1,1 +1,19 @@
-"""agentrl.rollout"""
+"""From a task to trajectories: the agent loop, its limits, its recorder and its worker."""
+
+from agentrl.rollout.adapter import adapt_env, load_env_class
+from agentrl.rollout.limits import Limits
+from agentrl.rollout.loop import AgentState, ToolAgentLoop
+from agentrl.rollout.metrics import rollout_metrics
+from agentrl.rollout.recorder import Recorder
+from agentrl.rollout.worker import RolloutWorker
+
+__all__ = [
+    "AgentState",
+    "Limits",
+    "Recorder",
+    "RolloutWorker",
+    "ToolAgentLoop",
+    "adapt_env",
+    "load_env_class",
+    "rollout_metrics",
+]

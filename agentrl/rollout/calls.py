@@ -1,0 +1,136 @@
+"""The tool calls of one turn. Every call gets a result the model can read; none vanishes.
+
+A call that cannot run (malformed, unknown tool, bad arguments, beyond the cap) is the model's
+doing and comes back as text. A tool that raises anything but `ToolError` is infrastructure, and
+its exception leaves `run_calls`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from agentrl.errors import EnvError, ToolError, choices
+from agentrl.rollout.limits import Limits
+from agentrl.rollout.sandbox import SharedSandbox
+from agentrl.tool import Tool
+from agentrl.types import CallStatus, ToolCall, ToolResult, ToolStatus
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRunner:
+    """What running calls needs and all turns of a rollout share."""
+
+    tools: Mapping[str, Tool]
+    """Offered tools by name."""
+    sandbox: SharedSandbox
+    """Given to tools that want one."""
+    chat: ChatFormat
+    """Shortens results."""
+    limits: Limits
+    """The cap on parallel calls and the length of results."""
+
+    async def run(self, calls: Sequence[ToolCall], *, left_s: float) -> tuple[ToolResult, ...]:
+        """Run what can be run, at the same time, and answer every call.
+
+        Args:
+            calls: as parsed, in order.
+            left_s: wall clock the rollout has left; bounds every call beside its own time-out.
+
+        Returns:
+            One result per call, in the same order, shortened to `max_tool_tokens`.
+        """
+        results: dict[int, ToolResult] = {}
+        runnable: list[int] = []
+        for index, call in enumerate(calls):
+            refusal = self._refuse(call)
+            if refusal is None and len(runnable) >= self.limits.max_parallel_calls:
+                refusal = ToolResult(
+                    status=ToolStatus.OVER_CAP,
+                    text=f"Error: this call was not run. At most {self.limits.max_parallel_calls} "
+                    "calls run per turn; make it again in your next turn.",
+                )
+            if refusal is None:
+                runnable.append(index)
+            else:
+                results[index] = self._finish(call, refusal, 0.0)
+        # Making the sandbox is not the model's doing, so it is outside the clock of the calls.
+        if any(self.tools[calls[index].name].needs_sandbox for index in runnable):
+            await self.sandbox.open()
+        if len(runnable) == 1:
+            results[runnable[0]] = await self._run_one(calls[runnable[0]], left_s)
+        elif runnable:
+            done = await self._run_many([calls[index] for index in runnable], left_s)
+            results.update(zip(runnable, done, strict=True))
+        return tuple(results[index] for index in range(len(calls)))
+
+    async def _run_many(self, calls: Sequence[ToolCall], left_s: float) -> list[ToolResult]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._run_one(call, left_s)) for call in calls]
+        except BaseExceptionGroup as failed:
+            # One broken tool ends the rollout; its siblings were cancelled by the group.
+            raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    def _refuse(self, call: ToolCall) -> ToolResult | None:
+        if call.status is CallStatus.INVALID_ARGUMENTS:
+            return ToolResult(status=ToolStatus.INVALID_ARGUMENTS, text=f"Error: {call.error}")
+        if call.status is not CallStatus.OK:
+            return ToolResult(
+                status=ToolStatus.MALFORMED,
+                text=f"Error: this tool call could not be read ({call.status}): {call.error}",
+            )
+        if call.name not in self.tools:
+            return ToolResult(
+                status=ToolStatus.UNKNOWN_TOOL,
+                text=f"Error: unknown tool: {choices(call.name, self.tools)}",
+            )
+        return None
+
+    async def _run_one(self, call: ToolCall, left_s: float) -> ToolResult:
+        tool = self.tools[call.name]
+        try:
+            arguments = tool.validate(call.arguments)
+        except ToolError as error:
+            refusal = ToolResult(status=ToolStatus.INVALID_ARGUMENTS, text=str(error))
+            return self._finish(call, refusal, 0.0)
+        sandbox = await self.sandbox.open() if tool.needs_sandbox else None
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(min(tool.timeout_s, left_s)) as scope:
+                result = await tool.call(arguments, sandbox)
+        except ToolError as error:
+            result = ToolResult(status=ToolStatus.ERROR, text=str(error))
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            result = ToolResult(status=ToolStatus.TIMEOUT, text=_timeout_text(tool, left_s))
+        if not isinstance(result, ToolResult):
+            raise EnvError(
+                f"tool {tool.name!r} returned {type(result).__name__}, expected ToolResult"
+            )
+        return self._finish(call, result, time.monotonic() - started)
+
+    def _finish(self, call: ToolCall, result: ToolResult, duration_s: float) -> ToolResult:
+        text, truncated = self.chat.truncate_middle(result.text, self.limits.max_tool_tokens)
+        return replace(
+            result,
+            text=text,
+            call_id=call.id,
+            name=call.name,
+            duration_s=duration_s,
+            truncated=result.truncated or truncated,
+        )
+
+
+def _timeout_text(tool: Tool, left_s: float) -> str:
+    if tool.timeout_s <= left_s:
+        return f"Error: {tool.name} was stopped after {tool.timeout_s:g} s."
+    return f"Error: {tool.name} was stopped because the time of the whole task ran out."

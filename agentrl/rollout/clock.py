@@ -1,0 +1,53 @@
+"""The wall clock of one rollout, and whom to blame when it runs out.
+
+Only the model's own actions may cost the model something. A rollout that ran out of time is a
+`TOOL_TIMEOUT` if tools and sandboxed commands took the largest part of it; if waiting for the
+engine or for the environment did, it is an infrastructure failure of that part.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from agentrl.rollout.limits import Reached
+from agentrl.types import Termination
+
+Part = Literal["engine", "env", "action"]
+
+
+class RolloutClock:
+    """Counts where the time of a rollout goes."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._started = time.monotonic()
+        self._spent: dict[Part, float] = {"engine": 0.0, "env": 0.0, "action": 0.0}
+
+    def elapsed_s(self) -> float:
+        """Seconds since the rollout began."""
+        return time.monotonic() - self._started
+
+    def left_s(self) -> float:
+        """Seconds until the limit; negative past it."""
+        return self.timeout_s - self.elapsed_s()
+
+    def add(self, part: Part, seconds: float) -> None:
+        """Book time on one part."""
+        self._spent[part] += seconds
+
+    def overrun(self) -> Reached:
+        """The ending of a rollout whose time is up."""
+        part: Part = max(self._spent, key=self._spent.__getitem__)
+        termination = {
+            "engine": Termination.ENGINE_FAILED,
+            "env": Termination.ENV_CRASHED,
+            "action": Termination.TOOL_TIMEOUT,
+        }[part]
+        spent = self._spent
+        return Reached(
+            termination=termination,
+            detail=f"timeout_s: {self.elapsed_s():.1f} s of {self.timeout_s:g} s; the model's own "
+            f"actions took {spent['action']:.1f} s, the engine {spent['engine']:.1f} s, the "
+            f"environment {spent['env']:.1f} s",
+        )

@@ -1,0 +1,209 @@
+"""What `reset` and `step` may return, turned into the records of the contract.
+
+Besides `Observation` and `StepResult`, text and the dictionaries of OpenRLHF are accepted. Numbers
+may be anything with one value: floats, numpy scalars, tensors of one element. A reward that is no
+finite number is a `GraderError`, never a 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from agentrl.env import Observation, StepResult
+from agentrl.errors import EnvError, GraderError, choices
+from agentrl.types import Message, Role, SamplingParams, Termination
+
+STEP_KEYS = (
+    "rewards",
+    "environment_feedback",
+    "done",
+    "scores",
+    "extra_logs",
+    "sampling_params",
+    "reward_parts",
+)
+SAMPLING_KEYS = ("temperature", "top_p", "max_tokens")
+_ENDINGS = (
+    Termination.ENV_DONE,
+    Termination.TOOL_TIMEOUT,
+    Termination.OUTPUT_LIMIT,
+    Termination.OOM,
+)
+
+
+def as_observation(value: Any) -> Observation:
+    """`Observation`, text, messages, or `{"observation": ...}`.
+
+    Raises:
+        EnvError: anything else.
+    """
+    if isinstance(value, Observation):
+        content = _messages(value.content, "reset: Observation.content")
+        return value if content is value.content else replace(value, content=content)
+    if isinstance(value, Mapping):
+        if "observation" not in value:
+            raise EnvError(
+                f"reset returned a dictionary with the keys {sorted(map(str, value))}, expected "
+                "'observation'"
+            )
+        return Observation(content=_messages(value["observation"], "reset: 'observation'"))
+    if isinstance(value, (str, tuple, list)):
+        return Observation(content=_messages(value, "reset"))
+    raise EnvError(
+        f"reset returned {_kind(value)}, expected Observation, text, or a dictionary with the key "
+        "'observation'"
+    )
+
+
+def as_step_result(value: Any) -> StepResult:
+    """A checked `StepResult`, from one or from a dictionary.
+
+    Raises:
+        GraderError: a reward or score is not one finite number.
+        EnvError: anything else that is wrong.
+    """
+    if isinstance(value, Mapping):
+        value = _from_mapping(value)
+    elif not isinstance(value, StepResult):
+        raise EnvError(
+            f"step returned {_kind(value)}, expected StepResult or a dictionary with the keys "
+            f"{', '.join(STEP_KEYS)}"
+        )
+    if _is_clean(value):
+        return value
+    if value.termination not in _ENDINGS:
+        raise EnvError(
+            f"step: termination is {value.termination!r}; an environment may say "
+            f"{', '.join(_ENDINGS)}"
+        )
+    return StepResult(
+        rewards=number(value.rewards, "rewards"),
+        environment_feedback=_messages(value.environment_feedback, "step: environment_feedback"),
+        done=bool(value.done),
+        scores=None if value.scores is None else number(value.scores, "scores"),
+        extra_logs=_numbers(value.extra_logs, "extra_logs"),
+        sampling_params=dict(value.sampling_params),
+        reward_parts=_numbers(value.reward_parts, "reward_parts"),
+        termination=value.termination,
+    )
+
+
+def number(value: Any, what: str) -> float:
+    """One finite number.
+
+    Raises:
+        GraderError: it is not.
+    """
+    if hasattr(value, "item") and getattr(value, "size", 1) != 0:
+        try:
+            value = value.item()
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise GraderError(f"step: {what} has more than one value: {error}") from None
+    if not isinstance(value, (int, float)):
+        raise GraderError(f"step: {what} is {_kind(value)}, expected one number")
+    if not math.isfinite(value):
+        raise GraderError(f"step: {what} is {value}, expected a finite number")
+    return float(value)
+
+
+def sampling_overrides(values: Mapping[str, Any], base: SamplingParams) -> dict[str, Any]:
+    """The checked overrides of one turn.
+
+    Raises:
+        EnvError: an unknown name, or a value out of its range.
+    """
+    checks: dict[str, tuple[Callable[[Any], bool], str]] = {
+        # Greedy draws have no distribution to train on, so only a greedy run may be greedy.
+        "temperature": (lambda v: v > 0 or base.temperature == 0, "a positive number"),
+        "top_p": (lambda v: 0 < v <= 1, "a number in (0, 1]"),
+        "max_tokens": (lambda v: v >= 1 and int(v) == v, "a whole number of at least 1"),
+    }
+    for name, value in values.items():
+        if name not in checks:
+            raise EnvError(f"step: unknown sampling parameter: {choices(str(name), checks)}")
+        holds, expected = checks[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not holds(value):
+            raise EnvError(f"step: sampling_params[{name!r}] is {value!r}, expected {expected}")
+    return dict(values)
+
+
+def _is_clean(result: StepResult) -> bool:
+    """The common case, in which there is nothing to convert."""
+    return (
+        type(result.rewards) is float
+        and math.isfinite(result.rewards)
+        and type(result.environment_feedback) is str
+        and type(result.done) is bool
+        and result.scores is None
+        and not result.extra_logs
+        and not result.sampling_params
+        and not result.reward_parts
+        and result.termination is Termination.ENV_DONE
+    )
+
+
+def _from_mapping(value: Mapping[str, Any]) -> StepResult:
+    missing = [key for key in ("rewards", "done") if key not in value]
+    if missing:
+        raise EnvError(
+            f"step returned a dictionary with the keys {sorted(map(str, value))}; "
+            f"{' and '.join(map(repr, missing))} missing"
+        )
+    return StepResult(
+        rewards=value["rewards"],
+        environment_feedback=_or(value.get("environment_feedback"), ""),
+        done=value["done"],
+        scores=value.get("scores"),
+        extra_logs=_or(value.get("extra_logs"), {}),
+        sampling_params=_or(value.get("sampling_params"), {}),
+        reward_parts=_or(value.get("reward_parts"), {}),
+    )
+
+
+def _or(value: Any, default: Any) -> Any:
+    """`default` for None only: `value or default` asks a tensor for its truth."""
+    return default if value is None else value
+
+
+def _numbers(values: Any, what: str) -> dict[str, float]:
+    if not isinstance(values, Mapping):
+        raise EnvError(f"step: {what} is {_kind(values)}, expected a dictionary of numbers")
+    out: dict[str, float] = {}
+    for name, value in values.items():
+        if hasattr(value, "item"):
+            value = value.item()
+        if not isinstance(value, (int, float)):
+            raise EnvError(f"step: {what}[{name!r}] is {_kind(value)}, expected a number")
+        out[str(name)] = float(value)
+    return out
+
+
+def _messages(value: Any, what: str) -> str | tuple[Message, ...]:
+    """Text, or messages as records or as `{"role", "content"}` dictionaries."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, (tuple, list)):
+        raise EnvError(f"{what} is {_kind(value)}, expected text or chat messages")
+    return tuple(_message(item, what) for item in value)
+
+
+def _message(item: Any, what: str) -> Message:
+    if isinstance(item, Message):
+        return item
+    if isinstance(item, Mapping) and isinstance(item.get("content"), str):
+        roles: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+        for role in roles:
+            if item.get("role") == role:
+                return Message(role=role, content=item["content"])
+        raise EnvError(f"{what}: unknown role: {choices(str(item.get('role')), roles)}")
+    raise EnvError(
+        f"{what} holds {_kind(item)}, expected Message or a dictionary with 'role' and 'content'"
+    )
+
+
+def _kind(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,0 +1,124 @@
+"""What comes back to the model after its turn, as ids that are appended and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentrl.errors import EnvError
+from agentrl.rollout.limits import Limits
+from agentrl.types import Message, Role, ToolResult
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """One tool or environment turn, ready to be appended."""
+
+    ids: tuple[int, ...]
+    """Closing of the turn before (if it did not end itself), messages, generation prompt."""
+    role: Role
+    """`tool` if there are tool results, else `user`."""
+    text: str
+    """The contents, as encoded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaBuilder:
+    """Encodes results and feedback of one rollout."""
+
+    chat: ChatFormat
+    """Knows the separators."""
+    limits: Limits
+    """How long one feedback may be."""
+    raw: bool
+    """Splice text without the template."""
+
+    def build(
+        self,
+        results: Sequence[ToolResult],
+        feedback: str | tuple[Message, ...],
+        *,
+        ended: bool,
+        room: int,
+    ) -> Delta | None:
+        """Tool results, then feedback, as one turn.
+
+        Args:
+            results: already shortened.
+            feedback: not empty; is shortened here, to `max_tool_tokens` and to what fits.
+            ended: whether the model's turn has its stop token.
+            room: most tokens the delta may have.
+
+        Returns:
+            The delta, or None if it does not fit however short the feedback is made.
+
+        Raises:
+            EnvError: messages as feedback of a raw rollout.
+            ChatError: the template cannot append these messages.
+        """
+        messages = self._as_messages(feedback)
+        most = self.limits.max_tool_tokens
+        delta = self._encode(results, self._shorten(messages, most), ended=ended)
+        if len(delta.ids) <= room:
+            return delta
+        frame = self._encode(results, self._shorten(messages, 0), ended=ended)
+        most = min(most, (room - len(frame.ids)) // len(messages))
+        while most > 0:
+            delta = self._encode(results, self._shorten(messages, most), ended=ended)
+            excess = len(delta.ids) - room
+            if excess <= 0:
+                return delta
+            most -= excess
+        return None
+
+    def of_results(self, results: Sequence[ToolResult], *, ended: bool) -> Delta:
+        """Tool results alone."""
+        return self._encode(results, (), ended=ended)
+
+    def _encode(
+        self, results: Sequence[ToolResult], feedback: Sequence[Message], *, ended: bool
+    ) -> Delta:
+        role: Role = "tool" if results else "user"
+        text = "\n".join([*(r.text for r in results), *(m.content for m in feedback)])
+        if self.raw:
+            # Feedback brings its own markers; what a tool printed must not.
+            shown = self.chat.encode_plain("\n".join(r.text for r in results)) if results else ()
+            said = "".join(m.content for m in feedback)
+            return Delta(
+                ids=(*shown, *self.chat.raw_delta(said, ended=ended and not shown)),
+                role=role,
+                text=text,
+            )
+        messages = [
+            Message(role="tool", content=r.text, tool_call_id=r.call_id, name=r.name or None)
+            for r in results
+        ]
+        ids = self.chat.turn_delta([*messages, *feedback], ended=ended)
+        return Delta(ids=tuple(ids), role=role, text=text)
+
+    def _as_messages(self, feedback: str | tuple[Message, ...]) -> tuple[Message, ...]:
+        if isinstance(feedback, str):
+            return (Message(role="user", content=feedback),)
+        if self.raw:
+            raise EnvError("step: feedback of a raw rollout must be text, got messages")
+        return feedback
+
+    def _shorten(self, messages: Sequence[Message], most: int) -> list[Message]:
+        out: list[Message] = []
+        for message in messages:
+            text = self.chat.truncate_middle(message.content, most)[0] if most else ""
+            out.append(
+                message
+                if text is message.content
+                else Message(
+                    role=message.role,
+                    content=text,
+                    tool_call_id=message.tool_call_id,
+                    name=message.name,
+                )
+            )
+        return out

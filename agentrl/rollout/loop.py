@@ -1,0 +1,491 @@
+"""`ToolAgentLoop`: one rollout as a state machine, one method per state.
+
+    PENDING --reset, first prompt--> GENERATING --sampled turn--> PROCESSING_TOOLS
+                                         ^                            |  calls, step
+                                         +--- results and feedback ---+
+                                                                      +--> TERMINATED
+
+The loop touches ids only to append them: sampled ids come from the engine, the others from the
+chat format, and nothing is ever encoded again. A limit that ends the rollout is known before the
+last `step`, which is told so (`Action.last`). Everything awaited has a time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from agentrl.engine import Generator
+from agentrl.env import Action, AgentInstance, StepResult
+from agentrl.errors import ChatError, EngineError, EnvError
+from agentrl.rollout.calls import CallRunner
+from agentrl.rollout.clock import RolloutClock
+from agentrl.rollout.coerce import as_observation, as_step_result, sampling_overrides
+from agentrl.rollout.endings import RolloutEnded, crash, ended
+from agentrl.rollout.feedback import Delta, DeltaBuilder
+from agentrl.rollout.limits import Limits, Progress, Reached
+from agentrl.rollout.prompts import Prompt, PromptCache
+from agentrl.rollout.recorder import Recorder, Row
+from agentrl.rollout.sandbox import SharedSandbox
+from agentrl.rollout.seeds import turn_seed
+from agentrl.tool import Tool
+from agentrl.types import (
+    FinishReason,
+    Generation,
+    Message,
+    SamplingParams,
+    Task,
+    Termination,
+    ToolCall,
+    ToolResult,
+)
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat, ToolCallParser
+
+logger = logging.getLogger(__name__)
+
+
+class AgentState(StrEnum):
+    """Where a rollout is."""
+
+    PENDING = "pending"
+    """Nothing was sampled; the environment has to be reset."""
+    GENERATING = "generating"
+    """The model's turn."""
+    PROCESSING_TOOLS = "processing_tools"
+    """Calls run, the environment judges, and what comes back is appended."""
+    TERMINATED = "terminated"
+    """Over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParts:
+    """What all rollouts of a worker share."""
+
+    generator: Generator
+    """Samples turns."""
+    chat: ChatFormat
+    """Turns messages into ids and ids into text."""
+    parser: ToolCallParser | None
+    """Finds calls; None if the text is all there is."""
+    tools: Mapping[str, Tool]
+    """Tools of the config, by name."""
+    limits: Limits
+    """Every bound of a rollout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTurn:
+    """The turn in hand, from GENERATING to PROCESSING_TOOLS."""
+
+    text: str
+    """Decoded, without the stop token."""
+    raw_text: str
+    """Decoded with special tokens, for environments that want it."""
+    calls: tuple[ToolCall, ...]
+    """Everything that looks like a call."""
+    ended: bool
+    """Whether the last id is a stop token."""
+    truncated: bool
+    """Whether the turn was cut off at its token limit."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rollout:
+    """What came of one rollout; the worker makes trajectories of it."""
+
+    rows: list[Row] = field(default_factory=list)
+    """Checked rows; empty if there was not even a prompt."""
+    prompt_text: str = ""
+    """The first prompt with its special tokens."""
+    reward: float = 0.0
+    """Sum of the step rewards."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """Named parts, summed over the steps."""
+    score: float | None = None
+    """The last score the environment gave."""
+    extra_logs: dict[str, float] = field(default_factory=dict)
+    """The last value of each name."""
+    ending: Reached | None = None
+    """Why it is over; set exactly once."""
+    duration_s: float = 0.0
+    """Wall time."""
+
+
+class ToolAgentLoop:
+    """Runs one rollout; make a new one for each attempt."""
+
+    _recorder: Recorder
+    _deltas: DeltaBuilder
+    _calls: CallRunner
+    _offered: tuple[Tool, ...]
+    _turn: SampledTurn
+
+    def __init__(
+        self,
+        parts: LoopParts,
+        *,
+        env: AgentInstance,
+        sandbox: SharedSandbox,
+        prompts: PromptCache,
+        sampling: SamplingParams,
+        seed: int,
+        session_id: str,
+    ) -> None:
+        self._parts = parts
+        self._env = env
+        self._sandbox = sandbox
+        self._prompts = prompts
+        self._base = sampling
+        self._seed = seed
+        self._session_id = session_id
+        self._stop_ids = tuple(
+            dict.fromkeys((*sampling.stop_token_ids, *parts.chat.stop_token_ids))
+        )
+        self._clock = RolloutClock(parts.limits.timeout_s)
+        self._progress = Progress()
+        self._overrides: Mapping[str, Any] = {}
+        self._result = Rollout()
+        self._seen_text = ""
+
+    async def run(self, task: Task) -> Rollout:
+        """Run to the end.
+
+        Returns:
+            The rollout, whatever happened to it: failures of environment, tools, sandbox and
+            engine are its ending, not exceptions.
+        """
+        result = self._result
+        state = AgentState.PENDING
+        try:
+            while state is not AgentState.TERMINATED:
+                if state is AgentState.GENERATING:
+                    state = await self._generating()
+                elif state is AgentState.PROCESSING_TOOLS:
+                    state = await self._processing_tools()
+                else:
+                    state = await self._pending(task)
+        except RolloutEnded as end:
+            result.ending = end.reached
+        if result.rows:
+            result.rows = self._recorder.finish()
+        result.duration_s = self._clock.elapsed_s()
+        return result
+
+    # -- PENDING ----------------------------------------------------------------------------
+
+    async def _pending(self, task: Task) -> AgentState:
+        """Reset the environment and take the first prompt."""
+        parts = self._parts
+        value = await self._ask_env("reset", self._env.reset, task)
+        try:
+            observation = as_observation(value)
+            tools = _merge_tools(parts.tools, observation.tools)
+            prompt = self._prompts.get(observation, tuple(tools.values()))
+        except (EnvError, ChatError) as error:
+            raise crash("reset", error) from error
+        self._begin(prompt, tools, raw=observation.raw)
+        if reached := parts.limits.prompt_too_long(len(prompt.ids)):
+            raise RolloutEnded(reached)
+        return AgentState.GENERATING
+
+    def _begin(self, prompt: Prompt, tools: Mapping[str, Tool], *, raw: bool) -> None:
+        parts = self._parts
+        self._recorder = Recorder(prompt.ids, temperature=self._base.temperature)
+        self._result.rows = self._recorder.rows
+        self._result.prompt_text = prompt.text
+        self._seen_text = prompt.text
+        self._deltas = DeltaBuilder(chat=parts.chat, limits=parts.limits, raw=raw)
+        self._calls = CallRunner(
+            tools=tools, sandbox=self._sandbox, chat=parts.chat, limits=parts.limits
+        )
+        self._offered = tuple(tools.values())
+        self._progress.context_tokens = len(prompt.ids)
+
+    # -- GENERATING -------------------------------------------------------------------------
+
+    async def _generating(self) -> AgentState:
+        """Sample one turn and record it."""
+        sampling = self._sampling()
+        started = time.monotonic()
+        generation = await self._generate(sampling)
+        self._turn = turn = self._read(generation)
+        try:
+            self._recorder.add_assistant(
+                generation,
+                text=turn.text,
+                tool_calls=turn.calls,
+                duration_s=time.monotonic() - started,
+            )
+        except EngineError as error:
+            raise crash("engine", error) from error
+        self._progress.assistant_turns += 1
+        self._count()
+        if generation.finish_reason is FinishReason.ABORT:
+            raise ended(Termination.ABORTED, "the engine aborted the turn")
+        return AgentState.PROCESSING_TOOLS
+
+    def _sampling(self) -> SamplingParams:
+        base, overrides = self._base, self._overrides
+        temperature = overrides.get("temperature", base.temperature)
+        if temperature != self._recorder.temperature:
+            # The trainer divides the logits of a row by one temperature.
+            self._recorder.start_row(temperature=temperature)
+        most = overrides.get("max_tokens", base.max_tokens)
+        return SamplingParams(
+            temperature=temperature,
+            top_p=overrides.get("top_p", base.top_p),
+            max_tokens=min(most, self._parts.limits.turn_budget(self._progress)),
+            stop_token_ids=self._stop_ids,
+            seed=turn_seed(self._seed, self._progress.assistant_turns),
+        )
+
+    async def _generate(self, sampling: SamplingParams) -> Generation:
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self._clock.left_s()) as scope:
+                generation = await self._parts.generator.generate(
+                    self._recorder.ids, sampling, self._session_id
+                )
+            if not 0 < len(generation.ids) <= sampling.max_tokens:
+                raise EngineError(
+                    f"the engine returned {len(generation.ids)} tokens, expected 1 to "
+                    f"{sampling.max_tokens}"
+                )
+            return generation
+        except TimeoutError as error:
+            if not scope.expired():
+                raise crash("engine", error, Termination.ENGINE_FAILED) from error
+            self._clock.add("engine", time.monotonic() - started)
+            started = time.monotonic()
+            raise RolloutEnded(self._clock.overrun()) from error
+        except asyncio.CancelledError as error:
+            if _cancelled_from_outside():
+                raise
+            raise crash("engine", error, Termination.ENGINE_FAILED) from error
+        except Exception as error:  # recording boundary: an engine may fail in any way
+            raise crash("engine", error, Termination.ENGINE_FAILED) from error
+        finally:
+            self._clock.add("engine", time.monotonic() - started)
+
+    def _read(self, generation: Generation) -> SampledTurn:
+        parts = self._parts
+        ids = generation.ids
+        stopped = ids[-1] in self._stop_ids
+        body = ids[:-1] if stopped else ids
+        if parts.parser is None:
+            text, calls = parts.chat.decode(body), ()
+        else:
+            parsed = parts.parser.parse(
+                body, parts.chat, tools=self._offered, turn=self._progress.assistant_turns
+            )
+            text, calls = parsed.text, parsed.calls
+        raw_text = parts.chat.decode_raw(ids) if self._env.wants_observation_text else ""
+        return SampledTurn(
+            text=text,
+            raw_text=raw_text,
+            calls=calls,
+            ended=stopped,
+            truncated=generation.finish_reason is FinishReason.LENGTH and not stopped,
+        )
+
+    # -- PROCESSING_TOOLS -------------------------------------------------------------------
+
+    async def _processing_tools(self) -> AgentState:
+        """Run the calls, let the environment judge, append what comes back."""
+        turn, limits, progress = self._turn, self._parts.limits, self._progress
+        started = time.monotonic()
+        results = await self._run_calls(turn)
+        delta = self._show(results, turn)
+        reached = limits.reached(progress, result_tokens=0 if delta is None else len(delta.ids))
+        if reached is None and self._clock.left_s() <= 0:
+            reached = self._clock.overrun()
+        step = await self._step(turn, results, last=reached is not None)
+        duration_s = time.monotonic() - started
+        feedback = step.environment_feedback
+        if step.done:
+            reached = Reached(termination=step.termination, detail="")
+        elif reached is None and not results and not feedback:
+            reached = self._silence(turn)
+        if reached is not None:
+            self._show_rest(results, feedback, duration_s)
+            raise RolloutEnded(reached)
+        try:
+            self._overrides = sampling_overrides(step.sampling_params, self._base)
+            if feedback:
+                room = limits.delta_room(progress)
+                delta = self._deltas.build(results, feedback, ended=turn.ended, room=room)
+        except (EnvError, ChatError) as error:
+            raise crash("step", error) from error
+        if delta is None:
+            self._show_rest(results, feedback, duration_s)
+            raise RolloutEnded(limits.no_room(progress))
+        self._recorder.add_environment(
+            delta.ids,
+            role=delta.role,
+            text=delta.text,
+            tool_results=results,
+            duration_s=duration_s,
+        )
+        progress.user_turns += 1
+        self._count()
+        if self._env.wants_observation_text:
+            self._seen_text += turn.raw_text + self._parts.chat.decode_raw(delta.ids)
+        return AgentState.GENERATING
+
+    async def _run_calls(self, turn: SampledTurn) -> tuple[ToolResult, ...]:
+        calls = turn.calls
+        parser = self._parts.parser
+        if calls and parser is not None and not parser.names_tools:
+            # The parser's calls carry no tool name of the model's choosing: without a tool of that
+            # name the environment itself runs them.
+            calls = tuple(call for call in calls if call.name in self._calls.tools)
+        if not calls:
+            return ()
+        try:
+            results = await self._calls.run(calls, left_s=self._clock.left_s())
+        except asyncio.CancelledError as error:
+            if _cancelled_from_outside():
+                raise
+            raise crash("tool", error) from error
+        except Exception as error:  # recording boundary: a tool may fail in any way
+            raise crash("tool", error) from error
+        # The calls ran at the same time.
+        self._clock.add("action", max(result.duration_s for result in results))
+        return results
+
+    def _show(self, results: Sequence[ToolResult], turn: SampledTurn) -> Delta | None:
+        """The results as the model will see them if the environment has nothing to add."""
+        if not results:
+            return None
+        try:
+            return self._deltas.of_results(results, ended=turn.ended)
+        except ChatError as error:
+            raise crash("tool results", error) from error
+
+    async def _step(
+        self, turn: SampledTurn, results: tuple[ToolResult, ...], *, last: bool
+    ) -> StepResult:
+        wants_text = self._env.wants_observation_text
+        action = Action(
+            text=turn.text,
+            tool_calls=turn.calls,
+            tool_results=results,
+            turn=self._progress.assistant_turns - 1,
+            truncated=turn.truncated,
+            last=last,
+            observation_text=self._seen_text if wants_text else "",
+            raw_text=turn.raw_text,
+        )
+        value = await self._ask_env("step", self._env.step, action)
+        try:
+            step = as_step_result(value)
+        except EnvError as error:
+            raise crash("step", error) from error
+        self._recorder.set_reward(step.rewards)
+        result = self._result
+        result.reward += step.rewards
+        if step.scores is not None:
+            result.score = step.scores
+        result.extra_logs.update(step.extra_logs)
+        for name, value in step.reward_parts.items():
+            result.reward_parts[name] = result.reward_parts.get(name, 0.0) + value
+        return step
+
+    def _silence(self, turn: SampledTurn) -> Reached:
+        """The ending when there is nothing the model could be told."""
+        if not turn.truncated:
+            return Reached(
+                termination=Termination.NO_TOOL_CALL,
+                detail="no tool ran, and the environment was neither done nor gave feedback",
+            )
+        return Reached(
+            termination=Termination.MAX_TOKENS,
+            detail=f"max_turn_tokens: the turn was cut off at {self._turn_tokens()} tokens and the "
+            "environment gave no feedback",
+        )
+
+    def _turn_tokens(self) -> int:
+        turn = self._recorder.turns[-1]
+        return turn.end - turn.start
+
+    def _show_rest(
+        self,
+        results: tuple[ToolResult, ...],
+        feedback: str | tuple[Message, ...],
+        duration_s: float,
+    ) -> None:
+        """Keep what the model never got to see, as a turn without tokens."""
+        text = feedback if isinstance(feedback, str) else "\n".join(m.content for m in feedback)
+        if results or text:
+            self._recorder.add_environment(
+                (),
+                role="tool" if results else "user",
+                text=text,
+                tool_results=results,
+                duration_s=duration_s,
+            )
+
+    # -- shared -----------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        self._progress.response_tokens = self._recorder.response_tokens
+        self._progress.context_tokens = len(self._recorder.ids)
+
+    async def _ask_env(self, what: str, method: Callable[[Any], Awaitable[Any]], given: Any) -> Any:
+        """Await the environment within its time limit and book the time.
+
+        A limit that ran out while commands of the model ran in the sandbox is the model's doing;
+        otherwise the environment is slow, which is infrastructure.
+        """
+        limit_s = self._parts.limits.env_timeout_s
+        started, busy_s = time.monotonic(), self._sandbox.busy_s
+        try:
+            async with asyncio.timeout(limit_s) as scope:
+                return await method(given)
+        except asyncio.CancelledError as error:
+            if _cancelled_from_outside():
+                raise
+            raise crash(what, error) from error
+        except TimeoutError as error:
+            if not scope.expired():
+                raise crash(what, error) from error
+            acted_s = self._sandbox.busy_s - busy_s
+            own = acted_s > limit_s / 2
+            raise ended(
+                Termination.TOOL_TIMEOUT if own else Termination.ENV_CRASHED,
+                f"env_timeout_s: {what} took longer than {limit_s:g} s, "
+                f"{acted_s:.1f} s of it in sandbox commands",
+            ) from error
+        except Exception as error:  # recording boundary: authors raise whatever they like
+            raise crash(what, error) from error
+        finally:
+            acted_s = self._sandbox.busy_s - busy_s
+            self._clock.add("action", acted_s)
+            self._clock.add("env", time.monotonic() - started - acted_s)
+
+
+def _cancelled_from_outside() -> bool:
+    """Whether this task was told to stop; else some code let a cancellation of its own escape."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _merge_tools(config: Mapping[str, Tool], offered: Sequence[Tool]) -> Mapping[str, Tool]:
+    if not offered:
+        return config
+    tools = dict(config)
+    for tool in offered:
+        if tool.name in tools and tools[tool.name] is not tool:
+            raise EnvError(
+                f"the environment offers a tool called {tool.name!r}, but there is one already; "
+                "rename it or take it out of env.tools"
+            )
+        tools[tool.name] = tool
+    return tools

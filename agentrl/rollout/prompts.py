@@ -1,0 +1,67 @@
+"""First prompts, tokenised once for all rollouts of a group that see the same thing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentrl.env import Observation
+from agentrl.errors import EnvError
+from agentrl.tool import Tool
+from agentrl.types import Message
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A first prompt."""
+
+    ids: tuple[int, ...]
+    """[_P] What the engine sees."""
+    text: str
+    """`ids` decoded with their special tokens."""
+
+
+class PromptCache:
+    """Remembers the prompts of one group; a group rarely has more than one."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+        self._known: list[tuple[Observation, list[dict[str, object]], Prompt]] = []
+        self.rendered = 0
+        """Prompts tokenised so far."""
+
+    def get(self, observation: Observation, tools: Sequence[Tool]) -> Prompt:
+        """The prompt for a first observation with these tools offered.
+
+        Raises:
+            EnvError: a raw observation that is not text.
+            ChatError: the template refuses the messages.
+        """
+        # Every instance may bring tool objects of its own; what the template sees of them counts.
+        schemas = [tool.schema() for tool in tools]
+        for known, known_schemas, prompt in self._known:
+            if (
+                known.raw == observation.raw
+                and known.content == observation.content
+                and known_schemas == schemas
+            ):
+                return prompt
+        self.rendered += 1
+        ids = self._ids(observation, tools)
+        prompt = Prompt(ids=ids, text=self._chat.decode_raw(ids))
+        self._known.append((observation, schemas, prompt))
+        return prompt
+
+    def _ids(self, observation: Observation, tools: Sequence[Tool]) -> tuple[int, ...]:
+        content = observation.content
+        if observation.raw:
+            if not isinstance(content, str):
+                raise EnvError("reset: an Observation with raw=True must hold text, got messages")
+            return tuple(self._chat.raw_prompt(content))
+        if isinstance(content, str):
+            content = (Message(role="user", content=content),)
+        return tuple(self._chat.render_prompt(content, tools))

@@ -1,0 +1,208 @@
+"""The one place where the token arrays of a trajectory are built.
+
+Ids, mask, log-probabilities and versions grow together, so that position `t` of one is position
+`t` of all. `ids` is the very list the engine is given, prompt first: it only ever grows at its end,
+and a history that changes in front of that end starts a new row instead (`start_row`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from agentrl.errors import EngineError
+from agentrl.types import (
+    FinishReason,
+    Generation,
+    Role,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """One row in the making. Legend: `_P` prompt tokens, `_T` response positions."""
+
+    ids: list[int]
+    """[_P + _T] What the engine is given next."""
+    prompt_length: int
+    """_P."""
+    temperature: float
+    """Sampling temperature of every action token of the row."""
+    mask: list[int] = field(default_factory=list)
+    """[_T] 1 = sampled."""
+    log_probs: list[float] = field(default_factory=list)
+    """[_T] 0.0 where the mask is 0."""
+    versions: list[int] = field(default_factory=list)
+    """[_T] -1 where the mask is 0."""
+    turns: list[Turn] = field(default_factory=list)
+    """Spans over the response."""
+
+    def check(self) -> None:
+        """Raise if the arrays have drifted apart.
+
+        Raises:
+            ValueError: unequal lengths, or turns that do not cover the response in order.
+        """
+        length = len(self.ids) - self.prompt_length
+        lengths = {
+            "ids": length,
+            "mask": len(self.mask),
+            "log_probs": len(self.log_probs),
+            "versions": len(self.versions),
+        }
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"recorder: unequal lengths {lengths}")
+        end = 0
+        for turn in self.turns:
+            if turn.start != end or turn.end < turn.start:
+                raise ValueError(f"recorder: turn {turn.start}:{turn.end} follows position {end}")
+            end = turn.end
+        if end != length:
+            raise ValueError(f"recorder: turns end at {end}, the response at {length}")
+
+
+class Recorder:
+    """Builds the rows of one rollout."""
+
+    def __init__(self, prompt_ids: Sequence[int], *, temperature: float) -> None:
+        self.rows: list[Row] = []
+        """Rows so far; the last one grows."""
+        self.response_tokens = 0
+        """Response positions of all rows."""
+        self.start_row(prompt_ids, temperature=temperature)
+
+    @property
+    def ids(self) -> list[int]:
+        """[_P + _T] Everything the engine sees next. Read it, never change it."""
+        return self._row.ids
+
+    @property
+    def temperature(self) -> float:
+        """Of the row that grows."""
+        return self._row.temperature
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """Turns of the row that grows."""
+        return self._row.turns
+
+    def start_row(self, prompt_ids: Sequence[int] | None = None, *, temperature: float) -> None:
+        """Go on in a new row of the same rollout.
+
+        Args:
+            prompt_ids: the rewritten history; None keeps the present one, for a row that differs
+                in the temperature only.
+            temperature: of the action tokens to come.
+        """
+        ids = list(self._row.ids if prompt_ids is None else prompt_ids)
+        self._row = Row(ids=ids, prompt_length=len(ids), temperature=temperature)
+        self.rows.append(self._row)
+
+    def add_assistant(
+        self,
+        generation: Generation,
+        *,
+        text: str,
+        tool_calls: tuple[ToolCall, ...] = (),
+        duration_s: float = 0.0,
+    ) -> None:
+        """Append a sampled turn; every id of it is an action, the stop token included.
+
+        Raises:
+            EngineError: a log-probability is not a finite number.
+        """
+        row = self._row
+        count = len(generation.ids)
+        if not math.isfinite(sum(generation.log_probs)):
+            raise EngineError(
+                "the engine returned a log-probability that is not finite for one of the "
+                f"{count} sampled tokens; such a turn cannot be trained on"
+            )
+        row.ids.extend(generation.ids)
+        row.mask.extend([1] * count)
+        row.log_probs.extend(generation.log_probs)
+        row.versions.extend(generation.policy_versions)
+        self._add_turn(
+            "assistant",
+            count,
+            text,
+            tool_calls=tool_calls,
+            finish_reason=generation.finish_reason,
+            duration_s=duration_s,
+        )
+
+    def add_environment(
+        self,
+        ids: Sequence[int],
+        *,
+        role: Role,
+        text: str,
+        tool_results: tuple[ToolResult, ...] = (),
+        duration_s: float = 0.0,
+    ) -> None:
+        """Append what the environment put there; none of it is an action.
+
+        Args:
+            ids: may be empty, for results the model never got to see.
+            role: `tool` if there are tool results, else `user`.
+            text: what was encoded into `ids`.
+            tool_results: what the calls gave.
+            duration_s: wall time of tools and step.
+        """
+        row = self._row
+        count = len(ids)
+        row.ids.extend(ids)
+        row.mask.extend([0] * count)
+        row.log_probs.extend([0.0] * count)
+        row.versions.extend([-1] * count)
+        self._add_turn(role, count, text, tool_results=tool_results, duration_s=duration_s)
+
+    def set_reward(self, reward: float) -> None:
+        """Note the reward of the assistant turn added last."""
+        turn = self._row.turns[-1]
+        if turn.role != "assistant":
+            raise ValueError(f"recorder: a reward belongs to an assistant turn, not to {turn.role}")
+        self._row.turns[-1] = replace(turn, reward=reward)
+
+    def finish(self) -> list[Row]:
+        """The checked rows, without later rows in which nothing was sampled.
+
+        Raises:
+            ValueError: see `Row.check`.
+        """
+        for row in self.rows:
+            row.check()
+        return self.rows[:1] + [row for row in self.rows[1:] if any(row.mask)]
+
+    _row: Row
+
+    def _add_turn(
+        self,
+        role: Role,
+        count: int,
+        text: str,
+        *,
+        tool_calls: tuple[ToolCall, ...] = (),
+        tool_results: tuple[ToolResult, ...] = (),
+        finish_reason: FinishReason | None = None,
+        duration_s: float = 0.0,
+    ) -> None:
+        row = self._row
+        start = row.turns[-1].end if row.turns else 0
+        self.response_tokens += count
+        row.turns.append(
+            Turn(
+                role=role,
+                start=start,
+                end=start + count,
+                text=text,
+                tool_calls=tool_calls,
+                tool_results=tool_results,
+                finish_reason=finish_reason,
+                duration_s=duration_s,
+            )
+        )

@@ -1,0 +1,297 @@
+"""`RolloutWorker`: the rollouts of one task, their parts, their retries and their cleaning up.
+
+Rollouts of a group run as coroutines of one task group. Each has an environment, a session with
+the engine and, once somebody asks for it, a sandbox; all three are given back whatever happens,
+also when the run is cancelled. A rollout that infrastructure broke is tried again on fresh parts
+and otherwise kept as what it is: a failed rollout, without a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config.schema import RolloutSection
+from agentrl.engine import Generator
+from agentrl.env import AgentInstance, EnvContext
+from agentrl.errors import ConfigError
+from agentrl.rollout.adapter import adapt_env, make_dict_env
+from agentrl.rollout.endings import RolloutEnded, crash
+from agentrl.rollout.limits import Limits
+from agentrl.rollout.loop import LoopParts, Rollout, ToolAgentLoop
+from agentrl.rollout.prompts import PromptCache
+from agentrl.rollout.sandbox import SharedSandbox
+from agentrl.rollout.seeds import rollout_seed
+from agentrl.sandbox import SandboxBackend, SandboxLimits
+from agentrl.tool import Tool
+from agentrl.types import (
+    TERMINATION_RULES,
+    Message,
+    SamplingParams,
+    Task,
+    Termination,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat, ToolCallParser
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutWorker:
+    """Rolls tasks out; one worker serves any number of groups at once."""
+
+    def __init__(
+        self,
+        *,
+        generator: Generator,
+        chat: ChatFormat,
+        parser: ToolCallParser | None,
+        make_env: Callable[[], Any],
+        tools: Sequence[Tool] = (),
+        sandboxes: SandboxBackend | None = None,
+        sandbox_limits: SandboxLimits | None = None,
+        section: RolloutSection,
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            generator: samples turns.
+            chat: messages to ids and back.
+            parser: finds tool calls; None if the environment reads the text itself.
+            make_env: a fresh environment, once per attempt; what it returns goes through
+                `adapt_env`.
+            tools: offered in every rollout, beside those of the environment.
+            sandboxes: makes sandboxes; None if there are none.
+            sandbox_limits: of every sandbox.
+            section: the limits of the loop.
+
+        Raises:
+            ConfigError: two tools share a name.
+        """
+        by_name = {tool.name: tool for tool in tools}
+        if len(by_name) != len(tools):
+            twice = [name for name, n in Counter(tool.name for tool in tools).items() if n > 1]
+            raise ConfigError(f"env.tools names the tool {twice[0]!r} twice")
+        frame = chat.turn_delta([Message(role="user", content="")], ended=False)
+        self._parts = LoopParts(
+            generator=generator,
+            chat=chat,
+            parser=parser,
+            tools=by_name,
+            limits=Limits.of(section, delta_overhead=len(frame)),
+        )
+        self._make_env = make_env
+        self._sandboxes = sandboxes
+        self._sandbox_limits = sandbox_limits or SandboxLimits()
+        self._retries = section.retries
+        self.retried: Counter[Termination] = Counter()
+        """Attempts that were thrown away and made again, by what had ended them."""
+
+    async def run_group(
+        self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
+    ) -> TrajectoryGroup:
+        """Roll one task out `n` times.
+
+        Args:
+            task: what to do.
+            group_id: unique in the run; rollouts are called `group_id/index`.
+            n: rollouts.
+            sampling: how turns are sampled; `max_tokens` bounds every turn beside the limits, and
+                `seed` is replaced by one per turn.
+            seed: with the task and the sample index, the source of all randomness.
+
+        Returns:
+            The rows of all `n` rollouts in order of their index, failed ones included. Never
+            raises for a failed rollout; on cancellation everything is given back first.
+        """
+        prompts = PromptCache(self._parts.chat)
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(
+                        self._run_one(
+                            task,
+                            prompts,
+                            group_id=group_id,
+                            rollout_id=f"{group_id}/{index}",
+                            seed=rollout_seed(seed, task.id, index),
+                            sampling=sampling,
+                        )
+                    )
+                    for index in range(n)
+                ]
+        except BaseExceptionGroup as failed:
+            # A failed rollout never raises, so this is a broken invariant: show it bare.
+            raise failed.exceptions[0] from failed
+        rows = tuple(row for rollout in running for row in rollout.result())
+        return TrajectoryGroup(group_id=group_id, task_id=task.id, trajectories=rows)
+
+    async def _run_one(
+        self,
+        task: Task,
+        prompts: PromptCache,
+        *,
+        group_id: str,
+        rollout_id: str,
+        seed: int,
+        sampling: SamplingParams,
+    ) -> list[Trajectory]:
+        attempt = 0
+        while True:
+            session_id = rollout_id if attempt == 0 else f"{rollout_id}#{attempt}"
+            rollout = await self._attempt(task, prompts, session_id, rollout_id, seed, sampling)
+            assert rollout.ending is not None
+            ending = rollout.ending
+            rule = TERMINATION_RULES[ending.termination]
+            again = rule.retried and attempt < self._retries
+            if not rule.reward_trusted:
+                logger.warning(
+                    "rollout %s: %s%s: %s",
+                    rollout_id,
+                    ending.termination,
+                    " (trying again)" if again else "",
+                    ending.detail,
+                )
+            if not again:
+                return _trajectories(task, rollout, group_id=group_id, rollout_id=rollout_id)
+            self.retried[ending.termination] += 1
+            attempt += 1
+
+    async def _attempt(
+        self,
+        task: Task,
+        prompts: PromptCache,
+        session_id: str,
+        rollout_id: str,
+        seed: int,
+        sampling: SamplingParams,
+    ) -> Rollout:
+        limits = self._parts.limits
+        sandbox = SharedSandbox(
+            self._sandboxes, self._sandbox_limits, open_timeout_s=limits.env_timeout_s
+        )
+        env: AgentInstance | None = None
+        try:
+            try:
+                env = self._new_env()
+                env.context = EnvContext(
+                    seed=seed,
+                    rollout_id=rollout_id,
+                    tools=tuple(self._parts.tools.values()),
+                    open_sandbox=sandbox.open,
+                    render=self._parts.chat.render_text,
+                    sampling=sampling,
+                )
+            except Exception as error:  # recording boundary: a constructor may raise anything
+                ending: RolloutEnded = crash("making the environment", error)
+                return Rollout(ending=ending.reached)
+            loop = ToolAgentLoop(
+                self._parts,
+                env=env,
+                sandbox=sandbox,
+                prompts=prompts,
+                sampling=sampling,
+                seed=seed,
+                session_id=session_id,
+            )
+            return await loop.run(task)
+        finally:
+            await self._give_back(env, sandbox, session_id)
+
+    def _new_env(self) -> AgentInstance:
+        make = self._make_env
+        if inspect.isclass(make) and not issubclass(make, AgentInstance):
+            return make_dict_env(make)
+        return adapt_env(make())
+
+    async def _give_back(
+        self, env: AgentInstance | None, sandbox: SharedSandbox, session_id: str
+    ) -> None:
+        """Close everything, to the end, even if this task is being cancelled."""
+        limit_s = self._parts.limits.env_timeout_s
+        steps: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+        if env is not None and type(env).close is not AgentInstance.close:
+            steps.append(("env.close", env.close))
+        if sandbox.opened:
+            steps.append(("sandbox.close", sandbox.close))
+        steps.append(("end_session", lambda: self._parts.generator.end_session(session_id)))
+        await _to_the_end(_close_all(steps, session_id, limit_s))
+
+
+async def _close_all(
+    steps: Sequence[tuple[str, Callable[[], Awaitable[None]]]], session_id: str, limit_s: float
+) -> None:
+    for name, step in steps:
+        try:
+            async with asyncio.timeout(limit_s):
+                await step()
+        except Exception:  # recording boundary: what is over is over, the rollout keeps its ending
+            logger.warning("rollout %s: %s failed", session_id, name, exc_info=True)
+
+
+async def _to_the_end(work: Awaitable[None]) -> None:
+    """Await `work`; a cancellation meanwhile takes effect when it is done."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def _trajectories(
+    task: Task, rollout: Rollout, *, group_id: str, rollout_id: str
+) -> list[Trajectory]:
+    """Rows of one rollout; a rollout without a prompt is one row without tokens."""
+    ending = rollout.ending
+    assert ending is not None
+    trusted = TERMINATION_RULES[ending.termination].reward_trusted
+    reward = rollout.reward if trusted else None
+    score = rollout.reward if rollout.score is None else rollout.score
+    common: dict[str, Any] = {
+        "task_id": task.id,
+        "group_id": group_id,
+        "rollout_id": rollout_id,
+        "reward": reward,
+        "reward_parts": rollout.reward_parts,
+        "score": score if trusted else None,
+        "termination": ending.termination,
+        "termination_detail": ending.detail,
+        "extra_logs": rollout.extra_logs,
+        "split": task.split,
+        "duration_s": rollout.duration_s,
+    }
+    if not rollout.rows:
+        empty = dict.fromkeys(
+            ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "policy_versions"),
+            (),
+        )
+        return [Trajectory(**empty, **common)]
+    out: list[Trajectory] = []
+    for index, row in enumerate(rollout.rows):
+        split = row.prompt_length
+        out.append(
+            Trajectory(
+                row_index=index,
+                prompt_ids=tuple(row.ids[:split]),
+                prompt_text=rollout.prompt_text if index == 0 else "",
+                response_ids=tuple(row.ids[split:]),
+                response_mask=tuple(row.mask),
+                rollout_log_probs=tuple(row.log_probs),
+                policy_versions=tuple(row.versions),
+                turns=tuple(row.turns),
+                temperature=row.temperature,
+                **common,
+            )
+        )
+    return out
