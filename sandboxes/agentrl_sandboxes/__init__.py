@@ -1,1 +1,15 @@
-"""agentrl_sandboxes"""
+"""Sandboxes for agentrl: bubblewrap, user namespaces, and a plain process with limits."""
+
+from agentrl_sandboxes.choose import BACKENDS, make_backend
+from agentrl_sandboxes.enclosures import BubblewrapBackend, ProcessBackend, UsernsBackend
+from agentrl_sandboxes.supervised import Launch, SupervisedBackend
+
+__all__ = [
+    "BACKENDS",
+    "BubblewrapBackend",
+    "Launch",
+    "ProcessBackend",
+    "SupervisedBackend",
+    "UsernsBackend",
+    "make_backend",
+]

@@ -1,0 +1,235 @@
+"""The host's end of a supervisor: frames over a pair of streams, many requests at once.
+
+Knows nothing of processes or containers: whoever starts a supervisor hands over a reader and a
+writer, so an attached container serves as well as a child process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+import os
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from agentrl.errors import SandboxError
+from agentrl.sandbox import ExecResult, Outcome
+from agentrl_sandboxes.guest import wire
+
+MODULES = ("wire", "capture", "processes", "files", "command", "supervisor", "stage")
+"""What runs inside, in the order of their imports."""
+
+BOOT = """
+import marshal, os, sys
+def take(size):
+    data = b""
+    while len(data) < size:
+        chunk = os.read(0, size - len(data))
+        if not chunk:
+            sys.exit(1)
+        data += chunk
+    return data
+config = marshal.loads(take(int.from_bytes(take(9)[:4], "big")))
+for name, code in config.pop("modules"):
+    sys.modules[name] = type(sys)(name)
+    exec(code, sys.modules[name].__dict__)
+sys.modules[config["entry"]].main(config)
+"""
+"""Run as `python3 -I -S -c BOOT`: takes the modules from the first frame, so that no file of ours
+has to be visible where it runs."""
+
+MAX_ANSWER = 2**30
+
+
+@cache
+def guest_modules(*, source: bool) -> list[tuple[str, Any]]:
+    """Names and code of the guest: source for another interpreter, compiled for our own."""
+    package = "agentrl_sandboxes.guest"
+    found: list[tuple[str, Any]] = [("agentrl_sandboxes", ""), (package, "")]
+    for name in MODULES:
+        text = resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")
+        code = text if source else compile(text, f"<{name}>", "exec", dont_inherit=True)
+        found.append((f"{package}.{name}", code))
+    return found
+
+
+def config_frame(config: Mapping[str, Any], *, source: bool = False) -> bytes:
+    """The first frame. `source=True` when the guest may be another Python than ours."""
+    entry = {"modules": guest_modules(source=source), "entry": "agentrl_sandboxes.guest.stage"}
+    body = marshal.dumps({**config, **entry}, 2 if source else marshal.version)
+    return wire.HEAD.pack(len(body), wire.CONFIG, 0) + body
+
+
+class Channel:
+    """Sends requests and hands each answer to whoever waits for it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._waiting: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
+        self._last = 0
+        self._reason = ""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether requests can still be answered."""
+        return not self._reason
+
+    async def start(self, first: bytes, *, timeout_s: float) -> None:
+        """Send the config and wait until the supervisor is ready.
+
+        Raises:
+            SandboxError: it ended instead, or took too long.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(first)
+                await self._writer.drain()
+                kind, _, _ = await self._read_frame()
+        except TimeoutError as error:
+            raise SandboxError(f"sandbox: not ready after {timeout_s:g} s") from error
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise SandboxError("sandbox: ended before it was ready") from error
+        if kind != wire.READY:
+            raise SandboxError(f"sandbox: expected READY ({wire.READY}), got frame kind {kind}")
+        self._task = asyncio.create_task(self._read())
+
+    async def request(self, kind: int, body: Mapping[str, Any], *, timeout_s: float) -> bytes:
+        """One request, one answer.
+
+        Raises:
+            OSError: as the guest reports it, of the subclass that fits its errno.
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        if self._reason:
+            raise SandboxError(self._reason)
+        self._last += 1
+        ident = self._last
+        future: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._waiting[ident] = future
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._send(kind, ident, marshal.dumps(dict(body), 2))
+                await self._drain()
+                answer, data = await future
+        except TimeoutError as error:
+            raise SandboxError(f"sandbox: no answer after {timeout_s:g} s") from error
+        except asyncio.CancelledError:
+            if kind == wire.EXEC and self.open:
+                self._send(wire.CANCEL, ident, b"")
+            raise
+        finally:
+            self._waiting.pop(ident, None)
+        if answer == wire.FAILED:
+            (number,) = wire.ERROR.unpack_from(data)
+            text = data[wire.ERROR.size :].decode("utf-8", "replace")
+            if number == wire.TOO_LARGE:
+                raise ValueError(text)
+            raise OSError(number, text)
+        return data
+
+    async def close(self, reason: str) -> None:
+        """End of file for the supervisor; it exits with everything. Waits until it has let go."""
+        self._fail(reason)
+        self._writer.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _send(self, kind: int, ident: int, body: bytes) -> None:
+        self._writer.write(wire.HEAD.pack(len(body), kind, ident) + body)
+
+    async def _drain(self) -> None:
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            self._fail(f"sandbox: ended unexpectedly ({error})")
+            raise SandboxError(self._reason) from error
+
+    async def _read_frame(self) -> tuple[int, int, bytes]:
+        head = await self._reader.readexactly(wire.HEAD.size)
+        size, kind, ident = wire.HEAD.unpack(head)
+        if size > MAX_ANSWER:
+            raise OSError(f"a frame of {size} bytes")
+        return kind, ident, await self._reader.readexactly(size)
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                kind, ident, body = await self._read_frame()
+                future = self._waiting.get(ident)
+                if future is not None and not future.done():
+                    future.set_result((kind, body))
+        except (OSError, asyncio.IncompleteReadError):
+            self._fail("sandbox: ended unexpectedly")
+
+    def _fail(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(SandboxError(self._reason))
+
+
+_OUTCOMES = {
+    wire.TIMEOUT: Outcome.TIMEOUT,
+    wire.OOM: Outcome.OOM,
+    wire.OUTPUT: Outcome.OUTPUT_LIMIT,
+}
+_NOTES = {
+    wire.DISK: "\n[killed: wrote more than the disk limit]\n",
+    wire.PROCESSES: "\n[killed: more processes than the limit]\n",
+}
+
+
+def decode_result(body: bytes) -> ExecResult:
+    """An `ExecResult` from the body of a `RESULT` frame."""
+    reason, status, seconds, out_gap, err_gap, *sizes = wire.DONE.unpack_from(body)
+    parts: list[bytes] = []
+    at = wire.DONE.size
+    for size in sizes:
+        parts.append(body[at : at + size])
+        at += size
+    exit_code = os.waitstatus_to_exitcode(status) if reason == wire.ENDED else None
+    ended = Outcome.OK if exit_code == 0 else Outcome.NONZERO
+    return ExecResult(
+        outcome=_OUTCOMES.get(reason, ended),
+        exit_code=exit_code,
+        stdout=join_output(parts[0], parts[1], out_gap),
+        stderr=join_output(parts[2], parts[3], err_gap) + _NOTES.get(reason, ""),
+        duration_s=seconds,
+        stdout_truncated=out_gap > 0,
+        stderr_truncated=err_gap > 0,
+    )
+
+
+def join_output(head: bytes, tail: bytes, gap: int) -> str:
+    """Text of a capture; a character cut in two by the gap is left out with it.
+
+    Example:
+        >>> join_output(b"ab", b"yz", 22)
+        'ab\\n[... 22 bytes left out ...]\\nyz'
+    """
+    if not gap:
+        return (head + tail).decode("utf-8", "replace")
+    for back in range(1, min(4, len(head) + 1)):
+        if head[-back] >= 0xC0:
+            width = 2 if head[-back] < 0xE0 else 3 if head[-back] < 0xF0 else 4
+            if back < width:
+                gap += back
+                head = head[:-back]
+            break
+    while tail and 0x80 <= tail[0] < 0xC0:
+        tail = tail[1:]
+        gap += 1
+    marker = f"\n[... {gap} bytes left out ...]\n"
+    return head.decode("utf-8", "replace") + marker + tail.decode("utf-8", "replace")
+
+
+def same_interpreter(executable: str) -> bool:
+    """Whether compiled code of ours runs in `executable`."""
+    own = getattr(sys, "_base_executable", None) or sys.executable
+    return os.path.realpath(executable) == os.path.realpath(own)

@@ -1,0 +1,5 @@
+"""The half of agentrl_sandboxes that runs inside a sandbox, where only the standard library is.
+
+The host sends these modules over stdin (`agentrl_sandboxes.launch`), so nothing of agentrl needs to
+be visible inside, and any Python 3.8 or newer there will do.
+"""

@@ -1,0 +1,158 @@
+"""One command: its leader process, its pipes, and how a fork becomes the program."""
+
+# ruff: noqa: PTH - pathlib takes longer to import than a sandbox takes to start
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+import time
+from typing import Any, NoReturn
+
+from agentrl_sandboxes.guest import wire
+from agentrl_sandboxes.guest.capture import Capture
+from agentrl_sandboxes.guest.processes import SIGCONT, SIGKILL, kill_below, send_signal
+
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Command:
+    """One running command: its leader, pipes, deadline and why it is over."""
+
+    def __init__(self, ident: int, request: dict[str, Any], keep: int) -> None:
+        self.ident = ident
+        self.stdin = memoryview(request["stdin"])
+        self.start = time.monotonic()
+        self.deadline = self.start + request["timeout"]
+        self.seconds = 0.0
+        self.captures = (Capture(keep), Capture(keep))
+        self.leader = 0
+        self.status: int | None = None
+        self.reason = wire.ENDED
+        self.killed_at = 0.0
+        self.gone_at = 0.0
+        self.fds: dict[int, str] = {}
+
+    def kill(self, reason: int) -> None:
+        """End it; called again until it is gone. The first reason is the one reported."""
+        now = time.monotonic()
+        if not self.killed_at:
+            self.killed_at = now
+            # A command that has ended by itself is only being cleaned up.
+            self.reason = self.reason if self.status is not None else reason
+        if self.gone_at:
+            return
+        kill_below(self.leader)
+        # The program may have stopped its leader; one that does not come back is killed as well.
+        send_signal(self.leader, SIGKILL if now > self.killed_at + 1.0 else SIGCONT)
+
+    def answer(self) -> bytes:
+        """The body of the `RESULT` frame."""
+        seconds = self.seconds or time.monotonic() - self.start
+        # Without a status the program has killed its own leader.
+        status = SIGKILL if self.status is None else self.status
+        out, err = (capture.parts() for capture in self.captures)
+        parts = (out[0], out[1], err[0], err[1])
+        head = wire.DONE.pack(self.reason, status, seconds, out[2], err[2], *map(len, parts))
+        return head + b"".join(parts)
+
+
+def lead(
+    config: dict[str, Any],
+    request: dict[str, Any],
+    stdio: tuple[int, int, int],
+    status_fd: int,
+    leaders: int,
+) -> NoReturn:
+    """The leader's life: start the program, report its end, then end all it left behind.
+
+    As a child subreaper it inherits every orphan below it, so "no children left" means that
+    nothing is left. `leaders` is how many leaders there are; they count as processes.
+    """
+    code = 1
+    try:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        program = os.fork()
+        if not program:
+            become(config, request, stdio, leaders)
+        for fd in stdio:
+            os.close(fd)
+        ended = False
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == program:
+                os.write(status_fd, struct.pack(">i", status))
+                ended = True
+            if ended:
+                kill_below(os.getpid())
+    except ChildProcessError:
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def become(
+    config: dict[str, Any], request: dict[str, Any], stdio: tuple[int, int, int], leaders: int
+) -> NoReturn:
+    """Turn this fork into the program; 126 or 127 with a message if it cannot be run."""
+    argv, env = request["argv"], request["env"]
+    code = 126
+    try:
+        for target, fd in enumerate(stdio):
+            os.dup2(fd, target)
+        os.setsid()
+        for number in range(1, 65):
+            if number not in (9, 19):
+                libc.signal(number, None)
+        os.chdir(os.path.join(os.fsencode(config["workdir"]), request["cwd"]))
+        limit(config, leaders)
+        names = [argv[0]]
+        if b"/" not in argv[0]:
+            places = filter(None, env.get(b"PATH", b"").split(b":"))
+            names = [place + b"/" + argv[0] for place in places]
+        failure: OSError = FileNotFoundError(2, "No such file or directory")
+        for name in names:
+            try:
+                os.execve(name, argv, env)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                failure = error
+        raise failure
+    except Exception as error:  # a fork must not unwind into the supervisor's code
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+        reason = getattr(error, "strerror", None) or repr(error)
+        os.write(2, b"cannot run " + argv[0] + b": " + reason.encode("utf-8", "replace") + b"\n")
+    finally:
+        os._exit(code)
+
+
+def limit(config: dict[str, Any], leaders: int) -> None:
+    """Set the limits that the kernel keeps for us, and give up what the program must not have."""
+    limits = config["limits"]
+    uid = config["program_uid"]
+    # Supervisor and leaders are processes of the same user unless the program gets its own.
+    own = 0 if uid is not None else 1 + leaders
+    # Private memory is bounded close to the limit, address space loosely: runtimes reserve far
+    # more than they touch. The sum over processes is watched by the supervisor.
+    memory = limits["memory"]
+    bounds = {
+        resource.RLIMIT_NPROC: config["other_processes"] + limits["processes"] + own,
+        resource.RLIMIT_DATA: memory + memory // 2,
+        resource.RLIMIT_AS: 2 * memory + 2**30,
+        resource.RLIMIT_FSIZE: limits["disk"],
+        resource.RLIMIT_NOFILE: limits["open_files"],
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, bound in bounds.items():
+        _, hard = resource.getrlimit(kind)
+        value = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(kind, (value, value))
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

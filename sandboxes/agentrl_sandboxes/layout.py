@@ -1,0 +1,147 @@
+"""What a program sees inside a namespace sandbox: one list of steps, made once, for every backend.
+
+The root is a read-only tmpfs that holds read-only binds of the system's programs and libraries, of
+one Python interpreter and of a few harmless files of /etc; a fresh /proc; six devices; and one
+writable tmpfs of limited size, on which /tmp and /dev/shm lie too, so that the limit is one number.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+BASE = "/sandbox"
+"""The writable tmpfs; the work directory is below it."""
+
+BIN = "/opt/agentrl/bin"
+"""First on PATH; holds `python3` and `python`."""
+
+SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/lib32",
+    "/libx32",
+    "/nix/store",
+    "/gnu/store",
+)
+CONFIG_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+OURS = ("agentrl", "agentrl_envs", "agentrl_tools", "agentrl_sandboxes")
+
+Step = tuple[str, *tuple[str | int, ...]]
+"""`("ro", source, target)`, `("device", source, target)`, `("link", text, target)`,
+`("tmpfs", size_bytes, mode, target)`, `("dir", target)` or `("proc", target)`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """The Python that sandboxes run."""
+
+    executable: str
+    """Real path of the binary."""
+    roots: tuple[str, ...]
+    """Directories it needs: its prefix, and where its binary lies if that is elsewhere."""
+
+    def reachable(self) -> bool:
+        """Whether any user of this machine may run it."""
+        places = [Path(self.executable), *map(Path, self.roots)]
+        parents = {parent for place in places for parent in (place, *place.parents)}
+        return all(path.stat().st_mode & stat.S_IXOTH for path in parents)
+
+    def cover(self) -> str | None:
+        """The outermost directory that ordinary users cannot enter on the way to it."""
+        for parent in reversed(Path(self.executable).parents):
+            if not parent.stat().st_mode & stat.S_IXOTH:
+                return str(parent)
+        return None
+
+
+@cache
+def host_interpreter() -> Interpreter:
+    """The base interpreter of this process; never its virtual environment."""
+    executable = Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
+    prefix = Path(sys.base_prefix).resolve()
+    roots = [str(prefix)]
+    if not executable.is_relative_to(prefix):
+        roots.append(str(executable.parent))
+    return Interpreter(executable=str(executable), roots=tuple(roots))
+
+
+def visible_trees(extra: Sequence[str] = ()) -> list[str]:
+    """Host directories bound read-only at the same path: system, interpreter, extras."""
+    trees = [path for path in SYSTEM if Path(path).is_dir() and not Path(path).is_symlink()]
+    for path in (*host_interpreter().roots, *extra):
+        if not any(Path(path).is_relative_to(tree) for tree in trees):
+            trees.append(path)
+    return trees
+
+
+def root_steps(disk_bytes: int, extra: Sequence[str] = ()) -> list[Step]:
+    """The steps that make the root; targets are absolute and parents come before children.
+
+    Args:
+        disk_bytes: size of the writable tmpfs.
+        extra: more host directories to show read-only.
+    """
+    steps: list[Step] = []
+    for path in SYSTEM:
+        if Path(path).is_symlink():
+            steps.append(("link", os.readlink(path), path))
+    trees = visible_trees(extra)
+    steps += [("ro", path, path) for path in trees]
+    # Installed beside the interpreter, our own packages would show a program how it is graded.
+    steps += [("tmpfs", 4096, 0o555, path) for path in own_packages(trees)]
+    steps += [("ro", path, path) for path in CONFIG_FILES if Path(path).exists()]
+    steps += [
+        ("ro", str(path), f"/etc/{path.name}")
+        for path in sorted(Path(__file__).with_name("etc").iterdir())
+    ]
+    if Path("/etc/localtime").exists():
+        steps.append(("ro", str(Path("/etc/localtime").resolve()), "/etc/localtime"))
+    steps.append(("proc", "/proc"))
+    steps += [("device", f"/dev/{name}", f"/dev/{name}") for name in DEVICES]
+    steps += [
+        ("link", "/proc/self/fd", "/dev/fd"),
+        ("link", "/proc/self/fd/0", "/dev/stdin"),
+        ("link", "/proc/self/fd/1", "/dev/stdout"),
+        ("link", "/proc/self/fd/2", "/dev/stderr"),
+        ("link", f"{BASE}/shm", "/dev/shm"),
+        ("tmpfs", disk_bytes, 0o1777, BASE),
+        ("link", f"{BASE}/tmp", "/tmp"),
+        ("link", f"{BASE}/tmp", "/var/tmp"),
+        ("link", host_interpreter().executable, f"{BIN}/python3"),
+        ("link", host_interpreter().executable, f"{BIN}/python"),
+    ]
+    return steps
+
+
+def own_packages(trees: Sequence[str]) -> list[str]:
+    """Directories of agentrl's packages that lie in what is visible."""
+    found: list[str] = []
+    for name in OURS:
+        spec = importlib.util.find_spec(name)
+        for place in (spec and spec.submodule_search_locations) or ():
+            path = Path(place).resolve()
+            if any(path.is_relative_to(tree) for tree in trees):
+                found.append(str(path))
+    return found
+
+
+def environment(base: str, path: str) -> dict[str, str]:
+    """The environment of every program; nothing of the host's."""
+    return {
+        "PATH": f"{path}:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+        "HOME": f"{base}/home",
+        "TMPDIR": f"{base}/tmp",
+        "LANG": "C.UTF-8",
+        "USER": "sandbox",
+    }
