@@ -79,7 +79,7 @@ def _narrow(
     config: RunConfig, *, dataset: str | None, env: str | None, n: int | None, limit: int | None
 ) -> RunConfig:
     """The options of the command line on top of the config; checked again as a whole."""
-    data = config.model_dump(mode="json")
+    data: dict[str, Any] = config.model_dump(mode="json")
     if env is not None:
         data["env"]["target"] = env
     if dataset is not None:
@@ -88,7 +88,8 @@ def _narrow(
     if n is not None:
         data["eval"]["n_samples"] = n
     if limit is not None:
-        for section in (data["dataset"], *data["eval"]["datasets"].values()):
+        sections: list[dict[str, Any]] = [data["dataset"], *data["eval"]["datasets"].values()]
+        for section in sections:
             section["limit"] = limit
     data["train"]["steps"] = 0
     return parse_config(data, where="the command line")

@@ -35,13 +35,15 @@ def make_env_factory(section: EnvSection, *, base: Path) -> Callable[[], Any]:
     Raises:
         ConfigError: the import string is wrong, or the class cannot be made with `env.args`.
     """
-    target = resolve_callable(section.target, base=base)
+    from agentrl.rollout import load_env_class
+
+    target = load_env_class(section.target, base=base)
 
     def make() -> Any:
         return target(**section.args)
 
     try:
-        instance = make()
+        make()
     except AgentrlError:
         raise
     except Exception as error:  # the constructor of a user's class may raise anything
@@ -50,12 +52,6 @@ def make_env_factory(section: EnvSection, *, base: Path) -> Callable[[], Any]:
             f"{section.args}: {type(error).__name__}: {error}; its signature is "
             f"{_signature(target)}"
         ) from error
-    missing = [name for name in ("reset", "step") if not callable(getattr(instance, name, None))]
-    if missing:
-        raise ConfigError(
-            f"env.target {section.target!r} makes a {type(instance).__name__} without "
-            f"{' and '.join(missing)}; an environment has async reset(task) and step(action)"
-        )
     return make
 
 

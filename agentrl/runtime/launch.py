@@ -31,6 +31,8 @@ from agentrl.runtime.stop import StopSwitch
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
+    from agentrl.data import TaskCursor
+    from agentrl.metrics.sinks import MetricsLog
     from agentrl.rollout import RolloutWorker
     from agentrl.sandbox import SandboxBackend
     from agentrl.serving import TokenClient
@@ -182,20 +184,17 @@ async def _run_in(
     progress: Progress,
     stop: StopSwitch,
 ) -> RunResult:
-    from agentrl.data import TaskCursor, TrajectoryStore
+    from agentrl.data import TrajectoryStore
     from agentrl.train import Trainer
 
     sweep(directory.checkpoints)
-    checkpoint = latest_checkpoint(directory.checkpoints)
-    history = read_history(directory, checkpoint)
-    state = checkpoint.state if checkpoint else None
-    model_path = str(checkpoint.path) if checkpoint else None
-    if state:
-        cursor = TaskCursor.restore(tasks.train, state.cursor)
-    else:
-        cursor = TaskCursor(tasks.train, seed=config.run.seed)
+    point = resume_point(directory, config, tasks)
+    history, checkpoint = point.history, point.checkpoint
     async with open_policy(
-        config, base=base, model_path=model_path, version=state.version if state else 0
+        config,
+        base=base,
+        model_path=str(checkpoint.path) if checkpoint else None,
+        version=checkpoint.state.version if checkpoint else 0,
     ) as policy:
         trainer = Trainer(
             policy.pretrained.model,
@@ -205,7 +204,7 @@ async def _run_in(
         )
         if checkpoint:
             trainer.load(checkpoint.path)
-        metrics = _open_metrics(directory, config, history)
+        metrics = open_metrics(directory, config)
         try:
             progress.started(
                 RunPlan(
@@ -224,7 +223,7 @@ async def _run_in(
                 worker=policy.worker,
                 client=policy.client,
                 trainer=trainer,
-                cursor=cursor,
+                cursor=point.cursor,
                 eval_tasks=tasks.evals,
                 store=TrajectoryStore(directory.trajectories),
                 metrics=metrics,
@@ -239,10 +238,32 @@ async def _run_in(
             metrics.close()
 
 
-def read_history(directory: RunDir, checkpoint: Checkpoint | None) -> History:
-    """What earlier processes of a run left: steps done, lines logged, time spent."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where a run directory says its run stands; for a new run, at the start."""
+
+    checkpoint: Checkpoint | None
+    """The newest complete one."""
+    cursor: TaskCursor
+    """After the last task of the checkpoint."""
+    history: History
+    """Steps done, lines logged, time spent."""
+
+
+def resume_point(directory: RunDir, config: RunConfig, tasks: TaskSets) -> ResumePoint:
+    """Read where the run stands.
+
+    Raises:
+        DataError: the dataset is not the one the run was begun with.
+    """
+    from agentrl.data import TaskCursor
     from agentrl.metrics.sinks import read_metrics
 
+    checkpoint = latest_checkpoint(directory.checkpoints)
+    if checkpoint:
+        cursor = TaskCursor.restore(tasks.train, checkpoint.state.cursor)
+    else:
+        cursor = TaskCursor(tasks.train, seed=config.run.seed)
     logged: dict[int, dict[str, float]] = {}
     if directory.metrics_file.is_file():
         for line in read_metrics(directory.metrics_file):
@@ -251,21 +272,22 @@ def read_history(directory: RunDir, checkpoint: Checkpoint | None) -> History:
     elapsed = [values[_ELAPSED] for values in logged.values() if _ELAPSED in values]
     if checkpoint:
         elapsed.append(checkpoint.state.elapsed_s)
-    return History(
+    history = History(
         done=checkpoint.state.step if checkpoint else 0,
         logged=logged,
         elapsed_s=max(elapsed, default=0.0),
     )
+    return ResumePoint(checkpoint=checkpoint, cursor=cursor, history=history)
 
 
-def _open_metrics(directory: RunDir, config: RunConfig, history: History) -> Any:
+def open_metrics(directory: RunDir, config: RunConfig) -> MetricsLog:
+    """The sinks of the config; JSON lines always."""
     from agentrl.metrics.sinks import JsonlSink, MetricsLog, TensorBoardSink
 
     sinks: list[Any] = [JsonlSink(directory.metrics_file)]
     if config.log.tensorboard:
         sinks.append(TensorBoardSink(directory.tensorboard))
-    metrics = MetricsLog(sinks)
-    return metrics
+    return MetricsLog(sinks)
 
 
 def _save(folder: Path, pretrained: Pretrained, trainer: Any) -> None:

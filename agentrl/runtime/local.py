@@ -140,7 +140,13 @@ class LocalRun:
         self._progress = progress
         self._stop = stop
         self._done = self._saved = history.done
-        self._logged = set(history.logged)
+        self._logged = {step for step, line in history.logged.items() if "timing_s/step" in line}
+        self._logged_scores = {
+            (name, step)
+            for step, values in history.logged.items()
+            for name in parts.eval_tasks
+            if f"eval/{name}/untrusted" in values
+        }
         self._cursor_state = parts.cursor.state()
         self._began = time.monotonic() - history.elapsed_s
         self._step_s = _last_timing(history.logged, "timing_s/step")
@@ -184,12 +190,15 @@ class LocalRun:
         await self._sync(bag)
         self._done, self._cursor_state = step, self._parts.cursor.state()
         self._note_duration(began, bag, fresh)
+        scores: dict[str, float] = {}
         try:
-            scores = await self._evaluate(step) if self._evaluation_due(step) else {}
+            if self._evaluation_due(step):
+                scores = await self._evaluate(step)
         except Interrupted:
-            self._log(step, bag.result(), of_step=True)
+            # The evaluation is cut short, but the step itself is complete.
+            self._log(step, {}, of_step=bag.result())
             raise
-        self._log(step, {**bag.result(), **scores}, of_step=True)
+        self._log(step, scores, of_step=bag.result())
         if step % self._config.checkpoint.every_steps == 0:
             await self._checkpoint(step)
 
@@ -219,7 +228,7 @@ class LocalRun:
                 seed=lambda task: stable_seed(self._config.run.seed, "train", step, task.id),
             )
             seconds = time.monotonic() - began
-            self._require_some(step, groups)
+            self._count_failure(step, infrastructure_failure(groups))
             bag.sum("timing_s/rollout", seconds)
             bag.mean("perf/tokens_per_second", sampled_tokens(groups), count=seconds)
         bag.merge(rollout_metrics(groups))
@@ -288,7 +297,9 @@ class LocalRun:
             if (name, step) not in self._scores:
                 self._scores[name, step] = summary
                 self._progress.evaluated(summary)
-                metrics.update(summary.metrics())
+                if (name, step) not in self._logged_scores:
+                    self._logged_scores.add((name, step))
+                    metrics.update(summary.metrics())
         if fresh:
             self._eval_s = metrics["timing_s/eval"] = time.monotonic() - began
         return metrics
@@ -304,7 +315,10 @@ class LocalRun:
             # The same draws before and after training, so that the paired difference is sharper.
             seed=lambda task: stable_seed(self._config.run.seed, "eval", name, task.id),
         )
-        self._require_some(step, groups)
+        failure = infrastructure_failure(groups)
+        if failure is not None:
+            self._report_failure(step, failure, fatal=not self._worked)
+        self._worked = self._worked or failure is None
         self._parts.store.write(step, f"eval/{name}", groups, None)
         return summarise(name, step, groups, n_samples=n)
 
@@ -389,25 +403,28 @@ class LocalRun:
         every = self._config.eval.every_steps
         return step == 0 or self._reason_to_end() is not None or bool(every and step % every == 0)
 
-    def _require_some(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+    def _count_failure(self, step: int, failure: str | None) -> None:
         """Stop a run whose infrastructure is broken instead of burning its budget.
 
         Raises:
-            RunError: nothing has ever worked, or nothing has for `_FAILED_STEPS` steps.
+            RunError: nothing has ever worked, or no training rollout for `_FAILED_STEPS` steps.
         """
-        failure = infrastructure_failure(groups)
         if failure is None:
             self._worked, self._failed_in_a_row = True, 0
             return
         self._failed_in_a_row += 1
-        logger.error("step %d: no rollout could be scored: %s", step, failure)
-        self._progress.note(f"step {step}: no rollout could be scored: {failure}")
-        if not self._worked or self._failed_in_a_row >= _FAILED_STEPS:
+        hopeless = not self._worked or self._failed_in_a_row >= _FAILED_STEPS
+        self._report_failure(step, failure, fatal=hopeless)
+
+    def _report_failure(self, step: int, failure: str, *, fatal: bool) -> None:
+        if fatal:
             raise RunError(
-                f"no rollout of step {step} could be scored, so there is nothing to train on: "
+                f"no rollout of step {step} could be scored, so there is nothing to go on with: "
                 f"{failure}; most often the environment or its sandbox is at fault: "
                 "try 'agentrl env check TARGET'"
             )
+        logger.error("step %d: no rollout could be scored: %s", step, failure)
+        self._progress.note(f"step {step}: no rollout could be scored: {failure}")
 
     # -- bookkeeping ------------------------------------------------------------------------
 
@@ -423,13 +440,20 @@ class LocalRun:
         if fresh:
             self._step_s = seconds
 
-    def _log(self, step: int, values: Mapping[str, float], *, of_step: bool = False) -> None:
-        """One line a step; a replayed step that was logged before it was killed keeps its line."""
-        if of_step:
-            self._progress.step_done(step, values)
-            if step in self._logged:
-                return
-            self._logged.add(step)
+    def _log(
+        self,
+        step: int,
+        scores: Mapping[str, float],
+        *,
+        of_step: Mapping[str, float] | None = None,
+    ) -> None:
+        """One line a step; a replayed step that was logged before the kill keeps its line."""
+        values = dict(scores)
+        if of_step is not None:
+            self._progress.step_done(step, {**of_step, **scores})
+            if step not in self._logged:
+                self._logged.add(step)
+                values = {**of_step, **scores}
         if values:
             self._parts.metrics.log(step, values)
 

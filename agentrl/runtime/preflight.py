@@ -5,6 +5,7 @@ Every check runs, whatever the others found, so that one look shows all there is
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
@@ -171,7 +172,9 @@ async def _prompts(config: RunConfig, base: Path, found: dict[str, Any]) -> Chec
                 args=config.env.args,
             )
             try:
-                lengths[task.id] = await _prompt_length(chat, env, task, tools)
+                lengths[task.id] = await _prompt_length(
+                    chat, env, task, tools, config.rollout.env_timeout_s
+                )
             finally:
                 await env.close()
                 for sandbox in opened:
@@ -181,9 +184,14 @@ async def _prompts(config: RunConfig, base: Path, found: dict[str, Any]) -> Chec
     return _judge_lengths(config, lengths)
 
 
-async def _prompt_length(chat: Any, env: Any, task: Task, tools: Sequence[Any]) -> int:
+async def _prompt_length(
+    chat: Any, env: Any, task: Task, tools: Sequence[Any], timeout_s: float
+) -> int:
     try:
-        observation = await env.reset(task)
+        async with asyncio.timeout(timeout_s):
+            observation = await env.reset(task)
+    except TimeoutError:
+        raise RunError(f"env.reset took longer than {timeout_s:g} s on task {task.id!r}") from None
     except Exception as error:  # any environment may raise anything; name it and the task
         raise RunError(
             f"env.reset raised on task {task.id!r}: {type(error).__name__}: {error}"

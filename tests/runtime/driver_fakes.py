@@ -1,0 +1,225 @@
+"""Stand-ins for the expensive parts of a run: rollouts and a trainer that only keep the books."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agentrl.batch import StepBatch
+from agentrl.config import RunConfig, parse_config
+from agentrl.data import TrajectoryStore
+from agentrl.metrics import MetricBag
+from agentrl.runtime.assemble import TaskSets
+from agentrl.runtime.launch import open_metrics, resume_point
+from agentrl.runtime.local import LocalRun, Parts, RunResult
+from agentrl.runtime.progress import Progress
+from agentrl.runtime.run_dir import RunDir
+from agentrl.runtime.stop import StopSwitch
+from agentrl.runtime.stored import stored_groups
+from agentrl.types import SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing may catch it and tidy up what a kill would leave."""
+
+
+class Fuse:
+    """Blows at the n-th of the places that call it."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at = at
+        self.count = 0
+        self.places: list[str] = []
+
+    def __call__(self, place: str) -> None:
+        self.count += 1
+        self.places.append(place)
+        if self.count == self.at:
+            raise Killed(place)
+
+
+_nonce = itertools.count()
+
+
+class FakeWorker:
+    """Two rollouts never look alike, so a rollout that is made again leaves a trace."""
+
+    def __init__(self, fuse: Fuse, *, end: Callable[[int], Termination] | None = None) -> None:
+        self.fuse = fuse
+        self.started: list[str] = []
+        self.end = end or (lambda index: Termination.ENV_DONE)
+
+    async def run_group(
+        self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
+    ) -> TrajectoryGroup:
+        self.fuse(f"rollout {group_id}")
+        self.started.append(group_id)
+        await asyncio.sleep(0)
+        rows = tuple(self._row(task, group_id, index, seed) for index in range(n))
+        return TrajectoryGroup(group_id=group_id, task_id=task.id, trajectories=rows)
+
+    def _row(self, task: Task, group_id: str, index: int, seed: int) -> Trajectory:
+        ending = self.end(index)
+        return Trajectory(
+            task_id=task.id,
+            group_id=group_id,
+            rollout_id=f"{group_id}/{index}",
+            prompt_ids=(1, 2),
+            response_ids=(3, next(_nonce) % 1000, 4),
+            response_mask=(1, 1, 1),
+            rollout_log_probs=(-0.5, -1.25, -2.0),
+            policy_versions=(0, 0, 0),
+            reward=(index + seed % 5) / 10,
+            termination=ending,
+            termination_detail="it broke" if ending is Termination.ENV_CRASHED else "",
+        )
+
+
+class FakeClient:
+    """Has a version."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.paused = False
+
+    async def pause_all(self) -> None:
+        self.paused = True
+
+    async def resume_all(self) -> None:
+        self.paused = False
+
+    async def load_weights(self, weights: Any, version: int) -> None:
+        assert self.paused, "weights changed under a running engine"
+        self.version = version
+
+
+def chain(digest: str, batch: StepBatch) -> str:
+    """What the weights stand for: everything trained on, in order."""
+    state = hashlib.sha256(digest.encode())
+    for update in batch.updates:
+        for micro in update.micro_batches:
+            state.update(repr(micro.rows).encode())
+            state.update(micro.input_ids_T.tobytes())
+            state.update(micro.advantages_R.tobytes())
+    return state.hexdigest()
+
+
+class FakeTrainer:
+    """Its weights are the hash of everything it was trained on, in order."""
+
+    def __init__(self, fuse: Fuse) -> None:
+        self.fuse = fuse
+        self.version = 0
+        self.digest = ""
+
+    def step(self, batch: StepBatch, on_progress: Callable[[int, int], None]) -> MetricBag:
+        self.fuse("train begins")
+        self.digest = chain(self.digest, batch)
+        self.version += 1
+        self.fuse("train ends")
+        return MetricBag()
+
+    def save(self, folder: Path) -> None:
+        self.fuse("save begins")
+        (folder / "model.json").write_text(json.dumps([self.version, self.digest]))
+        self.fuse("save ends")
+
+    def load(self, folder: Path) -> None:
+        self.version, self.digest = json.loads((folder / "model.json").read_text())
+
+
+class FusedStore(TrajectoryStore):
+    """The real store; blows before and after a write."""
+
+    def __init__(self, directory: Path, fuse: Fuse) -> None:
+        super().__init__(directory)
+        self.fuse = fuse
+
+    def write(self, step: int, kind: str, groups: Any, advantages: Any = None) -> Path:
+        self.fuse(f"store {kind} begins")
+        path = super().write(step, kind, groups, advantages)
+        self.fuse(f"store {kind} ends")
+        return path
+
+
+def fake_config(tmp_path: Path, **train: Any) -> RunConfig:
+    """Seven steps of three tasks out of ten, a checkpoint every three, an evaluation every two."""
+    return parse_config(
+        {
+            "run": {"dir": str(tmp_path), "name": "fake"},
+            "env": {"target": "x:Y"},
+            "dataset": {"source": "x.jsonl"},
+            "rollout": {"prompts_per_step": 3, "n_samples_per_prompt": 3},
+            "train": {"steps": 7, **train},
+            "eval": {"datasets": {"held": {"source": "x.jsonl"}}, "n_samples": 2, "every_steps": 2},
+            "checkpoint": {"every_steps": 3},
+            "log": {"tensorboard": False},
+        }
+    )
+
+
+TASKS = TaskSets(
+    train=[Task(id=f"t{i}", prompt="?") for i in range(10)],
+    evals={"held": [Task(id=f"h{i}", prompt="?") for i in range(3)]},
+)
+
+
+async def drive(
+    config: RunConfig,
+    *,
+    fuse: Fuse | None = None,
+    worker: FakeWorker | None = None,
+    progress: Progress | None = None,
+    stop: StopSwitch | None = None,
+    tasks: TaskSets = TASKS,
+    save: Callable[[Path], None] | None = None,
+) -> tuple[RunResult, FakeTrainer]:
+    """One process of a run: as `launch.train`, with the fakes; goes on where the disk says."""
+    fuse = fuse or Fuse()
+    path = Path(config.run.dir) / config.run.name
+    if (path / "config.yaml").exists():
+        directory, _, _ = RunDir.resume(path)
+    else:
+        directory = RunDir.create(config, base=Path(config.run.dir))
+    point = resume_point(directory, config, tasks)
+    trainer = FakeTrainer(fuse)
+    if point.checkpoint:
+        trainer.load(point.checkpoint.path)
+    metrics = open_metrics(directory, config)
+    parts = Parts(
+        worker=worker or FakeWorker(fuse),  # pyright: ignore[reportArgumentType]
+        client=FakeClient(trainer.version),  # pyright: ignore[reportArgumentType]
+        trainer=trainer,  # pyright: ignore[reportArgumentType]
+        cursor=point.cursor,
+        eval_tasks=tasks.evals,
+        store=FusedStore(directory.trajectories, fuse),
+        metrics=metrics,
+        save=save or trainer.save,
+    )
+    run = LocalRun(
+        config,
+        directory,
+        parts,
+        history=point.history,
+        progress=progress or Progress(),
+        stop=stop or StopSwitch(),
+    )
+    try:
+        return await run.run(), trainer
+    finally:
+        metrics.close()
+        directory.close()
+
+
+def trained_tasks(config: RunConfig) -> dict[int, list[str]]:
+    """Step to the tasks whose groups are stored for it, in order."""
+    store = TrajectoryStore(Path(config.run.dir) / config.run.name / "trajectories")
+    return {
+        step: [group.task_id for group in stored_groups(store, "train", step)]
+        for step in store.steps("train")
+    }
