@@ -52,6 +52,8 @@ class Piece:
     """Text after the last message of a run."""
     content: str
     """Name of the filter the template applies to the content."""
+    generation: str
+    """The generation prompt after a message of this role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ class Boundaries:
     lead: str
     """White space the template puts before an assistant's words; the model samples it itself."""
     generation: str
-    """The generation prompt."""
+    """The generation prompt after a user message."""
     pieces: Mapping[Role, Piece]
     """By role; a role that is not here is written as a user message."""
 
@@ -79,18 +81,21 @@ class Boundaries:
             guard: gives the content of a message with its look-alikes cut.
         """
         parts = [self.separator]
+        generation = self.generation
         for role, run in _runs(messages, self.pieces):
             if role == "assistant":
                 for message in run:
                     parts += [self.generation, self.lead, guard(message)]
                     parts += [self.close, self.separator]
+                generation = self.generation
                 continue
             contents = [guard(message) for message in run]
             for index, message in enumerate(run):
                 if message.role == "tool" and role == "user":
                     contents[index] = wrap_tool_text(contents[index])
             parts += _write_run(self.pieces[role], run, contents)
-        parts.append(self.generation)
+            generation = self.pieces[role].generation
+        parts.append(generation)
         return "".join(parts)
 
 
@@ -153,23 +158,36 @@ def _tail(
     template: Template, history: list[dict[str, Any]], role: Role, probe: str
 ) -> tuple[str, str]:
     """What follows the last message: the end of that message, and the generation prompt."""
-    messages = [*history, _entry(role, probe)]
+    plain, generation = _ending(template, [*history, _entry(role, probe)])
+    if probe not in plain:
+        raise ChatError(f"the chat template does not show {role} messages as they are")
+    return plain[plain.rindex(probe) + len(probe) :], generation
+
+
+def _ending(template: Template, messages: list[dict[str, Any]]) -> tuple[str, str]:
+    """The conversation without a generation prompt, and the generation prompt.
+
+    Some templates (Phi) end a conversation that is not to be continued with an end-of-text token;
+    it is no part of any turn.
+    """
     plain = template.raw(messages, generate=False)
     ready = template.raw(messages, generate=True)
-    if not ready.startswith(plain) or probe not in plain:
+    if not ready.startswith(plain):
+        plain = plain.removesuffix(template.end_of_text)
+    if not ready.startswith(plain):
         raise ChatError(
             "the chat template does not simply append its generation prompt: it renders "
             f"...{plain[-120:]!r} without and ...{ready[-120:]!r} with add_generation_prompt"
         )
-    return plain[plain.rindex(probe) + len(probe) :], ready[len(plain) :]
+    return plain, ready[len(plain) :]
 
 
 def _separator(
     template: Template, history: list[dict[str, Any]], close: str, gap: str, after_user: str
 ) -> str:
     """The part of the gap after `close` that belongs to the turn and not to the next message."""
-    closed = template.attempt(history, generate=False, needles=[_ANSWER])
-    if closed is not None:
+    if template.attempt(history, generate=True, needles=[_ANSWER]) is not None:
+        closed, _ = _ending(template, history)
         tail = closed[closed.index(_ANSWER) + len(_ANSWER) :].lstrip(" ")
         if tail.startswith(close) and gap.startswith(tail[len(close) :]):
             return tail[len(close) :]
@@ -208,10 +226,10 @@ def _cut_piece(
     template: Template, history: list[dict[str, Any]], role: Role, close: str, separator: str
 ) -> Piece | None:
     try:
-        after, _ = _tail(template, history, role, _NEXT)
+        after, generation = _tail(template, history, role, _NEXT)
     except ChatError:
         return None
-    single = template.raw([*history, _entry(role, _NEXT)], generate=False)
+    single, _ = _ending(template, [*history, _entry(role, _NEXT)])
     opening = single.rfind(close, 0, single.index(_NEXT))
     gap = single[opening + len(close) : single.index(_NEXT)]
     if opening < 0 or not gap.startswith(separator):
@@ -219,19 +237,19 @@ def _cut_piece(
     before = gap[len(separator) :]
     double = template.attempt(
         [*history, _entry(role, _NEXT), _entry(role, _AFTER)],
-        generate=False,
+        generate=True,
         needles=[_NEXT, _AFTER],
     )
     between = None
-    if double is not None and double.endswith(_AFTER + after):
+    if double is not None and double.endswith(_AFTER + after + generation):
         between = double[double.index(_NEXT) + len(_NEXT) : double.index(_AFTER)]
     stem = single[: opening + len(close)] + separator + before
-    nasty = template.attempt([*history, _entry(role, _NASTY)], generate=False)
+    nasty = template.attempt([*history, _entry(role, _NASTY)], generate=True)
     for name, change in _FILTERS.items():
         # A filter may also have quoted the harmless probe, which then sits inside the wrappers.
         quotes = 1 if name.endswith("json") and before.endswith('"') else 0
         head, tail = stem[: len(stem) - quotes], after[quotes:]
-        if nasty == head + change(_NASTY) + tail:
+        if nasty == head + change(_NASTY) + tail + generation:
             return Piece(
                 before=_slots(before[: len(before) - quotes]),
                 between=None
@@ -239,6 +257,7 @@ def _cut_piece(
                 else _slots(between[quotes:][: len(between) - 2 * quotes]),
                 after=_slots(tail),
                 content=name,
+                generation=generation,
             )
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.chat.boundaries import find_boundaries
 from agentrl.chat.format import ChatFormat, RawChat, TemplateChat
@@ -68,6 +68,10 @@ def build_chat(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
             logger.warning("%s", finding.text)
         elif finding.feature == "system" and system_prompt is not None:
             raise ChatError(f"chat.system_prompt is set, but {finding.text}")
+    if any(finding.feature == "tool results" for finding in findings):
+        boundaries = replace(
+            boundaries, pieces={r: p for r, p in boundaries.pieces.items() if r != "tool"}
+        )
     extra = FAMILIES[name].stops if name in FAMILIES else ()
     stops = [boundaries.close_id, tokenizer.eos_token_id]
     stops += [codec.specials.get(text) for text in extra]

@@ -8,6 +8,7 @@ answer it and a loss can address it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -16,8 +17,6 @@ from typing import Any
 from agentrl.chat.format import ChatFormat
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
-
-_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +87,19 @@ class ToolCallParser(ABC):
         if not found:
             return ParsedTurn(text=text, content=text.strip(), calls=())
         places = chat.token_map(body, raw)
+        fresh = _call_ids(body, turn, len(found))
         calls: list[ToolCall] = []
         outside: list[str] = []
         done = 0
         for index, item in enumerate(found):
             outside.append(raw[done : item.start])
             done = item.end
-            used = {call.id for call in calls}
-            own = item.call_id if item.call_id and item.call_id not in used else None
+            own = item.call_id
+            if own is not None and any(call.id == own for call in calls):
+                own = None
             calls.append(
                 ToolCall(
-                    id=own or _call_id(body, turn, index),
+                    id=own or fresh[index],
                     name=item.name,
                     arguments=item.arguments,
                     raw=raw[item.start : item.end],
@@ -129,12 +130,10 @@ def _after_reasoning(text: str, prefilled: bool) -> int:
     return len(text) if prefilled or text.lstrip().startswith("<think>") else 0
 
 
-def _call_id(ids: Sequence[int], turn: int, index: int) -> str:
-    """Nine letters or digits, which every template accepts; a pure function of its arguments."""
-    digest = blake2b(repr((turn, index, ids)).encode(), digest_size=8)
-    number = int.from_bytes(digest.digest(), "big")
-    letters = []
-    for _ in range(9):
-        number, rest = divmod(number, len(_ALPHABET))
-        letters.append(_ALPHABET[rest])
-    return "".join(letters)
+def _call_ids(ids: Sequence[int], turn: int, count: int) -> list[str]:
+    """Nine hexadecimal digits each, a form that every template accepts; the same for the same
+    arguments."""
+    digits = blake2b(array("q", (turn, *ids))).hexdigest()
+    while len(digits) < 9 * count:
+        digits += blake2b(digits.encode()).hexdigest()
+    return [digits[9 * index : 9 * index + 9] for index in range(count)]

@@ -31,6 +31,7 @@ class Finding:
     """Whether such conversations are refused."""
 
 
+_REFUSED = "it refuses the conversation"
 _OPENING = Message(role="user", content="What is 2 + 2?")
 _SYSTEM = Message(role="system", content="Answer briefly.")
 _WORDS = "It is 4."
@@ -56,9 +57,11 @@ def prove(
     """
     check = _Check(template, boundaries, codec)
     findings: list[Finding] = []
-    difference = check.compare([_OPENING], _WORDS, [_FEEDBACK])
+    difference = check.compare([_OPENING], _WORDS, [[_FEEDBACK], [_FEEDBACK]])
     if difference and boundaries.generation.rstrip().endswith("<think>"):
-        difference = check.compare([_OPENING], _WORDS, [_FEEDBACK], ignore_thinking=True)
+        difference = check.compare(
+            [_OPENING], _WORDS, [[_FEEDBACK], [_FEEDBACK]], ignore_thinking=True
+        )
         findings.append(_reasoning())
     if difference:
         raise ChatError(
@@ -78,20 +81,42 @@ def prove(
 
     if template.abilities.system:
         difference = check.compare(
-            [_SYSTEM, _OPENING], _WORDS, [_FEEDBACK], ignore_thinking=thinking
+            [_SYSTEM, _OPENING], _WORDS, [[_FEEDBACK], [_FEEDBACK]], ignore_thinking=thinking
         )
         report("system", difference, "when there is a system message")
     if template.abilities.tools:
         difference = check.compare(
-            [_OPENING], _WORDS, [_FEEDBACK], tools=[PROBE_SCHEMA], ignore_thinking=thinking
+            [_OPENING],
+            _WORDS,
+            [[_FEEDBACK], [_FEEDBACK]],
+            tools=[PROBE_SCHEMA],
+            ignore_thinking=thinking,
         )
         report("tools", difference, "when tools are offered")
     if "tool" in boundaries.pieces and template.abilities.tool_role:
-        difference = check.compare([_OPENING], _WORDS, [_RESULT], ignore_thinking=thinking)
-        report("tool results", difference, "when a tool answers")
-    if not thinking and check.compare([_OPENING], _THOUGHT, [_FEEDBACK]):
+        words, prefilled = (_THOUGHT, "<think>\n") if thinking else (_WORDS, "")
+        difference = None
+        # A template may refuse two answers in a row that called no tool, so one must do then.
+        for turns in ([[_RESULT], [_RESULT]], [[_RESULT]]):
+            difference = check.compare([_OPENING], words, turns, prefilled=prefilled)
+            if difference != _REFUSED:
+                break
+        if difference:
+            findings.append(_results(difference))
+    if not thinking and check.compare([_OPENING], _THOUGHT, [[_FEEDBACK], [_FEEDBACK]]):
         findings.append(_reasoning())
     return findings
+
+
+def _results(difference: str) -> Finding:
+    return Finding(
+        feature="tool results",
+        text=(
+            f"the chat template rewrites earlier turns when a tool answers ({difference}); tool "
+            "results are given as user messages"
+        ),
+        refuse=False,
+    )
 
 
 def _reasoning() -> Finding:
@@ -115,39 +140,56 @@ class _Check:
         self,
         opening: Sequence[Message],
         words: str,
-        following: Sequence[Message],
+        turns: Sequence[Sequence[Message]],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        prefilled: str = "",
         ignore_thinking: bool = False,
     ) -> str | None:
-        """The first difference between appended and rendered, or None."""
-        start = [_entry(message) for message in opening]
-        assistant = {"role": "assistant", "content": words}
-        whole = [*start, assistant, *(_entry(message) for message in following)]
-        prompt = self._template.raw(start, generate=True, tools=tools)
-        rendered = self._template.attempt(whole, generate=True, tools=tools)
+        """The first difference between appended and rendered, or None.
+
+        The ids of the last delta must be the end of the ids of the whole. The ids before it are
+        not compared: a tokenizer may well join the last line break of a generation prompt with
+        what is said next, but a model that is about to speak sees them apart.
+
+        Args:
+            opening: the messages of the prompt.
+            words: what the assistant says in every turn.
+            turns: what follows each of them.
+            tools: schemas offered.
+            prefilled: the part of `words` that the generation prompt already holds.
+            ignore_thinking: leave a prefilled `<think>` out of the generation prompts, as
+                templates do that drop it from the history.
+        """
+        entries = [_entry(message) for message in opening]
+        prompt = self._template.raw(entries, generate=True, tools=tools)
+        deltas: list[str] = []
+        for turn in turns:
+            entries += [{"role": "assistant", "content": words}, *map(_entry, turn)]
+            deltas.append(self._boundaries.compose(turn, lambda message: message.content))
+        rendered = self._template.attempt(entries, generate=True, tools=tools)
         if rendered is None:
-            return "it refuses the conversation"
-        pieces = self._boundaries
-        delta = pieces.compose(following, lambda message: message.content)
+            return _REFUSED
+        spoken = [prompt, *deltas[:-1]]
         if ignore_thinking:
-            prompt = prompt[: prompt.rindex("<think>")]
-        appended = prompt + pieces.lead + words + pieces.close + delta
-        if appended != rendered:
+            spoken = [text[: text.rindex("<think>")] for text in spoken]
+        words = words.removeprefix(prefilled)
+        said = self._boundaries.lead + words + self._boundaries.close
+        before = said.join(spoken)
+        if (appended := before + said + deltas[-1]) != rendered:
             return _first_difference(appended, rendered)
-        return self._compare_ids(whole, tools, prompt, words, delta, rendered)
+        return self._compare_ids(entries, tools, before, words, deltas[-1])
 
     def _compare_ids(
         self,
         whole: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
-        prompt: str,
+        before: str,
         words: str,
         delta: str,
-        rendered: str,
     ) -> str | None:
         codec, pieces = self._codec, self._boundaries
-        full = codec.encode(rendered)
+        full = codec.encode(before + pieces.lead + words + pieces.close + delta)
         reference = codec.tokenizer.apply_chat_template(
             list(whole),
             tools=list(tools) or None,
@@ -157,15 +199,10 @@ class _Check:
         )
         if list(reference) != list(full):
             return f"the tokenizer gives {_around(reference, full)} for the rendered text"
-        head = codec.encode(prompt)
         tail = codec.encode(delta, after=pieces.close_id)
-        middle = full[len(head) : len(full) - len(tail)]
-        if full[: len(head)] != head:
-            return f"the ids of the prompt differ: {_around(head, full)}"
-        if full[len(full) - len(tail) :] != tail:
-            return f"the ids of the delta differ: {_around(tail, full[len(full) - len(tail) :])}"
-        if codec.decode_raw(middle).strip() != words + pieces.close:
-            return f"the ids of the turn decode to {codec.decode_raw(middle)!r}"
+        ending = full[len(full) - len(tail) :]
+        if ending != tail:
+            return f"the ids of the delta differ: {_around(tail, ending)}"
         return None
 
 

@@ -46,7 +46,7 @@ class TokenMap:
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """Half-open token span that holds the characters `[start, end)`."""
-        if self.in_bytes:
+        if self.in_bytes and not self.text.isascii():
             start = len(self.text[:start].encode())
             end = start if end <= 0 else len(self.text[:end].encode())
         last = len(self.ends)
@@ -67,9 +67,10 @@ class TokenPieces:
         self._names: Callable[[int], str | None] | None = getattr(
             tokenizer, "convert_ids_to_tokens", None
         )
-        self._added = {i: text.encode() for text, i in added.items()}
         self._readings = (_byte_level, _sentence_piece)
-        self._cache: dict[tuple[int, int], bytes | None] = {}
+        self._known: list[dict[int, bytes | None]] = [
+            {i: text.encode() for text, i in added.items()} for _ in self._readings
+        ]
         self._preferred = 0
 
     def byte_lengths(self, ids: Sequence[int], text: str) -> list[int] | None:
@@ -77,32 +78,29 @@ class TokenPieces:
         if self._names is None or "\ufffd" in text:
             return None
         target = text.encode()
-        for offset in range(len(self._readings)):
-            kind = (self._preferred + offset) % len(self._readings)
-            parts = [self._bytes_of(kind, i) for i in ids]
-            if any(part is None for part in parts):
+        for kind in (self._preferred, 1 - self._preferred):
+            parts = self._bytes_of(kind, ids)
+            if parts is None:
                 continue
-            whole = b"".join(part for part in parts if part is not None)
-            lengths = [len(part) for part in parts if part is not None]
-            if whole == target:
-                self._preferred = kind
-                return lengths
+            whole = b"".join(parts)
             # SentencePiece decoders drop the space at the start of a document.
-            if whole == b" " + target:
+            dropped = int(whole == b" " + target)
+            if dropped or whole == target:
                 self._preferred = kind
-                lengths[0] -= 1
+                lengths = list(map(len, parts))
+                if lengths:
+                    lengths[0] -= dropped
                 return lengths
         return None
 
-    def _bytes_of(self, kind: int, token_id: int) -> bytes | None:
-        if token_id in self._added:
-            return self._added[token_id]
-        key = (kind, token_id)
-        if key not in self._cache:
+    def _bytes_of(self, kind: int, ids: Sequence[int]) -> list[bytes] | None:
+        known = self._known[kind]
+        for token_id in set(ids).difference(known):
             assert self._names is not None
             name = self._names(token_id)
-            self._cache[key] = self._readings[kind](name) if isinstance(name, str) else None
-        return self._cache[key]
+            known[token_id] = self._readings[kind](name) if isinstance(name, str) else None
+        parts = [part for i in ids if (part := known[i]) is not None]
+        return parts if len(parts) == len(ids) else None
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -58,6 +58,8 @@ class Template:
     def __init__(self, codec: Codec, *, parser: str) -> None:
         self._codec = codec
         self._parser = parser
+        end = codec.tokenizer.eos_token_id
+        self.end_of_text = codec.special_text(end) if end in codec.special_ids else ""
         self.abilities = self._find_abilities()
 
     def raw(
