@@ -140,14 +140,16 @@ def export(
         if suffix not in list(ExportFormat):
             raise RunError(f"--output {output}: say --format, {choices(suffix, ExportFormat)}")
         format = ExportFormat(suffix)
+    if kind is not None:
+        _check_kind(store, kind)
     known = summaries(store)
-    if kind is not None and kind not in {summary.kind for summary in known}:
-        raise RunError(f"--kind: {choices(kind, {summary.kind for summary in known})}")
     steps = {summary.step for summary in known if kind in (None, summary.kind)}
     number = None if step is None else _step_number(step, steps)
     rows = store.read(kind, step=number)
     count = _export(output, format, rows)
-    _console().print(f"{count} trajectories in {output}", markup=False, highlight=False)
+    _console().print(
+        f"{count} trajectories in {output}", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def open_store(run: Path) -> TrajectoryStore:
@@ -206,8 +208,7 @@ def select(
     Raises:
         RunError: no such kind, step, task or rollout; names near misses.
     """
-    if kind not in store.kinds():
-        raise RunError(f"--kind: {choices(kind, store.kinds())}")
+    _check_kind(store, kind)
     number = _step_number(step, store.steps(kind)) if step is not None else None
     ids_given = task is not None or rollout is not None
     if number is None and not ids_given:
@@ -228,6 +229,15 @@ def select(
             return [("", summary) for summary in found]
         best = worst = 2
     return _extremes(found, best or 0, worst or 0)
+
+
+def _check_kind(store: TrajectoryStore, kind: str) -> None:
+    from agentrl.cli.traj_view import visible
+
+    kinds = store.kinds()
+    if kind not in kinds:
+        # Names of datasets are free text, and a message is printed as it is.
+        raise RunError(f"--kind: {choices(kind, [visible(name).plain for name in kinds])}")
 
 
 def _extremes(found: Sequence[Summary], best: int, worst: int) -> list[tuple[str, Summary]]:
@@ -279,14 +289,17 @@ def _console() -> Console:
 
 def _decoder(run: Path) -> Callable[[Sequence[int]], str] | None:
     """The tokenizer that the newest checkpoint of the run carries, if there is one."""
-    files = sorted(run.glob("checkpoints/*/tokenizer.json"), key=lambda path: path.stat().st_mtime)
-    try:
-        tokenizers = importlib.import_module("tokenizers")
-    except ModuleNotFoundError:
-        return None
+    files = list(run.glob("checkpoints/*/tokenizer.json"))
     if not files:
         return None
-    tokenizer = tokenizers.Tokenizer.from_file(str(files[-1]))
+    try:
+        tokenizers = importlib.import_module("tokenizers")
+        newest = max(files, key=lambda path: path.stat().st_mtime)
+        tokenizer = tokenizers.Tokenizer.from_file(str(newest))
+    # The library raises plain Exception for a file it cannot read, and the run may be deleting
+    # the checkpoint right now; token texts are an extra, so the view goes on without them.
+    except Exception:
+        return None
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
 
 

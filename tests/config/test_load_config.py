@@ -106,9 +106,7 @@ def test_impossible_combinations_are_refused(overrides: list[str], message: str)
 
 
 def test_what_only_evaluates_needs_no_group() -> None:
-    config = with_keys(
-        "train.steps=0", "rollout.n_samples_per_prompt=1", "rollout.temperature=0"
-    )
+    config = with_keys("train.steps=0", "rollout.n_samples_per_prompt=1", "rollout.temperature=0")
     assert config.train.steps == 0
 
 

@@ -243,8 +243,8 @@ def test_a_source_that_is_not_there_names_its_neighbours(tmp_path: Path) -> None
     write_lines(tmp_path / "train.jsonl", ROWS)
     with pytest.raises(DataError, match=r"did you mean 'train\.jsonl'.*hf:NAME"):
         load_tasks(section("tain.jsonl"), base=tmp_path)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no dataset files"):
-        (tmp_path / "empty").mkdir()
         load_tasks(section("empty"), base=tmp_path)
 
 

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl.metrics import MetricBag
 
-parts = st.lists(
-    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5), min_size=1, max_size=5
-)
+parts = st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5), min_size=1, max_size=5)
 
 
 @given(parts)
