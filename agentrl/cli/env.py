@@ -1,0 +1,192 @@
+"""`agentrl env`: begin an environment, and find out what is wrong with one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import keyword
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from agentrl.cli.env_scaffold import scaffold
+from agentrl.config import resolve
+from agentrl.config.imports import load_module
+from agentrl.config.schema import DatasetSection, EnvSection, SandboxSection
+from agentrl.errors import AgentrlError, ConfigError
+from agentrl.testing.env_episode import CheckLimits
+from agentrl.testing.env_findings import Finding
+from agentrl.testing.env_suite import check_env
+from agentrl.types import Task
+
+app = typer.Typer(help="Make and check environments.", no_args_is_help=True)
+
+_SAMPLE_TASKS = (
+    Task(id="sample-0", prompt="What is 2 + 2?", label="4"),
+    Task(id="sample-1", prompt="Name a colour of the sky.", label="blue"),
+)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="A Python name, such as guess_number.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path(),
+) -> None:
+    """Write a small working environment, its tasks and a run file, and say what to do next."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ConfigError(f"env name {name!r}: expected a Python name, such as guess_number")
+    files = scaffold(name)
+    there = [folder / file for file in files if (folder / file).exists()]
+    if there:
+        raise ConfigError(
+            f"{', '.join(map(str, there))} exists already; choose another name or --dir"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False, soft_wrap=True)
+    for file, text in files.items():
+        # Exclusive creation: what appeared since the check above is not overwritten either.
+        with (folder / file).open("x", encoding="utf-8") as stream:
+            stream.write(text)
+        console.print(f"wrote {folder / file}", markup=False)
+    console.print(f"\ncheck it:  agentrl env check {folder / name}.py", markup=False)
+    console.print(f"train it:  agentrl train {folder / name}.yaml", markup=False)
+
+
+@app.command()
+def check(
+    target: Annotated[
+        str, typer.Argument(help="package.module:Class or file.py:Class; file.py if it has one.")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Option("--args", help="key=value for the class; may be repeated.")
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="File or import string of tasks; default: tasks beside the class."),
+    ] = None,
+    tools: Annotated[
+        list[str] | None, typer.Option("--tool", help="Import string of a tool; may be repeated.")
+    ] = None,
+    sandbox: Annotated[
+        str, typer.Option(help="auto, a backend's name or import string, or none.")
+    ] = "auto",
+    timeout_s: Annotated[float, typer.Option(help="Seconds a reset or step may take.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="Seed of every episode.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
+) -> None:
+    """Fuzz an environment. Exit status 0 if nothing is wrong, 1 with findings, 2 if it cannot be
+    loaded."""
+    # What the environment or the adapter logs would only repeat the findings.
+    logging.getLogger("agentrl").setLevel(logging.ERROR)
+    target = _with_class(target)
+    tasks, origin = _tasks(target, dataset)
+    section = EnvSection(target=target, args=_arguments(args or ()), tools=tuple(tools or ()))
+    limits = CheckLimits(step_s=timeout_s)
+    findings = asyncio.run(_check(section, tasks, sandbox, limits, seed))
+    if as_json:
+        typer.echo(json.dumps([_as_dict(finding) for finding in findings], indent=2))
+    else:
+        _print(target, findings, f"{min(len(tasks), limits.tasks)} tasks of {origin}")
+    if findings:
+        raise typer.Exit(1)
+
+
+async def _check(
+    section: EnvSection, tasks: Sequence[Task], sandbox: str, limits: CheckLimits, seed: int
+) -> list[Finding]:
+    # Imported here: `agentrl env new` needs none of them.
+    from agentrl.rollout.adapter import load_env_class
+    from agentrl.runtime.assemble import make_tools, open_sandboxes
+
+    make = load_env_class(section.target, base=Path.cwd())
+    offered = make_tools(section, base=Path.cwd())
+    backend = None
+    if sandbox != "none":
+        backend = await open_sandboxes(SandboxSection(backend=sandbox), base=Path.cwd())
+    try:
+        return await check_env(
+            lambda: make(**section.args),
+            tasks,
+            limits=limits,
+            tools=offered,
+            backend=backend,
+            seed=seed,
+        )
+    finally:
+        if backend is not None:
+            await backend.close()
+
+
+def _with_class(target: str) -> str:
+    """`file.py` becomes `file.py:Class` if exactly one class in it has `reset` and `step`."""
+    if ":" in target or not target.endswith(".py"):
+        return target
+    module = load_module(target)
+    names = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and value.__module__ == module.__name__
+        and callable(getattr(value, "reset", None))
+        and callable(getattr(value, "step", None))
+    ]
+    if len(names) != 1:
+        raise ConfigError(
+            f"{target} has {len(names)} classes with reset and step "
+            f"({', '.join(names) or 'none'}); name one as {target}:CLASS"
+        )
+    return f"{target}:{names[0]}"
+
+
+def _arguments(pairs: Sequence[str]) -> dict[str, Any]:
+    arguments = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(f"--args {pair!r}: expected key=value")
+        arguments[key] = yaml.safe_load(value)
+    return arguments
+
+
+def _tasks(target: str, dataset: str | None) -> tuple[Sequence[Task], str]:
+    """The tasks asked for; else `tasks.jsonl` or `make_tasks` beside the class; else samples."""
+    from agentrl.data import load_tasks
+
+    module = target.rpartition(":")[0]
+    if dataset is None:
+        beside = Path(module).parent / "tasks.jsonl"
+        if module.endswith(".py") and beside.is_file():
+            dataset = str(beside)
+        elif _has(f"{module}:make_tasks"):
+            dataset = f"{module}:make_tasks"
+    if dataset is None:
+        return _SAMPLE_TASKS, "a built-in sample (name yours with --dataset)"
+    return load_tasks(DatasetSection(source=dataset, limit=16), base=Path.cwd()), dataset
+
+
+def _has(target: str) -> bool:
+    try:
+        return callable(resolve(target))
+    except AgentrlError:
+        return False
+
+
+def _as_dict(finding: Finding) -> dict[str, str]:
+    return {"code": finding.code, "message": finding.message, "fix": finding.fix}
+
+
+def _print(target: str, findings: Sequence[Finding], tried: str) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in findings:
+        console.print(
+            Text.assemble(f"{target}: ", (finding.code, "bold red"), f" {finding.message}")
+        )
+        console.print(Text(f"    {finding.fix}", style="dim"))
+    verdict = "Nothing found" if not findings else f"Found {len(findings)} problem(s)"
+    console.print(Text(f"{verdict} ({tried})", style="bold red" if findings else "bold green"))

@@ -1,0 +1,67 @@
+"""The files `agentrl env new` writes: a working environment to change, its tasks, a run file."""
+
+from __future__ import annotations
+
+import json
+
+_ENV = '''"""{title}: the model gets a word and has to write it backwards, in a few tries."""
+
+from agentrl.env import Action, AgentInstance, Observation, StepResult
+from agentrl.types import Task
+
+
+class {class_name}(AgentInstance):
+    def __init__(self, max_turns: int = 2) -> None:
+        self.max_turns = max_turns
+
+    async def reset(self, task: Task) -> Observation:
+        self.answer = str(task.label)
+        self.turns = 0
+        return Observation(content=task.prompt)
+
+    async def step(self, action: Action) -> StepResult:
+        self.turns += 1
+        said = action.text.lower()
+        right = self.answer in said
+        # Part of the reward for the letters at the right place gives a small model a slope.
+        near = sum(a == b for a, b in zip(said.strip(), self.answer)) / max(1, len(self.answer))
+        if right or action.last or self.turns >= self.max_turns:
+            reward = 1.0 if right else 0.5 * near
+            return StepResult(rewards=reward, scores=float(right), done=True)
+        return StepResult(environment_feedback="That is not it. Write only the reversed word.")
+'''
+
+_RUN = """run: {{name: {name}}}
+env:
+  target: {name}.py:{class_name}
+  args: {{max_turns: 2}}
+dataset:
+  source: tasks.jsonl
+rollout:
+  prompts_per_step: 4
+  n_samples_per_prompt: 8
+  max_turn_tokens: 24
+  max_response_tokens: 96
+  max_context_tokens: 256
+train:
+  steps: 10
+  learning_rate: 1.0e-5
+eval:
+  datasets: {{{name}: {{source: tasks.jsonl, limit: 8}}}}
+"""
+
+_WORDS = ("cat", "sun", "tree", "book", "red", "moon", "fish", "bird", "hat", "cup", "star", "ice")
+
+
+def scaffold(name: str) -> dict[str, str]:
+    """File names and their texts for an environment called `name`, a Python name."""
+    class_name = "".join(part[:1].upper() + part[1:] for part in name.split("_") if part) or "Env"
+    rows = [
+        {"id": word, "prompt": f'Write the word "{word}" backwards.', "label": word[::-1]}
+        for word in _WORDS
+    ]
+    return {
+        f"{name}.py": _ENV.format(title=class_name, class_name=class_name),
+        f"{name}.yaml": _RUN.format(name=name, class_name=class_name),
+        "tasks.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+    }

@@ -1,0 +1,54 @@
+"""What the environment check can find, as a linter lists it: a code and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+FIXES: Mapping[str, str] = {
+    "E101": "Make the constructor and reset work for every task of the dataset.",
+    "E102": "Put everything an episode changes into reset, so that a second reset starts afresh.",
+    "E103": "Return Observation(content=...) with text or a tuple of Message.",
+    "E104": "Keep state on self, not on the class or the module.",
+    "E105": "Draw from random.Random(self.context.seed); use no time and no global state.",
+    "E201": "Accept any text a model may write; judge it, do not raise.",
+    "E202": "Accept an empty action; a model does write nothing at times.",
+    "E203": "Accept an action of a megabyte; cut it before you search or store it.",
+    "E204": "Accept control characters, lone surrogates and malformed tool calls.",
+    "E205": "Finish well inside rollout.env_timeout_s; put a limit on what you await.",
+    "E206": "Await instead of blocking: asyncio.sleep, asyncio.to_thread, or the sandbox.",
+    "E207": "Return done=True at some point, at the latest when action.last is set.",
+    "E208": "Run no slow search over a whole action, such as a pattern that backtracks.",
+    "E301": "Return rewards as one float.",
+    "E302": "Return a finite reward; guard divisions and logarithms.",
+    "E303": "Keep the sum of an episode's rewards inside reward_range, or widen reward_range.",
+    "E304": "Return scores between 0 and 1, or None.",
+    "E305": "Return environment_feedback as text or a tuple of Message.",
+    "E306": "Return extra_logs and reward_parts as dictionaries of finite numbers.",
+    "E307": "Return done as True or False.",
+    "E308": "Return StepResult(...), or a dictionary with at least 'rewards' and 'done'.",
+    "E401": "After done, raise or return done=True again; never go on.",
+    "E402": "Make close work at any moment: before reset, after an error, after the end.",
+    "E403": "Make close idempotent: a second call does nothing.",
+    "E404": "Share nothing between instances: one that was never closed must not stop the next.",
+    "E405": "Cancel and await your asyncio tasks in close.",
+    "E406": "Join your threads in close.",
+    "E407": "Kill and reap your child processes in close; better, run them in the sandbox.",
+    "E408": "Await every command you start in the sandbox before close returns.",
+}
+"""Every code and how to mend what it reports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing wrong with an environment."""
+
+    code: str
+    """As in `FIXES`."""
+    message: str
+    """What happened, with what was sent and what came back."""
+
+    @property
+    def fix(self) -> str:
+        """What to do about it."""
+        return FIXES[self.code]
