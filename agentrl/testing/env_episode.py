@@ -76,6 +76,7 @@ class Episode:
         """What it showed, as comparable text: the observation, then each step."""
         self.steps = 0
         self.done = False
+        self.closed = False
         self._setting = setting
         self._task = task
         self._total = 0.0
@@ -97,16 +98,18 @@ class Episode:
         )
         env.context = replace(context, open_sandbox=shared.open) if setting.backend else context
 
+        episode = cls(setting, env, task)
+
         async def finish() -> None:
             try:
-                await close(setting, env, "after the episode")
+                if not episode.closed:
+                    await episode.close("after the episode")
             except Failed:
                 pass  # recorded; the sandbox is closed all the same
             finally:
                 await shared.close()
 
         stack.push_async_callback(finish)
-        episode = cls(setting, env, task)
         await episode.reset(code=code)
         return episode
 
@@ -161,6 +164,11 @@ class Episode:
             return
         if result_fields(value) is not None and not is_done(value):
             setting.add(Finding(code="E401", message="a step after done returned done=False"))
+
+    async def close(self, when: str, *, code: str = "E402") -> None:
+        """Close it; `when` goes into the message."""
+        self.closed = True
+        await close(self._setting, self.env, when, code=code)
 
     def _stepping(self, action: Action) -> Callable[[], Any]:
         if self.env.wants_observation_text:
@@ -225,7 +233,7 @@ class _SharedSandbox:
 
     async def open(self) -> Sandbox:
         if self._closed:
-            self._setting.add(Finding(code="E408", message="a sandbox was opened after close"))
+            self._setting.add(Finding(code="E407", message="a sandbox was opened after close"))
             raise RuntimeError("the episode is over")
         assert self._setting.backend is not None
         async with self._opening:
@@ -240,7 +248,7 @@ class _SharedSandbox:
             return
         if running := self._sandbox.running:
             message = f"{running} commands still ran in the sandbox after close"
-            self._setting.add(Finding(code="E408", message=message))
+            self._setting.add(Finding(code="E407", message=message))
         await self._sandbox.close()
 
 

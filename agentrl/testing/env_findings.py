@@ -9,7 +9,7 @@ FIXES: Mapping[str, str] = {
     "E101": "Make the constructor and reset work for every task of the dataset.",
     "E102": "Put everything an episode changes into reset, so that a second reset starts afresh.",
     "E103": "Return Observation(content=...) with text or a tuple of Message.",
-    "E104": "Keep state on self, not on the class or the module.",
+    "E104": "Keep state on self, not on the class or the module; share no port, file or lock.",
     "E105": "Draw from random.Random(self.context.seed); use no time and no global state.",
     "E201": "Accept any text a model may write; judge it, do not raise.",
     "E202": "Accept an empty action; a model does write nothing at times.",
@@ -30,11 +30,10 @@ FIXES: Mapping[str, str] = {
     "E401": "After done, raise or return done=True again; never go on.",
     "E402": "Make close work at any moment: before reset, after an error, after the end.",
     "E403": "Make close idempotent: a second call does nothing.",
-    "E404": "Share nothing between instances: one that was never closed must not stop the next.",
-    "E405": "Cancel and await your asyncio tasks in close.",
-    "E406": "Join your threads in close.",
-    "E407": "Kill and reap your child processes in close; better, run them in the sandbox.",
-    "E408": "Await every command you start in the sandbox before close returns.",
+    "E404": "Cancel and await your asyncio tasks in close.",
+    "E405": "Join your threads in close.",
+    "E406": "Kill and reap your child processes in close; better, run them in the sandbox.",
+    "E407": "Await every command you start in the sandbox before close returns.",
 }
 """Every code and how to mend what it reports."""
 

@@ -1,4 +1,4 @@
-"""A sandbox for tests: a subprocess with a time limit, and failures on demand. It isolates nothing."""
+"""A sandbox for tests: a subprocess with a time limit. It isolates nothing and fails on demand."""
 
 from __future__ import annotations
 
