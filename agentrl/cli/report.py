@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from agentrl.runtime.preflight import Check
     from agentrl.runtime.stats import Interval
 
-_TITLE = "Scores (mean over tasks, 95 % interval over tasks)"
+_TITLE = "Scores: mean over tasks [95 % interval over tasks]"
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -36,18 +37,13 @@ def result_table(result: RunResult) -> RenderableType:
     """Scores before and after with 95 % intervals, and where to look next."""
     lines: list[RenderableType] = []
     if result.comparisons:
-        table = Table(
-            title="Scores (mean over tasks, 95 % interval over tasks)", title_style="bold"
-        )
-        table.add_column("dataset")
-        table.add_column("tasks", justify="right")
-        table.add_column("before", justify="right")
-        table.add_column("after", justify="right")
-        table.add_column("difference, paired", justify="right")
+        table = Table(title=_TITLE, title_style="bold", title_justify="left", box=SIMPLE_HEAD)
+        table.add_column("dataset (tasks)")
+        for name in ("before", "after", "difference, paired"):
+            table.add_column(name, justify="right", no_wrap=True)
         for item in result.comparisons:
             table.add_row(
-                item.name,
-                str(item.after.score.n),
+                f"{item.name} ({item.after.score.n})",
                 item.before.score.text(),
                 item.after.score.text(),
                 Text(item.difference.text(signed=True), style=_verdict(item.difference)),
@@ -67,19 +63,19 @@ def result_table(result: RunResult) -> RenderableType:
 
 def score_table(summaries: Sequence[EvalSummary]) -> RenderableType:
     """Scores of one policy."""
-    table = Table(title=_TITLE, title_style="bold")
-    for name in ("dataset", "tasks", "rollouts", "score", "pass@k", "tokens", "left out"):
-        table.add_column(name, justify="left" if name == "dataset" else "right")
+    table = Table(title=_TITLE, title_style="bold", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("dataset (tasks)")
+    for name in ("rollouts", "left out", "score", "pass@k", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
     for item in summaries:
-        passed = "n/a" if math.isnan(item.pass_at_k) else f"{item.pass_at_k:.3f} @{item.k}"
+        passed = "n/a" if math.isnan(item.pass_at_k) else f"{item.pass_at_k:.2f} @{item.k}"
         table.add_row(
-            item.name,
-            str(item.score.n),
+            f"{item.name} ({item.score.n})",
             str(item.rollouts),
+            str(item.untrusted),
             item.score.text(),
             passed,
             f"{item.mean_tokens:.0f}",
-            str(item.untrusted),
         )
     return table
 

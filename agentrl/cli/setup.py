@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +13,9 @@ from rich.logging import RichHandler
 from agentrl.config import RunConfig, load_config, parse_config
 from agentrl.runtime.logs import quiet_libraries
 from agentrl.runtime.run_dir import free_name, read_identity
+
+_OF_A_KIND = 3
+"""Warnings with the same template shown on the terminal."""
 
 
 def open_console(*, stderr: bool = False) -> Console:
@@ -37,13 +41,35 @@ def show_warnings(console: Console) -> None:
     """Send agentrl's own warnings to `console`; a live view passes its own so lines do not mix."""
     logger = logging.getLogger("agentrl")
     for handler in list(logger.handlers):
-        if isinstance(handler, RichHandler):
+        if isinstance(handler, _TerminalHandler):
             logger.removeHandler(handler)
-    logger.addHandler(
-        RichHandler(
+    logger.addHandler(_TerminalHandler(console))
+
+
+class _TerminalHandler(RichHandler):
+    """Short: no tracebacks, and no more than a few of a kind; `run.log` has them all."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(
             console=console, level=logging.WARNING, show_time=False, show_path=False, markup=False
         )
-    )
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = (record.name, str(record.msg))
+        self._seen[kind] += 1
+        if self._seen[kind] > _OF_A_KIND:
+            return
+        first_line = record.getMessage().partition("\n")[0]
+        super().emit(_with_text(record, first_line))
+        if self._seen[kind] == _OF_A_KIND:
+            text = f"more of this kind from {record.name} go to run.log only"
+            super().emit(_with_text(record, text))
+
+
+def _with_text(record: logging.LogRecord, text: str) -> logging.LogRecord:
+    values = {**record.__dict__, "msg": text, "args": (), "exc_info": None, "exc_text": None}
+    return logging.makeLogRecord(values)
 
 
 def read_config(path: Path, overrides: list[str]) -> tuple[RunConfig, Path]:

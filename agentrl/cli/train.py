@@ -75,7 +75,8 @@ def _train(path: Path, overrides: list[str], *, resume: bool) -> int:
             result = asyncio.run(train(config, base=base, run_dir=run_dir, progress=progress))
     except Interrupted as stop:
         if where.is_dir():
-            console.print(f"stopped; go on with: agentrl train {where} --resume", markup=False)
+            text = f"stopped; go on with: agentrl train {where} --resume"
+            console.print(text, markup=False, soft_wrap=True)
         return 128 + stop.signal
     console.print(result_table(result))
     return 0

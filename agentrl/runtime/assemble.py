@@ -13,6 +13,7 @@ from agentrl.config import RunConfig, resolve, resolve_callable
 from agentrl.config.schema import EnvSection, LimitsSection, SandboxSection
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.runtime.checkpoint import resolve_model_path
+from agentrl.runtime.logs import quiet_transformers
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.tool import FunctionTool, Tool
 from agentrl.types import Task
@@ -169,6 +170,7 @@ def load_model(config: RunConfig, *, path: str | None = None) -> Pretrained:
     """The policy of the config, or the checkpoint at `path`; a run stands for its latest one."""
     from agentrl.train.pretrained import load_pretrained
 
+    quiet_transformers()
     source = resolve_model_path(path or config.model.path)
     return load_pretrained(config.model.model_copy(update={"path": source}))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -97,8 +98,18 @@ def infrastructure_failure(groups: Sequence[TrajectoryGroup]) -> str | None:
     last = rollouts_of(groups)
     if any(row.rule.reward_trusted for row in last):
         return None
-    reasons = Counter(f"{row.termination}: {row.termination_detail}".rstrip(": ") for row in last)
+    reasons = Counter(_reason(row) for row in last)
     if not reasons:
         return "no rollout was started"
     reason, count = reasons.most_common(1)[0]
     return f"{reason} ({count} of {len(last)} rollouts)"
+
+
+_LOCATION = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def _reason(row: Trajectory) -> str:
+    """One line of a detail that may hold a traceback: what was raised, and where."""
+    text = f"{row.termination}: {row.termination_detail}".partition("\n")[0].rstrip(": ")
+    places = _LOCATION.findall(row.termination_detail)
+    return f"{text} at {places[-1][0]}:{places[-1][1]}" if places else text

@@ -27,7 +27,7 @@ from agentrl.runtime.local import History, LocalRun, Parts, RunResult
 from agentrl.runtime.logs import log_to
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.run_dir import RunDir, holds_a_run, run_path
-from agentrl.runtime.stop import StopSwitch
+from agentrl.runtime.stop import Interrupted, StopSwitch
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
@@ -131,9 +131,10 @@ async def train(
             with log_to(directory.log_file):
                 try:
                     return await _run_in(directory, config, base, tasks, progress, stop)
-                except Exception:
-                    # Only to have the traceback in run.log; the caller decides what is shown.
-                    logger.exception("the run ends with an error")
+                except Exception as error:
+                    if not isinstance(error, Interrupted):
+                        # Only for the traceback in run.log; the caller decides what is shown.
+                        logger.info("the run ends with an error", exc_info=True)
                     raise
         except AgentrlError:
             directory.discard()

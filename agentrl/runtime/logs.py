@@ -29,6 +29,13 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def quiet_transformers() -> None:
+    """Its bars for loading and saving weights draw over a live view; call after importing it."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+
+
 @contextlib.contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Append everything from INFO up, warnings of libraries too, to a file."""

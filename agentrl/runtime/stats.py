@@ -35,13 +35,13 @@ class Interval:
         return (self.high - self.low) / 2
 
     def text(self, *, signed: bool = False) -> str:
-        """As in `0.412 [0.333, 0.491]`."""
+        """As in `0.41 [0.33, 0.49]`."""
         if math.isnan(self.mean):
             return "n/a"
         sign = "+" if signed else ""
         if math.isnan(self.low):
-            return f"{self.mean:{sign}.3f} [interval needs 2 tasks]"
-        return f"{self.mean:{sign}.3f} [{self.low:{sign}.3f}, {self.high:{sign}.3f}]"
+            return f"{self.mean:{sign}.2f} [?, ?]"
+        return f"{self.mean:{sign}.2f} [{self.low:{sign}.2f}, {self.high:{sign}.2f}]"
 
 
 def t_quantile(df: int) -> float:

@@ -7,9 +7,10 @@ groups with different rewards from the first step.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ ENV = '''
 """Pays for vowels: two turns, no tools, no sandbox."""
 
 import asyncio
-import os
 
 from agentrl import AgentInstance, Observation, StepResult
 
@@ -46,6 +46,27 @@ class Vowels(AgentInstance):
         share = sum(c in "aeiouAEIOU" for c in action.text) / max(1, len(action.text))
         return StepResult(rewards=share, environment_feedback="more", done=action.turn >= 1,
                           scores=min(1.0, 4 * share), extra_logs={"share": share})
+'''
+
+BACKEND = '''
+"""A sandbox backend for environments that need none."""
+
+from agentrl import SandboxBackend
+from agentrl.errors import SandboxError
+from agentrl.sandbox import Isolation, Probe
+
+
+class Nothing(SandboxBackend):
+    name = "nothing"
+
+    async def probe(self):
+        return Probe(available=True, isolation=Isolation.NAMESPACES, detail="runs nothing")
+
+    async def create(self, limits, snapshot=None):
+        raise SandboxError("this backend makes no sandboxes")
+
+    async def close(self):
+        pass
 '''
 
 
@@ -95,6 +116,7 @@ def write_project(folder: Path, **changes: Any) -> Path:
     if not (folder / "model").exists():
         write_model(folder / "model")
     (folder / "vowels.py").write_text(ENV)
+    (folder / "nothing.py").write_text(BACKEND)
     for name, count in (("train", 12), ("held", 3)):
         rows = [{"id": f"{name}-{i}", "prompt": f"say {i}"} for i in range(count)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -102,7 +124,7 @@ def write_project(folder: Path, **changes: Any) -> Path:
         "run": {"name": "tiny", "dir": str(folder / "runs"), "seed": 3},
         "model": {"path": str(folder / "model"), "dtype": "float32", "device": "cpu"},
         "env": {"target": "vowels.py:Vowels"},
-        "sandbox": {"backend": "process"},
+        "sandbox": {"backend": "nothing.py:Nothing"},
         "dataset": {"source": "train.jsonl"},
         "rollout": {
             "prompts_per_step": 3,
@@ -128,25 +150,70 @@ def write_project(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def environment() -> dict[str, str]:
-    """For child processes: one thread, so that two runs compute the same bits."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+_PRELOAD = [
+    "agentrl.runtime.launch",
+    "agentrl.runtime.sample",
+    "agentrl.serving.embedded",
+    "agentrl.train",
+    "agentrl.data",
+    "transformers.models.llama.modeling_llama",
+    "pandas",
+]
+"""What takes long to import; modules only, nothing that starts a thread."""
 
 
-def start(*words: object) -> subprocess.Popen[str]:
-    """`agentrl WORDS` as a real process."""
-    command = [sys.executable, "-c", "from agentrl.cli import main; main()", *map(str, words)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    )
+def _child(words: tuple[str, ...], out: str) -> None:
+    """Runs in the child: `agentrl WORDS`, with both streams going to a file."""
+    with Path(out).open("w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    from agentrl.cli import main
+
+    sys.argv = ["agentrl", *words]
+    main()
 
 
-def agentrl(*words: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run `agentrl WORDS` to its end."""
-    process = start(*words)
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    return subprocess.CompletedProcess(list(map(str, words)), process.returncode, out, err)
+class Agentrl:
+    """A real `agentrl` process, forked from a server that has torch imported already."""
+
+    def __init__(self, out: Path, *words: object) -> None:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOAD)
+        self.out = out
+        self._process = context.Process(target=_child, args=(tuple(map(str, words)), str(out)))
+        self._process.start()
+
+    def wait_for(self, text: str, timeout_s: float = 60) -> None:
+        """Wait until the output holds `text`, or the process has ended."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.text() and self._process.is_alive():
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.01)
+
+    def send(self, number: int) -> None:
+        """Send a signal."""
+        if self._process.is_alive() and self._process.pid:
+            os.kill(self._process.pid, number)
+
+    def wait(self, timeout_s: float = 90) -> int:
+        """The exit status; negative for a signal."""
+        self._process.join(timeout_s)
+        if self._process.is_alive():
+            self._process.kill()
+            raise AssertionError(f"still running after {timeout_s} s:\n{self.text()}")
+        status = self._process.exitcode
+        self._process.close()
+        assert status is not None
+        return status
+
+    def text(self) -> str:
+        """What it has printed so far."""
+        return self.out.read_text(encoding="utf-8") if self.out.exists() else ""
+
+
+def agentrl(out: Path, *words: object) -> tuple[int, str]:
+    """Run `agentrl WORDS` to its end: exit status and output."""
+    process = Agentrl(out, *words)
+    status = process.wait()
+    return status, process.text()
