@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.errors import EnvError, ToolError, choices
 from agentrl.rollout.limits import Limits
 from agentrl.rollout.sandbox import SharedSandbox
+from agentrl.rollout.watch import Watch
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall, ToolResult, ToolStatus
 
@@ -35,6 +36,8 @@ class CallRunner:
     """Shortens results."""
     limits: Limits
     """The cap on parallel calls and the length of results."""
+    watch: Watch
+    """The watch of the rollout's task, for a call that runs alone."""
 
     async def run(self, calls: Sequence[ToolCall], *, left_s: float) -> tuple[ToolResult, ...]:
         """Run what can be run, at the same time, and answer every call.
@@ -64,7 +67,7 @@ class CallRunner:
         if any(self.tools[calls[index].name].needs_sandbox for index in runnable):
             await self.sandbox.open()
         if len(runnable) == 1:
-            results[runnable[0]] = await self._run_one(calls[runnable[0]], left_s)
+            results[runnable[0]] = await self._run_one(calls[runnable[0]], left_s, self.watch)
         elif runnable:
             done = await self._run_many([calls[index] for index in runnable], left_s)
             results.update(zip(runnable, done, strict=True))
@@ -73,11 +76,18 @@ class CallRunner:
     async def _run_many(self, calls: Sequence[ToolCall], left_s: float) -> list[ToolResult]:
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run_one(call, left_s)) for call in calls]
+                tasks = [group.create_task(self._run_in_task(call, left_s)) for call in calls]
         except BaseExceptionGroup as failed:
             # One broken tool ends the rollout; its siblings were cancelled by the group.
             raise failed.exceptions[0] from None
         return [task.result() for task in tasks]
+
+    async def _run_in_task(self, call: ToolCall, left_s: float) -> ToolResult:
+        watch = Watch()
+        try:
+            return await self._run_one(call, left_s, watch)
+        finally:
+            watch.close()
 
     def _refuse(self, call: ToolCall) -> ToolResult | None:
         if call.status is CallStatus.INVALID_ARGUMENTS:
@@ -94,7 +104,7 @@ class CallRunner:
             )
         return None
 
-    async def _run_one(self, call: ToolCall, left_s: float) -> ToolResult:
+    async def _run_one(self, call: ToolCall, left_s: float, watch: Watch) -> ToolResult:
         tool = self.tools[call.name]
         try:
             arguments = tool.validate(call.arguments)
@@ -104,12 +114,12 @@ class CallRunner:
         sandbox = await self.sandbox.open() if tool.needs_sandbox else None
         started = time.monotonic()
         try:
-            async with asyncio.timeout(min(tool.timeout_s, left_s)) as scope:
+            with watch.limit(min(tool.timeout_s, left_s)):
                 result = await tool.call(arguments, sandbox)
         except ToolError as error:
             result = ToolResult(status=ToolStatus.ERROR, text=str(error))
         except TimeoutError:
-            if not scope.expired():
+            if not watch.expired:
                 raise
             result = ToolResult(status=ToolStatus.TIMEOUT, text=_timeout_text(tool, left_s))
         if not isinstance(result, ToolResult):
@@ -120,13 +130,14 @@ class CallRunner:
 
     def _finish(self, call: ToolCall, result: ToolResult, duration_s: float) -> ToolResult:
         text, truncated = self.chat.truncate_middle(result.text, self.limits.max_tool_tokens)
-        return replace(
-            result,
+        return ToolResult(
             text=text,
+            status=result.status,
             call_id=call.id,
             name=call.name,
             duration_s=duration_s,
             truncated=result.truncated or truncated,
+            data=result.data,
         )
 
 

@@ -33,6 +33,7 @@ from agentrl.rollout.prompts import Prompt, PromptCache
 from agentrl.rollout.recorder import Recorder, Row
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.seeds import turn_seed
+from agentrl.rollout.watch import Watch
 from agentrl.tool import Tool
 from agentrl.types import (
     FinishReason,
@@ -94,6 +95,8 @@ class SampledTurn:
     """Whether the last id is a stop token."""
     truncated: bool
     """Whether the turn was cut off at its token limit."""
+    tokens: int
+    """Its length."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,6 +128,7 @@ class ToolAgentLoop:
     _deltas: DeltaBuilder
     _calls: CallRunner
     _offered: tuple[Tool, ...]
+    _watch: Watch
     _turn: SampledTurn
 
     def __init__(
@@ -162,6 +166,7 @@ class ToolAgentLoop:
             engine are its ending, not exceptions.
         """
         result = self._result
+        self._watch = Watch()
         state = AgentState.PENDING
         try:
             while state is not AgentState.TERMINATED:
@@ -173,6 +178,8 @@ class ToolAgentLoop:
                     state = await self._pending(task)
         except RolloutEnded as end:
             result.ending = end.reached
+        finally:
+            self._watch.close()
         if result.rows:
             result.rows = self._recorder.finish()
         result.duration_s = self._clock.elapsed_s()
@@ -203,7 +210,11 @@ class ToolAgentLoop:
         self._seen_text = prompt.text
         self._deltas = DeltaBuilder(chat=parts.chat, limits=parts.limits, raw=raw)
         self._calls = CallRunner(
-            tools=tools, sandbox=self._sandbox, chat=parts.chat, limits=parts.limits
+            tools=tools,
+            sandbox=self._sandbox,
+            chat=parts.chat,
+            limits=parts.limits,
+            watch=self._watch,
         )
         self._offered = tuple(tools.values())
         self._progress.context_tokens = len(prompt.ids)
@@ -249,7 +260,7 @@ class ToolAgentLoop:
     async def _generate(self, sampling: SamplingParams) -> Generation:
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self._clock.left_s()) as scope:
+            with self._watch.limit(self._clock.left_s()):
                 generation = await self._parts.generator.generate(
                     self._recorder.ids, sampling, self._session_id
                 )
@@ -260,7 +271,7 @@ class ToolAgentLoop:
                 )
             return generation
         except TimeoutError as error:
-            if not scope.expired():
+            if not self._watch.expired:
                 raise crash("engine", error, Termination.ENGINE_FAILED) from error
             self._clock.add("engine", time.monotonic() - started)
             started = time.monotonic()
@@ -293,6 +304,7 @@ class ToolAgentLoop:
             calls=calls,
             ended=stopped,
             truncated=generation.finish_reason is FinishReason.LENGTH and not stopped,
+            tokens=len(ids),
         )
 
     # -- PROCESSING_TOOLS -------------------------------------------------------------------
@@ -407,13 +419,9 @@ class ToolAgentLoop:
             )
         return Reached(
             termination=Termination.MAX_TOKENS,
-            detail=f"max_turn_tokens: the turn was cut off at {self._turn_tokens()} tokens and the "
+            detail=f"max_turn_tokens: the turn was cut off at {turn.tokens} tokens and the "
             "environment gave no feedback",
         )
-
-    def _turn_tokens(self) -> int:
-        turn = self._recorder.turns[-1]
-        return turn.end - turn.start
 
     def _show_rest(
         self,
@@ -447,14 +455,14 @@ class ToolAgentLoop:
         limit_s = self._parts.limits.env_timeout_s
         started, busy_s = time.monotonic(), self._sandbox.busy_s
         try:
-            async with asyncio.timeout(limit_s) as scope:
+            with self._watch.limit(limit_s):
                 return await method(given)
         except asyncio.CancelledError as error:
             if _cancelled_from_outside():
                 raise
             raise crash(what, error) from error
         except TimeoutError as error:
-            if not scope.expired():
+            if not self._watch.expired:
                 raise crash(what, error) from error
             acted_s = self._sandbox.busy_s - busy_s
             own = acted_s > limit_s / 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from agentrl.errors import EngineError
 from agentrl.types import (
@@ -65,14 +65,27 @@ class Row:
             raise ValueError(f"recorder: turns end at {end}, the response at {length}")
 
 
+@dataclass(slots=True)
+class _OpenTurn:
+    """An assistant turn between its tokens and its reward."""
+
+    text: str
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: FinishReason
+    duration_s: float
+
+
 class Recorder:
     """Builds the rows of one rollout."""
+
+    _row: Row
 
     def __init__(self, prompt_ids: Sequence[int], *, temperature: float) -> None:
         self.rows: list[Row] = []
         """Rows so far; the last one grows."""
         self.response_tokens = 0
         """Response positions of all rows."""
+        self._open: _OpenTurn | None = None
         self.start_row(prompt_ids, temperature=temperature)
 
     @property
@@ -85,11 +98,6 @@ class Recorder:
         """Of the row that grows."""
         return self._row.temperature
 
-    @property
-    def turns(self) -> Sequence[Turn]:
-        """Turns of the row that grows."""
-        return self._row.turns
-
     def start_row(self, prompt_ids: Sequence[int] | None = None, *, temperature: float) -> None:
         """Go on in a new row of the same rollout.
 
@@ -98,6 +106,7 @@ class Recorder:
                 in the temperature only.
             temperature: of the action tokens to come.
         """
+        self._close_turn(None)
         ids = list(self._row.ids if prompt_ids is None else prompt_ids)
         self._row = Row(ids=ids, prompt_length=len(ids), temperature=temperature)
         self.rows.append(self._row)
@@ -115,6 +124,7 @@ class Recorder:
         Raises:
             EngineError: a log-probability is not a finite number.
         """
+        self._close_turn(None)
         row = self._row
         count = len(generation.ids)
         if not math.isfinite(sum(generation.log_probs)):
@@ -126,14 +136,8 @@ class Recorder:
         row.mask.extend([1] * count)
         row.log_probs.extend(generation.log_probs)
         row.versions.extend(generation.policy_versions)
-        self._add_turn(
-            "assistant",
-            count,
-            text,
-            tool_calls=tool_calls,
-            finish_reason=generation.finish_reason,
-            duration_s=duration_s,
-        )
+        self.response_tokens += count
+        self._open = _OpenTurn(text, tool_calls, generation.finish_reason, duration_s)
 
     def add_environment(
         self,
@@ -153,20 +157,35 @@ class Recorder:
             tool_results: what the calls gave.
             duration_s: wall time of tools and step.
         """
+        self._close_turn(None)
         row = self._row
         count = len(ids)
         row.ids.extend(ids)
         row.mask.extend([0] * count)
         row.log_probs.extend([0.0] * count)
         row.versions.extend([-1] * count)
-        self._add_turn(role, count, text, tool_results=tool_results, duration_s=duration_s)
+        self.response_tokens += count
+        start = row.turns[-1].end if row.turns else 0
+        row.turns.append(
+            Turn(
+                role=role,
+                start=start,
+                end=start + count,
+                text=text,
+                tool_results=tool_results,
+                duration_s=duration_s,
+            )
+        )
 
     def set_reward(self, reward: float) -> None:
-        """Note the reward of the assistant turn added last."""
-        turn = self._row.turns[-1]
-        if turn.role != "assistant":
-            raise ValueError(f"recorder: a reward belongs to an assistant turn, not to {turn.role}")
-        self._row.turns[-1] = replace(turn, reward=reward)
+        """Note the reward of the assistant turn added last; once, before anything else is added.
+
+        Raises:
+            ValueError: there is no such turn, or it has its reward.
+        """
+        if self._open is None:
+            raise ValueError("recorder: a reward belongs to the assistant turn added last")
+        self._close_turn(reward)
 
     def finish(self) -> list[Row]:
         """The checked rows, without later rows in which nothing was sampled.
@@ -174,35 +193,26 @@ class Recorder:
         Raises:
             ValueError: see `Row.check`.
         """
+        self._close_turn(None)
         for row in self.rows:
             row.check()
         return self.rows[:1] + [row for row in self.rows[1:] if any(row.mask)]
 
-    _row: Row
-
-    def _add_turn(
-        self,
-        role: Role,
-        count: int,
-        text: str,
-        *,
-        tool_calls: tuple[ToolCall, ...] = (),
-        tool_results: tuple[ToolResult, ...] = (),
-        finish_reason: FinishReason | None = None,
-        duration_s: float = 0.0,
-    ) -> None:
+    def _close_turn(self, reward: float | None) -> None:
+        """Describe the assistant turn whose tokens were added, now that its reward is known."""
+        turn, self._open = self._open, None
+        if turn is None:
+            return
         row = self._row
-        start = row.turns[-1].end if row.turns else 0
-        self.response_tokens += count
         row.turns.append(
             Turn(
-                role=role,
-                start=start,
-                end=start + count,
-                text=text,
-                tool_calls=tool_calls,
-                tool_results=tool_results,
-                finish_reason=finish_reason,
-                duration_s=duration_s,
+                role="assistant",
+                start=row.turns[-1].end if row.turns else 0,
+                end=len(row.ids) - row.prompt_length,
+                text=turn.text,
+                tool_calls=turn.tool_calls,
+                reward=reward,
+                finish_reason=turn.finish_reason,
+                duration_s=turn.duration_s,
             )
         )

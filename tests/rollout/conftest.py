@@ -1,0 +1,58 @@
+"""A real chat format, and a worker over a scripted engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from rollout_fakes import Bench, add, explode, refuse
+
+from agentrl.chat import ChatFormat, build_chat, build_parser
+from agentrl.config.schema import ChatSection, RolloutSection
+from agentrl.rollout import RolloutWorker
+from agentrl.sandbox import SandboxBackend
+from agentrl.serving import TokenClient
+from agentrl.testing import ByteTokenizer, ScriptedEngine
+from agentrl.tool import FunctionTool, Tool
+
+
+@pytest.fixture(scope="session")
+def chat() -> ChatFormat:
+    return build_chat(ByteTokenizer(), ChatSection(tool_parser="hermes"))
+
+
+@pytest.fixture
+def bench(chat: ChatFormat) -> Callable[..., Bench]:
+    def make(
+        replies: Any,
+        make_env: Callable[[], Any],
+        *,
+        tools: Sequence[Tool] | None = None,
+        parser: str = "hermes",
+        engine: Any = None,
+        sandboxes: SandboxBackend | None = None,
+        delay_s: float = 0.0,
+        fail: Any = None,
+        **limits: Any,
+    ) -> Bench:
+        engine = engine or ScriptedEngine(replies, ByteTokenizer(), delay_s=delay_s, fail=fail)
+        envs: list[Any] = []
+
+        def remember() -> Any:
+            envs.append(make_env())
+            return envs[-1]
+
+        defaults = {"max_response_tokens": 4000, "max_context_tokens": 8000, "retries": 0}
+        worker = RolloutWorker(
+            generator=TokenClient([engine]),
+            chat=chat,
+            parser=build_parser(parser),
+            make_env=remember,
+            tools=[FunctionTool(f) for f in (add, refuse, explode)] if tools is None else tools,
+            sandboxes=sandboxes,
+            section=RolloutSection(**(defaults | limits)),
+        )
+        return Bench(chat, engine, worker, envs)
+
+    return make
