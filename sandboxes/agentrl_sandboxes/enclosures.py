@@ -158,7 +158,6 @@ def bubblewrap_words(step: Step) -> list[str]:
         "device": "--dev-bind",
         "bind": "--bind",
         "link": "--symlink",
-        "dir": "--dir",
         "proc": "--proc",
     }
     return [option[kind], *map(str, step[1:])]

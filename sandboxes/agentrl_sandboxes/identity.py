@@ -12,7 +12,7 @@ FIRST_UID = 1_879_048_192
 
 
 def is_root() -> bool:
-    """Whether we may become other users. A capability would do as well, but nobody runs that way."""
+    """Whether we may become other users."""
     return os.geteuid() == 0
 
 

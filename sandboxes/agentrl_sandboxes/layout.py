@@ -8,7 +8,6 @@ writable tmpfs of limited size, on which /tmp and /dev/shm lie too, so that the 
 from __future__ import annotations
 
 import importlib.util
-import os
 import stat
 import sys
 from collections.abc import Sequence
@@ -39,7 +38,8 @@ OURS = ("agentrl", "agentrl_envs", "agentrl_tools", "agentrl_sandboxes")
 
 Step = tuple[str, *tuple[str | int, ...]]
 """`("ro", source, target)`, `("device", source, target)`, `("link", text, target)`,
-`("tmpfs", size_bytes, mode, target)`, `("dir", target)` or `("proc", target)`."""
+`("tmpfs", size_bytes, mode, target)` or `("proc", target)`; bubblewrap also takes
+`("bind", source, target)`. A tmpfs whose mode has no write bits is mounted read-only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def root_steps(disk_bytes: int, extra: Sequence[str] = ()) -> list[Step]:
     steps: list[Step] = []
     for path in SYSTEM:
         if Path(path).is_symlink():
-            steps.append(("link", os.readlink(path), path))
+            steps.append(("link", str(Path(path).readlink()), path))
     trees = visible_trees(extra)
     steps += [("ro", path, path) for path in trees]
     # Installed beside the interpreter, our own packages would show a program how it is graded.

@@ -249,8 +249,8 @@ async def _start(launch: Launch) -> tuple[subprocess.Popen[bytes], Channel]:
     try:
         process = subprocess.Popen(
             launch.argv,
-            stdin=theirs,
-            stdout=theirs,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
             stderr=subprocess.PIPE,
             env={"PATH": os.defpath},
             cwd="/",

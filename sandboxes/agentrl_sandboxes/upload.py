@@ -56,7 +56,7 @@ def _content(path: Path, left: int) -> bytes:
 
 
 def _link(path: Path, root: Path) -> bytes:
-    text = os.readlink(path)
-    if os.path.isabs(text) or not (path.parent / text).resolve().is_relative_to(root):
-        raise PermissionError(errno.EACCES, f"symbolic link to {text!r} leaves the tree", str(path))
-    return os.fsencode(text)
+    target = path.readlink()
+    if target.is_absolute() or not (path.parent / target).resolve().is_relative_to(root):
+        raise PermissionError(errno.EACCES, f"link to {str(target)!r} leaves the tree", str(path))
+    return os.fsencode(target)

@@ -14,6 +14,7 @@ class Capture:
         self.total = 0
 
     def add(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
         self.total += len(data)
         room = self.head_size - len(self.head)
         if room > 0:

@@ -1,6 +1,5 @@
 """One command: its leader process, its pipes, and how a fork becomes the program."""
 
-# ruff: noqa: PTH - pathlib takes longer to import than a sandbox takes to start
 from __future__ import annotations
 
 import ctypes

@@ -1,10 +1,10 @@
 """Reading, writing, packing and unpacking files of the work directory, and nothing outside it.
 
-The program may swap a directory for a symbolic link at any moment, so a path is checked after it was
-opened, by the name the kernel has for the descriptor. Paths are bytes: a program may write any name.
+The program may swap a directory for a symbolic link at any moment, so a path is checked
+after it was opened, by the name the kernel has for the descriptor. Paths are bytes, because a
+program may give a file any name.
 """
 
-# ruff: noqa: PTH - pathlib takes longer to import than a sandbox takes to start
 from __future__ import annotations
 
 import errno
@@ -159,7 +159,7 @@ class readable:
 
 
 def unpack(root: bytes, request: dict[str, Any]) -> bytes:
-    """Lay out marshalled entries below `target`. Directory modes come last, or none could be filled."""
+    """Lay out marshalled entries below `target`; directories get their modes when they are full."""
     entries: list[Entry] = marshal.loads(request["entries"])
     target: bytes = request["target"]
     modes: list[tuple[bytes, int]] = []

@@ -1,6 +1,5 @@
 """Looking at and ending processes through /proc; standard library only."""
 
-# ruff: noqa: PTH - pathlib takes longer to import than a sandbox takes to start
 from __future__ import annotations
 
 import os
@@ -24,7 +23,7 @@ def children(pid: int) -> list[int]:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return []
-    if not os.path.exists("/proc/self/task/%d/children" % os.getpid()):
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent(p) == pid]
     return [int(p) for t in threads for p in read_text(f"/proc/{pid}/task/{t}/children").split()]
 
@@ -69,18 +68,28 @@ def kill_below(pid: int) -> None:
 
 
 def memory_of(pids: list[int], limit: int) -> int:
-    """Bytes held by processes together; shared pages count once if the plain sum is too large."""
-    plain = {pid: 0 for pid in pids}
-    for pid in pids:
-        for line in read_text(f"/proc/{pid}/status").splitlines():
-            if line.startswith(("RssAnon:", "RssShmem:")):
-                plain[pid] += int(line.split()[1]) * 1024
-    total = sum(plain.values())
+    """Bytes held by processes together.
+
+    The plain sum counts what forks share once for each of them. If it is above `limit`, the shares
+    decide, taken twice: shares grow in the others while a process exits in between.
+    """
+    total = sum(map(resident, pids))
     if total <= limit:
         return total
-    total = 0
-    for pid in pids:
-        lines = read_text(f"/proc/{pid}/smaps_rollup").splitlines()
-        shares = [int(x.split()[1]) for x in lines if x.startswith(("Pss_Anon:", "Pss_Shmem:"))]
-        total += sum(shares) * 1024 if shares else plain[pid]
-    return total
+    return min(sum(map(share, pids)), sum(map(share, pids)))
+
+
+def resident(pid: int) -> int:
+    """Bytes of private and shared memory of a process; 0 when it is gone."""
+    return kilobytes(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:"))
+
+
+def share(pid: int) -> int:
+    """As `resident`, but each page divided by the number of processes that map it."""
+    return kilobytes(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) or resident(pid)
+
+
+def kilobytes(path: str, names: tuple[str, ...]) -> int:
+    """Bytes in the named lines of a file of /proc that gives kB."""
+    lines = read_text(path).splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(names))

@@ -1,11 +1,10 @@
 """Putting a fresh process in its place: mounts, identity, privileges; then the supervisor.
 
-Runs once per sandbox, before anything of the program does. It is either the real root or the root of
-a new user namespace when it mounts, and nobody special when it hands over to the supervisor: the
+Runs once per sandbox, before anything of the program does. It is the real root, or the root of a
+new user namespace, when it mounts, and nobody special when it hands over to the supervisor: the
 supervisor and the program live in one more user namespace, which has no power over the mounts.
 """
 
-# ruff: noqa: PTH - pathlib takes longer to import than a sandbox takes to start
 from __future__ import annotations
 
 import ctypes
@@ -58,9 +57,7 @@ def build_root(steps: list[tuple[Any, ...]]) -> None:
     late: list[str] = []
     for step in steps:
         kind, target = step[0], root + step[-1]
-        os.makedirs(
-            target if kind in ("dir", "tmpfs", "proc") else os.path.dirname(target), 0o755, True
-        )
+        os.makedirs(target if kind in ("tmpfs", "proc") else os.path.dirname(target), 0o755, True)
         if kind == "link":
             os.symlink(step[1], target)
         elif kind == "tmpfs":

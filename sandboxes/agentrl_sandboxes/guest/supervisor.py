@@ -11,7 +11,6 @@ Invariants: a child of the supervisor that is not a leader has lost its leader t
 killed; a command is answered only when nothing it started is left; when stdin ends, so does all.
 """
 
-# ruff: noqa: PTH - pathlib takes longer to import than a sandbox takes to start
 from __future__ import annotations
 
 import errno
@@ -49,6 +48,7 @@ class Supervisor:
         self.poll = select.epoll()
         self.next_look = 0.0
         self.next_disk_look = 0.0
+        self.disk_seen = 0
         self.in_fd, self.out_fd = os.dup(0), os.dup(1)
         null = os.open("/dev/null", os.O_RDWR)
         os.dup2(null, 0)
@@ -142,6 +142,10 @@ class Supervisor:
 
     def file_work(self, kind: int, request: dict[str, Any]) -> bytes:
         """Touch files with the rights of the program, also where the supervisor has more."""
+        if self.config["watch"] and kind in (wire.WRITE, wire.UNPACK):
+            size = len(request["data" if kind == wire.WRITE else "entries"])
+            if files.tree_bytes(self.config["base"]) + size > self.limits["disk"]:
+                raise OSError(errno.ENOSPC, "no space left in the sandbox")
         root = os.fsencode(self.config["workdir"])
         uid = self.config["program_uid"]
         if uid is None:
@@ -157,6 +161,8 @@ class Supervisor:
     def start(self, ident: int, request: dict[str, Any]) -> None:
         """Fork a leader for a command."""
         command = Command(ident, request, self.limits["output"])
+        if self.config["watch"] and not self.commands:
+            self.look_at_disk([])
         pipes = [os.pipe() for _ in range(4)]
         try:
             command.leader = os.fork()
@@ -267,11 +273,20 @@ class Supervisor:
         if self.config["watch"]:
             gap = min(gap, 0.03)
             if now >= self.next_disk_look:
-                full = files.tree_bytes(self.config["base"]) > self.limits["disk"]
-                self.next_disk_look = now + 0.1 + 10 * (time.monotonic() - now)
-                for command in running if full else ():
-                    command.kill(wire.DISK)
+                self.next_disk_look = now + 0.1 + 10 * self.look_at_disk(running)
         self.next_look = now + gap
+
+    def look_at_disk(self, running: list[Command]) -> float:
+        """End commands that write to a disk that is full; one that frees it may go on.
+
+        Returns how long looking took in seconds, because it should not be done all the time.
+        """
+        start = time.monotonic()
+        used = files.tree_bytes(self.config["base"])
+        for command in running if used > max(self.limits["disk"], self.disk_seen) else ():
+            command.kill(wire.DISK)
+        self.disk_seen = used
+        return time.monotonic() - start
 
     def end(self) -> None:
         """Kill everything. As PID 1 the kernel does it at our exit, and more surely."""

@@ -1,7 +1,7 @@
 """The frames that host and supervisor exchange over the supervisor's stdin and stdout.
 
-A frame is `HEAD` and a body. Requests are marshalled (the guest trusts the host); answers are packed
-by hand, because the host must not unmarshal what comes out of a sandbox.
+A frame is `HEAD` and a body. Requests are marshalled (the guest trusts the host); answers are
+packed by hand, because the host must not unmarshal what comes out of a sandbox.
 """
 
 from __future__ import annotations

@@ -1,0 +1,107 @@
+"""`agentrl sandbox`: see which sandboxes work on this machine, and prove one with the suite."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from agentrl.config.imports import resolve
+from agentrl.errors import ConfigError
+from agentrl.sandbox import Probe, SandboxBackend
+from agentrl.testing.sandbox_suite import CheckResult, Verdict, checks, run_suite
+
+app = typer.Typer(help="See which sandboxes work on this machine.", no_args_is_help=True)
+
+FACTORY = "agentrl_sandboxes:make_backend"
+KINDS = "agentrl_sandboxes:BACKENDS"
+_STYLES = {Verdict.PASSED: "green", Verdict.FAILED: "bold red", Verdict.NOT_OFFERED: "yellow"}
+
+
+@app.command("list")
+def list_backends() -> None:
+    """Try every backend and say which work here; `auto` takes the first that does."""
+    table = Table("backend", "works", "isolation", "what was found", title="Sandboxes")
+    for name, probe in asyncio.run(_probe_all()).items():
+        works = "[green]yes[/]" if probe.available else "[red]no[/]"
+        table.add_row(name, works, probe.isolation.name.lower(), escape(probe.detail))
+    Console().print(table)
+
+
+@app.command()
+def check(
+    target: str = typer.Argument(
+        "auto", help="auto, bubblewrap, userns, process, or an import string of a backend."
+    ),
+    only: Annotated[list[str] | None, typer.Option(help="Run this check; may be repeated.")] = None,
+    at_once: int = typer.Option(3, min=1, help="How many checks run side by side."),
+) -> None:
+    """Run the conformance suite on a backend; exit status 1 if a check fails."""
+    console = Console()
+    name, results = asyncio.run(_check(target, only or [], at_once, console))
+    counts = {verdict: sum(r.verdict is verdict for r in results) for verdict in Verdict}
+    table = Table("check", "verdict", "seconds", "what was seen", title=f"Sandbox {name}")
+    for result in results:
+        style = _STYLES[result.verdict]
+        table.add_row(
+            result.check.name,
+            f"[{style}]{result.verdict}[/]",
+            f"{result.seconds:.2f}",
+            escape(f"{result.check.about} {result.detail}" if result.detail else ""),
+        )
+    console.print(table)
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    if counts[Verdict.FAILED]:
+        raise typer.Exit(1)
+
+
+async def _check(
+    target: str, only: list[str], at_once: int, console: Console
+) -> tuple[str, list[CheckResult]]:
+    backend = await _backend(target)
+    total = len(only or checks())
+    try:
+        with console.status("") as status:
+            done: list[CheckResult] = []
+
+            def show(result: CheckResult) -> None:
+                done.append(result)
+                status.update(f"{backend.name}: {len(done)} of {total}, {result.check.name}")
+
+            return backend.name, await run_suite(
+                backend, names=only, at_once=at_once, on_result=show
+            )
+    finally:
+        await backend.close()
+
+
+async def _backend(target: str) -> SandboxBackend:
+    """A backend by name through the factory, or by import string: an object, class or function."""
+    value: Any = resolve(target if ":" in target else FACTORY)
+    if callable(value):
+        try:
+            value = value() if ":" in target else value(target)
+        except TypeError as error:
+            raise ConfigError(f"sandbox check {target!r}: cannot be called: {error}") from error
+    if inspect.isawaitable(value):
+        value = await value
+    if not isinstance(value, SandboxBackend):
+        raise ConfigError(
+            f"sandbox check {target!r}: expected a SandboxBackend, or a class or function that "
+            f"gives one, got {type(value).__name__}"
+        )
+    return value
+
+
+async def _probe_all() -> dict[str, Probe]:
+    found: dict[str, Probe] = {}
+    for name, kind in resolve(KINDS).items():
+        backend = kind()
+        found[name] = await backend.probe()
+        await backend.close()
+    return found
