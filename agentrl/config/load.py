@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         near = sorted(str(p) for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
         raise ConfigError(f"config {path} does not exist: {choices(str(path), near)}")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"config {path} is not YAML: {error}") from error
     if not isinstance(data, dict):
@@ -51,7 +52,7 @@ def parse_config(
 
 def dump_config(config: RunConfig) -> str:
     """The config as YAML with every default written out; `load_config` reads it back."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, width=100)
 
 
 def leaves(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -63,6 +64,22 @@ def leaves(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tup
             yield from leaves(inner, f"{prefix}{name}.{free}")
         else:
             yield f"{prefix}{name}", (info.description or "").replace("\n", " ")
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that reads `2e-6` as the number people mean; YAML 1.1 wants `2.0e-6`."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Safe YAML that quotes what `_Loader` would read as a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
+        list("-+0123456789"),
+    )
 
 
 def _copy(value: Any) -> Any:
@@ -78,11 +95,9 @@ def _apply(data: dict[str, Any], override: str) -> None:
             f"override {override!r}: expected 'section.key=value', as in train.steps=5"
         )
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override!r}: {text!r} is not a YAML value: {error}") from None
-    if isinstance(value, str):
-        value = _number(value)
     *sections, leaf = dotted.split(".")
     node = data
     for section in sections:
@@ -91,14 +106,6 @@ def _apply(data: dict[str, Any], override: str) -> None:
             raise ConfigError(f"override {override!r}: {section!r} is not a section")
         node = child
     node[leaf] = value
-
-
-def _number(text: str) -> float | str:
-    """YAML 1.1 reads `2e-6` as a string; people mean a number."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _explain(item: Any) -> str:

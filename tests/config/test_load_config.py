@@ -110,6 +110,23 @@ def test_what_only_evaluates_needs_no_group() -> None:
     assert config.train.steps == 0
 
 
+def test_numbers_of_an_environment_are_numbers_and_its_words_words(tmp_path: Path) -> None:
+    # Nothing says what type these have, so the text alone must. Fails with plain YAML 1.1, where
+    # 1e-3 is a word, and if the resolved file does not quote words that look like numbers.
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "env: {target: a:B, args: {rate: 1e-3, big: 5E10, word: '1e-3', name: e5, hash: 12e}}\n"
+        "dataset: {source: x.jsonl}\nrun: {name: '1e5'}\n"
+    )
+    config = load_config(file, ["env.args.low=-2e+6", "env.args.quoted='3e1'"])
+    assert config.env.args == {
+        "rate": 1e-3, "big": 5e10, "word": "1e-3", "name": "e5", "hash": "12e", "low": -2e6,
+        "quoted": "3e1",
+    }  # fmt: skip
+    file.write_text(dump_config(config))
+    assert load_config(file) == config
+
+
 def test_every_mistake_is_reported_at_once_and_names_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("env: {targt: x}\nmodel: {dtype: int4}\n")

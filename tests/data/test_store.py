@@ -232,6 +232,32 @@ def test_a_damaged_file_is_skipped_with_one_warning(
     assert {stored.step for stored in store.read("train")} == {0, 1, 2}
 
 
+def test_one_changed_bit_in_the_numbers_is_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Random numbers do not compress, so zstd keeps them as they are and would not notice. Fails
+    # without page checksums: the trainer of a resumed run would get other log-probabilities.
+    size = 20_000
+    log_probs = tuple((-np.random.default_rng(0).random(size, np.float32)).tolist())
+    row = trajectory(
+        response_ids=(7,) * size,
+        response_mask=(1,) * size,
+        rollout_log_probs=log_probs,
+        policy_versions=(1,) * size,
+        turns=(),
+    )
+    store = TrajectoryStore(tmp_path)
+    path = store.write(0, "train", [group(row)])
+    group_data = pq.ParquetFile(path).metadata.row_group(0)
+    columns = [group_data.column(n) for n in range(group_data.num_columns)]
+    column = next(c for c in columns if c.path_in_schema.startswith("rollout_log_probs"))
+    data = bytearray(path.read_bytes())
+    data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    path.write_bytes(data)
+    assert list(store.read()) == []
+    assert "torn or damaged" in caplog.text
+
+
 def write_many(directory: Path, writer: int) -> None:
     store = TrajectoryStore(directory)
     for _ in range(15):
