@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 
-_ENV = '''"""{title}: the model gets a word and has to write it backwards, in a few tries."""
+_ENV = '''"""{title}: write a word in capital letters and nothing else, in a few tries."""
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.types import Task
 
 
 class {class_name}(AgentInstance):
+    reward_range = (0.0, 1.0)
+
     def __init__(self, max_turns: int = 2) -> None:
         self.max_turns = max_turns
 
@@ -21,14 +23,10 @@ class {class_name}(AgentInstance):
 
     async def step(self, action: Action) -> StepResult:
         self.turns += 1
-        said = action.text.lower()
-        right = self.answer in said
-        # Part of the reward for the letters at the right place gives a small model a slope.
-        near = sum(a == b for a, b in zip(said.strip(), self.answer)) / max(1, len(self.answer))
+        right = action.text.strip().strip('".') == self.answer
         if right or action.last or self.turns >= self.max_turns:
-            reward = 1.0 if right else 0.5 * near
-            return StepResult(rewards=reward, scores=float(right), done=True)
-        return StepResult(environment_feedback="That is not it. Write only the reversed word.")
+            return StepResult(rewards=float(right), scores=float(right), done=True)
+        return StepResult(environment_feedback="Write only the word, in capital letters.")
 '''
 
 _RUN = """run: {{name: {name}}}
@@ -57,7 +55,11 @@ def scaffold(name: str) -> dict[str, str]:
     """File names and their texts for an environment called `name`, a Python name."""
     class_name = "".join(part[:1].upper() + part[1:] for part in name.split("_") if part) or "Env"
     rows = [
-        {"id": word, "prompt": f'Write the word "{word}" backwards.', "label": word[::-1]}
+        {
+            "id": word,
+            "prompt": f'Write the word "{word}" in capital letters.',
+            "label": word.upper(),
+        }
         for word in _WORDS
     ]
     return {
