@@ -8,20 +8,19 @@ instances run unchanged.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from agentrl.config.imports import resolve
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollout.coerce import SAMPLING_KEYS, as_observation, as_step_result
+from agentrl.rollout.stand_in import openrlhf_importable
 from agentrl.types import Message, Task
 
 
@@ -57,7 +56,7 @@ def load_env_class(target: str, *, base: Path | None = None) -> Callable[..., Ag
     Raises:
         ConfigError: the target cannot be loaded or is none of these.
     """
-    with _openrlhf_importable():
+    with openrlhf_importable():
         found = resolve(target, base=base)
     if inspect.isclass(found):
         found = _agent_of_executor(target, found)
@@ -178,52 +177,9 @@ def _accepts_seed(function: Callable[..., Any]) -> bool:
     return any(p.kind is p.VAR_KEYWORD or p.name == "seed" for p in parameters)
 
 
-class _AgentInstanceBase:
-    """Stands in for the base class of the same name."""
-
-    async def reset(self, states: dict[str, Any], **kwargs: Any) -> Any:
-        return states
-
-
-class _AgentExecutorBase:
-    """Stands in for the base class of the same name; knows its environment, drives nothing."""
-
-    def __init__(self, agent_instance_cls: type | None = None, *args: Any, **kwargs: Any) -> None:
-        self.agent_instance_cls = agent_instance_cls
-
-
-class _MultiTurnAgentExecutor(_AgentExecutorBase):
-    """Stands in for the class of the same name."""
-
-
-@contextmanager
-def _openrlhf_importable() -> Iterator[None]:
-    """Let `from openrlhf.utils.agent import ...` succeed where OpenRLHF is not installed."""
-    if "openrlhf" in sys.modules or importlib.util.find_spec("openrlhf") is not None:
-        yield
-        return
-    root, utils = ModuleType("openrlhf"), ModuleType("openrlhf.utils")
-    agent = ModuleType("openrlhf.utils.agent")
-    agent.__dict__.update(
-        AgentInstanceBase=_AgentInstanceBase,
-        AgentExecutorBase=_AgentExecutorBase,
-        MultiTurnAgentExecutor=_MultiTurnAgentExecutor,
-    )
-    root.__dict__.update(utils=utils, __path__=[])
-    utils.__dict__.update(agent=agent, __path__=[])
-    modules = {module.__name__: module for module in (root, utils, agent)}
-    sys.modules.update(modules)
-    try:
-        yield
-    finally:
-        for name in modules:
-            sys.modules.pop(name, None)
-
-
 def _agent_of_executor(target: str, cls: type) -> type:
     """The environment class behind an executor class; any other class is returned as it is."""
-    bases = {base.__name__ for base in cls.__mro__}
-    if not bases & {"AgentExecutorBase", "MultiTurnAgentExecutor"}:
+    if not any(base.__name__ == "AgentExecutorBase" for base in cls.__mro__):
         return cls
     owner = next(base for base in cls.__mro__ if "execute" in vars(base) or base is object)
     if owner is not object and not owner.__module__.startswith("openrlhf."):

@@ -34,6 +34,7 @@ def bench(chat: ChatFormat) -> Callable[..., Bench]:
         sandboxes: SandboxBackend | None = None,
         delay_s: float = 0.0,
         fail: Any = None,
+        chat_format: Any = None,
         **limits: Any,
     ) -> Bench:
         engine = engine or ScriptedEngine(replies, ByteTokenizer(), delay_s=delay_s, fail=fail)
@@ -44,15 +45,16 @@ def bench(chat: ChatFormat) -> Callable[..., Bench]:
             return envs[-1]
 
         defaults = {"max_response_tokens": 4000, "max_context_tokens": 8000, "retries": 0}
+        client = TokenClient([engine])
         worker = RolloutWorker(
-            generator=TokenClient([engine]),
-            chat=chat,
+            generator=client,
+            chat=chat_format or chat,
             parser=build_parser(parser),
             make_env=remember,
             tools=[FunctionTool(f) for f in (add, refuse, explode)] if tools is None else tools,
             sandboxes=sandboxes,
             section=RolloutSection(**(defaults | limits)),
         )
-        return Bench(chat, engine, worker, envs)
+        return Bench(chat, engine, client, worker, envs)
 
     return make

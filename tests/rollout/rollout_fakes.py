@@ -10,6 +10,7 @@ from agentrl.chat import ChatFormat
 from agentrl.env import AgentInstance, Observation, StepResult
 from agentrl.errors import ToolError
 from agentrl.rollout import RolloutWorker
+from agentrl.serving import TokenClient
 from agentrl.testing import ScriptedEngine
 from agentrl.types import SamplingParams, Task, Trajectory, TrajectoryGroup
 
@@ -77,6 +78,7 @@ class Bench:
 
     chat: ChatFormat
     engine: ScriptedEngine
+    client: TokenClient
     worker: RolloutWorker
     envs: list[Any]
 
@@ -93,3 +95,20 @@ class Bench:
         group = await self.group(**task)
         (row,) = group.trajectories
         return row
+
+
+class Plain:
+    """No subclass of anything; speaks dictionaries."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    async def reset(self, states: dict) -> dict:
+        return {"observation": states["observation"] + self.word}
+
+    async def step(self, states: dict) -> dict:
+        return {"rewards": 1.0, "done": True}
+
+
+def make_plain(word: str) -> Plain:
+    return Plain(word)

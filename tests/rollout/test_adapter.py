@@ -1,0 +1,101 @@
+"""Environments of other make run unchanged."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rollout_fakes import Talk
+
+from agentrl.env import AgentInstance, Observation, StepResult
+from agentrl.errors import ConfigError, EnvError
+from agentrl.rollout import adapt_env, load_env_class
+from agentrl.types import Termination
+
+AGENTS = Path(__file__).parent / "agents"
+
+
+@pytest.mark.parametrize("name", ["AgentExecutor", "AgentInstance"])
+async def test_openrlhf_file_runs_unchanged(bench, name):
+    """Fails if the template is applied to its feedback, if the stop token is cut from
+    `action_text` (the file then adds a second one), or if tensors are not taken as rewards."""
+    make = load_env_class(f"openrlhf_guess.py:{name}", base=AGENTS)
+    assert "openrlhf" not in sys.modules
+    made = bench(["is it 3?", "x" * 300, "7"], make, max_turn_tokens=20)
+    row = await made.one(label=7, prompt="Guess.")
+    assert (row.termination, row.reward, row.score) == (Termination.ENV_DONE, 1.0, 1.0)
+    assert row.extra_logs == {"turns": 3.0}
+    text = made.chat.decode_raw(row.prompt_ids + row.response_ids)
+    user, assistant = "<|im_start|>user\n", "<|im_start|>assistant\n"
+    assert text == (
+        f"{user}Guess.<|im_end|>\n{assistant}is it 3?<|im_end|>\n{user}wrong<|im_end|>\n"
+        f"{assistant}{'x' * 20}\n<|im_end|>\n{user}wrong<|im_end|>\n{assistant}7<|im_end|>"
+    )
+    env = made.envs[0]
+    assert env._inner.seen[1][0] == text[: text.index("x")]
+    assert env._inner.seen[1][1] == "x" * 20
+    assert env._inner.seed == env.context.seed
+    assert [r.sampling.top_p for r in made.engine.requests] == [1.0, 0.9, 0.9]
+    for request in made.engine.requests:
+        assert request.prompt_ids == (row.prompt_ids + row.response_ids)[: len(request.prompt_ids)]
+
+
+async def test_older_openrlhf_file(bench):
+    made = bench(["hi"], load_env_class("openrlhf_older.py:AgentExecutor", base=AGENTS))
+    row = await made.one()
+    assert (row.termination, row.reward) == (Termination.ENV_DONE, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("openrlhf_older.py:OwnLoop", "has its own 'execute'"),
+        ("openrlhf_older.py:Neither", "has no method 'reset'"),
+        ("openrlhf_older.py:Agent", "has no 'Agent': got 'Agent'; valid"),
+        ("openrlhf_older.py:__doc__", "names a str, expected an environment class"),
+        ("missing.py:X", "does not exist"),
+    ],
+)
+def test_targets_that_are_no_environment(target, message):
+    with pytest.raises(ConfigError, match=message):
+        load_env_class(target, base=AGENTS)
+
+
+async def test_native_classes_and_functions_load():
+    assert load_env_class("rollout_fakes:Talk") is Talk
+    assert issubclass(Talk, AgentInstance)
+    env = load_env_class("rollout_fakes:make_plain")(word="yes")
+    assert isinstance(env, AgentInstance)
+
+
+async def test_native_instance_passes_and_may_return_dictionaries(bench):
+    env = Talk()
+    assert adapt_env(env) is env
+    steps = (
+        {"rewards": np.float32(0.5), "environment_feedback": "more", "done": False},
+        {"rewards": 1, "done": True, "scores": True, "extra_logs": {"n": np.int64(2)}},
+    )
+    made = bench(["a", "b"], lambda: Talk(*steps, prompt={"observation": "Begin."}))
+    row = await made.one()
+    assert (row.reward, row.score, row.extra_logs) == (1.5, 1.0, {"n": 2.0})
+    # Native: the template is applied.
+    assert "<|im_start|>user\nmore<|im_end|>" in made.chat.decode_raw(row.response_ids)
+
+
+async def test_what_is_no_environment_is_refused():
+    with pytest.raises(EnvError, match="int is not an environment: it has no method 'reset'"):
+        adapt_env(3)
+
+
+async def test_raw_observation_must_stay_text(bench):
+    raw = Observation(content="Begin: ", raw=True)
+    made = bench(
+        ["a", "b"],
+        lambda: Talk(StepResult(environment_feedback=" no. "), StepResult(done=True), prompt=raw),
+        tools=[],
+    )
+    row = await made.one()
+    assert row.prompt_text == "Begin: "
+    assert made.chat.decode_raw(row.response_ids) == "a<|im_end|> no. b<|im_end|>"
