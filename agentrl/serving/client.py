@@ -23,9 +23,6 @@ Weights = Iterable[tuple[str, Any]] | Callable[[], Iterable[tuple[str, Any]]]
 
 FAILURES_TO_QUARANTINE = 3
 """Failed requests in a row after which an engine gets no more of them."""
-FIRST_PROBE_S = 1.0
-"""Seconds before a quarantined engine is asked how it is; doubles up to `LAST_PROBE_S`."""
-LAST_PROBE_S = 30.0
 PROBE_LIMIT_S = 10.0
 """Seconds an engine has to answer."""
 
@@ -39,12 +36,20 @@ class TokenClient:
     fail, with it only those that do.
     """
 
-    def __init__(self, engines: Sequence[Engine], balancer: LoadBalancer | None = None) -> None:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        balancer: LoadBalancer | None = None,
+        *,
+        probe_s: float = 1.0,
+    ) -> None:
         """Take the engines.
 
         Args:
             engines: at least one, with unique names.
             balancer: must be empty; default a new one.
+            probe_s: seconds before a quarantined engine is asked how it is; doubles each time, up
+                to thirty times as much.
 
         Raises:
             ValueError: no engine, two of one name, or a balancer that has engines already.
@@ -54,6 +59,7 @@ class TokenClient:
         self.balancer = LoadBalancer() if balancer is None else balancer
         if len(self.balancer):
             raise ValueError("TokenClient adds its engines itself; give it an empty LoadBalancer")
+        self._probe_s = probe_s
         self._engines: dict[str, Engine] = {}
         self._failures: dict[str, int] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
@@ -221,10 +227,10 @@ class TokenClient:
 
     async def _probe(self, name: str) -> None:
         """Ask a quarantined engine until it is well; ends with `close`."""
-        wait_s = FIRST_PROBE_S
+        wait_s = self._probe_s
         while True:
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LAST_PROBE_S)
+            wait_s = min(2 * wait_s, 30 * self._probe_s)
             health = await self._ask(name)
             others = {self._engines[other].version for other in self.balancer.active()}
             if health.ready and others <= {health.version}:

@@ -1,0 +1,209 @@
+"""The client: safe retries, quarantine, versions, and nothing left in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+
+import pytest
+
+from agentrl.engine import EngineHealth
+from agentrl.errors import EngineError, EngineRefused
+from agentrl.serving import EngineState, LoadBalancer, TokenClient
+from agentrl.testing import ByteTokenizer, ScriptedEngine
+from agentrl.types import SamplingParams
+
+SAMPLING = SamplingParams()
+
+
+def engines(count: int = 2, **options) -> list[ScriptedEngine]:
+    return [
+        ScriptedEngine(["hello"], ByteTokenizer(), name=f"e{i}", **options) for i in range(count)
+    ]
+
+
+async def test_a_refused_turn_goes_elsewhere_and_the_session_with_it():
+    first, second = engines()
+    await first.close()
+    client = TokenClient([first, second])
+    await client.generate([1], SAMPLING, "s")
+    await client.generate([1], SAMPLING, "s")
+    assert len(second.requests) == 2
+    assert client.balancer.pinned("s") == "e1"
+    await second.close()
+    with pytest.raises(EngineRefused, match="is closed"):
+        await client.generate([1], SAMPLING, "s")
+    assert client.balancer.in_flight("e0") == client.balancer.in_flight("e1") == 0
+
+
+async def test_a_turn_that_may_have_been_sampled_is_never_sampled_again():
+    """Fails if every `EngineError` is retried: the second engine then has a request."""
+
+    def broken(number, session_id):
+        return EngineError("lost after sampling")
+
+    first, second = engines()[0], ScriptedEngine(["x"], ByteTokenizer(), name="e1")
+    first = ScriptedEngine(["x"], ByteTokenizer(), name="e0", fail=broken)
+    client = TokenClient([first, second])
+    with pytest.raises(EngineError, match="lost after sampling"):
+        await client.generate([1], SAMPLING, "s")
+    assert second.requests == []
+    assert client.balancer.in_flight("e0") == 0
+
+
+async def test_an_engine_that_keeps_failing_is_quarantined_but_never_the_last():
+    def broken(number, session_id):
+        return EngineError("bad day")
+
+    both = [ScriptedEngine(["x"], ByteTokenizer(), name=n, fail=broken) for n in ("e0", "e1")]
+    client = TokenClient(both)
+    for _ in range(3):
+        assert client.balancer.state("e0") is EngineState.ACTIVE
+        with pytest.raises(EngineError, match="bad day"):
+            await client.generate([1], SAMPLING, "s")
+    assert client.balancer.state("e0") is EngineState.QUARANTINED
+    for _ in range(5):
+        with pytest.raises(EngineError, match="bad day"):
+            await client.generate([1], SAMPLING, "s")
+    assert len(both[1].requests) == 5
+    assert client.balancer.active() == ["e1"]
+    await client.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class Sick(ScriptedEngine):
+    """Fails and says so, until it is `well`."""
+
+    well = False
+
+    async def generate(self, prompt_ids, sampling, session_id):
+        if not self.well:
+            raise EngineError("out of memory")
+        return await super().generate(prompt_ids, sampling, session_id)
+
+    async def health(self):
+        return EngineHealth(ready=self.well, version=self.version, in_flight=0, detail="sick")
+
+
+async def test_a_quarantined_engine_comes_back_when_it_is_well():
+    """It says itself that it is not ready, so one failure is enough; it must also have caught up
+    with the weights of the others."""
+    sick = Sick(["x"], ByteTokenizer(), name="e0")
+    other = ScriptedEngine(["x"], ByteTokenizer(), name="e1", version=1)
+    client = TokenClient([sick, other], probe_s=0.002)
+    with pytest.raises(EngineError, match="out of memory"):
+        await client.generate([1], SAMPLING, "s")
+    assert client.balancer.state("e0") is EngineState.QUARANTINED
+    sick.well = True
+    await asyncio.sleep(0.05)
+    assert client.balancer.state("e0") is EngineState.QUARANTINED
+    await sick.pause()
+    await sick.load_weights((), 1)
+    await sick.resume()
+    await asyncio.sleep(0.05)
+    assert client.balancer.state("e0") is EngineState.ACTIVE
+    await client.close()
+
+
+async def test_in_flight_is_zero_after_any_mix_of_errors_and_cancellations():
+    """Fails if `release` is not in a `finally`."""
+    rng = random.Random(1)
+
+    def mixed(number, session_id):
+        return rng.choice([None, None, EngineError("x"), EngineRefused("y"), ValueError("bug")])
+
+    fleet = engines(3, fail=mixed, delay_s=0.002)
+    client = TokenClient(fleet)
+
+    async def one(index):
+        for _ in range(4):
+            await client.generate([1, 2], SAMPLING, f"s{index % 10}")
+
+    tasks = [asyncio.create_task(one(i)) for i in range(40)]
+    await asyncio.sleep(0.004)
+    for task in tasks[::3]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert [client.balancer.in_flight(e.name) for e in fleet] == [0, 0, 0]
+    await client.close()
+
+
+async def test_weights_reach_every_engine_and_versions_agree():
+    fleet = engines(2)
+    client = TokenClient(fleet)
+    assert client.version == 0
+    await client.pause_all()
+    waiting = asyncio.create_task(client.generate([1], SAMPLING, "s"))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await client.load_weights(iter([("w", 1.0)]), 1)
+    assert [e.loaded for e in fleet] == [[(1, [("w", 1.0)])]] * 2
+    await client.load_weights(lambda: iter([("w", 2.0)]), 2)
+    assert [e.loaded[-1] for e in fleet] == [(2, [("w", 2.0)])] * 2
+    await client.resume_all()
+    assert set((await waiting).policy_versions) == {2}
+    assert client.version == 2
+
+
+async def test_nothing_resumes_with_different_versions():
+    """Fails if `resume_all` does not compare: rollouts would then mix weights unseen."""
+    fleet = engines(2)
+    client = TokenClient(fleet)
+    await client.pause_all()
+    await fleet[0].load_weights((), 1)
+    with pytest.raises(EngineError, match="different weight versions"):
+        await client.resume_all()
+    waiting = asyncio.create_task(client.generate([1], SAMPLING, "s"))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    with pytest.raises(EngineError, match="load_weights failed on e0"):
+        await client.load_weights((), 1)
+    waiting.cancel()
+
+
+async def test_health_and_close_reach_everybody():
+    class Deaf(ScriptedEngine):
+        async def health(self):
+            raise EngineError("no answer")
+
+        async def close(self):
+            raise EngineError("cannot close")
+
+    deaf = Deaf(["x"], ByteTokenizer(), name="deaf")
+    (good,) = engines(1)
+    client = TokenClient([deaf, good])
+    health = await client.health()
+    assert [health["deaf"].ready, health["e0"].ready] == [False, True]
+    with pytest.raises(EngineError, match="close failed on deaf"):
+        await client.close()
+    assert not (await good.health()).ready
+
+
+async def test_end_session_reaches_the_engine_of_the_session_only():
+    fleet = engines(2)
+    client = TokenClient(fleet)
+    await client.generate([1], SAMPLING, "s")
+    await client.end_session("s")
+    await client.end_session("s")
+    assert [e.ended for e in fleet] == [["s"], []]
+
+
+def test_wrong_assemblies_are_refused():
+    (one,) = engines(1)
+    with pytest.raises(ValueError, match="at least one engine"):
+        TokenClient([])
+    with pytest.raises(ValueError, match="must be unique"):
+        TokenClient([one, one])
+    with pytest.raises(ValueError, match="empty LoadBalancer"):
+        TokenClient([one], LoadBalancer(["e0"]))
+
+
+def test_importing_the_client_does_not_import_torch():
+    code = (
+        "import sys, agentrl.serving, agentrl.rollout\n"
+        "bad = {'torch', 'transformers', 'vllm', 'ray'} & set(sys.modules)\n"
+        "sys.exit(f'imported {bad}' if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
