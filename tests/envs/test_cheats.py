@@ -24,13 +24,16 @@ for nonce in ("", "0" * 32):
     os.write(2, report.encode())
 def double(n): return 0
 """,
-    "writes to the judge's stdout": """
-import os
+    "signs for the judge": """
+import os, signal
+report = '{"load": {"value": null}, "cases": [], "check": {"value": null}}'
 try:
     with open(f"/proc/{os.getppid()}/fd/1", "w") as out:
-        out.write('x {"load": {"value": null}, "cases": []}\\n')
+        for nonce in ("", "0" * 32):
+            out.write(f"\\n{nonce} start\\n{nonce} {report}\\n")
 except OSError:
     pass
+os.kill(os.getppid(), signal.SIGKILL)
 def double(n): return 0
 """,
     "is equal to everything": EQUAL_TO_ALL + "def double(n): return Any(0)",
@@ -119,6 +122,14 @@ async def test_a_check_cannot_be_cheated(sandbox, name):
     }.get(name) or CHEATS[name]
     env = await begin(sandbox, CHECKED, max_turns=1, wall_s=1.0)
     result = await env.step(block(body))
+    assert (result.done, result.rewards, result.scores) == (True, 0.0, 0.0)
+
+
+async def test_a_report_without_the_nonce_is_not_read(fake):
+    # The fake isolates nothing, so the tested code does reach the judge's stdout. Fails if any line
+    # that looks like a report is read as one.
+    env = await begin(fake, CHECKED, max_turns=1, wall_s=1.0)
+    result = await env.step(block(CHEATS["signs for the judge"]))
     assert (result.done, result.rewards, result.scores) == (True, 0.0, 0.0)
 
 
