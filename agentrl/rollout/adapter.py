@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,17 +86,18 @@ class DictEnv(AgentInstance):
 
     wants_observation_text = True
 
-    def __init__(self, inner: Any, *, unfinished_init: Any = None) -> None:
+    def __init__(self, inner: Any, *, finish: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Wrap `inner`; `finish` is awaited before its first use."""
         self._inner = inner
-        self._unfinished_init = unfinished_init
+        self._finish = finish
         self._label: Any = None
         self._sampling = SimpleNamespace()
 
     async def reset(self, task: Task) -> Observation:
         """Give it the rendered prompt, take its first observation."""
-        if self._unfinished_init is not None:
-            unfinished, self._unfinished_init = self._unfinished_init, None
-            await unfinished
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            await finish()
         prompt = task.prompt
         if isinstance(prompt, str):
             prompt = (Message(role="user", content=prompt),)
@@ -138,8 +139,6 @@ class DictEnv(AgentInstance):
 
     async def close(self) -> None:
         """Close it too, if it can be closed."""
-        if self._unfinished_init is not None:
-            self._unfinished_init.close()
         close = getattr(self._inner, "close", None)
         if callable(close):
             await _awaited(close())
@@ -159,13 +158,17 @@ class DictEnv(AgentInstance):
 def make_dict_env(cls: type, **args: Any) -> DictEnv:
     """A fresh environment of dictionaries; `cls` may have an `async def __init__`.
 
-    OpenRLHF's own examples write one, which its Ray actors await and plain Python refuses; the
-    coroutine is awaited at the beginning of `reset`.
+    OpenRLHF's own examples write one, which its Ray actors await and plain Python refuses; here
+    it runs at the beginning of `reset`.
+
+    Raises:
+        TypeError: the arguments do not fit.
     """
     if not inspect.iscoroutinefunction(cls.__init__):
         return DictEnv(cls(**args))
     instance: Any = object.__new__(cls)
-    return DictEnv(instance, unfinished_init=cls.__init__(instance, **args))
+    inspect.signature(cls.__init__).bind(instance, **args)
+    return DictEnv(instance, finish=partial(cls.__init__, instance, **args))
 
 
 async def _awaited(value: Any) -> Any:

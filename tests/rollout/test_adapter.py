@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -40,6 +41,16 @@ async def test_openrlhf_file_runs_unchanged(bench, name):
     assert [r.sampling.top_p for r in made.engine.requests] == [1.0, 0.9, 0.9]
     for request in made.engine.requests:
         assert request.prompt_ids == (row.prompt_ids + row.response_ids)[: len(request.prompt_ids)]
+
+
+async def test_trying_the_constructor_leaves_nothing_behind():
+    """A run makes one instance to see whether its arguments fit. Fails with a coroutine that was
+    never awaited if `async def __init__` is called then."""
+    make = load_env_class("openrlhf_guess.py:AgentInstance", base=AGENTS)
+    env = make(anything=1)
+    await env.close()
+    del env
+    gc.collect()
 
 
 async def test_older_openrlhf_file(bench):
