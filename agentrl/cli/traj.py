@@ -18,11 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agentrl.errors import RunError, choices
 
 if TYPE_CHECKING:
     from agentrl.data import StoredTrajectory, TrajectoryStore
+
+_STYLED_CHARS = 200_000
+"""Longer texts are printed without colours."""
 
 app = typer.Typer(help="Show, list and export the trajectories of a run.", no_args_is_help=True)
 
@@ -97,7 +101,7 @@ def show(
             for line in render_rollout(
                 of_rollout, title=title, full=full, tokens=tokens, decode=decode
             ):
-                console.print(line, soft_wrap=True, highlight=False)
+                _print(console, line)
 
 
 @app.command("list")
@@ -285,6 +289,14 @@ def _console() -> Console:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     return Console()
+
+
+def _print(console: Console, line: Text) -> None:
+    if console.is_terminal and len(line) < _STYLED_CHARS:
+        console.print(line, soft_wrap=True, highlight=False)
+    else:
+        # Colours of a text nobody reads to its end are not worth half a minute.
+        console.file.write(line.plain + "\n")
 
 
 def _decoder(run: Path) -> Callable[[Sequence[int]], str] | None:

@@ -30,15 +30,14 @@ def visible(text: str, style: str = "") -> Text:
         >>> visible("\\x1b[31mred").plain
         '\\\\e[31mred'
     """
-    out = Text(style=style)
+    pieces: list[str | tuple[str, str]] = []
     start = 0
     for match in _SUSPECT.finditer(text):
         if match[0].isprintable() or match[0] == "\xa0":
             continue
-        out.append(text[start : match.start()])
-        out.append(_spelled(match[0]), style="reverse")
+        pieces += [text[start : match.start()], (_spelled(match[0]), "reverse")]
         start = match.end()
-    return out.append(text[start:])
+    return Text.assemble(*pieces, text[start:], style=style)
 
 
 def render_rollout(

@@ -168,6 +168,19 @@ def test_hostile_text_is_shown_and_not_obeyed(run: Path) -> None:
         assert "\x1b" not in str(caught.value)
 
 
+def test_hostile_text_is_not_obeyed_by_a_terminal_either(run: Path) -> None:
+    # With colours the output has escape sequences of its own, so those of the text are sought.
+    turn = Turn(role="tool", start=0, end=4, text=HOSTILE)
+    TrajectoryStore(run / "trajectories").write(9, "train", [group(trajectory(turns=(turn,)))])
+    result = CliRunner().invoke(
+        app, ["show", str(run)], catch_exceptions=False, env={"FORCE_COLOR": "1", "TERM": "xterm"}
+    )
+    assert "\x1b[" in result.stdout
+    assert "[red]bold[/red]" in result.stdout
+    for sequence in ("\x1b]0;", "\x1b[2J", "\x07", "\r", "\x00", "\x9b", "\u202e"):
+        assert sequence not in result.stdout
+
+
 def test_visible_keeps_what_prints() -> None:
     assert visible("h\u00e9llo \u4f60\n\tok\xa0\U0001f600").plain == (
         "h\u00e9llo \u4f60\n\tok\xa0\U0001f600"
