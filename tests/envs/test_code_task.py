@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from agentrl_envs.code import CodeTask
 from local_sandbox import LocalSandbox
@@ -119,6 +121,18 @@ async def test_a_time_out_is_the_models_own_failure(fake):
     assert result.rewards == 0.0
     assert result.termination is Termination.TOOL_TIMEOUT
     assert result.extra_logs["timed_out"] == 1.0
+
+
+async def test_code_that_waits_gets_more_time_than_code_that_computes(fake):
+    # Fails if wall time alone decides: on a busy machine innocent code would time out.
+    env = await begin(fake, max_turns=1, wall_s=0.3)
+    slow = "import time\ntime.sleep(0.5)\ndef double(n):\n    return n * 2"
+    assert (await env.step(block(slow))).rewards == 1.0
+    env = await begin(fake, max_turns=1, wall_s=0.3)
+    endless = slow.replace("0.5", "60")
+    started = time.monotonic()
+    assert (await env.step(block(endless))).extra_logs["timed_out"] == 1.0
+    assert 1.1 < time.monotonic() - started < 4
 
 
 async def test_a_broken_sandbox_is_never_a_reward_of_zero():

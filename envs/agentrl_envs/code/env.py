@@ -29,7 +29,8 @@ class CodeTask(AgentInstance):
         public_weight: shaping; this times the share of public cases, when not solved.
         parse_weight: shaping; this much for code that runs, when not solved.
         turn_penalty: shaping; this much less for every try after the first.
-        wall_s: wall-clock seconds the tested code may take in one try.
+        wall_s: wall-clock seconds the tested code may take in one try; up to four times as long
+            while the machine gives it less than half of a core.
         python: the interpreter inside the sandbox.
     """
 

@@ -28,6 +28,7 @@ from collections.abc import Callable
 MAX_DEPTH = 20
 MAX_ITEMS = 20_000
 MAX_BYTES = 1 << 16
+PATIENCE = 4
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -156,8 +157,14 @@ class Child:
             serve(request_read, answer_write)
         os.close(request_read)
         os.close(answer_write)
-        self.deadline = 0.0
         self.over = None
+        self.start_clock(0.0)
+
+    def start_clock(self, wall_s):
+        """Everything asked from now on must be answered in this time."""
+        self.wall_s = wall_s
+        self.deadline = time.monotonic() + wall_s
+        self.extensions = PATIENCE - 1
 
     def ask(self, request):
         """Send one request and wait for its answer; after a hang-up always the same answer."""
@@ -169,14 +176,23 @@ class Child:
                 os.kill(self.pid, signal.SIGKILL)
         return self.over
 
+    def _left(self):
+        """Seconds until the deadline. Code that got little of a busy machine has not been slow."""
+        left = self.deadline - time.monotonic()
+        if left <= 0 and self.extensions and cpu_seconds(self.pid) < self.wall_s / 2:
+            self.extensions -= 1
+            self.deadline += self.wall_s
+            left += self.wall_s
+        if left <= 0:
+            raise Hangup({"timeout": True})
+        return left
+
     def _ask(self, request):
         data = json.dumps(request).encode() + b"\n"
         os.set_blocking(self.requests, False)
         received = b""
         while not received.endswith(b"\n"):
-            left = self.deadline - time.monotonic()
-            if left <= 0:
-                raise Hangup({"timeout": True})
+            left = self._left()
             writing = [self.requests] if data else []
             readable, writable, _ = select.select([self.answers], writing, [], left)
             if writable:
@@ -198,6 +214,16 @@ class Child:
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise Hangup({"died": True}) from None
         return answer
+
+
+def cpu_seconds(pid):
+    """What a process has computed so far; infinite where that cannot be known."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib loads slowly
+            user, system = file.read().rpartition(b")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return float("inf")
 
 
 def run_check(child, setup, check, entry_point):
@@ -239,7 +265,7 @@ def main():
     child = Child()
     job = json.loads(sys.stdin.buffer.read())
     say(job["nonce"], "start")
-    child.deadline = time.monotonic() + job["wall_s"]
+    child.start_clock(job["wall_s"])
     report = {"load": child.ask({"code": job["code"], "entry_point": job["entry_point"]})}
     report["cases"] = []
     if "value" in report["load"]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import ExecResult, Outcome, Sandbox
-from agentrl_envs.code.harness import decode, encode
+from agentrl_envs.code.harness import PATIENCE, decode, encode
 
 HARNESS = files("agentrl_envs.code").joinpath("harness.py").read_text(encoding="utf-8")
 STARTUP_S = 3.0
@@ -92,7 +92,8 @@ async def run_solution(
         sandbox: where it runs.
         code: the solution, untrusted.
         problem: the cases.
-        wall_s: wall-clock seconds the tested code may take in all.
+        wall_s: wall-clock seconds the tested code may take in all; up to four times as long while
+            the machine gives it less than half of a core.
         python: the interpreter inside the sandbox.
 
     Raises:
@@ -111,7 +112,7 @@ async def run_solution(
     result = await sandbox.exec(
         (python, "-I", "-S", "-c", HARNESS),
         stdin=json.dumps(job).encode(),
-        timeout_s=min(wall_s + STARTUP_S, sandbox.limits.wall_s),
+        timeout_s=min(PATIENCE * wall_s + STARTUP_S, sandbox.limits.wall_s),
     )
     return _judge(result, nonce, problem, wall_s)
 
