@@ -219,6 +219,20 @@ async def concurrent_commands(backend: SandboxBackend) -> None:
 
 
 @check()
+async def stdin_ends_beside_others(backend: SandboxBackend) -> None:
+    """A command started beside another does not keep the other's stdin open."""
+    slow = "import sys, time; time.sleep(0.3); print(len(sys.stdin.buffer.read()))"
+    async with opened(backend) as sandbox:
+        reader = asyncio.create_task(python(sandbox, slow, stdin=b"x" * 2**20, timeout_s=3.0))
+        await asyncio.sleep(0.1)
+        other = asyncio.create_task(sandbox.exec(("sleep", "4")))
+        result = await reader
+        other.cancel()
+        await asyncio.wait([other])
+    assert result.stdout == f"{2**20}\n", brief(result)
+
+
+@check()
 async def commands_do_not_end_each_other(backend: SandboxBackend) -> None:
     """The end of one command, or its time-out, leaves another that runs beside it alone."""
     async with opened(backend) as sandbox:
@@ -262,10 +276,13 @@ async def closing_twice(backend: SandboxBackend) -> None:
     async with opened(backend) as sandbox:
         await asyncio.gather(sandbox.close(), sandbox.close())
         await sandbox.close()
-        calls = (sandbox.exec(("true",)), sandbox.read_file("x"), sandbox.write_file("x", b""))
-        for call in calls:
+        for call in (
+            lambda: sandbox.exec(("true",)),
+            lambda: sandbox.read_file("x"),
+            lambda: sandbox.write_file("x", b""),
+        ):
             try:
-                await call
+                await call()
             except SandboxError:
                 continue
             raise AssertionError("a closed sandbox still answers")

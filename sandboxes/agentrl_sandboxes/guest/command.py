@@ -7,11 +7,14 @@ import os
 import resource
 import struct
 import time
-from typing import Any, NoReturn
 
 from agentrl_sandboxes.guest import wire
 from agentrl_sandboxes.guest.capture import Capture
 from agentrl_sandboxes.guest.processes import SIGCONT, SIGKILL, kill_below, send_signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes longer to import than all the rest of this takes to run
+    from typing import Any, NoReturn
 
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 

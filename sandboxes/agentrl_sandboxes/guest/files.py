@@ -11,10 +11,13 @@ import errno
 import marshal
 import os
 import stat
-from collections.abc import Callable
-from typing import Any
 
 from agentrl_sandboxes.guest.wire import PACK, READ, TOO_LARGE, UNPACK, WRITE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes longer to import than all the rest of this takes to run
+    from collections.abc import Callable
+    from typing import Any
 
 Entry = tuple[bytes, str, int, bytes]
 """Path below the root of the tree, kind (`d`, `f` or `l`), permission bits, content or target."""

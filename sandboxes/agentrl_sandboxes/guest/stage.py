@@ -11,9 +11,12 @@ import ctypes
 import fcntl
 import os
 import struct
-from typing import Any
 
 from agentrl_sandboxes.guest import supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes longer to import than all the rest of this takes to run
+    from typing import Any
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18

@@ -20,7 +20,6 @@ import os
 import select
 import struct
 import time
-from typing import Any
 
 from agentrl_sandboxes.guest import files, wire
 from agentrl_sandboxes.guest.command import PR_SET_CHILD_SUBREAPER, Command, lead, libc
@@ -32,6 +31,10 @@ from agentrl_sandboxes.guest.processes import (
     memory_of,
     send_signal,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes longer to import than all the rest of this takes to run
+    from typing import Any
 
 
 class Supervisor:
@@ -172,7 +175,8 @@ class Supervisor:
             raise
         (in_r, in_w), (out_r, out_w), (err_r, err_w), (status_r, status_w) = pipes
         if not command.leader:
-            for fd in (in_w, out_r, err_r, status_r, self.in_fd, self.out_fd):
+            # Pipes of other commands too: a copy of another's stdin would keep it from ending.
+            for fd in (in_w, out_r, err_r, status_r, self.in_fd, self.out_fd, *self.owners):
                 os.close(fd)
             leaders = len(self.commands) + 1
             lead(self.config, request, (in_r, out_w, err_w), status_w, leaders)

@@ -1,0 +1,132 @@
+"""The suite is worth something only if a bad sandbox fails it: here is a bad one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.sandbox import (
+    ExecResult,
+    Isolation,
+    Outcome,
+    Probe,
+    Sandbox,
+    SandboxBackend,
+    SandboxLimits,
+    Snapshot,
+)
+from agentrl.testing.sandbox_suite import Verdict, run_suite
+
+
+class Careless(Sandbox):
+    """What one writes in ten minutes: a subprocess in a temporary directory."""
+
+    def __init__(self, limits: SandboxLimits) -> None:
+        self.limits = limits
+        self.workdir = tempfile.mkdtemp(prefix="careless-")
+
+    async def exec(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        def run() -> tuple[Outcome, int | None, bytes, bytes]:
+            try:
+                done = subprocess.run(
+                    list(command),
+                    input=stdin,
+                    capture_output=True,
+                    timeout=timeout_s,
+                    cwd=self.workdir,
+                    env={**os.environ, **(env or {})},
+                )
+            except subprocess.TimeoutExpired as error:
+                return Outcome.TIMEOUT, None, error.stdout or b"", error.stderr or b""
+            except OSError as error:
+                return Outcome.NONZERO, 127, b"", str(error).encode()
+            ended = Outcome.NONZERO if done.returncode else Outcome.OK
+            return ended, done.returncode, done.stdout, done.stderr
+
+        outcome, code, out, err = await asyncio.to_thread(run)
+        return ExecResult(
+            outcome=outcome,
+            exit_code=code,
+            stdout=out.decode(errors="replace"),
+            stderr=err.decode(errors="replace"),
+            duration_s=0.0,
+        )
+
+    async def read_file(self, path: str, *, max_bytes: int = 2**20) -> bytes:
+        return Path(self.workdir, path).read_bytes()
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        Path(self.workdir, path).write_bytes(data)
+
+    async def upload(self, source: Path, target: str) -> None:
+        shutil.copytree(source, Path(self.workdir, target))
+
+    async def snapshot(self) -> Snapshot:
+        raise AssertionError("not reached by these checks")
+
+    async def close(self) -> None:
+        # Without its directory, a process that outlived its command ends by an error.
+        shutil.rmtree(self.workdir, ignore_errors=True)
+
+
+class CarelessBackend(SandboxBackend):
+    """Claims namespaces, too."""
+
+    name = "careless"
+
+    async def probe(self) -> Probe:
+        return Probe(available=True, isolation=Isolation.NAMESPACES, detail="it says")
+
+    async def create(self, limits: SandboxLimits, snapshot: Snapshot | None = None) -> Sandbox:
+        return Careless(limits)
+
+    async def close(self) -> None:
+        return
+
+
+FAULTS = (
+    "environment_is_cut_off",
+    "bad_requests_are_refused",
+    "exit_kills_daemons",
+    "long_output_keeps_both_ends",
+    "traversal_is_refused",
+    "links_that_lead_out",
+    "size_limit_of_a_read",
+    "upload_of_a_link_that_leads_out",
+    "host_files_are_invisible",
+    "network_is_cut_off",
+    "host_processes_are_out_of_reach",
+    "no_privileges",
+    "closing_twice",
+)
+HARMLESS = ("output_is_captured", "exit_status_is_kept", "missing_program_is_a_result")
+
+
+async def test_a_careless_sandbox_is_found_out() -> None:
+    results = await run_suite(CarelessBackend(), names=[*FAULTS, *HARMLESS], at_once=4)
+    verdicts = {result.check.name: result.verdict for result in results}
+    missed = [name for name in FAULTS if verdicts[name] is not Verdict.FAILED]
+    assert not missed, f"these checks pass although the sandbox is open: {missed}"
+    assert all(verdicts[name] is Verdict.PASSED for name in HARMLESS)
+    assert all(result.detail for result in results if result.verdict is Verdict.FAILED)
+
+
+async def test_an_unknown_check_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'fork_bomb'"):
+        await run_suite(CarelessBackend(), names=["fork_bom"])
