@@ -331,9 +331,11 @@ async def test_cancellation_gives_everything_back(bench, stage):
     )
     running = asyncio.create_task(made.group(3))
     await asyncio.wait_for(reached.wait(), 5)
+    rollouts = asyncio.all_tasks() - {asyncio.current_task(), running}
     running.cancel()
     await asyncio.sleep(0.005)
-    running.cancel()
+    for rollout in rollouts:
+        rollout.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert [env.closed for env in made.envs] == [1, 1, 1]

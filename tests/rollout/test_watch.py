@@ -1,0 +1,65 @@
+"""One timer for many limits behaves as `asyncio.timeout` does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from agentrl.rollout.watch import Watch
+
+
+async def test_each_await_has_its_own_limit():
+    """Fails if the timer of an earlier, longer or shorter limit decides."""
+    watch = Watch()
+    for limit, work, expires in [
+        (5.0, 0.01, False),
+        (0.03, 1.0, True),
+        (0.02, 0.0, False),
+        (0.1, 0.05, False),  # the timer of the limit before goes off in here
+        (0.03, 1.0, True),
+        (-1.0, 0.5, True),
+    ]:
+        started = time.monotonic()
+        if expires:
+            with pytest.raises(TimeoutError):
+                with watch.limit(limit):
+                    await asyncio.sleep(work)
+            assert max(limit, 0.0) - 0.005 <= time.monotonic() - started < work
+        else:
+            with watch.limit(limit):
+                await asyncio.sleep(work)
+        assert watch.expired is expires
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0.05)
+    watch.close()
+
+
+async def test_a_cancellation_from_outside_wins():
+    """Fails if an expired limit turns every cancellation into a time-out: then a rollout could
+    not be stopped while one of its limits runs out."""
+
+    async def both() -> None:
+        watch = Watch()
+        with watch.limit(0.01):
+            try:
+                await asyncio.sleep(5)
+            finally:
+                task.cancel()
+
+    task = asyncio.create_task(both())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+
+
+async def test_foreign_time_outs_pass_through():
+    watch = Watch()
+    with pytest.raises(TimeoutError, match="mine"):
+        with watch.limit(5):
+            raise TimeoutError("mine")
+    assert not watch.expired
+    watch.close()
