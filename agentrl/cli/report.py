@@ -13,8 +13,8 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from agentrl.runtime.evaluate import EvalSummary
-    from agentrl.runtime.local import RunResult
     from agentrl.runtime.preflight import Check
+    from agentrl.runtime.records import RunResult
     from agentrl.runtime.stats import Interval
 
 _TITLE = "Scores: mean over tasks [95 % interval over tasks]"
@@ -37,15 +37,15 @@ def result_table(result: RunResult) -> RenderableType:
     """Scores before and after with 95 % intervals, and where to look next."""
     lines: list[RenderableType] = []
     if result.comparisons:
-        table = Table(title=_TITLE, title_style="bold", title_justify="left", box=SIMPLE_HEAD)
+        table = _table()
         table.add_column("dataset (tasks)")
-        for name in ("before", "after", "difference, paired"):
+        for name in ("before", "after", "change, by task"):
             table.add_column(name, justify="right", no_wrap=True)
         for item in result.comparisons:
             table.add_row(
-                f"{item.name} ({item.after.score.n})",
-                item.before.score.text(),
-                item.after.score.text(),
+                Text(f"{item.name} ({item.after.score.n})"),
+                Text(item.before.score.text()),
+                Text(item.after.score.text()),
                 Text(item.difference.text(signed=True), style=_verdict(item.difference)),
             )
         lines.append(table)
@@ -63,21 +63,33 @@ def result_table(result: RunResult) -> RenderableType:
 
 def score_table(summaries: Sequence[EvalSummary]) -> RenderableType:
     """Scores of one policy."""
-    table = Table(title=_TITLE, title_style="bold", title_justify="left", box=SIMPLE_HEAD)
+    table = _table()
     table.add_column("dataset (tasks)")
     for name in ("rollouts", "left out", "score", "pass@k", "tokens"):
         table.add_column(name, justify="right", no_wrap=True)
     for item in summaries:
         passed = "n/a" if math.isnan(item.pass_at_k) else f"{item.pass_at_k:.2f} @{item.k}"
         table.add_row(
-            f"{item.name} ({item.score.n})",
+            Text(f"{item.name} ({item.score.n})"),
             str(item.rollouts),
             str(item.untrusted),
-            item.score.text(),
+            Text(item.score.text()),
             passed,
             f"{item.mean_tokens:.0f}",
         )
     return table
+
+
+def _table() -> Table:
+    """As narrow as a terminal of 80 columns wants it."""
+    return Table(
+        title=_TITLE,
+        title_style="bold",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
 
 
 def clock(seconds: float) -> str:

@@ -140,17 +140,19 @@ class LiveView(Progress):
             return Panel(table, title="agentrl", title_align="left")
         table.add_row("run", _progress_row(self._share(), self._time_text()))
         table.add_row("step", f"{self._step} of {self._plan.steps} done")
-        table.add_row("now", self._phase_text())
+        table.add_row("now", Text(self._phase_text()))
         table.add_row("reward", self._reward_text())
         for name, summaries in self._scores.items():
             points = "  ".join(f"{item.score.mean:.3f} @{item.step}" for item in summaries[-4:])
-            table.add_row(f"score {name}", points)
+            table.add_row(Text(f"score {name}"), Text(points))
         facts = [fact for fact in _facts(self._metrics) if not fact.startswith("reward")]
         if facts:
             table.add_row("last step", "  ".join(facts))
         table.add_row("model", Text(self._plan.model))
         table.add_row("sandbox", Text(self._plan.sandbox))
-        return Panel(table, title=f"agentrl: {self._plan.run_dir}", title_align="left", expand=True)
+        return Panel(
+            table, title=Text(f"agentrl: {self._plan.run_dir}"), title_align="left", expand=True
+        )
 
     def _in_phase(self) -> float:
         return time.monotonic() - self._phase_began
@@ -217,7 +219,7 @@ def _facts(metrics: Mapping[str, float]) -> list[str]:
         ("frac_reward_zero_std", "flat_groups", "{:.2f}"),
         ("entropy", "entropy", "{:.2f}"),
         ("perf/tokens_per_second", "sampled/s", "{:.0f}"),
-        ("perf/train_tokens_per_second", "trained/s", "{:.0f}"),
+        ("train/tokens_per_second", "trained/s", "{:.0f}"),
         ("timing_s/step", "step_s", "{:.1f}"),
         ("rollout/dropped", "dropped", "{:.0f}"),
     )

@@ -23,9 +23,10 @@ from agentrl.runtime.assemble import (
     open_sandboxes,
 )
 from agentrl.runtime.checkpoint import Checkpoint, latest_checkpoint, sweep
-from agentrl.runtime.local import History, LocalRun, Parts, RunResult
+from agentrl.runtime.local import LocalRun
 from agentrl.runtime.logs import log_to
 from agentrl.runtime.progress import Progress, RunPlan
+from agentrl.runtime.records import History, Parts, RunResult
 from agentrl.runtime.run_dir import RunDir, holds_a_run, run_path
 from agentrl.runtime.stop import Interrupted, StopSwitch
 

@@ -24,101 +24,26 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.checkpoint import CheckpointState, save_checkpoint
-from agentrl.runtime.collect import (
-    infrastructure_failure,
-    rollouts_of,
-    run_groups,
-    sampled_tokens,
-    stable_seed,
-)
-from agentrl.runtime.evaluate import Comparison, EvalSummary, summarise
+from agentrl.runtime.collect import rollouts_of, run_groups, sampled_tokens, stable_seed
+from agentrl.runtime.failures import FailureWatch
 from agentrl.runtime.progress import Progress
+from agentrl.runtime.records import History, Parts, RunResult
+from agentrl.runtime.scores import ScoreBook, last_value
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.runtime.stored import stored_groups
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentrl.batch import StepBatch
-    from agentrl.data import TaskCursor, TrajectoryStore
-    from agentrl.metrics.sinks import MetricsLog
-    from agentrl.rollout import RolloutWorker
     from agentrl.runtime.run_dir import RunDir
-    from agentrl.serving import TokenClient
-    from agentrl.train import Trainer
 
 logger = logging.getLogger(__name__)
-
-_FAILED_STEPS = 3
-"""Steps in a row without one trusted rollout that end a run which has worked before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """How a run ended."""
-
-    run_dir: Path
-    """Where everything is."""
-    steps: int
-    """Training steps done."""
-    reason: str
-    """Why it ended: `all steps done` or `time is up`."""
-    comparisons: tuple[Comparison, ...]
-    """Scores before and after, one entry a dataset."""
-    elapsed_s: float
-    """Wall time over all processes of the run in seconds."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For `result.json`."""
-        return {
-            "steps": self.steps,
-            "reason": self.reason,
-            "elapsed_s": round(self.elapsed_s, 1),
-            "scores": {item.name: item.as_dict() for item in self.comparisons},
-        }
-
-
-@dataclass(slots=True, kw_only=True)
-class Parts:
-    """What a run is put together from; see `agentrl.runtime.assemble`."""
-
-    worker: RolloutWorker
-    """Makes groups."""
-    client: TokenClient
-    """The engines."""
-    trainer: Trainer
-    """Owns the optimizer; shares the model with the embedded engine."""
-    cursor: TaskCursor
-    """Training tasks, standing after the last task of `done` steps."""
-    eval_tasks: Mapping[str, Sequence[Task]]
-    """Tasks of each `eval.datasets` entry."""
-    store: TrajectoryStore
-    """Where trajectories go and come back from."""
-    metrics: MetricsLog
-    """Where numbers go."""
-    save: Callable[[Path], None]
-    """Writes weights, tokenizer and trainer state into a folder."""
-    stop_token_ids: tuple[int, ...] = ()
-    """Ends an assistant turn."""
-
-
-@dataclass(slots=True, kw_only=True)
-class History:
-    """What earlier processes of the same run left; a fresh run starts with the defaults."""
-
-    done: int = 0
-    """Steps whose weights are loaded."""
-    logged: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    """Step to its line in `metrics.jsonl`."""
-    elapsed_s: float = 0.0
-    """Wall time of earlier processes in seconds."""
 
 
 class LocalRun:
@@ -141,20 +66,14 @@ class LocalRun:
         self._stop = stop
         self._done = self._saved = history.done
         self._logged = {step for step, line in history.logged.items() if "timing_s/step" in line}
-        self._logged_scores = {
-            (name, step)
-            for step, values in history.logged.items()
-            for name in parts.eval_tasks
-            if f"eval/{name}/untrusted" in values
-        }
         self._cursor_state = parts.cursor.state()
         self._began = time.monotonic() - history.elapsed_s
-        self._step_s = _last_timing(history.logged, "timing_s/step")
-        self._eval_s = _last_timing(history.logged, "timing_s/eval")
+        self._step_s = last_value(history.logged, "timing_s/step")
         self._checkpoint_s = 0.0
-        self._scores: dict[tuple[str, int], EvalSummary] = {}
-        self._worked = history.done > 0
-        self._failed_in_a_row = 0
+        self._book = ScoreBook(
+            parts.eval_tasks, parts.store, n_samples=config.eval.n_samples, logged=history.logged
+        )
+        self._watch = FailureWatch(worked=history.done > 0, note=progress.note)
 
     async def run(self) -> RunResult:
         """Train to the end and score the result.
@@ -190,6 +109,7 @@ class LocalRun:
         await self._sync(bag)
         self._done, self._cursor_state = step, self._parts.cursor.state()
         self._note_duration(began, bag, fresh)
+        self._progress.step_done(step, bag.result())
         scores: dict[str, float] = {}
         try:
             if self._evaluation_due(step):
@@ -228,7 +148,7 @@ class LocalRun:
                 seed=lambda task: stable_seed(self._config.run.seed, "train", step, task.id),
             )
             seconds = time.monotonic() - began
-            self._count_failure(step, infrastructure_failure(groups))
+            self._watch.trained(step, groups)
             bag.sum("timing_s/rollout", seconds)
             bag.mean("perf/tokens_per_second", sampled_tokens(groups), count=seconds)
         bag.merge(rollout_metrics(groups))
@@ -285,48 +205,23 @@ class LocalRun:
         bag.sum("timing_s/sync", time.monotonic() - began)
 
     async def _evaluate(self, step: int) -> dict[str, float]:
-        """Score every dataset at this step; what the store already holds is not run again."""
-        began = time.monotonic()
-        metrics: dict[str, float] = {}
-        fresh = False
-        for name, tasks in self._parts.eval_tasks.items():
-            summary = self._scores.get((name, step)) or self._stored_score(name, step)
-            if summary is None:
-                summary = await self._score(name, tasks, step)
-                fresh = True
-            if (name, step) not in self._scores:
-                self._scores[name, step] = summary
-                self._progress.evaluated(summary)
-                if (name, step) not in self._logged_scores:
-                    self._logged_scores.add((name, step))
-                    metrics.update(summary.metrics())
-        if fresh:
-            self._eval_s = metrics["timing_s/eval"] = time.monotonic() - began
-        return metrics
+        """Score every dataset at this step, and give what is not in the log yet."""
+        seed, section = self._config.run.seed, self._config.eval
 
-    async def _score(self, name: str, tasks: Sequence[Task], step: int) -> EvalSummary:
-        n = self._config.eval.n_samples
-        groups = await self._collect(
-            f"eval {name}",
-            tasks,
-            name=f"eval-{name}-{step}",
-            n=n,
-            temperature=self._config.eval.temperature,
-            # The same draws before and after training, so that the paired difference is sharper.
-            seed=lambda task: stable_seed(self._config.run.seed, "eval", name, task.id),
-        )
-        failure = infrastructure_failure(groups)
-        if failure is not None:
-            self._report_failure(step, failure, fatal=not self._worked)
-        self._worked = self._worked or failure is None
-        self._parts.store.write(step, f"eval/{name}", groups, None)
-        return summarise(name, step, groups, n_samples=n)
+        async def roll_out(name: str, tasks: Sequence[Task]) -> list[TrajectoryGroup]:
+            groups = await self._collect(
+                f"eval {name}",
+                tasks,
+                name=f"eval-{name}-{step}",
+                n=section.n_samples,
+                temperature=section.temperature,
+                # The same draws before and after training sharpen the paired difference.
+                seed=lambda task: stable_seed(seed, "eval", name, task.id),
+            )
+            self._watch.evaluated(step, groups)
+            return groups
 
-    def _stored_score(self, name: str, step: int) -> EvalSummary | None:
-        groups = stored_groups(self._parts.store, f"eval/{name}", step)
-        if not groups:
-            return None
-        return summarise(name, step, groups, n_samples=self._config.eval.n_samples)
+        return await self._book.evaluate(step, roll_out, on_score=self._progress.evaluated)
 
     async def _collect(
         self,
@@ -396,35 +291,12 @@ class LocalRun:
         minutes = self._config.train.max_minutes
         if minutes is None or self._done == 0:
             return False
-        owed = self._step_s + self._eval_s + self._checkpoint_s
+        owed = self._step_s + self._book.duration_s + self._checkpoint_s
         return self._elapsed() + owed > minutes * 60
 
     def _evaluation_due(self, step: int) -> bool:
         every = self._config.eval.every_steps
         return step == 0 or self._reason_to_end() is not None or bool(every and step % every == 0)
-
-    def _count_failure(self, step: int, failure: str | None) -> None:
-        """Stop a run whose infrastructure is broken instead of burning its budget.
-
-        Raises:
-            RunError: nothing has ever worked, or no training rollout for `_FAILED_STEPS` steps.
-        """
-        if failure is None:
-            self._worked, self._failed_in_a_row = True, 0
-            return
-        self._failed_in_a_row += 1
-        hopeless = not self._worked or self._failed_in_a_row >= _FAILED_STEPS
-        self._report_failure(step, failure, fatal=hopeless)
-
-    def _report_failure(self, step: int, failure: str, *, fatal: bool) -> None:
-        if fatal:
-            raise RunError(
-                f"no rollout of step {step} could be scored, so there is nothing to go on with: "
-                f"{failure}; most often the environment or its sandbox is at fault: "
-                "try 'agentrl env check TARGET'"
-            )
-        logger.error("step %d: no rollout could be scored: %s", step, failure)
-        self._progress.note(f"step {step}: no rollout could be scored: {failure}")
 
     # -- bookkeeping ------------------------------------------------------------------------
 
@@ -449,26 +321,18 @@ class LocalRun:
     ) -> None:
         """One line a step; a replayed step that was logged before the kill keeps its line."""
         values = dict(scores)
-        if of_step is not None:
-            self._progress.step_done(step, {**of_step, **scores})
-            if step not in self._logged:
-                self._logged.add(step)
-                values = {**of_step, **scores}
+        if of_step is not None and step not in self._logged:
+            self._logged.add(step)
+            values = {**of_step, **scores}
         if values:
             self._parts.metrics.log(step, values)
 
     def _result(self, reason: str) -> RunResult:
-        comparisons = []
-        for name in self._parts.eval_tasks:
-            before = self._scores.get((name, 0)) or self._stored_score(name, 0)
-            after = self._scores.get((name, self._done))
-            if before is not None and after is not None:
-                comparisons.append(Comparison(name=name, before=before, after=after))
         result = RunResult(
             run_dir=self._run_dir.path,
             steps=self._done,
             reason=reason,
-            comparisons=tuple(comparisons),
+            comparisons=self._book.comparisons(self._done),
             elapsed_s=self._elapsed(),
         )
         self._run_dir.write_result(result.as_dict())
@@ -490,10 +354,3 @@ def _check_replay(step: int, tasks: Sequence[Task], groups: Sequence[TrajectoryG
             f"--resume: step {step} was rolled out on tasks {got[:4]}..., but the dataset now "
             f"yields {expected[:4]}...; the dataset has changed since the run began"
         )
-
-
-def _last_timing(logged: Mapping[int, Mapping[str, float]], key: str) -> float:
-    for step in sorted(logged, reverse=True):
-        if key in logged[step]:
-            return logged[step][key]
-    return 0.0

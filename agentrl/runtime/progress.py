@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentrl.runtime.evaluate import EvalSummary
-    from agentrl.runtime.local import RunResult
+    from agentrl.runtime.records import RunResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,9 @@ from agentrl.data import TrajectoryStore
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assemble import TaskSets
 from agentrl.runtime.launch import open_metrics, resume_point
-from agentrl.runtime.local import LocalRun, Parts, RunResult
+from agentrl.runtime.local import LocalRun
 from agentrl.runtime.progress import Progress
+from agentrl.runtime.records import Parts, RunResult
 from agentrl.runtime.run_dir import RunDir
 from agentrl.runtime.stop import StopSwitch
 from agentrl.runtime.stored import stored_groups

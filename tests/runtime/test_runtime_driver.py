@@ -154,7 +154,7 @@ class StopAt(Progress):
         self.stop, self.wanted, self.after, self.steps = stop, phase, after, 0
 
     def phase(self, name: str, total: int = 0) -> None:
-        if name == self.wanted and self.steps == self.after:
+        if name == self.wanted and self.steps >= self.after:
             self.stop.request(signal.SIGTERM)
 
     def step_done(self, step: int, metrics: object) -> None:

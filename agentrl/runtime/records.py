@@ -1,0 +1,79 @@
+"""The records a run is made of: its parts, what earlier processes left, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.runtime.evaluate import Comparison
+from agentrl.types import Task
+
+if TYPE_CHECKING:
+    from agentrl.data import TaskCursor, TrajectoryStore
+    from agentrl.metrics.sinks import MetricsLog
+    from agentrl.rollout import RolloutWorker
+    from agentrl.serving import TokenClient
+    from agentrl.train import Trainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run ended."""
+
+    run_dir: Path
+    """Where everything is."""
+    steps: int
+    """Training steps done."""
+    reason: str
+    """Why it ended: `all steps done` or `time is up`."""
+    comparisons: tuple[Comparison, ...]
+    """Scores before and after, one entry a dataset."""
+    elapsed_s: float
+    """Wall time over all processes of the run in seconds."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `result.json`."""
+        return {
+            "steps": self.steps,
+            "reason": self.reason,
+            "elapsed_s": round(self.elapsed_s, 1),
+            "scores": {item.name: item.as_dict() for item in self.comparisons},
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What a run is put together from; see `agentrl.runtime.assemble`."""
+
+    worker: RolloutWorker
+    """Makes groups."""
+    client: TokenClient
+    """The engines."""
+    trainer: Trainer
+    """Owns the optimizer; shares the model with the embedded engine."""
+    cursor: TaskCursor
+    """Training tasks, standing after the last task of `done` steps."""
+    eval_tasks: Mapping[str, Sequence[Task]]
+    """Tasks of each `eval.datasets` entry."""
+    store: TrajectoryStore
+    """Where trajectories go and come back from."""
+    metrics: MetricsLog
+    """Where numbers go."""
+    save: Callable[[Path], None]
+    """Writes weights, tokenizer and trainer state into a folder."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ends an assistant turn."""
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """What earlier processes of the same run left; a fresh run starts with the defaults."""
+
+    done: int = 0
+    """Steps whose weights are loaded."""
+    logged: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Step to its line in `metrics.jsonl`."""
+    elapsed_s: float = 0.0
+    """Wall time of earlier processes in seconds."""
