@@ -157,7 +157,7 @@ class Llama3JsonParser(ToolCallParser):
     def _read(self, text: str, begin: int, inside: int, tagged: bool) -> Found | None:
         read = read_json(text, inside)
         if read.error:
-            following = self._start.search(text, inside)
+            following = self._start.search(text, max(inside, begin + 1))
             end = following.start() if following else len(text)
             status = CallStatus.UNCLOSED if read.cut_off else CallStatus.MALFORMED
             return Found(start=begin, end=max(end, inside), status=status, error=read.error)

@@ -60,8 +60,10 @@ class Codec:
         entries = getattr(tokenizer, "added_tokens_decoder", None) or {}
         self._normalizes = any(getattr(t, "normalized", False) for t in entries.values())
         self._pieces = TokenPieces(tokenizer, self.added)
+        # A token that strips what follows it would lose the spaces a text begins with.
+        keeps = [i for i in self._texts if not getattr(entries.get(i), "rstrip", False)]
         anchor = tokenizer.eos_token_id
-        self._anchor = anchor if anchor in self._texts else next(iter(self._texts), None)
+        self._anchor = anchor if anchor in keeps else next(iter(keeps), None)
 
     def special_text(self, token_id: int) -> str:
         """The text of a special token.

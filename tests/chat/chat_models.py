@@ -1,0 +1,141 @@
+"""Small tokenizers with the real special tokens and the real templates of model families.
+
+What a tokenizer does with markers (special or only added, leading spaces, merges across line
+breaks) is set up as in the real models; only the vocabulary is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+_TEXT = [
+    "The user asks and the assistant answers in a few words. def f(x):\n    return x + 1\n\n\n",
+    '{"name": "add", "arguments": {"a": 1, "b": 2}}\n<tools>\n\n</tools>  parameters function',
+    "caf\u00e9 na\u00efve \u4e16\u754c \u4f60\u597d \U0001f389 \u00fc\u00df\n  result: 42\n",
+]
+
+_LLAMA_SPECIALS = [
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|python_tag|>",
+    *(f"<|reserved_special_token_{i}|>" for i in range(20)),
+]
+_QWEN_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>"]
+_QWEN_ADDED = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+_MISTRAL_SPECIALS = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[TOOL_CALLS]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    *(f"[control_{i}]" for i in range(20)),
+]
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Llama 3, Qwen and Tekken cut text into words: line breaks stay together, whatever follows."""
+
+
+def _byte_level(specials: Sequence[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=list(specials),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXT, trainer)
+    return tokenizer
+
+
+def _sentence_piece(specials: Sequence[str]) -> Tokenizer:
+    """As Llama 2 and Mistral v1-v3: spaces as U+2581, one at the start of a document, and byte
+    tokens for what the vocabulary does not hold."""
+    byte_tokens = [f"<0x{i:02X}>" for i in range(256)]
+    trained = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=[*specials, *byte_tokens], show_progress=False
+    )
+    trained.train_from_iterator(
+        [text.encode("ascii", "ignore").decode() for text in _TEXT], trainer
+    )
+    for name in byte_tokens:
+        assert trained.token_to_id(name) is not None
+    # Byte tokens are vocabulary, not markers: rebuild without the trainer's added tokens.
+    model = trained.model
+    fresh = Tokenizer(model)
+    fresh.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    fresh.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1),
+        ]
+    )
+    fresh.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
+    return fresh
+
+
+def _wrap(tokenizer: Tokenizer, template: str, **names: str) -> Any:
+    text = (TEMPLATES / f"{template}.jinja").read_text()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=text, **names)
+
+
+@cache
+def model(name: str) -> Any:
+    """A `transformers` tokenizer; `name` is a file in `templates`."""
+    if name in ("qwen2_5", "qwen3", "qwen3_5_think"):
+        tokenizer = _byte_level(_QWEN_SPECIALS)
+        added = _QWEN_ADDED if name == "qwen2_5" else [*_QWEN_ADDED, "<think>", "</think>"]
+        tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
+        return _wrap(tokenizer, name, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    if name == "smollm2":
+        tokenizer = _byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+        return _wrap(tokenizer, name, bos_token="<|im_start|>", eos_token="<|im_end|>")
+    if name == "llama3_1":
+        return _wrap(
+            _byte_level(_LLAMA_SPECIALS),
+            name,
+            bos_token="<|begin_of_text|>",
+            eos_token="<|eot_id|>",
+        )
+    if name in ("mistral_v1", "mistral_v3"):
+        specials = _MISTRAL_SPECIALS if name == "mistral_v3" else _MISTRAL_SPECIALS[:3]
+        names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        return _wrap(_sentence_piece(specials), name, **names)
+    if name == "mistral_v7_tekken":
+        return _wrap(_byte_level(_MISTRAL_SPECIALS), name, bos_token="<s>", eos_token="</s>")
+    if name == "phi3_5":
+        specials = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+        return _wrap(_byte_level(specials), name, eos_token="<|endoftext|>")
+    raise KeyError(name)

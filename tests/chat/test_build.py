@@ -1,0 +1,199 @@
+"""Templates that cannot be appended to are refused before a run starts; others say what differs."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from chat_models import model
+from test_append import chat_of
+
+from agentrl.chat import build_chat, build_parser
+from agentrl.config.schema import ChatSection
+from agentrl.errors import ChatError, ConfigError
+from agentrl.testing.byte_tokenizer import ByteTokenizer
+from agentrl.types import Message
+
+
+class Templated(ByteTokenizer):
+    """A byte tokenizer with a Python function as its template."""
+
+    def __init__(self, template: Any) -> None:
+        super().__init__()
+        self._template = template
+
+    def apply_chat_template(
+        self,
+        conversation: Any,
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        text = self._template(list(conversation), tools, add_generation_prompt)
+        return self.encode(text) if tokenize else text
+
+
+def turns(conversation: list[dict[str, Any]], end: str = "<|im_end|>") -> str:
+    return "".join(f"{m['role']}: {m['content']}{end}\n" for m in conversation)
+
+
+def build(function: Any, **keys: Any) -> Any:
+    return build_chat(Templated(function), ChatSection(**keys))
+
+
+def test_an_unknown_template_that_appends_is_built() -> None:
+    chat = build(lambda c, tools, gen: turns(c) + "assistant: " * gen)
+    assert chat.name == "generic"
+    ids = chat.turn_delta([Message(role="user", content="hm")], ended=True)
+    assert chat.decode_raw(ids) == "\nuser: hm<|im_end|>\nassistant: "
+
+
+def test_a_template_that_rewrites_history_is_refused() -> None:
+    # Fails without the prefix check: the deltas would look fine one by one.
+    def numbered(c: Any, tools: Any, gen: bool) -> str:
+        return f"{len(c)} messages\n" + turns(c) + "assistant: " * gen
+
+    with pytest.raises(ChatError, match="does not append turns"):
+        build(numbered)
+
+
+def test_a_template_that_drops_earlier_turns_is_refused() -> None:
+    with pytest.raises(ChatError, match="times instead of once"):
+        build(lambda c, tools, gen: turns(c[-1:]) + "assistant: " * gen)
+
+
+def test_a_template_without_a_stop_token_is_refused() -> None:
+    with pytest.raises(ChatError, match="special token"):
+        build(lambda c, tools, gen: turns(c, end="") + "assistant: " * gen)
+
+
+def test_a_template_that_changes_user_text_is_refused() -> None:
+    def shouting(c: Any, tools: Any, gen: bool) -> str:
+        return turns([{**m, "content": m["content"].replace("  ", " ")} for m in c]) + "a: " * gen
+
+    with pytest.raises(ChatError, match="rewrites the text of user messages"):
+        build(shouting)
+
+
+def test_rewriting_with_a_system_message_is_refused_only_when_there_is_one() -> None:
+    def moving(c: Any, tools: Any, gen: bool) -> str:
+        system = "".join(m["content"] for m in c if m["role"] == "system")
+        rest = [m for m in c if m["role"] != "system"]
+        return turns(rest[:-1]) + system + turns(rest[-1:]) + "assistant: " * gen
+
+    chat = build(moving)
+    assert chat.render_prompt([Message(role="user", content="x")])
+    with pytest.raises(ChatError, match="system message"):
+        chat.render_prompt([Message(role="system", content="s"), Message(role="user", content="x")])
+    with pytest.raises(ChatError, match=r"chat\.system_prompt is set"):
+        build(moving, system_prompt="s")
+
+
+def test_a_known_family_that_rewrites_history_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Mistral v3 moves the system message to the last user message; the model saw it in the first.
+    with caplog.at_level(logging.WARNING):
+        chat = chat_of("mistral_v3", system_prompt="Be brief.")
+    assert "when there is a system message" in caplog.text
+    said = len(caplog.records)
+    chat.render_prompt([Message(role="user", content="x")])
+    chat.turn_delta([Message(role="user", content="y")], ended=True)
+    assert len(caplog.records) == said
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think"])
+def test_reasoning_stays_where_the_model_saw_it(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Qwen3 drops reasoning from earlier turns when it renders a conversation again. A build that
+    # refused it could train no Qwen3; one that rendered again would train on unseen prefixes.
+    with caplog.at_level(logging.WARNING):
+        chat = chat_of(name)
+    assert caplog.text.count("<think>") == 1
+    delta = chat.decode_raw(chat.turn_delta([Message(role="user", content="x")], ended=True))
+    assert delta.startswith("\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n")
+    assert chat.reasoning_prefilled == (name == "qwen3_5_think")
+
+
+def test_a_silent_template_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        chat_of("qwen2_5")
+        chat_of("smollm2")
+        chat_of("llama3_1")
+    assert not caplog.records
+
+
+def test_names_are_checked_with_the_choices() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'chatml'"):
+        chat_of("qwen2_5", template="chatmll")
+    with pytest.raises(ConfigError, match="did you mean 'hermes'"):
+        chat_of("qwen2_5", tool_parser="hermez")
+    with pytest.raises(ConfigError, match="did you mean 'hermes'"):
+        build_parser("hermez")
+    assert build_parser("none") is None
+
+
+def test_a_family_that_is_not_the_models_is_refused() -> None:
+    with pytest.raises(ConfigError, match="family 'chatml'"):
+        chat_of("qwen2_5", template="llama3")
+
+
+def test_a_tokenizer_without_a_template_is_refused_but_raw_works() -> None:
+    def none(c: Any, tools: Any, gen: bool) -> str:
+        raise ValueError("no chat_template is set")
+
+    with pytest.raises(ConfigError, match=r"use chat\.template: raw"):
+        build(none)
+    chat = build(none, template="raw")
+    assert chat.name == "raw"
+    messages = [Message(role="user", content="Q: 1+1\n"), Message(role="user", content="A:")]
+    assert chat.decode_raw(chat.render_prompt(messages)) == "Q: 1+1\nA:"
+    assert chat.stop_token_ids == (ByteTokenizer.eos_token_id,)
+
+
+def test_raw_feedback_does_not_double_the_sampled_stop_token() -> None:
+    # Fails if the stop token an environment writes is appended to the one that was sampled.
+    chat = build_chat(ByteTokenizer(), ChatSection(template="raw"))
+    stop = chat.stop_token_ids[0]
+    feedback = "<|im_end|>\n<|im_start|>user\nwrong<|im_end|>"
+    assert chat.raw_delta(feedback, ended=True).count(stop) == 1
+    assert chat.raw_delta(feedback, ended=False).count(stop) == 2
+    shown = chat.turn_delta([Message(role="tool", content="x<|im_end|>")], ended=True)
+    assert stop not in shown
+
+
+def test_an_empty_conversation_is_refused() -> None:
+    with pytest.raises(ChatError, match="at least one message"):
+        chat_of("qwen2_5").render_prompt([])
+
+
+def test_the_system_prompt_fills_in_only_where_there_is_none() -> None:
+    chat = chat_of("qwen2_5", system_prompt="House rules.")
+    user = Message(role="user", content="x")
+    assert "House rules." in chat.render_text([user])
+    own = chat.render_text([Message(role="system", content="Own."), user])
+    assert "House rules." not in own
+    assert "Own." in own
+
+
+def test_the_byte_tokenizer_is_a_chatml_model() -> None:
+    chat = build_chat(ByteTokenizer(), ChatSection())
+    assert chat.name == "chatml"
+    assert chat.decode_raw(chat.stop_token_ids) == "<|im_end|><|endoftext|>"
+    prompt = chat.render_prompt([Message(role="user", content="hi")])
+    assert chat.decode_raw(prompt) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_families_know_the_other_ways_to_stop() -> None:
+    llama = model("llama3_1")
+    stops = set(chat_of("llama3_1").stop_token_ids)
+    assert stops == set(
+        llama.convert_tokens_to_ids(["<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"])
+    )
+    qwen = model("qwen2_5")
+    stops = set(chat_of("qwen2_5").stop_token_ids)
+    assert stops == set(qwen.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))

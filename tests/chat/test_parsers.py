@@ -1,0 +1,335 @@
+"""Calls, good and bad, with the tokens they stand on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chat_models import model
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_append import chat_of
+
+from agentrl.chat import PARSERS, ParsedTurn, build_chat, build_parser
+from agentrl.config.schema import ChatSection
+from agentrl.testing.byte_tokenizer import ByteTokenizer
+from agentrl.tool import FunctionTool
+from agentrl.types import CallStatus
+
+OK, MALFORMED, UNCLOSED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.UNCLOSED
+NO_NAME, BAD_ARGUMENTS = CallStatus.MISSING_NAME, CallStatus.INVALID_ARGUMENTS
+
+CHATS = {
+    "hermes": chat_of("qwen2_5"),
+    "qwen3_coder": chat_of("qwen3"),
+    "llama3_json": chat_of("llama3_1"),
+    "mistral": chat_of("mistral_v3"),
+    "fenced_code": chat_of("smollm2"),
+}
+MODELS = {
+    "hermes": "qwen2_5",
+    "qwen3_coder": "qwen3",
+    "llama3_json": "llama3_1",
+    "mistral": "mistral_v3",
+    "fenced_code": "smollm2",
+}
+
+
+def parse(parser: str, text: str, **keys: Any) -> ParsedTurn:
+    """Parse as the model's tokens, and check that every span is exact."""
+    chat, reader = CHATS[parser], build_parser(parser)
+    assert reader is not None
+    ids = model(MODELS[parser]).encode(text, add_special_tokens=False)
+    parsed = reader.parse([*ids, chat.stop_token_ids[0]], chat, **keys)
+    last = 0
+    for call in parsed.calls:
+        start, end = call.span
+        assert last <= start < end <= len(ids)
+        around = chat.decode_raw(ids[start:end])
+        assert call.raw in around
+        # No smaller span holds the whole call.
+        for narrower in (ids[start + 1 : end], ids[start : end - 1]):
+            assert call.raw not in chat.decode_raw(narrower)
+        last = start
+    return parsed
+
+
+def summary(parsed: ParsedTurn) -> list[tuple[str, dict[str, Any], CallStatus]]:
+    return [(call.name, dict(call.arguments), call.status) for call in parsed.calls]
+
+
+HERMES = [
+    ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', ("f", {"a": 1}, OK)),
+    ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', ("f", {}, OK)),
+    # The closing tag inside a string is text.
+    (
+        '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>',
+        ("f", {"a": "</tool_call>"}, OK),
+    ),
+    ("<tool_call>\n{'name': 'f'}\n</tool_call>", ("", {}, MALFORMED)),
+    ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', ("", {}, MALFORMED)),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', ("", {}, MALFORMED)),
+    ('<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', ("", {}, MALFORMED)),
+    ('<tool_call>{"name": "f", "arguments": {}} and so on</tool_call>', ("", {}, MALFORMED)),
+    ("<tool_call>" + "[" * 100_000 + "</tool_call>", ("", {}, MALFORMED)),
+    ("<tool_call>[1]</tool_call>", ("", {}, MALFORMED)),
+    ('<tool_call>{"arguments": {}}</tool_call>', ("", {}, NO_NAME)),
+    ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', ("", {}, NO_NAME)),
+    ('<tool_call>{"name": "f"}</tool_call>', ("f", {}, BAD_ARGUMENTS)),
+    ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', ("f", {}, BAD_ARGUMENTS)),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1', ("", {}, UNCLOSED)),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1}}', ("f", {"a": 1}, UNCLOSED)),
+    ("<tool_call>", ("", {}, UNCLOSED)),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), HERMES)
+def test_hermes(text: str, expected: tuple[str, dict[str, Any], CallStatus]) -> None:
+    parsed = parse("hermes", f"Caf\u00e9 \u4e16\U0001f389 {text}")
+    assert summary(parsed) == [expected]
+    call = parsed.calls[0]
+    assert call.raw == text
+    assert bool(call.error) == (call.status is not OK)
+    assert parsed.content == "Caf\u00e9 \u4e16\U0001f389"
+
+
+def test_hermes_goes_on_after_a_broken_call() -> None:
+    text = (
+        'a <tool_call>{"name": "f", "arguments": {}}</tool_call> b <tool_call>{oops</tool_call>'
+        '<tool_call>{"name": "g" <tool_call>{"name": "h", "arguments": {"x": []}}</tool_call> c'
+    )
+    parsed = parse("hermes", text)
+    assert summary(parsed) == [
+        ("f", {}, OK),
+        ("", {}, MALFORMED),
+        ("", {}, UNCLOSED),
+        ("h", {"x": []}, OK),
+    ]
+    assert parsed.content == "a  b  c"
+    assert parsed.text == text
+    assert len({call.id for call in parsed.calls}) == 4
+
+
+def test_calls_inside_reasoning_are_only_thought_of() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert summary(parse("hermes", f"<think>maybe {call}</think>{call}")) == [("f", {}, OK)]
+    assert parse("hermes", f"<think>maybe {call}").calls == ()
+    prefilled = chat_of("qwen3_5_think")
+    reader = build_parser("hermes")
+    assert reader is not None
+    assert reader.parse(prefilled.encode_plain(f"maybe {call}"), prefilled).calls == ()
+
+
+def test_ids_of_calls_are_repeatable_and_differ_between_turns() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 20
+    first, again = parse("hermes", text), parse("hermes", text)
+    assert first == again
+    later = parse("hermes", text, turn=1)
+    ids = [call.id for call in (*first.calls, *later.calls)]
+    assert len(set(ids)) == 40
+    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids)
+
+
+LLAMA = [
+    ('{"name": "f", "parameters": {"a": 1}}', [("f", {"a": 1}, OK)]),
+    ('<|python_tag|>{"name": "f", "parameters": {}}', [("f", {}, OK)]),
+    ('{"type": "function", "name": "f", "parameters": {}}', [("f", {}, OK)]),
+    ('{"name": "f", "arguments": {}}', [("f", {}, OK)]),
+    (
+        '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"x": {"y": 2}}}',
+        [("f", {}, OK), ("g", {"x": {"y": 2}}, OK)],
+    ),
+    ('Sure:\n{"name": "f", "parameters": {}}\n', [("f", {}, OK)]),
+    ('{"answer": 42}', []),
+    ('{"name": "Bob", "age": 3}', []),
+    ("{", []),
+    ("<|python_tag|>print(1)", [("", {}, MALFORMED)]),
+    ("<|python_tag|>", [("", {}, UNCLOSED)]),
+    ('{"name": "f", "parameters": {"a": ', [("", {}, UNCLOSED)]),
+    ('{"name": "f", "parameters": {"a": "x', [("", {}, UNCLOSED)]),
+    ('{"name": "f", "parameters": {a: 1}}', [("", {}, MALFORMED)]),
+    ('{"parameters": {}}', [("", {}, NO_NAME)]),
+    ('{"name": "f", "parameters": [1]}', [("f", {}, BAD_ARGUMENTS)]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), LLAMA)
+def test_llama3_json(text: str, expected: list[tuple[str, dict[str, Any], CallStatus]]) -> None:
+    assert summary(parse("llama3_json", text)) == expected
+
+
+MISTRAL = [
+    ('[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]', [("f", {"a": 1}, OK)]),
+    (
+        '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]',
+        [("f", {}, OK), ("g", {}, OK)],
+    ),
+    ('[TOOL_CALLS]f[ARGS]{"a": 1}', [("f", {"a": 1}, OK)]),
+    ('[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g{}', [("f", {"a": 1}, OK), ("g", {}, OK)]),
+    ('[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"a": 1}', [("f", {"a": 1}, OK)]),
+    ('[TOOL_CALLS] {"name": "f", "arguments": {}}', [("f", {}, OK)]),
+    ('[TOOL_CALLS] [{"name": "f", "arguments": {}}', [("f", {}, UNCLOSED)]),
+    ('[TOOL_CALLS] [{"name": "f", "argu', [("", {}, UNCLOSED)]),
+    ('[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"na', [("f", {}, OK), ("", {}, UNCLOSED)]),
+    ('[TOOL_CALLS] [{"name": "f", "arguments": {}} x', [("", {}, MALFORMED)]),
+    ("[TOOL_CALLS] []", [("", {}, MALFORMED)]),
+    ("[TOOL_CALLS] nothing", [("", {}, MALFORMED)]),
+    ("[TOOL_CALLS]", [("", {}, UNCLOSED)]),
+    ('[TOOL_CALLS] [{"arguments": {}}]', [("", {}, NO_NAME)]),
+    ('[TOOL_CALLS] [{"name": "f", "arguments": 3}]', [("f", {}, BAD_ARGUMENTS)]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), MISTRAL)
+def test_mistral(text: str, expected: list[tuple[str, dict[str, Any], CallStatus]]) -> None:
+    assert summary(parse("mistral", text)) == expected
+
+
+def test_mistral_keeps_the_id_the_model_gave() -> None:
+    text = (
+        '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abcDEF123"}, '
+        '{"name": "g", "arguments": {}, "id": "abcDEF123"}]'
+    )
+    first, second = parse("mistral", text).calls
+    assert first.id == "abcDEF123"
+    assert second.id != first.id
+    assert parse("mistral", text).text == text.removeprefix("[TOOL_CALLS]").strip()
+
+
+def add(a: int, b: list[int], note: str = "", flag: bool = False) -> str:
+    """Add.
+
+    Args:
+        a: a number
+        b: numbers
+        note: text
+        flag: yes or no
+    """
+    return ""
+
+
+def tags(**values: str) -> str:
+    inner = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
+    return f"<tool_call>\n<function=add>\n{inner}</function>\n</tool_call>"
+
+
+CODER = [
+    (tags(a="1", note="x\n\ny"), ("add", {"a": "1", "note": "x\n\ny"}, OK)),
+    ("<function=f></function>", ("f", {}, OK)),
+    ("<tool_call><function=></function></tool_call>", ("", {}, NO_NAME)),
+    ("<tool_call>hello</tool_call>", ("", {}, MALFORMED)),
+    ("<tool_call><function=f>x</function></tool_call>", ("", {}, MALFORMED)),
+    ("<tool_call><function=f></function>x</tool_call>", ("", {}, MALFORMED)),
+    ("<tool_call><function=f></function>", ("f", {}, UNCLOSED)),
+    ("<tool_call><function=f><parameter=a>1</parameter>", ("f", {"a": "1"}, UNCLOSED)),
+    ("<tool_call><function=f><parameter=a>1", ("f", {}, UNCLOSED)),
+    ("<tool_call><func", ("", {}, UNCLOSED)),
+    ("<tool_call>", ("", {}, UNCLOSED)),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), CODER)
+def test_qwen3_coder(text: str, expected: tuple[str, dict[str, Any], CallStatus]) -> None:
+    parsed = parse("qwen3_coder", f"ok {text}")
+    assert summary(parsed) == [expected]
+    assert parsed.calls[0].raw == text
+
+
+def test_qwen3_coder_takes_types_from_the_schema() -> None:
+    text = tags(a="1", b="[1, 2]", note="3", flag="True", other="4")
+    [call] = parse("qwen3_coder", text, tools=[FunctionTool(add)]).calls
+    assert call.arguments == {"a": 1, "b": [1, 2], "note": "3", "flag": True, "other": "4"}
+    [call] = parse("qwen3_coder", tags(a="one"), tools=[FunctionTool(add)]).calls
+    assert call.arguments == {"a": "one"}
+
+
+FENCED = [
+    ("```python\nx = 1\n```", [("x = 1", "python", OK)]),
+    ("```\nx\n```\nand\n```Py\ny\n\n```\n", [("x", "", OK), ("y\n", "py", OK)]),
+    ("```python\nx = 1", [("x = 1", "python", UNCLOSED)]),
+    ("```python", [("", "python", UNCLOSED)]),
+    ("```python\n```", [("", "python", OK)]),
+    ("````\n```\nx\n```\n````", [("```\nx\n```", "", OK)]),
+    ("~~~sh\nls\n~~~", [("ls", "sh", OK)]),
+    ("1. So:\n   ```python\n   if x:\n       y\n   ```", [("if x:\n    y", "python", OK)]),
+    ("no `code` here, ```not``` even here", []),
+    ("```python\nx\n```\n```", [("x", "python", OK)]),
+    ("```python\ns = '```'\n```", [("s = '```'", "python", OK)]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), FENCED)
+def test_fenced_code(text: str, expected: list[tuple[str, str, CallStatus]]) -> None:
+    parsed = parse("fenced_code", text)
+    assert [
+        (call.arguments["code"], call.arguments["language"], call.status) for call in parsed.calls
+    ] == expected
+    assert all(call.name == "python" for call in parsed.calls)
+
+
+def test_only_fenced_code_does_not_name_tools() -> None:
+    assert {name: parser.names_tools for name, parser in PARSERS.items()} == {
+        name: name != "fenced_code" for name in PARSERS
+    }
+
+
+PIECES = (
+    "<tool_call>",
+    "</tool_call>",
+    "<function=f>",
+    "</function>",
+    "<parameter=a>",
+    "</parameter>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "```",
+    "```python\n",
+    "\n",
+    '{"name": "f", "arguments": {"a": ',
+    '"name":',
+    '{"parameters": ',
+    "{",
+    "}",
+    "[",
+    "]",
+    ";",
+    ",",
+    "<think>",
+    "</think>",
+    "\U0001f389\u4e16",
+    '"\\ud8"',
+)
+BYTES = build_chat(ByteTokenizer(), ChatSection())
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@settings(max_examples=150, deadline=None)
+@given(parts=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12))
+@example(parts=["<tool_call>", '{"a": ' * 3000])
+def test_no_text_raises_and_every_span_is_exact(name: str, parts: list[str]) -> None:
+    text = "".join(parts).encode("utf-8", "replace").decode()
+    reader = build_parser(name)
+    assert reader is not None
+    for chat in (BYTES, CHATS[name]):
+        ids = chat.encode_plain(text)
+        parsed = reader.parse(ids, chat)
+        last = 0
+        for call in parsed.calls:
+            start, end = call.span
+            assert last <= start < end <= len(ids)
+            assert call.status is OK or call.error
+            last = start
+            if chat is BYTES:
+                assert chat.decode_raw(ids[start:end]) == call.raw
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@settings(max_examples=60, deadline=None)
+@given(ids=st.lists(st.integers(0, 419), max_size=40))
+def test_no_tokens_raise(name: str, ids: list[int]) -> None:
+    # Random ids: special tokens anywhere, half characters, bytes that are no UTF-8.
+    reader = build_parser(name)
+    assert reader is not None
+    for call in reader.parse(ids, CHATS[name]).calls:
+        assert 0 <= call.span[0] < call.span[1] <= len(ids)

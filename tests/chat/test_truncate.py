@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_append import chat_of
+
+from agentrl.chat import build_chat
+from agentrl.config.schema import ChatSection
+from agentrl.testing.byte_tokenizer import ByteTokenizer
+
+CHATS = {
+    "bytes": build_chat(ByteTokenizer(), ChatSection()),
+    "byte-level": chat_of("qwen2_5"),
+    "sentence-piece": chat_of("mistral_v3"),
+}
+
+
+@pytest.mark.parametrize("name", CHATS)
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.text(alphabet="ab \n\u00e9\u4e16\U0001f389<|im_end|>", max_size=300),
+    most=st.integers(1, 120),
+)
+def test_the_budget_is_kept_in_tokens(name: str, text: str, most: int) -> None:
+    # Fails if the marker is not counted, or characters are counted instead of tokens.
+    chat = CHATS[name]
+    short, cut = chat.truncate_middle(text, most)
+    assert len(chat.encode_plain(short)) <= most
+    assert cut == (short != text) or not cut
+    if len(chat.encode_plain(text)) <= most:
+        assert (short, cut) == (text, False)
+    else:
+        assert cut
+
+
+def test_head_and_tail_stay() -> None:
+    text = "first line\n" + "middle\n" * 500 + "last line"
+    short, cut = CHATS["byte-level"].truncate_middle(text, 120)
+    assert cut
+    assert short.startswith("first line\n")
+    assert short.endswith("last line")
+    assert "the middle was left out" in short
+
+
+def test_a_character_is_never_cut_in_two() -> None:
+    short, _ = CHATS["bytes"].truncate_middle("\u4e16" * 100, 50)
+    assert "\ufffd" not in short
+
+
+def test_huge_text_costs_what_its_budget_costs() -> None:
+    # Fails if the whole text is encoded: 20 MB take several seconds.
+    text = "some output\n" * 1_700_000
+    start = time.perf_counter()
+    short, cut = CHATS["byte-level"].truncate_middle(text, 256)
+    assert time.perf_counter() - start < 1.0
+    assert cut
+    assert short.endswith("some output\n")
+
+
+def test_a_budget_below_one_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        CHATS["bytes"].truncate_middle("x", 0)
