@@ -37,7 +37,7 @@ def _remove_duplicates(d: Draw) -> Variant:
     return d.function(
         d.pick("remove_duplicates", "unique"),
         "items",
-        "removes duplicates from the list items, keeping the order",
+        "removes duplicates from the list items in order, using dict.fromkeys",
         "return list(dict.fromkeys(items))",
         edges=[([],), ([3, 1, 3],), ([9, 9, 2, 2, 1],)],
         more=lambda: (d.ints(1, 5, least=3, most=6),),
@@ -50,7 +50,7 @@ def _second_extreme(d: Draw) -> Variant:
     return d.function(
         f"second_{word}",
         "nums",
-        f"returns the second {word} number in the list nums",
+        f"returns the second {word} number in the list nums, using sorted",
         f"return sorted(nums)[{index}]",
         edges=[([1, 2],), ([5, -1, 3],)],
         more=lambda: (d.shuffled(range(-5, 20))[: d.int(3, 5)],),
@@ -133,8 +133,12 @@ def _map_list(d: Draw) -> Variant:
 @family("sort_list", level=1)
 def _sort_list(d: Draw) -> Variant:
     name, task, body = d.pick(
-        ("sort_down", "returns nums sorted from largest to smallest", "sorted(nums, reverse=True)"),
-        ("sort_up", "returns nums sorted from smallest to largest", "sorted(nums)"),
+        (
+            "sort_down",
+            "returns nums from largest to smallest, using sorted",
+            "sorted(nums, reverse=True)",
+        ),
+        ("sort_up", "returns nums from smallest to largest, using sorted", "sorted(nums)"),
     )
     return d.function(
         name,
@@ -155,24 +159,6 @@ def _product_list(d: Draw) -> Variant:
         ["result = 1", "for n in nums:", "    result *= n", "return result"],
         edges=[([5],), ([0, 3],), ([-1, 2],)],
         more=lambda: (d.ints(-4, 9),),
-    )
-
-
-@family("running_sum", level=3)
-def _running_sum(d: Draw) -> Variant:
-    return d.function(
-        d.pick("running_sum", "cumulative_sum"),
-        "nums",
-        "returns the list of running totals of nums",
-        [
-            "out, total = [], 0",
-            "for n in nums:",
-            "    total += n",
-            "    out.append(total)",
-            "return out",
-        ],
-        edges=[([],), ([5],), ([1, -1, 1],)],
-        more=lambda: (d.ints(-4, 9, least=3),),
     )
 
 
@@ -209,10 +195,10 @@ def _slice_list(d: Draw) -> Variant:
     name, task, body = d.pick(
         (
             "every_second",
-            "returns every second item of items from the first on",
+            "returns every second item of the list items, using a slice",
             "items[::2]",
         ),
-        ("reverse_list", "returns the list items in reverse order", "items[::-1]"),
+        ("reverse_list", "returns the list items in reverse order, using a slice", "items[::-1]"),
         ("drop_first", "returns the list items without its first item", "items[1:]"),
         ("first_three", "returns the first three items of the list items", "items[:3]"),
     )
@@ -235,18 +221,6 @@ def _average_list(d: Draw) -> Variant:
         "return sum(nums) / len(nums)",
         edges=[([5],), ([1, 2],), ([-1, 1],)],
         more=lambda: (d.ints(-9, 20),),
-    )
-
-
-@family("flatten", level=3)
-def _flatten(d: Draw) -> Variant:
-    return d.function(
-        d.pick("flatten", "flatten_list"),
-        "lists",
-        "flattens a list of lists into one list",
-        "return [x for inner in lists for x in inner]",
-        edges=[([],), ([[1], [2]],), ([[], [3]],)],
-        more=lambda: ([d.ints(0, 9, least=1, most=2) for _ in range(d.int(2, 3))],),
     )
 
 
@@ -286,34 +260,10 @@ def _pairwise_sum(d: Draw) -> Variant:
     return d.function(
         f"pair_{word}",
         "a, b",
-        f"returns the list of {word} of the items of a and b at the same position",
+        f"returns a list of the {word} of the pairs of items of a and b, using zip",
         f"return [x {sign} y for x, y in zip(a, b)]",
         edges=[([], []), ([1], [2]), ([0, -1], [5, 5])],
         more=lambda: (d.shuffled(range(9))[:3], d.shuffled(range(9))[:3]),
-    )
-
-
-@family("most_common", level=3)
-def _most_common(d: Draw) -> Variant:
-    return d.function(
-        d.pick("most_common", "mode"),
-        "items",
-        "returns the item that occurs most often in items",
-        "return max(items, key=items.count)",
-        edges=[([1],), ([2, 1, 2],)],
-        more=lambda: (d.shuffled([d.int(0, 4)] * 3 + [5, 6]),),
-    )
-
-
-@family("swap_ends", level=3)
-def _swap_ends(d: Draw) -> Variant:
-    return d.function(
-        d.pick("swap_ends", "swap_first_last"),
-        "items",
-        "returns the list items with its first and last item swapped",
-        ["items[0], items[-1] = items[-1], items[0]", "return items"],
-        edges=[([1],), ([1, 2],), ([4, 3, 2],)],
-        more=lambda: (d.ints(0, 20, least=3),),
     )
 
 
@@ -335,7 +285,7 @@ def _count_item(d: Draw) -> Variant:
     return d.function(
         d.pick("count_item", "occurrences"),
         "items, x",
-        "returns how many times x occurs in the list items",
+        "returns how many times x occurs in the list items, using count",
         "return items.count(x)",
         edges=[([], 1), ([1, 1], 1), ([2], 1)],
         more=lambda: (d.ints(0, 3, least=3, most=6), d.int(0, 3)),

@@ -165,22 +165,10 @@ def _clamp(d: Draw) -> Variant:
     return d.function(
         d.pick("clamp", "limit"),
         "n",
-        f"returns n, but at least {low} and at most {high}",
+        f"returns n, but at least {low} and at most {high}, using min and max",
         f"return max({low}, min({high}, n))",
         edges=[(low,), (high,), (low - 1,), (high + 1,)],
         more=lambda: (d.int(low - high, 2 * high),),
-    )
-
-
-@family("sign", level=2)
-def _sign(d: Draw) -> Variant:
-    return d.function(
-        d.pick("sign", "signum"),
-        "n",
-        "returns 1 if n is positive, -1 if n is negative and 0 if n is zero",
-        "return (n > 0) - (n < 0)",
-        edges=[(0,), (1,), (-1,)],
-        more=lambda: (d.int(-50, 50),),
     )
 
 
@@ -261,7 +249,7 @@ def _gcd(d: Draw) -> Variant:
     return d.function(
         d.pick("gcd", "common_divisor"),
         "a, b",
-        "returns the greatest common divisor of a and b",
+        "returns the greatest common divisor of a and b, using math.gcd",
         ["while b:", "    a, b = b, a % b", "return a"],
         edges=[(1, 1), (12, 18), (7, 5)],
         more=lambda: (d.int(1, 12) * d.int(1, 6), d.int(1, 12) * d.int(1, 6)),
@@ -333,18 +321,6 @@ def _unit_conversion(d: Draw) -> Variant:
     )
 
 
-@family("leap_year", level=3)
-def _leap_year(d: Draw) -> Variant:
-    return d.function(
-        d.pick("is_leap", "leap_year", "is_leap_year"),
-        "year",
-        d.pick("returns True if year is a leap year", "checks whether year is a leap year"),
-        "return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)",
-        edges=[(2000,), (1900,), (2024,), (2023,)],
-        more=lambda: (d.int(1800, 2100),),
-    )
-
-
 @family("between", level=2)
 def _between(d: Draw) -> Variant:
     low, high = d.pick((1, 10), (0, 100), (5, 20))
@@ -358,37 +334,13 @@ def _between(d: Draw) -> Variant:
     )
 
 
-@family("divisors", level=3)
-def _divisors(d: Draw) -> Variant:
-    name, task, body = d.pick(
-        (
-            "divisors",
-            "returns the list of divisors of n",
-            "[i for i in range(1, n + 1) if n % i == 0]",
-        ),
-        (
-            "count_divisors",
-            "returns how many divisors n has",
-            "sum(n % i == 0 for i in range(1, n + 1))",
-        ),
-    )
-    return d.function(
-        name,
-        "n",
-        task,
-        ["found = [i for i in range(1, n + 1) if n % i == 0]", f"return {body}"],
-        edges=[(1,), (2,), (9,)],
-        more=lambda: (d.int(3, 40),),
-    )
-
-
 @family("discount", level=2)
 def _discount(d: Draw) -> Variant:
     k = d.pick(10, 20, 25, 50)
     return d.function(
         d.pick("discount", "sale_price"),
         "price",
-        f"returns the price after a discount of {k} percent",
+        f"returns the price less {k} percent, that is price * {(100 - k) / 100}",
         f"return price * {100 - k} / 100",
         edges=[(0,), (100,), (1,)],
         more=lambda: (d.int(2, 400),),

@@ -105,7 +105,7 @@ def _word_count(d: Draw) -> Variant:
     return d.function(
         d.pick("count_words", "word_count", "num_words"),
         "s",
-        d.pick("returns the number of words in s", "counts the words in the string s"),
+        d.pick("returns the number of words in s", "counts the words in s") + ", using split",
         "return len(s.split())",
         edges=[("",), ("one",), ("one two",)],
         more=lambda: (d.words(least=2, most=5),),
@@ -117,7 +117,7 @@ def _reverse_words(d: Draw) -> Variant:
     return d.function(
         d.pick("reverse_words", "flip_words"),
         "s",
-        d.pick("returns s with its words in reverse order", "reverses the order of the words in s"),
+        "returns s with its words in reverse order, using split and join",
         'return " ".join(s.split()[::-1])',
         edges=[("",), ("one",), ("a b",)],
         more=lambda: (d.words(),),
@@ -130,7 +130,7 @@ def _longest_word(d: Draw) -> Variant:
     return d.function(
         f"{word}_word",
         "s",
-        f"returns the {word} word in s",
+        f"returns the {word} word in s, using {call} with key=len",
         f"return {call}(s.split(), key=len)",
         edges=[("one",), ("a bbb cc",)],
         more=lambda: (" ".join(d.shuffled(["a", "tree", "cherry", "sun", "mountain"])[:3]),),
@@ -142,7 +142,7 @@ def _title_words(d: Draw) -> Variant:
     return d.function(
         d.pick("capitalize_words", "title_case"),
         "s",
-        "returns s with the first letter of each word in upper case",
+        "returns s with the first letter of each word in upper case, using title",
         "return s.title()",
         edges=[("",), ("a",), ("one two",)],
         more=lambda: (d.words(),),
@@ -194,18 +194,6 @@ def _greet(d: Draw) -> Variant:
     )
 
 
-@family("initials", level=3)
-def _initials(d: Draw) -> Variant:
-    return d.function(
-        d.pick("initials", "acronym", "first_letters"),
-        "s",
-        "returns the first letter of each word of s joined together",
-        'return "".join(w[0] for w in s.split())',
-        edges=[("",), ("one",), ("a b",)],
-        more=lambda: (d.words(),),
-    )
-
-
 @family("remove_character", level=1)
 def _remove_character(d: Draw) -> Variant:
     name, shown, char = d.pick(
@@ -216,7 +204,7 @@ def _remove_character(d: Draw) -> Variant:
     return d.function(
         name,
         "s",
-        d.pick(f"removes {shown} from s", f"returns s with {shown} removed"),
+        d.pick(f"removes {shown} from s", f"returns s with {shown} removed") + ", using replace",
         f'return s.replace("{char}", "")',
         edges=[("",), (char,), (f"a{char}b",)],
         more=lambda: (d.words().replace(" ", char),),
@@ -244,7 +232,7 @@ def _join_words(d: Draw) -> Variant:
     return d.function(
         name,
         "words",
-        f"joins the list words into one string with {shown} between",
+        f"joins the list words into one string with {shown} between, using join",
         f'return "{char}".join(words)',
         edges=[([],), (["a"],), (["a", "b"],)],
         more=lambda: (d.words().split(),),
@@ -258,7 +246,8 @@ def _replace_letter(d: Draw) -> Variant:
         d.pick("replace", "convert", "encode"),
         "s",
         d.pick(
-            f'replaces every "{old}" in s with "{new}"', f'returns s with "{new}" for every "{old}"'
+            f'replaces every "{old}" in s with "{new}", using s.replace',
+            f'returns s with "{new}" for every "{old}"',
         ),
         f'return s.replace("{old}", "{new}")',
         edges=[("",), (old,), (old + "x" + old,)],
@@ -275,7 +264,7 @@ def _anagram(d: Draw) -> Variant:
     return d.function(
         d.pick("is_anagram", "same_letters"),
         "a, b",
-        "returns True if the strings a and b have the same letters in any order",
+        "returns True if a and b have the same letters in any order, using sorted",
         "return sorted(a) == sorted(b)",
         edges=[("ab", "ba"), ("ab", "abb"), ("", "")],
         more=more,
@@ -314,7 +303,7 @@ def _every_second_letter(d: Draw) -> Variant:
     return d.function(
         d.pick("skip_letters", "every_second"),
         "s",
-        "returns every second character of s, starting with the first",
+        "returns every second character of s from the first on, using a slice",
         "return s[::2]",
         edges=[("",), ("a",), ("ab",)],
         more=lambda: (d.word(),),
