@@ -7,6 +7,7 @@ import math
 import operator
 import re
 from collections.abc import Callable
+from typing import Any
 
 from agentrl.errors import ToolError
 
@@ -16,7 +17,7 @@ MAX_BITS = 4096
 
 Number = int | float
 
-_BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -25,7 +26,7 @@ _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_FUNCTIONS: dict[str, Callable[..., Number]] = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "ceil": math.ceil,
     "floor": math.floor,
@@ -63,8 +64,7 @@ def evaluate(expression: str) -> Number:
     source = expression.strip().replace("^", "**")
     # Python would warn about `2x` and offer to call `2 (3)`; both are a forgotten operator.
     if glued := _GLUED.search(source):
-        if not re.match(r"\w*\($", glued[0]) or glued[0][0].isdigit():
-            raise ToolError(f"Write an operator between the parts of {glued[0]!r}, such as *.")
+        raise ToolError(f"Write an operator between the parts of {glued[0]!r}, such as *.")
     try:
         tree = ast.parse(source, mode="eval")
         return _value(tree.body)
