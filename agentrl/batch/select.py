@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl.batch.advantages import group_advantages, group_statistics
+from agentrl.batch.advantages import group_advantages
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import DataError
 from agentrl.metrics.bag import MetricBag
@@ -41,7 +41,7 @@ class Selection:
     rollouts: tuple[SelectedRollout, ...]
     """In the order of the groups; siblings are neighbours. Zero advantages included."""
     metrics: MetricBag
-    """Spread of rewards, and rows by what became of them."""
+    """Rows by what became of them."""
 
 
 def select_rollouts(groups: Sequence[TrajectoryGroup], algorithm: AlgorithmSection) -> Selection:
@@ -69,7 +69,6 @@ def select_rollouts(groups: Sequence[TrajectoryGroup], algorithm: AlgorithmSecti
             ddof=algorithm.std_ddof,
             eps=algorithm.std_eps,
         )
-        _record_spread(metrics, rewards, algorithm)
         for rows, reward, advantage in zip(rollouts, rewards, advantages, strict=True):
             rollout_id = rows[0].rollout_id
             if rollout_id in seen:
@@ -137,15 +136,3 @@ def _why_left_out(row: Trajectory, reward: float | None, *, mask_truncated: bool
     if mask_truncated and row.rule.truncated:
         return "truncated"
     return ""
-
-
-def _record_spread(
-    metrics: MetricBag, rewards: Sequence[float | None], algorithm: AlgorithmSection
-) -> None:
-    """`reward_std` is a mean over groups, `frac_reward_zero_std` over rollouts (FORMULAS F25)."""
-    scored = [reward for reward in rewards if reward is not None]
-    if not scored:
-        return
-    stats = group_statistics(scored, ddof=algorithm.std_ddof)
-    metrics.mean("reward_std", stats.std)
-    metrics.mean("frac_reward_zero_std", stats.size if stats.std == 0.0 else 0, count=stats.size)

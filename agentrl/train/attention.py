@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from transformers import AttentionInterface
 from agentrl.errors import TrainError
 
 ATTENTION = "agentrl_packed_rows"
-_QUERY_BLOCK = 256
+_QUERY_BLOCK = 128
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 
 
@@ -155,22 +156,21 @@ class _CpuRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         query, key, value = ctx.saved_tensors
         (grad_out,) = grads
-        kv_heads = key.shape[1]
+        kv_heads, scale = key.shape[1], ctx.scale
         grad_query = torch.empty_like(query)
         grad_key = torch.zeros_like(key, memory_format=torch.contiguous_format)
         grad_value = torch.zeros_like(value, memory_format=torch.contiguous_format)
         for start, end, begin in _blocks(ctx.lengths):
-            probs = _block_probabilities(query, key, start, end, begin, ctx.scale)
+            keys, block = slice(start, end), end - begin
+            probs = _block_probabilities(query, key, start, end, begin, scale)
             grad_mixed = _fold(grad_out[0, begin:end].transpose(0, 1), kv_heads)
-            grad_value[0, :, start:end] += torch.bmm(probs.transpose(1, 2), grad_mixed)
-            grad_probs = torch.bmm(grad_mixed, value[0, :, start:end].transpose(1, 2))
+            grad_value[0, :, keys] += torch.bmm(probs.transpose(1, 2), grad_mixed)
+            grad_probs = torch.bmm(grad_mixed, value[0, :, keys].transpose(1, 2))
             grad_scores = torch.ops.aten._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
-            grad_scores *= ctx.scale
-            folded = torch.bmm(grad_scores, key[0, :, start:end])
-            grad_query[0, :, begin:end] = _unfold(folded, end - begin).transpose(0, 1)
-            grad_key[0, :, start:end] += torch.bmm(
-                grad_scores.transpose(1, 2), _fold(query[0, :, begin:end], kv_heads)
-            )
+            folded = torch.bmm(grad_scores, key[0, :, keys]).mul_(scale)
+            grad_query[0, :, begin:end] = _unfold(folded, block).transpose(0, 1)
+            scaled = _fold(query[0, :, begin:end], kv_heads) * scale
+            grad_key[0, :, keys] += torch.bmm(grad_scores.transpose(1, 2), scaled)
         return grad_query, grad_key, grad_value, None, None
 
 
@@ -199,11 +199,15 @@ def _block_probabilities(
 ) -> Tensor:
     """[K, H / K * B, keys] attention of queries [begin, end) over keys [start, end)."""
     kv_heads, block = key.shape[1], end - begin
-    scores = torch.bmm(
-        _fold(query[0, :, begin:end], kv_heads), key[0, :, start:end].transpose(1, 2)
-    )
-    scores *= scale
-    future = torch.ones(block, block, dtype=torch.bool, device=scores.device).triu_(1)
+    scaled = _fold(query[0, :, begin:end], kv_heads) * scale
+    scores = torch.bmm(scaled, key[0, :, start:end].transpose(1, 2))
+    # Only the last keys are ever in the future of a query of this block.
     by_query = scores.view(-1, block, end - start)
-    by_query[:, :, begin - start :].masked_fill_(future, float("-inf"))
+    by_query[:, :, begin - start :] += _future(block, scores.dtype)
     return torch.softmax(scores, dim=-1)
+
+
+@lru_cache(maxsize=4 * _QUERY_BLOCK)
+def _future(block: int, dtype: torch.dtype) -> Tensor:
+    """[B, B] what is added to scores: 0 where the key is not after the query, -inf where it is."""
+    return torch.full((block, block), float("-inf"), dtype=dtype).triu_(1)

@@ -185,7 +185,7 @@ class Trainer:
     def _rows_without_finite_gradient(self, update: PackedBatch) -> list[RowKey]:
         """Each row by itself, to find those that spoil the sum."""
         found = []
-        for row in (row for micro in update.micro_batches for row in unpack(micro)):
+        for row in (row for packed in update.micro_batches for row in unpack(packed)):
             self._backend.clear_gradients()
             self._accumulate(row, None, MetricBag(), first=False)
             if not math.isfinite(self._backend.grad_norm()):

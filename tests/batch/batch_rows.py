@@ -1,0 +1,42 @@
+"""Short trajectories for the tests of the batch stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.config.schema import AlgorithmSection
+from agentrl.types import Termination, Trajectory, TrajectoryGroup
+
+
+def row(rollout_id: str, *, group: str = "g", mask: str = "1101", **changes: Any) -> Trajectory:
+    """A row with ids 10, 11, ...; `mask` is written as a string."""
+    length = len(mask)
+    bits = tuple(int(bit) for bit in mask)
+    fields: dict[str, Any] = {
+        "task_id": "t",
+        "group_id": group,
+        "rollout_id": rollout_id,
+        "prompt_ids": (1, 2, 3),
+        "response_ids": tuple(range(10, 10 + length)),
+        "response_mask": bits,
+        "rollout_log_probs": tuple(-1.0 if bit else 0.0 for bit in bits),
+        "policy_versions": tuple(0 if bit else -1 for bit in bits),
+        "reward": 0.0,
+        "termination": Termination.ENV_DONE,
+    }
+    return Trajectory(**{**fields, **changes})
+
+
+def group(*rows: Trajectory) -> TrajectoryGroup:
+    return TrajectoryGroup(
+        group_id=rows[0].group_id, task_id=rows[0].task_id, trajectories=tuple(rows)
+    )
+
+
+def resolved(**changes: Any) -> AlgorithmSection:
+    settings: dict[str, Any] = {
+        "advantage_estimator": "dr_grpo",
+        "loss_agg_mode": "token-mean",
+        "horizon": 16,
+    }
+    return AlgorithmSection(**{**settings, **changes})
