@@ -49,6 +49,8 @@ class CallRunner:
         Returns:
             One result per call, in the same order, shortened to `max_tool_tokens`.
         """
+        if len(calls) == 1 and self._refuse(calls[0]) is None:
+            return (await self._run_alone(calls[0], left_s),)
         results: dict[int, ToolResult] = {}
         runnable: list[int] = []
         for index, call in enumerate(calls):
@@ -63,15 +65,16 @@ class CallRunner:
                 runnable.append(index)
             else:
                 results[index] = self._finish(call, refusal, 0.0)
-        # Making the sandbox is not the model's doing, so it is outside the clock of the calls.
-        if any(self.tools[calls[index].name].needs_sandbox for index in runnable):
-            await self.sandbox.open()
         if len(runnable) == 1:
-            results[runnable[0]] = await self._run_one(calls[runnable[0]], left_s, self.watch)
+            results[runnable[0]] = await self._run_alone(calls[runnable[0]], left_s)
         elif runnable:
             done = await self._run_many([calls[index] for index in runnable], left_s)
             results.update(zip(runnable, done, strict=True))
         return tuple(results[index] for index in range(len(calls)))
+
+    async def _run_alone(self, call: ToolCall, left_s: float) -> ToolResult:
+        """One call in the task of the rollout; a task of its own would cost more than the call."""
+        return await self._run_one(call, left_s, self.watch)
 
     async def _run_many(self, calls: Sequence[ToolCall], left_s: float) -> list[ToolResult]:
         try:
@@ -111,6 +114,7 @@ class CallRunner:
         except ToolError as error:
             refusal = ToolResult(status=ToolStatus.INVALID_ARGUMENTS, text=str(error))
             return self._finish(call, refusal, 0.0)
+        # Making the sandbox is not the model's doing, so it is outside the clock of the call.
         sandbox = await self.sandbox.open() if tool.needs_sandbox else None
         started = time.monotonic()
         try:

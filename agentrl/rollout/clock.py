@@ -23,6 +23,7 @@ class RolloutClock:
         self.timeout_s = timeout_s
         self._started = time.monotonic()
         self._spent: dict[Part, float] = {"engine": 0.0, "env": 0.0, "action": 0.0}
+        self._deadline = self._started + timeout_s
 
     def elapsed_s(self) -> float:
         """Seconds since the rollout began."""
@@ -30,7 +31,7 @@ class RolloutClock:
 
     def left_s(self) -> float:
         """Seconds until the limit; negative past it."""
-        return self.timeout_s - self.elapsed_s()
+        return self._deadline - time.monotonic()
 
     def add(self, part: Part, seconds: float) -> None:
         """Book time on one part."""

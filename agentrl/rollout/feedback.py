@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Delta:
     """One tool or environment turn, ready to be appended."""
 
@@ -83,7 +83,9 @@ class DeltaBuilder:
         self, results: Sequence[ToolResult], feedback: Sequence[Message], *, ended: bool
     ) -> Delta:
         role: Role = "tool" if results else "user"
-        text = "\n".join([*(r.text for r in results), *(m.content for m in feedback)])
+        contents = [result.text for result in results]
+        contents += [message.content for message in feedback]
+        text = "\n".join(contents)
         if self.raw:
             # Feedback brings its own markers; what a tool printed must not.
             shown = self.chat.encode_plain("\n".join(r.text for r in results)) if results else ()

@@ -30,7 +30,7 @@ class PromptCache:
 
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
-        self._known: list[tuple[Observation, list[dict[str, object]], Prompt]] = []
+        self._known: list[tuple[Observation, Sequence[Tool], Prompt]] = []
         self.rendered = 0
         """Prompts tokenised so far."""
 
@@ -41,19 +41,17 @@ class PromptCache:
             EnvError: a raw observation that is not text.
             ChatError: the template refuses the messages.
         """
-        # Every instance may bring tool objects of its own; what the template sees of them counts.
-        schemas = [tool.schema() for tool in tools]
-        for known, known_schemas, prompt in self._known:
+        for known, known_tools, prompt in self._known:
             if (
                 known.raw == observation.raw
                 and known.content == observation.content
-                and known_schemas == schemas
+                and _same_offer(known_tools, tools)
             ):
                 return prompt
         self.rendered += 1
         ids = self._ids(observation, tools)
         prompt = Prompt(ids=ids, text=self._chat.decode_raw(ids))
-        self._known.append((observation, schemas, prompt))
+        self._known.append((observation, tools, prompt))
         return prompt
 
     def _ids(self, observation: Observation, tools: Sequence[Tool]) -> tuple[int, ...]:
@@ -65,3 +63,10 @@ class PromptCache:
         if isinstance(content, str):
             content = (Message(role="user", content=content),)
         return tuple(self._chat.render_prompt(content, tools))
+
+
+def _same_offer(ours: Sequence[Tool], theirs: Sequence[Tool]) -> bool:
+    """Whether the template would show the same; each instance may bring tools of its own."""
+    return len(ours) == len(theirs) and all(
+        a is b or a.schema() == b.schema() for a, b in zip(ours, theirs, strict=True)
+    )
