@@ -314,7 +314,7 @@ def _unit_conversion(d: Draw) -> Variant:
     return d.function(
         f"{big}_to_{small}",
         big,
-        d.pick(f"converts {big} to {small}", f"returns how many {small} are in {big} {big}"),
+        d.pick(f"converts {big} to {small}", f"returns the number of {small} in so many {big}"),
         f"return {big} * {k}",
         edges=[(0,), (1,)],
         more=lambda: (d.int(2, 60),),

@@ -113,8 +113,8 @@ def _cases(variant: Variant, draw: Draw) -> tuple[list[dict[str, Any]], list[dic
     """Public cases with different answers where there are any; then edges first, hidden."""
     solve = _function(variant)
     edges, drawn = variant.inputs[: variant.edges], variant.inputs[variant.edges :]
-    drawn = sorted(draw.shuffled(drawn), key=_length)
-    cases = [_case(solve, arguments) for arguments in (*drawn, *edges)]
+    shuffled = [_case(solve, arguments) for arguments in draw.shuffled(drawn)]
+    cases = sorted(shuffled, key=_dullness) + [_case(solve, arguments) for arguments in edges]
     public = [cases[0]]
     for case in cases[1:]:
         if len(public) == PUBLIC_CASES:
@@ -132,9 +132,11 @@ def _case(solve: Any, arguments: Arguments) -> dict[str, Any]:
     return {"args": list(arguments), "expected": solve(*_copy(arguments))}
 
 
-def _length(arguments: Arguments) -> int:
-    """Short cases are shown first; eight characters are about three tokens."""
-    return len(repr(arguments)) // 8
+def _dullness(case: Mapping[str, Any]) -> tuple[bool, int]:
+    """What says something is shown first, then what is short (eight characters are three tokens)."""
+    expected = case["expected"]
+    says_nothing = expected in case["args"] or expected in ([], "")
+    return says_nothing, len(repr(case)) // 8
 
 
 def _copy(value: Any) -> Any:
