@@ -2,9 +2,10 @@
 
 from agentrl.rollout.adapter import adapt_env, load_env_class
 from agentrl.rollout.limits import Limits
-from agentrl.rollout.loop import AgentState, ToolAgentLoop
+from agentrl.rollout.loop import ToolAgentLoop
 from agentrl.rollout.metrics import rollout_metrics
 from agentrl.rollout.recorder import Recorder
+from agentrl.rollout.records import AgentState
 from agentrl.rollout.worker import RolloutWorker
 
 __all__ = [

@@ -12,28 +12,24 @@ last `step`, which is told so (`Action.last`). Everything awaited has a time lim
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from agentrl.engine import Generator
 from agentrl.env import Action, AgentInstance, StepResult
 from agentrl.errors import ChatError, EngineError, EnvError
 from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock
 from agentrl.rollout.coerce import as_observation, as_step_result, sampling_overrides
-from agentrl.rollout.endings import RolloutEnded, crash, ended
+from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.feedback import Delta, DeltaBuilder
-from agentrl.rollout.limits import Limits, Progress, Reached
+from agentrl.rollout.guard import Guard
+from agentrl.rollout.limits import Progress, Reached
 from agentrl.rollout.prompts import Prompt, PromptCache
-from agentrl.rollout.recorder import Recorder, Row
+from agentrl.rollout.recorder import Recorder
+from agentrl.rollout.records import AgentState, LoopParts, Rollout, SampledTurn
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.seeds import turn_seed
-from agentrl.rollout.watch import Watch
 from agentrl.tool import Tool
 from agentrl.types import (
     FinishReason,
@@ -42,84 +38,8 @@ from agentrl.types import (
     SamplingParams,
     Task,
     Termination,
-    ToolCall,
     ToolResult,
 )
-
-if TYPE_CHECKING:
-    from agentrl.chat import ChatFormat, ToolCallParser
-
-logger = logging.getLogger(__name__)
-
-
-class AgentState(StrEnum):
-    """Where a rollout is."""
-
-    PENDING = "pending"
-    """Nothing was sampled; the environment has to be reset."""
-    GENERATING = "generating"
-    """The model's turn."""
-    PROCESSING_TOOLS = "processing_tools"
-    """Calls run, the environment judges, and what comes back is appended."""
-    TERMINATED = "terminated"
-    """Over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopParts:
-    """What all rollouts of a worker share."""
-
-    generator: Generator
-    """Samples turns."""
-    chat: ChatFormat
-    """Turns messages into ids and ids into text."""
-    parser: ToolCallParser | None
-    """Finds calls; None if the text is all there is."""
-    tools: Mapping[str, Tool]
-    """Tools of the config, by name."""
-    limits: Limits
-    """Every bound of a rollout."""
-
-
-@dataclass(slots=True, kw_only=True)
-class SampledTurn:
-    """The turn in hand, from GENERATING to PROCESSING_TOOLS. Not frozen: it never leaves the loop,
-    and a frozen one takes three times as long to make."""
-
-    text: str
-    """Decoded, without the stop token."""
-    raw_text: str
-    """Decoded with special tokens, for environments that want it."""
-    calls: tuple[ToolCall, ...]
-    """Everything that looks like a call."""
-    ended: bool
-    """Whether the last id is a stop token."""
-    truncated: bool
-    """Whether the turn was cut off at its token limit."""
-    tokens: int
-    """Its length."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Rollout:
-    """What came of one rollout; the worker makes trajectories of it."""
-
-    rows: list[Row] = field(default_factory=list)
-    """Checked rows; empty if there was not even a prompt."""
-    prompt_text: str = ""
-    """The first prompt with its special tokens."""
-    reward: float = 0.0
-    """Sum of the step rewards."""
-    reward_parts: dict[str, float] = field(default_factory=dict)
-    """Named parts, summed over the steps."""
-    score: float | None = None
-    """The last score the environment gave."""
-    extra_logs: dict[str, float] = field(default_factory=dict)
-    """The last value of each name."""
-    ending: Reached | None = None
-    """Why it is over; set exactly once."""
-    duration_s: float = 0.0
-    """Wall time."""
 
 
 class ToolAgentLoop:
@@ -129,7 +49,7 @@ class ToolAgentLoop:
     _deltas: DeltaBuilder
     _calls: CallRunner
     _offered: tuple[Tool, ...]
-    _watch: Watch
+    _guard: Guard
     _turn: SampledTurn
 
     def __init__(
@@ -167,7 +87,11 @@ class ToolAgentLoop:
             engine are its ending, not exceptions.
         """
         result = self._result
-        self._watch = Watch()
+        self._guard = Guard(
+            clock=self._clock,
+            sandbox=self._sandbox,
+            env_timeout_s=self._parts.limits.env_timeout_s,
+        )
         state = AgentState.PENDING
         try:
             while state is not AgentState.TERMINATED:
@@ -177,10 +101,10 @@ class ToolAgentLoop:
                     state = await self._processing_tools()
                 else:
                     state = await self._pending(task)
-        except RolloutEnded as end:
+        except RolloutEnded as end:  # what was awaited failed or took too long
             result.ending = end.reached
         finally:
-            self._watch.close()
+            self._guard.watch.close()
         if result.rows:
             result.rows = self._recorder.finish()
         result.duration_s = self._clock.elapsed_s()
@@ -191,7 +115,7 @@ class ToolAgentLoop:
     async def _pending(self, task: Task) -> AgentState:
         """Reset the environment and take the first prompt."""
         parts = self._parts
-        value = await self._ask_env("reset", self._env.reset, task)
+        value = await self._guard.ask("reset", self._env.reset, task)
         try:
             observation = as_observation(value)
             tools = _merge_tools(parts.tools, observation.tools)
@@ -200,7 +124,7 @@ class ToolAgentLoop:
             raise crash("reset", error) from error
         self._begin(prompt, tools, raw=observation.raw)
         if reached := parts.limits.prompt_too_long(len(prompt.ids)):
-            raise RolloutEnded(reached)
+            return self._end(reached)
         return AgentState.GENERATING
 
     def _begin(self, prompt: Prompt, tools: Mapping[str, Tool], *, raw: bool) -> None:
@@ -215,7 +139,7 @@ class ToolAgentLoop:
             sandbox=self._sandbox,
             chat=parts.chat,
             limits=parts.limits,
-            watch=self._watch,
+            watch=self._guard.watch,
         )
         self._offered = tuple(tools.values())
         self._progress.context_tokens = len(prompt.ids)
@@ -226,7 +150,9 @@ class ToolAgentLoop:
         """Sample one turn and record it."""
         sampling = self._sampling()
         started = time.monotonic()
-        generation = await self._generate(sampling)
+        generation = await self._guard.generate(
+            self._parts.generator, self._recorder.ids, sampling, self._session_id
+        )
         self._turn = turn = self._read(generation)
         try:
             self._recorder.add_assistant(
@@ -240,7 +166,8 @@ class ToolAgentLoop:
         self._progress.assistant_turns += 1
         self._count()
         if generation.finish_reason is FinishReason.ABORT:
-            raise ended(Termination.ABORTED, "the engine aborted the turn")
+            detail = "the engine aborted the turn"
+            return self._end(Reached(termination=Termination.ABORTED, detail=detail))
         return AgentState.PROCESSING_TOOLS
 
     def _sampling(self) -> SamplingParams:
@@ -257,34 +184,6 @@ class ToolAgentLoop:
             stop_token_ids=self._stop_ids,
             seed=turn_seed(self._seed, self._progress.assistant_turns),
         )
-
-    async def _generate(self, sampling: SamplingParams) -> Generation:
-        started = time.monotonic()
-        try:
-            with self._watch.limit(self._clock.left_s()):
-                generation = await self._parts.generator.generate(
-                    self._recorder.ids, sampling, self._session_id
-                )
-            if not 0 < len(generation.ids) <= sampling.max_tokens:
-                raise EngineError(
-                    f"the engine returned {len(generation.ids)} tokens, expected 1 to "
-                    f"{sampling.max_tokens}"
-                )
-            return generation
-        except TimeoutError as error:
-            if not self._watch.expired:
-                raise crash("engine", error, Termination.ENGINE_FAILED) from error
-            self._clock.add("engine", time.monotonic() - started)
-            started = time.monotonic()
-            raise RolloutEnded(self._clock.overrun()) from error
-        except asyncio.CancelledError as error:
-            if _cancelled_from_outside():
-                raise
-            raise crash("engine", error, Termination.ENGINE_FAILED) from error
-        except Exception as error:  # recording boundary: an engine may fail in any way
-            raise crash("engine", error, Termination.ENGINE_FAILED) from error
-        finally:
-            self._clock.add("engine", time.monotonic() - started)
 
     def _read(self, generation: Generation) -> SampledTurn:
         parts = self._parts
@@ -328,7 +227,7 @@ class ToolAgentLoop:
             reached = self._silence(turn)
         if reached is not None:
             self._show_rest(results, feedback, duration_s)
-            raise RolloutEnded(reached)
+            return self._end(reached)
         try:
             self._overrides = sampling_overrides(step.sampling_params, self._base)
             if feedback:
@@ -338,7 +237,7 @@ class ToolAgentLoop:
             raise crash("step", error) from error
         if delta is None:
             self._show_rest(results, feedback, duration_s)
-            raise RolloutEnded(limits.no_room(progress))
+            return self._end(limits.no_room(progress))
         self._recorder.add_environment(
             delta.ids,
             role=delta.role,
@@ -361,17 +260,7 @@ class ToolAgentLoop:
             calls = tuple(call for call in calls if call.name in self._calls.tools)
         if not calls:
             return ()
-        try:
-            results = await self._calls.run(calls, left_s=self._clock.left_s())
-        except asyncio.CancelledError as error:
-            if _cancelled_from_outside():
-                raise
-            raise crash("tool", error) from error
-        except Exception as error:  # recording boundary: a tool may fail in any way
-            raise crash("tool", error) from error
-        # The calls ran at the same time.
-        self._clock.add("action", max(result.duration_s for result in results))
-        return results
+        return await self._guard.run(self._calls, calls)
 
     def _show(self, results: Sequence[ToolResult], turn: SampledTurn) -> Delta | None:
         """The results as the model will see them if the environment has nothing to add."""
@@ -396,7 +285,7 @@ class ToolAgentLoop:
             observation_text=self._seen_text if wants_text else "",
             raw_text=turn.raw_text,
         )
-        value = await self._ask_env("step", self._env.step, action)
+        value = await self._guard.ask("step", self._env.step, action)
         try:
             step = as_step_result(value)
         except EnvError as error:
@@ -443,48 +332,13 @@ class ToolAgentLoop:
 
     # -- shared -----------------------------------------------------------------------------
 
+    def _end(self, reached: Reached) -> AgentState:
+        self._result.ending = reached
+        return AgentState.TERMINATED
+
     def _count(self) -> None:
         self._progress.response_tokens = self._recorder.response_tokens
         self._progress.context_tokens = len(self._recorder.ids)
-
-    async def _ask_env(self, what: str, method: Callable[[Any], Awaitable[Any]], given: Any) -> Any:
-        """Await the environment within its time limit and book the time.
-
-        A limit that ran out while commands of the model ran in the sandbox is the model's doing;
-        otherwise the environment is slow, which is infrastructure.
-        """
-        limit_s = self._parts.limits.env_timeout_s
-        started, busy_s = time.monotonic(), self._sandbox.busy_s
-        try:
-            with self._watch.limit(limit_s):
-                return await method(given)
-        except asyncio.CancelledError as error:
-            if _cancelled_from_outside():
-                raise
-            raise crash(what, error) from error
-        except TimeoutError as error:
-            if not self._watch.expired:
-                raise crash(what, error) from error
-            acted_s = self._sandbox.busy_s - busy_s
-            own = acted_s > limit_s / 2
-            raise ended(
-                Termination.TOOL_TIMEOUT if own else Termination.ENV_CRASHED,
-                f"env_timeout_s: {what} took longer than {limit_s:g} s, "
-                f"{acted_s:.1f} s of it in sandbox commands",
-            ) from error
-        except Exception as error:  # recording boundary: authors raise whatever they like
-            raise crash(what, error) from error
-        finally:
-            acted_s = self._sandbox.busy_s - busy_s
-            if acted_s:
-                self._clock.add("action", acted_s)
-            self._clock.add("env", time.monotonic() - started - acted_s)
-
-
-def _cancelled_from_outside() -> bool:
-    """Whether this task was told to stop; else some code let a cancellation of its own escape."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _merge_tools(config: Mapping[str, Tool], offered: Sequence[Tool]) -> Mapping[str, Tool]:

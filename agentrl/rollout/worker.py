@@ -22,8 +22,9 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.adapter import adapt_env, make_dict_env
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.limits import Limits
-from agentrl.rollout.loop import LoopParts, Rollout, ToolAgentLoop
+from agentrl.rollout.loop import ToolAgentLoop
 from agentrl.rollout.prompts import PromptCache
+from agentrl.rollout.records import LoopParts, Rollout
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.seeds import rollout_seed
 from agentrl.sandbox import SandboxBackend, SandboxLimits

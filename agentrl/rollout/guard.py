@@ -1,0 +1,126 @@
+"""Everything a rollout awaits, within its time limit, with its time booked and its errors named.
+
+The three methods are the recording boundaries of the loop: whatever an environment, a tool or an
+engine raises becomes the ending of the rollout here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from agentrl.engine import Generator
+from agentrl.errors import EngineError
+from agentrl.rollout.calls import CallRunner
+from agentrl.rollout.clock import RolloutClock
+from agentrl.rollout.endings import RolloutEnded, crash, ended
+from agentrl.rollout.sandbox import SharedSandbox
+from agentrl.rollout.watch import Watch
+from agentrl.types import Generation, SamplingParams, Termination, ToolCall, ToolResult
+
+
+class Guard:
+    """Awaits for one rollout; make it inside the task that runs the rollout."""
+
+    def __init__(
+        self, *, clock: RolloutClock, sandbox: SharedSandbox, env_timeout_s: float
+    ) -> None:
+        self.watch = Watch()
+        self._clock = clock
+        self._sandbox = sandbox
+        self._env_timeout_s = env_timeout_s
+
+    async def generate(
+        self,
+        generator: Generator,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+    ) -> Generation:
+        """A turn of at least one and at most `max_tokens` tokens.
+
+        Raises:
+            RolloutEnded: the engine failed, or the wall clock of the rollout ran out.
+        """
+        started = time.monotonic()
+        late = False
+        try:
+            with self.watch.limit(self._clock.left_s()):
+                generation = await generator.generate(prompt_ids, sampling, session_id)
+            if not 0 < len(generation.ids) <= sampling.max_tokens:
+                raise EngineError(
+                    f"the engine returned {len(generation.ids)} tokens, expected 1 to "
+                    f"{sampling.max_tokens}"
+                )
+            return generation
+        except asyncio.CancelledError as error:
+            if _cancelled_from_outside():
+                raise
+            raise crash("engine", error, Termination.ENGINE_FAILED) from error
+        except Exception as error:  # recording boundary: an engine may fail in any way
+            late = isinstance(error, TimeoutError) and self.watch.expired
+            if not late:
+                raise crash("engine", error, Termination.ENGINE_FAILED) from error
+        finally:
+            self._clock.add("engine", time.monotonic() - started)
+        raise RolloutEnded(self._clock.overrun())
+
+    async def run(self, runner: CallRunner, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
+        """The results of the calls of one turn; their time is the model's own.
+
+        Raises:
+            RolloutEnded: a tool raised something that is not for the model.
+        """
+        try:
+            results = await runner.run(calls, left_s=self._clock.left_s())
+        except asyncio.CancelledError as error:
+            if _cancelled_from_outside():
+                raise
+            raise crash("tool", error) from error
+        except Exception as error:  # recording boundary: a tool may fail in any way
+            raise crash("tool", error) from error
+        # The calls ran at the same time.
+        self._clock.add("action", max(result.duration_s for result in results))
+        return results
+
+    async def ask(self, what: str, method: Callable[[Any], Awaitable[Any]], given: Any) -> Any:
+        """What the environment answers to `reset` or `step`.
+
+        A limit that ran out while commands of the model ran in the sandbox is the model's doing;
+        otherwise the environment is slow, which is infrastructure.
+
+        Raises:
+            RolloutEnded: the environment raised or took too long.
+        """
+        limit_s = self._env_timeout_s
+        started, busy_s = time.monotonic(), self._sandbox.busy_s
+        try:
+            with self.watch.limit(limit_s):
+                return await method(given)
+        except asyncio.CancelledError as error:
+            if _cancelled_from_outside():
+                raise
+            raise crash(what, error) from error
+        except Exception as error:  # recording boundary: authors raise whatever they like
+            if not (isinstance(error, TimeoutError) and self.watch.expired):
+                raise crash(what, error) from error
+            acted_s = self._sandbox.busy_s - busy_s
+            own = acted_s > limit_s / 2
+            raise ended(
+                Termination.TOOL_TIMEOUT if own else Termination.ENV_CRASHED,
+                f"env_timeout_s: {what} took longer than {limit_s:g} s, "
+                f"{acted_s:.1f} s of it in sandbox commands",
+            ) from error
+        finally:
+            acted_s = self._sandbox.busy_s - busy_s
+            if acted_s:
+                self._clock.add("action", acted_s)
+            self._clock.add("env", time.monotonic() - started - acted_s)
+
+
+def _cancelled_from_outside() -> bool:
+    """Whether this task was told to stop; else some code let a cancellation of its own escape."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

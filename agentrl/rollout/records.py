@@ -1,0 +1,87 @@
+"""What goes into an agent loop, what it holds in hand, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from agentrl.engine import Generator
+from agentrl.rollout.limits import Limits, Reached
+from agentrl.rollout.recorder import Row
+from agentrl.tool import Tool
+from agentrl.types import ToolCall
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat, ToolCallParser
+
+
+class AgentState(StrEnum):
+    """Where a rollout is."""
+
+    PENDING = "pending"
+    """Nothing was sampled; the environment has to be reset."""
+    GENERATING = "generating"
+    """The model's turn."""
+    PROCESSING_TOOLS = "processing_tools"
+    """Calls run, the environment judges, and what comes back is appended."""
+    TERMINATED = "terminated"
+    """Over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParts:
+    """What all rollouts of a worker share."""
+
+    generator: Generator
+    """Samples turns."""
+    chat: ChatFormat
+    """Turns messages into ids and ids into text."""
+    parser: ToolCallParser | None
+    """Finds calls; None if the text is all there is."""
+    tools: Mapping[str, Tool]
+    """Tools of the config, by name."""
+    limits: Limits
+    """Every bound of a rollout."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SampledTurn:
+    """The turn in hand, from GENERATING to PROCESSING_TOOLS. Not frozen: it never leaves the loop,
+    and a frozen one takes three times as long to make."""
+
+    text: str
+    """Decoded, without the stop token."""
+    raw_text: str
+    """Decoded with special tokens, for environments that want it."""
+    calls: tuple[ToolCall, ...]
+    """Everything that looks like a call."""
+    ended: bool
+    """Whether the last id is a stop token."""
+    truncated: bool
+    """Whether the turn was cut off at its token limit."""
+    tokens: int
+    """Its length."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rollout:
+    """What came of one rollout; the worker makes trajectories of it."""
+
+    rows: list[Row] = field(default_factory=list)
+    """Checked rows; empty if there was not even a prompt."""
+    prompt_text: str = ""
+    """The first prompt with its special tokens."""
+    reward: float = 0.0
+    """Sum of the step rewards."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """Named parts, summed over the steps."""
+    score: float | None = None
+    """The last score the environment gave."""
+    extra_logs: dict[str, float] = field(default_factory=dict)
+    """The last value of each name."""
+    ending: Reached | None = None
+    """Why it is over; set exactly once."""
+    duration_s: float = 0.0
+    """Wall time."""
