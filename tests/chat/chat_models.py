@@ -106,6 +106,17 @@ def _sentence_piece(specials: Sequence[str]) -> Tokenizer:
     return fresh
 
 
+def sentence_piece_with(template: str) -> Any:
+    """A SentencePiece-like tokenizer with the given Jinja text as its template."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_sentence_piece(_MISTRAL_SPECIALS[:3]),
+        chat_template=template,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+    )
+
+
 def _wrap(tokenizer: Tokenizer, template: str, **names: str) -> Any:
     text = (TEMPLATES / f"{template}.jinja").read_text()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=text, **names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chat_models import model
+from chat_models import model, sentence_piece_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -165,14 +165,17 @@ def test_there_is_one_beginning_of_text(name: str) -> None:
 
 
 def test_sentence_piece_deltas_have_no_leading_space_token() -> None:
-    # Fails if deltas are encoded as documents: SentencePiece puts a space in front (seen with
-    # `encode(text, after=None)` in `turn_delta`).
-    chat = chat_of("mistral_v3")
-    space = model("mistral_v3").convert_tokens_to_ids("\u2581")
+    # Fails if deltas are encoded as documents: SentencePiece puts a space in front of them (seen
+    # with `after=None` in `turn_delta`).
+    tokenizer = sentence_piece_with(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    chat = build_chat(tokenizer, ChatSection())
     delta = chat.turn_delta([Message(role="user", content="x")], ended=True)
-    assert delta[0] == model("mistral_v3").convert_tokens_to_ids("[INST]")
+    assert chat.decode_raw((chat.stop_token_ids[0], *delta)) == "</s>\nuser: x</s>\nassistant: "
     assert chat.decode(chat.encode_plain("x")) == "x"
-    assert chat.encode_plain("x")[0] != space
+    assert chat.encode_plain("x")[0] != tokenizer.convert_tokens_to_ids("\u2581")
 
 
 def test_neighbours_that_a_template_refuses_become_one_message() -> None:

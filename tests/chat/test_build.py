@@ -60,6 +60,32 @@ def test_a_template_that_rewrites_history_is_refused() -> None:
         build(numbered)
 
 
+def plain(c: Any, tools: Any, gen: bool) -> str:
+    return turns(c) + "assistant: " * gen
+
+
+def test_ids_that_depend_on_what_comes_before_are_refused() -> None:
+    # Fails without the comparison of ids: the text of the delta is right.
+    class Positional(Templated):
+        def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+            ids = super().encode(text, add_special_tokens=add_special_tokens)
+            return [*ids[:-1], 7] if len(text) > 80 else ids
+
+    with pytest.raises(ChatError, match="ids of the delta differ"):
+        build_chat(Positional(plain), ChatSection())
+
+
+def test_a_tokenizer_that_adds_tokens_to_rendered_text_is_refused() -> None:
+    # Fails without the comparison with the tokenizer's own ids, where BOS may be doubled.
+    class Adding(Templated):
+        def apply_chat_template(self, conversation: Any, **keys: Any) -> Any:
+            made = super().apply_chat_template(conversation, **keys)
+            return [256, *made] if isinstance(made, list) else made
+
+    with pytest.raises(ChatError, match="the tokenizer gives"):
+        build_chat(Adding(plain), ChatSection())
+
+
 def test_a_template_that_drops_earlier_turns_is_refused() -> None:
     with pytest.raises(ChatError, match="times instead of once"):
         build(lambda c, tools, gen: turns(c[-1:]) + "assistant: " * gen)
