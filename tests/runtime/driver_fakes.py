@@ -156,7 +156,7 @@ def fake_config(tmp_path: Path, **train: Any) -> RunConfig:
             "env": {"target": "x:Y"},
             "dataset": {"source": "x.jsonl"},
             "rollout": {"prompts_per_step": 3, "n_samples_per_prompt": 3},
-            "train": {"steps": 7, **train},
+            "train": {"steps": 7, "minibatches": 2, "epochs_per_batch": 2, **train},
             "eval": {"datasets": {"held": {"source": "x.jsonl"}}, "n_samples": 2, "every_steps": 2},
             "checkpoint": {"every_steps": 3},
             "log": {"tensorboard": False},

@@ -94,8 +94,7 @@ def test_a_finished_run(project: Path) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_kill_9_at_random_moments(project: Path, tmp_path: Path, seed: int) -> None:
-    # Seen to fail with checkpoints that hold the cursor of the next step, and with a resume that
-    # samples stored steps again (the weights are no longer one pass over the store).
+    # Seen to fail with a resume that samples stored steps again: their files are made twice.
     moments = random.Random(seed)
     path = fresh(project, tmp_path, env__args={"delay_s": 0.05}, train__steps=8)
     run = tmp_path / "runs" / "tiny"
