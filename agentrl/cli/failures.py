@@ -11,6 +11,9 @@ from rich.text import Text
 
 from agentrl.errors import AgentrlError
 
+_EXTRAS = {"torch": "train", "transformers": "train", "safetensors": "train", "gguf": "quickstart"}
+"""Packages a user may lack, and the extra that brings them."""
+
 
 def report(error: BaseException, *, debug: bool) -> int:
     """Print what happened to stderr and return the exit status.
@@ -23,6 +26,10 @@ def report(error: BaseException, *, debug: bool) -> int:
         console.print("".join(traceback.format_exception(error)), markup=False)
     if isinstance(error, AgentrlError):
         console.print(Text("error: ", style="bold red") + Text(str(error)))
+        return 2
+    if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+        need = f"{error.name} is not installed; run pip install 'agentrl[{_EXTRAS[error.name]}]'"
+        console.print(Text("error: ", style="bold red") + Text(need))
         return 2
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     console.print(Text("unexpected error: ", style="bold red") + Text(text))

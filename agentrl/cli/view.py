@@ -88,7 +88,8 @@ class LiveView(Progress):
         self._step, self._metrics = 0, {}
         self._rewards: deque[float] = deque(maxlen=_TREND)
         self._scores: dict[str, list[EvalSummary]] = {}
-        self._finished = 0
+        self._durations: deque[float] = deque(maxlen=8)
+        self._eval_s = 0.0
 
     def attach(self, console: Console) -> None:
         """Where notes go; they appear above the panel."""
@@ -101,6 +102,8 @@ class LiveView(Progress):
 
     def phase(self, name: str, total: int = 0) -> None:
         """See `Progress.phase`."""
+        if self._phase.startswith("eval") and not self._durations:
+            self._eval_s += self._in_phase()
         self._phase, self._phase_began = name, time.monotonic()
         self._total, self._rollouts, self._tokens = total, 0, 0
         self._batches = (0, 0)
@@ -121,7 +124,7 @@ class LiveView(Progress):
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Progress.step_done`."""
         self._step, self._metrics = step, dict(metrics)
-        self._finished += 1
+        self._durations.append(metrics.get("timing_s/step", 0.0))
         if "reward" in metrics:
             self._rewards.append(metrics["reward"])
 
@@ -169,8 +172,10 @@ class LiveView(Progress):
         assert self._plan is not None
         elapsed = time.monotonic() - self._began
         left = None
-        if self._finished:
-            left = elapsed / self._finished * (self._plan.steps - self._step)
+        if self._durations:
+            step_s = sum(self._durations) / len(self._durations)
+            # The evaluation after training takes about what the one before it took.
+            left = step_s * (self._plan.steps - self._step) + self._eval_s
         if self._plan.max_minutes:
             rest = max(0.0, self._plan.max_minutes * 60 - elapsed)
             left = rest if left is None else min(left, rest)

@@ -105,3 +105,9 @@ def test_eval_without_anything_to_score(capsys: pytest.CaptureFixture[str]) -> N
     status, _, err = run(capsys, "eval", "--model", "somewhere")
     assert status == 2
     assert "--env and --dataset" in err
+
+
+def test_a_missing_extra_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ModuleNotFoundError("No module named 'torch'", name="torch")
+    assert failures.report(error, debug=False) == 2
+    assert "pip install 'agentrl[train]'" in capsys.readouterr().err
