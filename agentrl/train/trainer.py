@@ -219,7 +219,8 @@ class Trainer:
 
 
 def _check_finite(log_probs_R: Tensor, micro: MicroBatch) -> None:
-    bad = (~torch.isfinite(log_probs_R.detach())).nonzero()[:, 0].tolist()
+    log_probs_R = log_probs_R.detach()
+    bad = (~torch.isfinite(log_probs_R)).nonzero()[:, 0].tolist()
     if bad:
         rows = sorted({str(micro.rows[micro.row_R[index]]) for index in bad})
         raise TrainError(

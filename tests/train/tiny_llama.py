@@ -58,7 +58,7 @@ def tiny_model(dtype: torch.dtype = torch.float64, *, seed: int = 0, tied: bool 
         num_key_value_heads=2,
         max_position_embeddings=512,
         tie_word_embeddings=tied,
-        initializer_range=0.3,
+        initializer_range=0.1,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
@@ -143,8 +143,11 @@ def make_groups(seed: int = 0, sizes: Sequence[int] = (4, 3, 1, 5)) -> list[Traj
     return groups
 
 
-def with_model_log_probs(model: Any, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """The same rollouts as if `model` itself had sampled them."""
+def with_model_log_probs(
+    model: Any, groups: Sequence[TrajectoryGroup], *, noise: float = 0.0
+) -> list[TrajectoryGroup]:
+    """The same rollouts as if `model` itself had sampled them, or one that differs by `noise`."""
+    rng = random.Random(0)
     out = []
     for group in groups:
         rows = []
@@ -154,7 +157,8 @@ def with_model_log_probs(model: Any, groups: Sequence[TrajectoryGroup]) -> list[
                 logits = model(ids).logits[0, len(row.prompt_ids) - 1 : -1]
             logp = torch.log_softmax(logits.double() / row.temperature, -1)
             chosen = logp[torch.arange(len(row.response_ids)), torch.tensor(row.response_ids)]
-            values = zip(chosen.tolist(), row.response_mask, strict=True)
+            sampled = [value + rng.uniform(-noise, noise) for value in chosen.tolist()]
+            values = zip(sampled, row.response_mask, strict=True)
             rows.append(replaced(row, rollout_log_probs=tuple(v if m else 0.0 for v, m in values)))
         out.append(
             TrajectoryGroup(
