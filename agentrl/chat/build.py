@@ -46,12 +46,19 @@ def build_chat(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
 
     Args:
         tokenizer: a `transformers` tokenizer, or anything like it.
-        section: `template`, `tool_parser` and `system_prompt`.
+        section: template, tool parser, system prompt, and how a reply begins and stops.
 
     Raises:
         ConfigError: an unknown template or parser, or a tokenizer without a template.
-        ChatError: the template cannot be appended to, or is not of the named family.
+        ChatError: the template cannot be appended to, or is not of the named family; a stop text
+            that is not one token.
     """
+    chat = _build(tokenizer, section)
+    chat.set_reply(prefix=section.reply_prefix, stop=section.stop)
+    return chat
+
+
+def _build(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
     if section.template not in TEMPLATES:
         raise ConfigError(f"chat.template: {choices(section.template, TEMPLATES)}")
     check_parser_name(section.tool_parser)

@@ -31,6 +31,10 @@ class ChatFormat(ABC):
     """The family: `chatml`, `llama3`, `mistral`, `generic` or `raw`."""
     stop_token_ids: tuple[int, ...]
     """Special tokens that end an assistant turn; the first is the one the template writes."""
+    action_stop_ids: tuple[int, ...] = ()
+    """Tokens that end an action but not the turn as the template knows it: `chat.stop`."""
+    reply_prefix_ids: tuple[int, ...] = ()
+    """What every model turn begins with: `chat.reply_prefix`. Part of the prompt and the deltas."""
     reasoning_prefilled: bool = False
     """Whether the generation prompt opens a `<think>` block that the model closes."""
 
@@ -64,6 +68,24 @@ class ChatFormat(ABC):
             ended: whether the turn ended with a sampled stop token. If not, the delta begins with
                 the token that closes the turn.
         """
+
+    def set_reply(self, *, prefix: str, stop: Sequence[str]) -> None:
+        """Take `chat.reply_prefix` and `chat.stop`; they apply to templated turns only.
+
+        Raises:
+            ChatError: a stop text that is not exactly one token.
+        """
+        self.reply_prefix_ids = self._codec.encode_plain(prefix) if prefix else ()
+        ids: list[int] = []
+        for text in stop:
+            encoded = self._codec.encode_document(text)
+            if len(encoded) != 1:
+                raise ChatError(
+                    f"chat.stop: {text!r} is {len(encoded)} tokens for this tokenizer, expected "
+                    "exactly one; generation can only stop at a token"
+                )
+            ids.extend(encoded)
+        self.action_stop_ids = tuple(ids)
 
     def raw_prompt(self, text: str) -> tuple[int, ...]:
         """Ids of a prompt that brings its own markers; special tokens in it are real."""
@@ -141,11 +163,11 @@ class TemplateChat(ChatFormat):
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[int, ...]:
         """See `ChatFormat.render_prompt`."""
-        return self._codec.encode(self._render(messages, tools))
+        return self._codec.encode(self._render(messages, tools)) + self.reply_prefix_ids
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """See `ChatFormat.render_text`."""
-        return self._render(messages, tools).replace(CUT, "")
+        return self._render(messages, tools).replace(CUT, "") + self.decode(self.reply_prefix_ids)
 
     def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
         """See `ChatFormat.turn_delta`."""
@@ -153,7 +175,8 @@ class TemplateChat(ChatFormat):
         ids = self._codec.encode(
             pieces.compose(messages, self._template.guard), after=pieces.close_id
         )
-        return ids if ended else (pieces.close_id, *ids)
+        close = () if ended else (pieces.close_id,)
+        return (*close, *ids, *self.reply_prefix_ids)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         if not messages:

@@ -65,6 +65,7 @@ class ToolCallParser(ABC):
         ids: Sequence[int],
         chat: ChatFormat,
         *,
+        given: Sequence[int] = (),
         tools: Sequence[Tool] = (),
         turn: int = 0,
     ) -> ParsedTurn:
@@ -73,12 +74,14 @@ class ToolCallParser(ABC):
         Args:
             ids: the sampled ids, with or without the stop token.
             chat: decodes them.
+            given: ids the turn was begun with by the environment (`chat.reply_prefix`); they are
+                read as part of it, and spans count from the first sampled id.
             tools: what is offered; formats whose arguments are untyped text take the types from
                 the schemas.
             turn: index of the turn in its rollout; makes the ids of the calls differ between
                 turns with the same text.
         """
-        body = list(ids)
+        body = [*given, *ids]
         while body and body[-1] in chat.stop_token_ids:
             body.pop()
         raw = chat.decode_raw(body)
@@ -105,7 +108,7 @@ class ToolCallParser(ABC):
                     raw=raw[item.start : item.end],
                     status=item.status,
                     error=item.error,
-                    span=places.span(item.start, item.end),
+                    span=_shifted(places.span(item.start, item.end), len(given)),
                 )
             )
         outside.append(raw[done:])
@@ -121,6 +124,10 @@ class ToolCallParser(ABC):
             start: where reasoning ends; calls before it are only thought of.
             tools: see `parse`.
         """
+
+
+def _shifted(span: tuple[int, int], by: int) -> tuple[int, int]:
+    return max(0, span[0] - by), max(0, span[1] - by)
 
 
 def _after_reasoning(text: str, prefilled: bool) -> int:

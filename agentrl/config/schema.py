@@ -55,6 +55,12 @@ class ChatSection(Section):
     `mistral` or `fenced_code`."""
     system_prompt: str | None = None
     """Put before prompts that have no system message; None leaves that to the template."""
+    reply_prefix: str = ""
+    """Text every model turn begins with, as if the model had written it, but never trained on: an
+    opened code fence, say."""
+    stop: tuple[str, ...] = ()
+    """Tokens, written as text, that end a model turn beside the template's own; they stay part of
+    the turn and are trained on."""
 
 
 class EnvSection(Section):

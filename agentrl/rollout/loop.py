@@ -70,9 +70,10 @@ class ToolAgentLoop:
         self._base = sampling
         self._seed = seed
         self._session_id = session_id
-        self._stop_ids = tuple(
-            dict.fromkeys((*sampling.stop_token_ids, *parts.chat.stop_token_ids))
-        )
+        ends = (*sampling.stop_token_ids, *parts.chat.stop_token_ids)
+        self._end_ids = frozenset(ends)
+        self._stop_ids = tuple(dict.fromkeys((*ends, *parts.chat.action_stop_ids)))
+        self._given: tuple[int, ...] = ()
         self._clock = RolloutClock(parts.limits.timeout_s)
         self._progress = Progress()
         self._overrides: Mapping[str, Any] = {}
@@ -133,6 +134,7 @@ class ToolAgentLoop:
         self._result.rows = self._recorder.rows
         self._result.prompt_text = prompt.text
         self._seen_text = prompt.text
+        self._given = () if raw else parts.chat.reply_prefix_ids
         self._deltas = DeltaBuilder(chat=parts.chat, limits=parts.limits, raw=raw)
         self._calls = CallRunner(
             tools=tools,
@@ -157,7 +159,7 @@ class ToolAgentLoop:
         try:
             self._recorder.add_assistant(
                 generation,
-                text=turn.text,
+                text=turn.sampled_text,
                 tool_calls=turn.calls,
                 duration_s=time.monotonic() - started,
             )
@@ -188,22 +190,29 @@ class ToolAgentLoop:
     def _read(self, generation: Generation) -> SampledTurn:
         parts = self._parts
         ids = generation.ids
-        stopped = ids[-1] in self._stop_ids
+        stopped = ids[-1] in self._end_ids
         body = ids[:-1] if stopped else ids
+        given = self._given
         if parts.parser is None:
-            text, calls = parts.chat.decode(body), ()
+            text, calls = parts.chat.decode((*given, *body) if given else body), ()
         else:
             parsed = parts.parser.parse(
-                body, parts.chat, tools=self._offered, turn=self._progress.assistant_turns
+                body,
+                parts.chat,
+                given=given,
+                tools=self._offered,
+                turn=self._progress.assistant_turns,
             )
             text, calls = parsed.text, parsed.calls
         raw_text = parts.chat.decode_raw(ids) if self._env.wants_observation_text else ""
         return SampledTurn(
             text=text,
+            sampled_text=parts.chat.decode(body) if given else text,
             raw_text=raw_text,
             calls=calls,
             ended=stopped,
-            truncated=generation.finish_reason is FinishReason.LENGTH and not stopped,
+            truncated=ids[-1] not in self._stop_ids
+            and generation.finish_reason is FinishReason.LENGTH,
             tokens=len(ids),
         )
 

@@ -52,7 +52,9 @@ class SampledTurn:
     and a frozen one takes three times as long to make."""
 
     text: str
-    """Decoded, without the stop token."""
+    """What the environment reads: decoded, reply prefix included, without the stop token."""
+    sampled_text: str
+    """What the model itself wrote; goes into the record."""
     raw_text: str
     """Decoded with special tokens, for environments that want it."""
     calls: tuple[ToolCall, ...]

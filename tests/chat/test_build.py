@@ -223,3 +223,8 @@ def test_families_know_the_other_ways_to_stop() -> None:
     qwen = model("qwen2_5")
     stops = set(chat_of("qwen2_5").stop_token_ids)
     assert stops == set(qwen.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
+
+
+def test_a_stop_text_must_be_one_token():
+    with pytest.raises(ChatError, match=r"chat\.stop: 'end' is 3 tokens"):
+        build_chat(ByteTokenizer(), ChatSection(stop=("end",)))

@@ -6,8 +6,8 @@ import random
 
 from rollout_fakes import Talk, add, call
 
-from agentrl.chat import build_parser
-from agentrl.config.schema import RolloutSection
+from agentrl.chat import build_chat, build_parser
+from agentrl.config.schema import ChatSection, RolloutSection
 from agentrl.env import StepResult
 from agentrl.rollout import RolloutWorker
 from agentrl.serving import TokenClient
@@ -171,3 +171,34 @@ async def test_one_session_stays_on_one_server_until_it_drains(chat):
     assert all(client.balancer.in_flight(e.name) == 0 for e in engines)
     # The engine that was left, and the one that was taken last, were told of the end.
     assert {s for e in engines for s in e.ended} == set(served)
+
+
+async def test_a_reply_prefix_is_read_but_never_trained_on(bench):
+    """Fails if the prefix counts as an action, is missing from later turns, is kept from the
+    environment, or if a `chat.stop` token passes for the end of the turn."""
+    section = ChatSection(tool_parser="fenced_code", reply_prefix="```python\n", stop=("~",))
+    chat = build_chat(ByteTokenizer(), section)
+    env = Talk(StepResult(environment_feedback="again"), StepResult(done=True, rewards=1.0))
+    made = bench(
+        ["x = 1\n```\n~", "x = 2\n```"],
+        lambda: env,
+        chat_format=chat,
+        parser="fenced_code",
+        tools=(),
+    )
+    row = await made.one()
+    check_tokens(row, made.engine.requests)
+    first, second = env.actions
+    assert first.text == "```python\nx = 1\n```\n~"
+    assert not first.truncated
+    assert [c.arguments["code"] for c in second.tool_calls] == ["x = 2"]
+    start, end = second.tool_calls[0].span
+    turn = row.turns[2]
+    assert start == 0
+    assert turn.text == "x = 2\n```"
+    assert end <= turn.end - turn.start
+    prompt, response = chat.decode_raw(row.prompt_ids), chat.decode_raw(row.response_ids)
+    assert prompt.endswith("assistant\n```python\n")
+    # The turn that stopped at "~" is closed by a token that is nobody's action.
+    assert "~<|im_end|>\n<|im_start|>user\nagain<|im_end|>" in response
+    assert response.count("```python\n") == 1
