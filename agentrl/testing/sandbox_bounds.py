@@ -120,7 +120,7 @@ async def killing_the_parent_does_not_help(backend: SandboxBackend) -> None:
         expect(await sandbox.exec(("true",)), Outcome.OK)
 
 
-@check()
+@check(alone=True)
 async def fork_bomb(backend: SandboxBackend) -> None:
     """A fork bomb is ended in time and the sandbox goes on working."""
     program = "import os\nwhile True:\n try: os.fork()\n except OSError: pass"
@@ -132,7 +132,7 @@ async def fork_bomb(backend: SandboxBackend) -> None:
         assert (await sandbox.exec(("sh", "-c", "echo alive"))).stdout == "alive\n"
 
 
-@check()
+@check(alone=True)
 async def process_limit(backend: SandboxBackend) -> None:
     """A program cannot have more processes than the limit."""
     program = (

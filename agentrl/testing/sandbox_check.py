@@ -38,19 +38,21 @@ class Check:
     """The weakest isolation that promises it."""
     body: Body
     """Raises if it does not hold."""
+    alone: bool = False
+    """Whether it loads the machine so much that other checks would suffer beside it."""
 
 
 CHECKS: list[Check] = []
 """All checks, in the order of their definition."""
 
 
-def check(needs: Isolation = Isolation.WEAK) -> Callable[[Body], Body]:
+def check(needs: Isolation = Isolation.WEAK, *, alone: bool = False) -> Callable[[Body], Body]:
     """Add a coroutine to the suite; its name and docstring become those of the check."""
 
     def add(body: Body) -> Body:
         name = getattr(body, "__name__", "")
         about = (body.__doc__ or "").strip().partition("\n")[0]
-        CHECKS.append(Check(name=name, about=about, needs=needs, body=body))
+        CHECKS.append(Check(name=name, about=about, needs=needs, body=body, alone=alone))
         return body
 
     return add

@@ -93,7 +93,7 @@ async def run_suite(
     Args:
         backend: made by the caller, and left open.
         names: of checks; none means all.
-        at_once: how many checks run side by side.
+        at_once: how many checks run side by side; those marked `alone` run after the others.
         on_result: called with each result as it comes.
 
     Raises:
@@ -113,5 +113,12 @@ async def run_suite(
             on_result(result)
         return result
 
-    wanted = [known[name] for name in names] if names else CHECKS
-    return list(await asyncio.gather(*(one(item) for item in wanted)))
+    wanted = [known[name] for name in names] if names else list(CHECKS)
+    together = [item for item in wanted if not item.alone]
+    results = dict(
+        zip(together, await asyncio.gather(*(one(item) for item in together)), strict=True)
+    )
+    for item in wanted:
+        if item.alone:
+            results[item] = await one(item)
+    return [results[item] for item in wanted]

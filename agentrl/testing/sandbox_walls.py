@@ -176,7 +176,7 @@ async def sandboxes_are_apart(backend: SandboxBackend) -> None:
         assert (await two.exec(("ls", "-A"))).stdout == "", "the work directory is not empty"
 
 
-@check(WALLS)
+@check(WALLS, alone=True)
 async def a_bomb_does_not_starve_siblings(backend: SandboxBackend) -> None:
     """A fork bomb in one sandbox does not keep another from starting processes."""
     bomb = "import os\nwhile True:\n try: os.fork()\n except OSError: pass"

@@ -203,7 +203,8 @@ class ProcessBackend(SupervisedBackend):
             if not python.reachable() and (cover := python.cover()):
                 config["uncover"] = (cover, list(python.roots))
         else:
-            # The kernel counts all processes of the user; ours are counted by the supervisor, and
-            # this bound only keeps a fork bomb from outrunning it.
+            # The kernel counts all processes of the user, other sandboxes' too. The supervisor
+            # counts those of its own; this bound only keeps a fork bomb from outrunning it, and is
+            # wide enough that others can go on starting processes meanwhile.
             config["other_processes"] = threads_of_user() + 256
         return Launch(argv=python_command(), config=config, base=base, mark=mark)

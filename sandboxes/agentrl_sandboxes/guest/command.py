@@ -82,14 +82,16 @@ def lead(
             become(config, request, stdio, leaders)
         for fd in stdio:
             os.close(fd)
-        ended = False
-        while True:
+        pid = 0
+        while pid != program:
             pid, status = os.waitpid(-1, 0)
-            if pid == program:
-                os.write(status_fd, struct.pack(">i", status))
-                ended = True
-            if ended:
+        os.write(status_fd, struct.pack(">i", status))
+        # Most commands leave nothing behind, and then this raises at once.
+        while True:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if not pid:
                 kill_below(os.getpid())
+                os.waitpid(-1, 0)
     except ChildProcessError:
         code = 0
     finally:

@@ -46,7 +46,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Signal a process that may be gone."""
+    """Signal a process (or a group, if negative) that may be gone."""
     try:
         os.kill(pid, number)
     except OSError:
@@ -54,13 +54,18 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def kill_below(pid: int) -> None:
-    """Kill what is below a process. Stops all of it first, or a fork bomb would outrun us."""
+    """Kill what is below a process.
+
+    Whole process groups first: that is one call which no fork can slip through, and ends most fork
+    bombs. What has left its group is stopped before it is killed, or it would outrun us.
+    """
     stopped: set[int] = set()
     for _ in range(50):
         fresh = set(descendants(pid)) - stopped
         if not fresh:
             break
         for child in fresh:
+            send_signal(-child, SIGKILL)
             send_signal(child, SIGSTOP)
         stopped |= fresh
     for child in stopped:

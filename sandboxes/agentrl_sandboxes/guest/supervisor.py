@@ -265,17 +265,21 @@ class Supervisor:
         """Check memory, processes and disk of all commands together; end the largest command."""
         running = [c for c in self.commands.values() if not (c.killed_at or c.gone_at)]
         trees = {c.ident: descendants(c.leader) for c in running}
+        if running and sum(map(len, trees.values())) > self.limits["processes"]:
+            # First, because a bomb grows while its memory is counted.
+            max(running, key=lambda c: len(trees[c.ident])).kill(wire.PROCESSES)
+            self.next_look = now
+            return
         most = self.limits["memory"]
         used = {c.ident: memory_of(trees[c.ident], most) for c in running}
         left = most - sum(used.values())
         if running and left < 0:
             max(running, key=lambda c: used[c.ident]).kill(wire.OOM)
-        if running and sum(map(len, trees.values())) > self.limits["processes"]:
-            max(running, key=lambda c: len(trees[c.ident])).kill(wire.PROCESSES)
         # Memory fills at some 4 GB/s at most, so a look can wait until it could have run out.
         gap = min(0.25, max(0.01, left / 4e9))
         if self.config["watch"]:
-            gap = min(gap, 0.03)
+            # A fork bomb makes some hundred processes in this time.
+            gap = min(gap, 0.015)
             if now >= self.next_disk_look:
                 self.next_disk_look = now + 0.1 + 10 * self.look_at_disk(running)
         self.next_look = now + gap
