@@ -24,6 +24,8 @@ from agentrl.types import ToolCall
         ("", None),
         ("```", None),
         ("def f(): '\ud800'", "def f(): '\ud800'"),
+        # Cut off in the middle of a second thought: the first answer stands.
+        ("```python\ndef f(): 1\n```\nOr:\n```python\ndef f(:", "def f(): 1\n"),
     ],
 )
 def test_the_block_that_defines_the_function_wins(text, expected):

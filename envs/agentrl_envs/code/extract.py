@@ -12,7 +12,7 @@ MAX_CODE_CHARS = 50_000
 """Longer code is no answer to a small task; it is treated as no code at all."""
 
 _FENCE = re.compile(
-    r"```[ \t]*(?:[Pp]ython3?|py)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE
+    r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(?P<code>.*?)(?P<end>```|\Z)", re.DOTALL | re.IGNORECASE
 )
 
 
@@ -21,17 +21,22 @@ def extract_code(text: str, calls: Sequence[ToolCall], entry_point: str) -> str 
 
     The last fenced block that defines `entry_point` wins (a later block is often only a usage
     example), then the last fenced block, then the `code` argument of a tool call, then the whole
-    text if it is Python that defines the function. A last block without its closing fence counts.
+    text if it is Python that defines the function. A block without its closing fence was cut off
+    in the middle; it counts only if no closed block defines the function.
     """
     if len(text) > MAX_CODE_CHARS:
         return None
-    blocks = [block for block in _FENCE.findall(text) if block.strip()]
+    found = [match for match in _FENCE.finditer(text) if match["code"].strip()]
+    blocks = [match["code"] for match in found]
     blocks += [
         call.arguments["code"] for call in calls if isinstance(call.arguments.get("code"), str)
     ]
-    defining = [block for block in blocks if defines(block, entry_point)]
-    if defining or blocks:
-        return (defining or blocks)[-1]
+    closed = [match["code"] for match in found if match["end"]]
+    for candidates in (closed, blocks):
+        if defining := [block for block in candidates if defines(block, entry_point)]:
+            return defining[-1]
+    if blocks:
+        return blocks[-1]
     return text if defines(text, entry_point) and parses(text) else None
 
 
