@@ -48,5 +48,5 @@ $(VENV)/.train: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.test: $(VENV)/.train
 	@echo "agentrl: installing what the tests need into $(VENV)"
-	@$(PIP) -e ".[train,quickstart,track,inspect,dev]"
+	@$(PIP) -e ".[train,quickstart,track,dev]"
 	@touch $@

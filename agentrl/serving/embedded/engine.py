@@ -23,7 +23,7 @@ import torch
 
 from agentrl.config.schema import ServingSection
 from agentrl.engine import Engine, EngineHealth
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.serving.embedded.forward import RowModel, Segment
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.sampling import Draw, sample
@@ -132,12 +132,12 @@ class EmbeddedEngine(Engine):
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         limit = min(sampling.max_tokens, self._max_context - len(prompt))
         if len(prompt) == 0 or limit < 1:
-            raise EngineError(
+            raise EngineRefused(
                 f"request of session {session_id!r}: {len(prompt)} prompt tokens and max_tokens "
                 f"{sampling.max_tokens} do not fit a context of {self._max_context}"
             )
         if int(prompt.min()) < 0 or int(prompt.max()) >= self._model.vocab_size:
-            raise EngineError(
+            raise EngineRefused(
                 f"request of session {session_id!r}: token ids {int(prompt.min())}.."
                 f"{int(prompt.max())} outside the vocabulary of {self._model.vocab_size}"
             )
@@ -154,7 +154,7 @@ class EmbeddedEngine(Engine):
         )
         with self._changed:
             if self._closing or self._failure:
-                raise EngineError(self._failure or f"engine {self.name} is closed")
+                raise EngineRefused(self._failure or f"engine {self.name} is closed")
             self._inbox.append(request)
             self._changed.notify()
         try:
