@@ -19,7 +19,7 @@ from torch import Tensor
 MAX_KEPT_BYTES = 1 << 29
 """Probabilities of one micro-batch are kept for the backward pass up to this size (512 MiB)."""
 
-_CPU_BLOCK = 64
+_CPU_BLOCK = 16
 _GPU_BLOCK = 1024
 
 
@@ -148,22 +148,20 @@ def _probabilities(
     scratch = torch.empty(2, block, vocabulary, dtype=kind, device=logits.device)
     for start in range(0, rows, block):
         part = slice(start, min(start + block, rows))
-        size = part.stop - start
-        logp, probs = scratch[0, :size], scratch[1, :size]
-        probs.copy_(logits[part])
+        raw, probs = scratch[:, : part.stop - start]
+        raw.copy_(logits[part])
         if temperature is not None:
-            probs /= temperature[part, None]
-        torch.log_softmax(probs, dim=-1, out=logp)
-        torch.exp(logp, out=probs)
+            raw /= temperature[part, None]
+        torch.softmax(raw, dim=-1, out=probs)
         logits[part] = probs
-        if log_probs is not None:
-            torch.gather(logp, 1, target[part, None], out=log_probs[part, None])
-        if entropy is not None:
-            # 0 * -inf is a NaN, but p log p of an impossible token is 0.
-            torch.mul(probs, logp.clamp_(min=torch.finfo(kind).min), out=logp)
-            torch.sum(logp, dim=1, out=entropy[part])
-    if entropy is not None:
-        entropy.neg_()
+        if log_probs is None or entropy is None:
+            continue
+        # The largest probability is 1 / sum exp(raw - max): no pass of its own for the log-sum-exp.
+        log_sum = raw.amax(dim=1) - probs.amax(dim=1).log()
+        log_probs[part] = raw.gather(1, target[part, None])[:, 0] - log_sum
+        # H = log_sum - sum p raw. An impossible token has p = 0, but 0 * -inf is a NaN.
+        raw.clamp_(min=torch.finfo(kind).min).mul_(probs)
+        entropy[part] = (log_sum - raw.sum(dim=1)).clamp_(min=0.0)
     return logits
 
 

@@ -15,6 +15,7 @@ from agentrl.config.schema import TrainSection
 from agentrl.train.attention import packed_attention
 from agentrl.train.backend import compensation
 from agentrl.train.logprobs import TokenLogProbs, packed_log_probs
+from agentrl.train.memory import keep_freed_memory
 from agentrl.train.optimizer import MasterAdamW
 
 
@@ -27,6 +28,8 @@ class TorchBackend:
         self._checkpointing = gradient_checkpointing
         self._optimizer = MasterAdamW(model, betas=train.betas, weight_decay=train.weight_decay)
         self.loss_factor = compensation(data_parallel_size=1, averages_over_ranks=False)
+        if next(model.parameters()).device.type == "cpu":
+            keep_freed_memory()
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
 
