@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -29,6 +28,7 @@ from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.records import History, Parts, RunResult
 from agentrl.runtime.run_dir import RunDir, holds_a_run, run_path
 from agentrl.runtime.stop import Interrupted, StopSwitch
+from agentrl.serving.threads import reserve_cores, run_computing
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
@@ -77,7 +77,8 @@ async def open_policy(
     sandboxes = await open_sandboxes(config.sandbox, base=base)
     try:
         probe = await sandboxes.probe()
-        pretrained = await asyncio.to_thread(load_model, config, path=model_path)
+        reserve_cores()
+        pretrained = await run_computing(load_model, config, path=model_path)
         engine = EmbeddedEngine(
             pretrained.model,
             section=config.serving,

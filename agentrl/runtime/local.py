@@ -18,7 +18,6 @@ time) since the last checkpoint.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import shutil
@@ -37,6 +36,7 @@ from agentrl.runtime.records import History, Parts, RunResult
 from agentrl.runtime.scores import ScoreBook, last_value
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.runtime.stored import stored_groups
+from agentrl.serving.threads import run_computing
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class LocalRun:
         self._progress.phase("train")
         await self._parts.client.pause_all()
         began = time.monotonic()
-        bag.merge(await asyncio.to_thread(self._parts.trainer.step, batch, self._progress.trained))
+        bag.merge(await run_computing(self._parts.trainer.step, batch, self._progress.trained))
         bag.sum("timing_s/train", time.monotonic() - began)
 
     async def _sync(self, bag: MetricBag) -> None:
@@ -269,7 +269,7 @@ class LocalRun:
         keep = self._config.checkpoint.keep_last
         root = self._run_dir.checkpoints
         try:
-            await asyncio.to_thread(save_checkpoint, root, state, self._parts.save, keep_last=keep)
+            await run_computing(save_checkpoint, root, state, self._parts.save, keep_last=keep)
         except Exception as error:  # recording boundary: writers raise OSError, RuntimeError, ...
             logger.exception("checkpoint of step %d failed", step)
             self._progress.note(self._disk_full(error))

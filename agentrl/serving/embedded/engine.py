@@ -27,6 +27,7 @@ from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.serving.embedded.forward import RowModel, Segment
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.sampling import Draw, sample
+from agentrl.serving.threads import compute_thread
 from agentrl.types import FinishReason, Generation, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -88,18 +89,18 @@ class EmbeddedEngine(Engine):
         self._version = version
         self._running: list[_Request] = []
         self._waiting: deque[_Request] = deque()
-        # Guards the four fields below, which both threads touch; everything else belongs to the
-        # engine thread.
+        # Guards the fields below, which both threads touch; everything else belongs to the engine
+        # thread, and to nobody while there is none.
         self._changed = threading.Condition()
         self._inbox: deque[_Request] = deque()
         self._ended: deque[str] = deque()
         self._pausing = self._closing = False
-        self._paused = threading.Event()
+        self._stopped = True
         self._failure = ""
         names = ("generated_tokens", "prefill_tokens", "cached_tokens", "decode_steps", "busy_s")
         self._counts: dict[str, float] = {name: 0.0 for name in names}
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        self._start_thread()
 
     def _make_cache(self, section: ServingSection) -> KvCache:
         model = self._model
@@ -170,18 +171,33 @@ class EmbeddedEngine(Engine):
             self._changed.notify()
 
     async def pause(self) -> None:
-        """Stop after the token being decoded; requests keep their place."""
+        """Stop after the token being decoded; requests keep their place.
+
+        The thread ends, so that all cores are free for whoever wanted the pause.
+        """
         with self._changed:
             self._pausing = True
             self._changed.notify()
-        while not self._paused.is_set() and self._thread.is_alive():
-            await asyncio.sleep(0.002)
+        await self._thread_end()
 
     async def resume(self) -> None:
         """Go on decoding."""
         with self._changed:
             self._pausing = False
-            self._changed.notify()
+            leaving = self._stopped
+        if leaving:
+            await self._thread_end()
+            if not self._closing and not self._failure:
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        self._stopped = False
+        self._thread = compute_thread(self._serve, name=self.name)
+        self._thread.start()
+
+    async def _thread_end(self) -> None:
+        while self._thread is not None and self._thread.is_alive():
+            await asyncio.sleep(0.002)
 
     async def load_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Take `version`; see `agentrl.engine.Engine.load_weights`.
@@ -192,7 +208,7 @@ class EmbeddedEngine(Engine):
         Raises:
             EngineError: not paused, an older version, or a tensor that does not fit.
         """
-        if not self._paused.is_set():
+        if not (self._pausing and self._stopped):
             raise EngineError(f"engine {self.name}: pause before load_weights")
         if version <= self._version:
             raise EngineError(
@@ -221,7 +237,7 @@ class EmbeddedEngine(Engine):
         with self._changed:
             queued = len(self._inbox)
         return EngineHealth(
-            ready=self._thread.is_alive() and not self._failure and not self._closing,
+            ready=not self._failure and not self._closing,
             version=self._version,
             in_flight=queued + len(self._waiting) + len(self._running),
             detail=self._failure,
@@ -233,8 +249,8 @@ class EmbeddedEngine(Engine):
         with self._changed:
             self._closing = True
             self._changed.notify()
-        while self._thread.is_alive():
-            await asyncio.sleep(0.002)
+        await self._thread_end()
+        self._fail_all(f"engine {self.name} was closed")
 
     def _serve(self) -> None:
         try:
@@ -245,12 +261,10 @@ class EmbeddedEngine(Engine):
                     if self._running:
                         self._decode()
                     self._counts["busy_s"] += time.perf_counter() - started
-            self._fail_all(f"engine {self.name} was closed")
         except Exception as error:  # the thread's boundary: callers must hear of any failure
             logger.exception("engine %s failed", self.name)
             self._fail_all(f"engine {self.name} failed: {type(error).__name__}: {error}")
-        finally:
-            self._paused.set()
+            self._stopped = True
 
     def _take_orders(self) -> bool:
         """Read what the event loop has left; wait while there is nothing to do.
@@ -264,14 +278,11 @@ class EmbeddedEngine(Engine):
                 self._inbox.clear()
                 while self._ended:
                     self._cache.forget_session(self._ended.popleft())
-                if self._closing:
+                if self._closing or self._pausing:
+                    self._stopped = True
                     return False
-                if self._pausing:
-                    self._paused.set()
-                else:
-                    self._paused.clear()
-                    if self._waiting or self._running:
-                        return True
+                if self._waiting or self._running:
+                    return True
                 self._changed.wait()
 
     def _admit(self) -> None:
@@ -392,7 +403,7 @@ class EmbeddedEngine(Engine):
 
     def _fail_all(self, why: str) -> None:
         with self._changed:
-            self._failure = why
+            self._failure = self._failure or why
             pending = [*self._inbox, *self._waiting, *self._running]
             self._inbox.clear()
         self._waiting.clear()
