@@ -67,11 +67,11 @@ class StepResult:
     """Whether the episode is over."""
     scores: float | None = None
     """0-1 verdict so far, for filters and evaluation; the last one given counts."""
-    extra_logs: Mapping[str, float] = field(default_factory=dict)
+    extra_logs: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers averaged into the metrics under `env/`."""
-    sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    sampling_params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Overrides for the next turn: `temperature`, `top_p`, `max_tokens`."""
-    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
     """Named parts of `rewards`, for reading."""
     termination: Termination = Termination.ENV_DONE
     """With `done`: why the episode is over. An environment that ends it because the model's own
@@ -100,7 +100,7 @@ class EnvContext:
         default=lambda messages: "".join(message.content for message in messages)
     )
     """Messages as the text of the model's chat template, with the generation prompt."""
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`env.args` of the config, for environments that do not take them in their constructor."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """How turns are sampled unless `StepResult.sampling_params` says otherwise."""

@@ -202,7 +202,7 @@ class Task:
     """Text (becomes one user message) or chat messages."""
     label: Any = None
     """What the environment needs to judge an answer; never shown to the model."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Anything else of the row; JSON-serialisable."""
     split: str = "train"
     """Which split the row belongs to."""
@@ -303,7 +303,7 @@ class Trajectory:
     """Spans over the response, contiguous and in order."""
     reward: float | None = None
     """Sum of step rewards; None when it cannot be trusted."""
-    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
     """Named parts of the reward; for reading, never added again."""
     score: float | None = None
     """The environment's 0-1 verdict for filters and evaluation; defaults to the reward."""
@@ -311,7 +311,7 @@ class Trajectory:
     """Why the rollout ended."""
     termination_detail: str = ""
     """Which limit fired, or the error of an infrastructure failure."""
-    extra_logs: Mapping[str, float] = field(default_factory=dict)
+    extra_logs: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers the environment wants averaged into the metrics."""
     split: str = "train"
     """`Task.split`."""

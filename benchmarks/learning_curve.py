@@ -14,7 +14,7 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402 - the backend is chosen first
+import matplotlib.pyplot as plt
 
 
 def read(run: Path) -> list[dict]:
@@ -31,7 +31,8 @@ def table(rows: list[dict], names: list[str]) -> str:
     heads = ["step", "minutes", "reward (5-step mean)", *(f"{n} [95 %]" for n in names)]
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
     trained = [row for row in rows if "reward" in row]
-    reward = dict(zip((r["step"] for r in trained), smooth([r["reward"] for r in trained])))
+    means = smooth([row["reward"] for row in trained])
+    reward = {row["step"]: mean for row, mean in zip(trained, means, strict=True)}
     for row in rows:
         if f"eval/{names[0]}/score" not in row:
             continue

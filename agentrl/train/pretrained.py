@@ -83,9 +83,10 @@ def check_model_path(path: str) -> None:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
+            names = sorted(entry.name for entry in folder.iterdir())
             raise ConfigError(
                 f"model.path {path!r} is a folder without config.json, so not a Hugging Face "
-                f"checkpoint; it holds: {', '.join(sorted(os.listdir(folder))[:8]) or 'nothing'}"
+                f"checkpoint; it holds: {', '.join(names[:8]) or 'nothing'}"
             )
     elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
         raise ConfigError(
@@ -179,7 +180,7 @@ def _download(scratch: Path) -> Path:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != _GGUF_SHA256:
         raise ConfigError(
-            f"the quickstart model has SHA-256 {digest}, expected {_GGUF_SHA256}; refusing to use it"
+            f"the quickstart model has SHA-256 {digest}, expected {_GGUF_SHA256}; it was refused"
         )
     return gguf
 
