@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import keyword
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,19 +83,30 @@ def check(
 ) -> None:
     """Fuzz an environment. Exit status 0 if nothing is wrong, 1 with findings, 2 if it cannot be
     loaded."""
-    # What the environment or the adapter logs would only repeat the findings.
-    logging.getLogger("agentrl").setLevel(logging.ERROR)
     target = _with_class(target)
     tasks, origin = _tasks(target, dataset)
     section = EnvSection(target=target, args=_arguments(args or ()), tools=tuple(tools or ()))
     limits = CheckLimits(step_s=timeout_s)
-    findings = asyncio.run(_check(section, tasks, sandbox, limits, seed))
+    with _quiet():
+        findings = asyncio.run(_check(section, tasks, sandbox, limits, seed))
     if as_json:
         typer.echo(json.dumps([_as_dict(finding) for finding in findings], indent=2))
     else:
         _print(target, findings, f"{min(len(tasks), limits.tasks)} tasks of {origin}")
     if findings:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What the environment or the adapter logs would only repeat the findings."""
+    logger = logging.getLogger("agentrl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 async def _check(

@@ -1,4 +1,4 @@
-"""The quickstart checkpoint's own tokenizer, where it is in the cache."""
+"""The quickstart checkpoint's own tokenizer."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ import pytest
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection
-from agentrl.train.pretrained import cache_dir
+from agentrl.train.pretrained import quickstart_checkpoint
 from agentrl.types import CallStatus, Message
-
-CHECKPOINT = cache_dir() / "SmolLM2-135M-Instruct"
-pytestmark = pytest.mark.skipif(
-    not (CHECKPOINT / "tokenizer.json").is_file(), reason="the quickstart model is not fetched"
-)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(CHECKPOINT)
+    return AutoTokenizer.from_pretrained(quickstart_checkpoint())
 
 
 def test_the_stored_template_is_the_checkpoints(tokenizer: Any) -> None:
