@@ -53,6 +53,11 @@ def build_chat(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
         ChatError: the template cannot be appended to, or is not of the named family; a stop text
             that is not one token.
     """
+    if section.template == "raw" and (section.reply_prefix or section.stop):
+        raise ConfigError(
+            "chat.reply_prefix and chat.stop belong to templated turns, but chat.template is "
+            "'raw'; write the prefix into the environment's own text, or choose another template"
+        )
     chat = _build(tokenizer, section)
     chat.set_reply(prefix=section.reply_prefix, stop=section.stop)
     return chat

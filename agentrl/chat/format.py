@@ -55,7 +55,7 @@ class ChatFormat(ABC):
 
     @abstractmethod
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """The same as text."""
+        """The same as text, without `chat.reply_prefix`."""
 
     @abstractmethod
     def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
@@ -167,7 +167,7 @@ class TemplateChat(ChatFormat):
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """See `ChatFormat.render_text`."""
-        return self._render(messages, tools).replace(CUT, "") + self.decode(self.reply_prefix_ids)
+        return self._render(messages, tools).replace(CUT, "")
 
     def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
         """See `ChatFormat.turn_delta`."""

@@ -72,7 +72,7 @@ class ToolAgentLoop:
         self._session_id = session_id
         ends = (*sampling.stop_token_ids, *parts.chat.stop_token_ids)
         self._end_ids = frozenset(ends)
-        self._stop_ids = tuple(dict.fromkeys((*ends, *parts.chat.action_stop_ids)))
+        self._stop_ids = tuple(dict.fromkeys(ends))
         self._given: tuple[int, ...] = ()
         self._clock = RolloutClock(parts.limits.timeout_s)
         self._progress = Progress()
@@ -121,7 +121,7 @@ class ToolAgentLoop:
             observation = as_observation(value)
             tools = _merge_tools(parts.tools, observation.tools)
             prompt = self._prompts.get(observation, tuple(tools.values()))
-        except (EnvError, ChatError) as error:
+        except Exception as error:  # recording boundary: reset may have returned anything
             raise crash("reset", error) from error
         self._begin(prompt, tools, raw=observation.raw)
         if reached := parts.limits.prompt_too_long(len(prompt.ids)):
@@ -134,7 +134,9 @@ class ToolAgentLoop:
         self._result.rows = self._recorder.rows
         self._result.prompt_text = prompt.text
         self._seen_text = prompt.text
-        self._given = () if raw else parts.chat.reply_prefix_ids
+        if not raw:
+            self._given = parts.chat.reply_prefix_ids
+            self._stop_ids = tuple(dict.fromkeys((*self._stop_ids, *parts.chat.action_stop_ids)))
         self._deltas = DeltaBuilder(chat=parts.chat, limits=parts.limits, raw=raw)
         self._calls = CallRunner(
             tools=tools,
@@ -231,7 +233,7 @@ class ToolAgentLoop:
         duration_s = time.monotonic() - started
         feedback = step.environment_feedback
         if step.done:
-            reached = Reached(termination=step.termination, detail="")
+            reached = _done(step, turn)
         elif reached is None and not results and not feedback:
             reached = self._silence(turn)
         if reached is not None:
@@ -242,7 +244,7 @@ class ToolAgentLoop:
             if feedback:
                 room = limits.delta_room(progress)
                 delta = self._deltas.build(results, feedback, ended=turn.ended, room=room)
-        except (EnvError, ChatError) as error:
+        except Exception as error:  # recording boundary: feedback and overrides may be anything
             raise crash("step", error) from error
         if delta is None:
             self._show_rest(results, feedback, duration_s)
@@ -297,7 +299,7 @@ class ToolAgentLoop:
         value = await self._guard.ask("step", self._env.step, action)
         try:
             step = as_step_result(value)
-        except EnvError as error:
+        except Exception as error:  # recording boundary: step may have returned anything
             raise crash("step", error) from error
         self._recorder.set_reward(step.rewards)
         result = self._result
@@ -348,6 +350,17 @@ class ToolAgentLoop:
     def _count(self) -> None:
         self._progress.response_tokens = self._recorder.response_tokens
         self._progress.context_tokens = len(self._recorder.ids)
+
+
+def _done(step: StepResult, turn: SampledTurn) -> Reached:
+    """The ending an environment gave. A last turn that was cut off makes the rollout truncated,
+    however the environment graded what there was."""
+    if step.termination is Termination.ENV_DONE and turn.truncated:
+        return Reached(
+            termination=Termination.MAX_TOKENS,
+            detail=f"max_turn_tokens: the last turn was cut off at {turn.tokens} tokens",
+        )
+    return Reached(termination=step.termination, detail="")
 
 
 def _merge_tools(config: Mapping[str, Tool], offered: Sequence[Tool]) -> Mapping[str, Tool]:

@@ -228,3 +228,8 @@ def test_families_know_the_other_ways_to_stop() -> None:
 def test_a_stop_text_must_be_one_token():
     with pytest.raises(ChatError, match=r"chat\.stop: 'end' is 3 tokens"):
         build_chat(ByteTokenizer(), ChatSection(stop=("end",)))
+
+
+def test_a_raw_chat_has_no_reply_prefix():
+    with pytest.raises(ConfigError, match="belong to templated turns"):
+        build_chat(ByteTokenizer(), ChatSection(template="raw", reply_prefix="x"))

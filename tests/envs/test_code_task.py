@@ -172,3 +172,21 @@ async def test_a_task_without_cases_and_wrong_arguments_are_explained(fake):
         CodeTask(reward="most")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_turns"):
         CodeTask(max_turns=0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["'ab' * 20000", "[n] * 5000", "10 ** 5000", "10.0 if n else 10 ** 400"],
+)
+async def test_answers_beyond_any_size_are_wrong_and_not_a_crash(sandbox, body):
+    """Fails if a report longer than the sandbox keeps, or an integer beyond any float, raises: the
+    rollout would then be dropped and the policy never learn that the answer was wrong."""
+    cases = [{"args": [i], "expected": float(i)} for i in range(8)]
+    task = Task(
+        id="t",
+        prompt="p",
+        label={"entry_point": "double", "public": cases[:2], "hidden": cases[2:]},
+    )
+    env = await begin(sandbox, task, max_turns=1)
+    result = await env.step(block(f"def double(n): return {body}"))
+    assert (result.rewards, result.done) == (0.0, True)

@@ -421,3 +421,26 @@ async def test_messages_may_be_given_in_every_form(bench):
     )
     assert row.turns[1].text == "a\nb"
     assert row.termination is Termination.ENV_DONE
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        StepResult(done=True, extra_logs={"a": [1.0, 2.0]}),  # type: ignore[dict-item]
+        StepResult(done=True, rewards=10**400),
+        StepResult(environment_feedback="go on", sampling_params=["temperature"]),  # type: ignore[arg-type]
+        StepResult(environment_feedback="go on", sampling_params={"max_tokens": float("inf")}),
+    ],
+)
+async def test_whatever_step_returns_costs_at_most_its_rollout(bench, result):
+    """Fails if coercing a result raises anything that leaves the loop."""
+    row = await bench(["x", "y"], lambda: Talk(result)).one()
+    assert row.rule.retried
+    assert row.reward is None
+
+
+async def test_an_answer_that_was_cut_off_is_truncated_however_it_was_graded(bench):
+    row = await bench(["x" * 50], lambda: Talk(), max_turn_tokens=20).one()
+    assert row.termination is Termination.MAX_TOKENS
+    assert row.rule.truncated
+    assert row.reward == 1.0

@@ -191,6 +191,57 @@ async def test_a_cancelled_request_frees_its_place(model):
     await engine.close()
 
 
+async def test_a_failing_forward_pass_is_heard_by_everyone_it_served(model):
+    # Fails (by hanging) if a request between the queue and the batch is forgotten.
+    class Broken:
+        def __call__(self, *args: object, **kwargs: object) -> None:
+            raise MemoryError("no room for activations")
+
+    engine = make_engine(model)
+    engine._model._decoder = Broken()
+    with pytest.raises(EngineError, match="no room for activations"):
+        await asyncio.wait_for(engine.generate([1, 2], params(), "a"), timeout=5)
+    assert "no room" in (await engine.health()).detail
+    await engine.close()
+
+
+async def test_a_second_turn_of_a_busy_session_is_refused_alone(model):
+    # Fails if the whole engine dies of it.
+    engine = make_engine(model)
+    first = asyncio.create_task(engine.generate([1], params(max_tokens=80), "s"))
+    while (await engine.health()).metrics["generated_tokens"] < 2:
+        await asyncio.sleep(0.001)
+    with pytest.raises(EngineError, match="in flight already"):
+        await engine.generate([1], params(), "s")
+    assert len((await first).ids) == 80
+    await engine.close()
+
+
+async def test_a_cancelled_turn_may_be_asked_for_again(model):
+    engine = make_engine(model)
+    lost = asyncio.create_task(engine.generate([1], params(max_tokens=80), "s"))
+    while (await engine.health()).metrics["generated_tokens"] < 2:
+        await asyncio.sleep(0.001)
+    await engine.pause()
+    lost.cancel()
+    again = asyncio.create_task(engine.generate([1, 2], params(), "s"))
+    await asyncio.sleep(0.01)
+    await engine.resume()
+    assert_exact(model, [1, 2], await again)
+    await engine.close()
+
+
+async def test_pauses_and_resumes_may_overlap(model):
+    # Fails (by hanging) if one waits for the thread that the other starts.
+    engine = make_engine(model)
+    turn = asyncio.create_task(engine.generate([1], params(max_tokens=60), "s"))
+    await asyncio.sleep(0.005)
+    switches = (engine.pause(), engine.resume(), engine.resume(), engine.pause(), engine.resume())
+    await asyncio.wait_for(asyncio.gather(*switches), timeout=5)
+    assert len((await asyncio.wait_for(turn, timeout=10)).ids) == 60
+    await engine.close()
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [

@@ -99,6 +99,8 @@ class EmbeddedEngine(Engine):
         self._failure = ""
         names = ("generated_tokens", "prefill_tokens", "cached_tokens", "decode_steps", "busy_s")
         self._counts: dict[str, float] = {name: 0.0 for name in names}
+        # One pause or resume at a time: each waits for the thread the other may be starting.
+        self._switch = asyncio.Lock()
         self._thread: threading.Thread | None = None
         self._start_thread()
 
@@ -175,20 +177,22 @@ class EmbeddedEngine(Engine):
 
         The thread ends, so that all cores are free for whoever wanted the pause.
         """
-        with self._changed:
-            self._pausing = True
-            self._changed.notify()
-        await self._thread_end()
+        async with self._switch:
+            with self._changed:
+                self._pausing = True
+                self._changed.notify()
+            await self._thread_end()
 
     async def resume(self) -> None:
         """Go on decoding."""
-        with self._changed:
-            self._pausing = False
-            leaving = self._stopped
-        if leaving:
-            await self._thread_end()
-            if not self._closing and not self._failure:
-                self._start_thread()
+        async with self._switch:
+            with self._changed:
+                self._pausing = False
+                leaving = self._stopped
+            if leaving:
+                await self._thread_end()
+                if not self._closing and not self._failure:
+                    self._start_thread()
 
     def _start_thread(self) -> None:
         self._stopped = False
@@ -196,7 +200,8 @@ class EmbeddedEngine(Engine):
         self._thread.start()
 
     async def _thread_end(self) -> None:
-        while self._thread is not None and self._thread.is_alive():
+        thread = self._thread
+        while thread is not None and thread.is_alive():
             await asyncio.sleep(0.002)
 
     async def load_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
@@ -257,6 +262,7 @@ class EmbeddedEngine(Engine):
             with torch.inference_mode():
                 while self._take_orders():
                     started = time.perf_counter()
+                    self._drop_cancelled()
                     self._admit()
                     if self._running:
                         self._decode()
@@ -285,10 +291,15 @@ class EmbeddedEngine(Engine):
                     return True
                 self._changed.wait()
 
+    def _drop_cancelled(self) -> None:
+        for row in reversed(range(len(self._running))):
+            if self._running[row].cancelled:
+                self._finish(row, FinishReason.ABORT)
+
     def _admit(self) -> None:
         """Give waiting requests rows and compute their prompts, identical prompts once."""
         while self._waiting:
-            wave: list[_Request] = []
+            first = len(self._running)
             segments: list[Segment] = []
             leaders: dict[bytes, tuple[int, int]] = {}
             copies: list[tuple[int, int]] = []
@@ -298,39 +309,44 @@ class EmbeddedEngine(Engine):
                 if request.cancelled:
                     self._waiting.popleft()
                     continue
+                if self._cache.is_active(request.session_id):
+                    self._waiting.popleft()
+                    why = f"session {request.session_id!r} has a turn in flight already"
+                    _deliver(request, EngineRefused(why))
+                    continue
                 row = self._cache.claim(request.session_id)
                 if row is None:
                     break
-                self._waiting.popleft()
+                # From here on the request is among those that hear of a failure.
+                self._running.append(self._waiting.popleft())
                 key = request.prompt.tobytes()
                 if key in leaders:
-                    copies.append((len(wave), leaders[key][0]))
+                    copies.append((row, leaders[key][0]))
                     request.cached = len(request.prompt)
                     self._cache.lengths[row] = 0
                 else:
                     request.cached = self._cache.adopt_prefix(row, request.prompt)
                     ids = request.prompt[request.cached :]
-                    leaders[key] = (len(wave), len(segments))
+                    leaders[key] = (row, len(segments))
                     segments.append(Segment(row=row, start=request.cached, ids=ids.tolist()))
                     budget -= len(ids)
-                wave.append(request)
-            if not wave:
+            if len(self._running) == first:
                 return
-            self._start(wave, segments, leaders, copies)
+            self._start(first, segments, leaders, copies)
 
     def _start(
         self,
-        wave: list[_Request],
+        first: int,
         segments: list[Segment],
         leaders: dict[bytes, tuple[int, int]],
         copies: list[tuple[int, int]],
     ) -> None:
-        first = len(self._running)
+        """Compute the prompts of the requests from row `first` on, and sample their first token."""
         logits = self._prefill(segments)
-        for request_index, leader in copies:
-            self._cache.copy(first + leader, first + request_index, len(wave[leader].prompt))
+        for row, leader in copies:
+            self._cache.copy(leader, row, len(self._running[row].prompt))
+        wave = self._running[first:]
         order = [leaders[request.prompt.tobytes()][1] for request in wave]
-        self._running.extend(wave)
         self._counts["cached_tokens"] += sum(request.cached for request in wave)
         self._take_tokens(list(range(first, first + len(wave))), logits[order])
 
@@ -376,9 +392,7 @@ class EmbeddedEngine(Engine):
             request.ids.append(token)
             request.log_probs.append(log_prob)
             request.versions.append(self._version)
-            if request.cancelled:
-                finished.append((row, FinishReason.ABORT))
-            elif token in request.stops:
+            if token in request.stops:
                 finished.append((row, FinishReason.STOP))
             elif len(request.ids) >= request.limit:
                 finished.append((row, FinishReason.LENGTH))

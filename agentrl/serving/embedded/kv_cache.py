@@ -49,6 +49,11 @@ class KvCache:
         """The row that holds a session, if it is still there."""
         return self._row_of.get(session_id)
 
+    def is_active(self, session_id: str) -> bool:
+        """Whether a turn of the session is being decoded."""
+        row = self._row_of.get(session_id)
+        return row is not None and row < self.num_active
+
     def claim(self, session_id: str) -> int | None:
         """An active row for a session: its own, else the least valuable idle one.
 

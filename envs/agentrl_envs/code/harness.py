@@ -28,6 +28,8 @@ from collections.abc import Callable
 MAX_DEPTH = 20
 MAX_ITEMS = 20_000
 MAX_BYTES = 1 << 16
+MAX_REPORT_BYTES = 1 << 15
+TOO_LARGE = "ValueError: the returned value is too large"
 PATIENCE = 4
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -128,7 +130,7 @@ def serve(requests, answers):
             answer = {"error": explain(error)}
         data = json.dumps(answer).encode()
         if len(data) > MAX_BYTES:
-            data = b'{"error": "ValueError: the returned value is too large"}'
+            data = json.dumps({"error": TOO_LARGE}).encode()
         os.write(answers, data + b"\n")
     os._exit(0)
 
@@ -255,6 +257,15 @@ def run_check(child, setup, check, entry_point):
     return {"value": None} if called else {"error": "the check made no call"}
 
 
+def within_budget(answers):
+    """The answers as a list, those replaced that would make the report longer than is kept."""
+    kept, left = [], MAX_REPORT_BYTES
+    for answer in answers:
+        left -= len(json.dumps(answer))
+        kept.append(answer if left >= 0 else {"error": TOO_LARGE})
+    return kept
+
+
 def say(nonce, text):
     """One line to the environment; the leading newline ends whatever else was printed."""
     os.write(1, f"\n{nonce} {text}\n".encode())
@@ -269,7 +280,7 @@ def main():
     report = {"load": child.ask({"code": job["code"], "entry_point": job["entry_point"]})}
     report["cases"] = []
     if "value" in report["load"]:
-        report["cases"] = [child.ask({"call": case}) for case in job["cases"]]
+        report["cases"] = within_budget(child.ask({"call": case}) for case in job["cases"])
         if job.get("check"):
             report["check"] = run_check(child, job["setup"], job["check"], job["entry_point"])
     os.kill(child.pid, signal.SIGKILL)

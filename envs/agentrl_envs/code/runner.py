@@ -165,7 +165,7 @@ def examples_of(prompt: str, entry_point: str) -> tuple[Case, ...]:
 def _judge(result: ExecResult, nonce: str, problem: Problem, wall_s: float) -> Report:
     lines = [line.removeprefix(nonce + " ") for line in result.stdout.splitlines() if nonce in line]
     total = len(problem.hidden) + bool(problem.check)
-    none = {
+    none: dict[str, Any] = {
         "public_passed": 0,
         "public_total": len(problem.public),
         "hidden_passed": 0,
@@ -185,7 +185,11 @@ def _judge(result: ExecResult, nonce: str, problem: Problem, wall_s: float) -> R
             Outcome.OOM: "The code used too much memory.",
         }.get(result.outcome, "The code ended the program before it returned.")
         return Report(loaded=False, problem=why, timed_out=slow, **none)
-    report = json.loads(lines[-1])
+    try:
+        report = json.loads(lines[-1])
+    except ValueError:
+        # Only the tested code's own returns make a report longer than the sandbox keeps.
+        return Report(loaded=False, problem="The returned values are too large.", **none)
     load = report["load"]
     if "value" not in load:
         why = _why(load, "The code", wall_s)
@@ -211,7 +215,10 @@ def _judge(result: ExecResult, nonce: str, problem: Problem, wall_s: float) -> R
 
 
 def _right(case: Case, answer: Mapping[str, Any]) -> bool:
-    return "value" in answer and same(case.expected, decode(answer["value"]))
+    try:
+        return "value" in answer and same(case.expected, decode(answer["value"]))
+    except (OverflowError, RecursionError):
+        return False  # an integer beyond any float, or absurd nesting, is a wrong answer
 
 
 def _describe(problem: Problem, case: Case, answer: Mapping[str, Any], wall_s: float) -> str:
