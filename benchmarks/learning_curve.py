@@ -1,8 +1,8 @@
 """Reward and held-out score of a finished run as a table and a plot.
 
     .venv/bin/agentrl train configs/quickstart.yaml run.name=long train.steps=60 \
-        train.max_minutes=null eval.every_steps=10
-    .venv/bin/python benchmarks/learning_curve.py runs/long benchmarks/results/long
+        train.max_minutes=15 eval.every_steps=15
+    .venv/bin/python benchmarks/learning_curve.py runs/long benchmarks/results/quickstart_long
 """
 
 from __future__ import annotations

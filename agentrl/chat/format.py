@@ -109,6 +109,10 @@ class ChatFormat(ABC):
         """Text with special tokens written out."""
         return self._codec.decode_raw(ids)
 
+    def has_specials(self, ids: Sequence[int]) -> bool:
+        """Whether `decode` and `decode_raw` may differ for these ids."""
+        return not self._codec.special_ids.isdisjoint(ids)
+
     def drop_specials(self, text: str) -> str:
         """Text from `decode_raw` without the special tokens."""
         return self._codec.drop_specials(text)

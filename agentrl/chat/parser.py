@@ -86,7 +86,7 @@ class ToolCallParser(ABC):
             body.pop()
         raw = chat.decode_raw(body)
         found = list(self.find(raw, _after_reasoning(raw, chat.reasoning_prefilled), tools))
-        text = chat.decode(body)
+        text = chat.decode(body) if chat.has_specials(body) else raw
         if not found:
             return ParsedTurn(text=text, content=text.strip(), calls=())
         places = chat.token_map(body, raw)
