@@ -8,12 +8,12 @@ from rollout_fakes import Talk, add, call
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
-from agentrl.env import StepResult
+from agentrl.env import Observation, StepResult
 from agentrl.rollout import RolloutWorker
 from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.tool import FunctionTool
-from agentrl.types import SamplingParams, Task, Trajectory
+from agentrl.types import Message, SamplingParams, Task, Trajectory
 
 
 def check_tokens(row: Trajectory, requests: list) -> None:
@@ -202,3 +202,18 @@ async def test_a_reply_prefix_is_read_but_never_trained_on(bench):
     # The turn that stopped at "~" is closed by a token that is nobody's action.
     assert "~<|im_end|>\n<|im_start|>user\nagain<|im_end|>" in response
     assert response.count("```python\n") == 1
+
+
+async def test_raw_texts_know_neither_reply_prefix_nor_action_stops(bench):
+    """Fails if either reaches an environment that writes its own markers."""
+    section = ChatSection(reply_prefix="```python\n", stop=("~",))
+    chat = build_chat(ByteTokenizer(), section)
+    env = Talk(prompt=Observation(content="Go: ", raw=True))
+    made = bench(["a~b"], lambda: env, chat_format=chat, parser="none", tools=())
+    row = await made.one()
+    check_tokens(row, made.engine.requests)
+    assert chat.decode_raw(row.prompt_ids) == "Go: "
+    assert env.actions[0].text == "a~b"
+    (request,) = made.engine.requests
+    assert not set(chat.action_stop_ids) & set(request.sampling.stop_token_ids)
+    assert "```python" not in chat.render_text([Message(role="user", content="x")])
