@@ -8,8 +8,8 @@ engines; an engine offers both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentrl.types import Generation, SamplingParams
@@ -56,6 +56,21 @@ class EngineHealth:
     """Engine-specific numbers for the log."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTicket:
+    """Says which weights to take and where they lie. Small, and serialisable as JSON."""
+
+    backend: str
+    """Who moves them: `inprocess`, `shm`, `disk`, `collective`, ..."""
+    version: int
+    """Tokens sampled with them carry this; strictly larger than the engine's."""
+    info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the receiver of the backend needs: a segment, a folder, an address."""
+    checksum: str = ""
+    """Of all tensors; a receiver that arrives at another one has not received them. Empty where
+    nothing moves, or where it travels with the last bucket."""
+
+
 class Engine(ABC):
     """One inference engine: the embedded torch engine, or one vLLM server."""
 
@@ -79,14 +94,28 @@ class Engine(ABC):
     async def resume(self) -> None:
         """Go on producing tokens."""
 
-    @abstractmethod
-    async def load_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Take new weights while paused; tokens sampled from now on carry `version`.
+    async def prepare_weights(  # noqa: B027 - only backends with a rendezvous need it
+        self, backend: str, info: Mapping[str, Any]
+    ) -> None:
+        """Meet the sender, once before its first ticket, or again when the fleet has changed.
 
         Args:
-            weights: `(name, tensor)` pairs with the names of the Hugging Face checkpoint. An
-                engine that shares its weights with the trainer accepts an empty iterable.
-            version: strictly larger than the current one.
+            backend: as in the tickets that will come.
+            info: for this engine, from `WeightSender.connect`.
+
+        Raises:
+            EngineError: the rendezvous failed.
+        """
+
+    @abstractmethod
+    async def load_weights(self, ticket: WeightTicket) -> None:
+        """Take new weights while paused; tokens sampled from now on carry `ticket.version`.
+
+        Nothing that was computed with older weights serves a request that begins afterwards.
+
+        Raises:
+            EngineError: not paused, an older version, or weights that do not fit or did not
+                arrive whole. The engine must not sample before a later ticket succeeds.
         """
 
     @property

@@ -10,7 +10,8 @@
     |-- SandboxError           the sandbox itself failed (infrastructure)
     |   `-- SandboxUnavailable no backend works on this machine
     |-- EngineError            an engine or its transport failed (infrastructure)
-    |   `-- EngineRefused      the request was turned away before anything was sampled
+    |   |-- EngineRefused      the request was turned away before anything was sampled
+    |   `-- SyncError          weights did not arrive whole on every engine
     |-- TrainError             a broken number or tensor in the trainer
     `-- RunError               a run directory, a checkpoint, a resume
 
@@ -66,6 +67,10 @@ class EngineError(AgentrlError):
 
 class EngineRefused(EngineError):
     """The engine did not take the request: nothing was sampled, so another engine may serve it."""
+
+
+class SyncError(EngineError):
+    """Weights did not arrive, or not those that were sent."""
 
 
 class TrainError(AgentrlError):

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
+from agentrl.engine import WeightTicket
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.checkpoint import CheckpointState, save_checkpoint
@@ -200,7 +201,7 @@ class LocalRun:
         self._progress.phase("sync")
         began = time.monotonic()
         # The embedded engine samples from the trainer's own parameters: only the version moves.
-        await client.load_weights((), version)
+        await client.load_weights(WeightTicket(backend="inprocess", version=version))
         await client.resume_all()
         bag.sum("timing_s/sync", time.monotonic() - began)
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from agentrl.engine import Engine, EngineHealth
+from agentrl.engine import Engine, EngineHealth, WeightTicket
 from agentrl.errors import EngineError, EngineRefused, choices
 from agentrl.serving.balancer import LoadBalancer
 from agentrl.types import Generation, SamplingParams
 
 logger = logging.getLogger(__name__)
-
-Weights = Iterable[tuple[str, Any]] | Callable[[], Iterable[tuple[str, Any]]]
 
 FAILURES_TO_QUARANTINE = 3
 """Failed requests in a row after which an engine gets no more of them."""
@@ -140,26 +137,17 @@ class TokenClient:
         _ = self.version
         await self._all("resume", lambda engine: engine.resume())
 
-    async def load_weights(self, weights: Weights, version: int) -> None:
+    async def load_weights(self, ticket: WeightTicket) -> None:
         """Give all engines new weights; call it between `pause_all` and `resume_all`.
-
-        Args:
-            weights: as in `Engine.load_weights`, or a function that gives such an iterable anew
-                for each engine; an iterator is kept in a list if there are several engines.
-            version: strictly larger than the current one.
 
         Raises:
             EngineError: an engine failed or ended up with another version.
         """
-        if not callable(weights) and len(self._engines) > 1:
-            weights = list(weights)
-
-        async def load(engine: Engine) -> None:
-            await engine.load_weights(weights() if callable(weights) else weights, version)
-
-        await self._all("load_weights", load)
-        if self.version != version:
-            raise EngineError(f"engines were given version {version} but have {self.version}")
+        await self._all("load_weights", lambda engine: engine.load_weights(ticket))
+        if self.version != ticket.version:
+            raise EngineError(
+                f"engines were given version {ticket.version} but have {self.version}"
+            )
 
     # -- care -------------------------------------------------------------------------------
 

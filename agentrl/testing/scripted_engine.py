@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from agentrl.engine import Engine, EngineHealth
+from agentrl.engine import Engine, EngineHealth, WeightTicket
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.types import FinishReason, Generation, SamplingParams
 
@@ -81,8 +81,8 @@ class ScriptedEngine(Engine):
         """Everything asked, in the order in which it was answered."""
         self.ended: list[str] = []
         """Sessions that were ended, in order."""
-        self.loaded: list[tuple[int, list[tuple[str, Any]]]] = []
-        """Versions and weights given to `load_weights`."""
+        self.loaded: list[WeightTicket] = []
+        """Tickets given to `load_weights`."""
         self.in_flight = 0
         """Requests being answered."""
         self._replies = replies
@@ -169,16 +169,16 @@ class ScriptedEngine(Engine):
         """Answer again."""
         self._running.set()
 
-    async def load_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Remember the weights and take the version."""
+    async def load_weights(self, ticket: WeightTicket) -> None:
+        """Remember the ticket and take its version."""
         if self._running.is_set():
             raise EngineError(f"engine {self.name}: pause before load_weights")
-        if version <= self._version:
+        if ticket.version <= self._version:
             raise EngineError(
-                f"engine {self.name}: version {version} is not larger than {self._version}"
+                f"engine {self.name}: version {ticket.version} is not larger than {self._version}"
             )
-        self.loaded.append((version, list(weights)))
-        self._version = version
+        self.loaded.append(ticket)
+        self._version = ticket.version
 
     @property
     def version(self) -> int:

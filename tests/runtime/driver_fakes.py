@@ -13,6 +13,7 @@ from typing import Any
 from agentrl.batch import StepBatch
 from agentrl.config import RunConfig, parse_config
 from agentrl.data import TrajectoryStore
+from agentrl.engine import WeightTicket
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assemble import TaskSets
 from agentrl.runtime.launch import open_metrics, resume_point
@@ -94,9 +95,9 @@ class FakeClient:
     async def resume_all(self) -> None:
         self.paused = False
 
-    async def load_weights(self, weights: Any, version: int) -> None:
+    async def load_weights(self, ticket: WeightTicket) -> None:
         assert self.paused, "weights changed under a running engine"
-        self.version = version
+        self.version = ticket.version
 
 
 def chain(digest: str, batch: StepBatch) -> str:

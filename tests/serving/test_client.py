@@ -9,13 +9,17 @@ import sys
 
 import pytest
 
-from agentrl.engine import EngineHealth
+from agentrl.engine import EngineHealth, WeightTicket
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving import EngineState, LoadBalancer, TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams
 
 SAMPLING = SamplingParams()
+
+
+def ticket(version: int) -> WeightTicket:
+    return WeightTicket(backend="inprocess", version=version)
 
 
 def engines(count: int = 2, **options) -> list[ScriptedEngine]:
@@ -100,7 +104,7 @@ async def test_a_quarantined_engine_comes_back_when_it_is_well():
     await asyncio.sleep(0.05)
     assert client.balancer.state("e0") is EngineState.QUARANTINED
     await sick.pause()
-    await sick.load_weights((), 1)
+    await sick.load_weights(ticket(1))
     await sick.resume()
     await asyncio.sleep(0.05)
     assert client.balancer.state("e0") is EngineState.ACTIVE
@@ -138,10 +142,9 @@ async def test_weights_reach_every_engine_and_versions_agree():
     waiting = asyncio.create_task(client.generate([1], SAMPLING, "s"))
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    await client.load_weights(iter([("w", 1.0)]), 1)
-    assert [e.loaded for e in fleet] == [[(1, [("w", 1.0)])]] * 2
-    await client.load_weights(lambda: iter([("w", 2.0)]), 2)
-    assert [e.loaded[-1] for e in fleet] == [(2, [("w", 2.0)])] * 2
+    await client.load_weights(ticket(1))
+    await client.load_weights(ticket(2))
+    assert [e.loaded for e in fleet] == [[ticket(1), ticket(2)]] * 2
     await client.resume_all()
     assert set((await waiting).policy_versions) == {2}
     assert client.version == 2
@@ -152,14 +155,14 @@ async def test_nothing_resumes_with_different_versions():
     fleet = engines(2)
     client = TokenClient(fleet)
     await client.pause_all()
-    await fleet[0].load_weights((), 1)
+    await fleet[0].load_weights(ticket(1))
     with pytest.raises(EngineError, match="different weight versions"):
         await client.resume_all()
     waiting = asyncio.create_task(client.generate([1], SAMPLING, "s"))
     await asyncio.sleep(0.01)
     assert not waiting.done()
     with pytest.raises(EngineError, match="load_weights failed on e0"):
-        await client.load_weights((), 1)
+        await client.load_weights(ticket(1))
     waiting.cancel()
 
 

@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.config.schema import ServingSection
+from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, EngineError
 from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.serving.embedded.sampling import Draw, sample
@@ -36,10 +37,13 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def make_engine(model: LlamaForCausalLM, **section: float) -> EmbeddedEngine:
+def make_engine(model: LlamaForCausalLM, receive=None, **section: float) -> EmbeddedEngine:
     settings = {"max_batch_size": 8, "max_prefill_tokens": 64, **section}
     return EmbeddedEngine(
-        model, section=ServingSection.model_validate(settings), max_context_tokens=CONTEXT
+        model,
+        section=ServingSection.model_validate(settings),
+        max_context_tokens=CONTEXT,
+        receive=receive,
     )
 
 
@@ -148,8 +152,9 @@ async def test_a_stop_token_ends_the_turn_and_is_part_of_it(engine):
 
 
 async def test_weights_change_under_a_request_in_flight(model):
-    engine = make_engine(model)
     original = {name: value.clone() for name, value in model.state_dict().items()}
+    halved = ((n, value * 0.5) for n, value in original.items() if "norm" not in n)
+    engine = make_engine(model, receive=lambda ticket: halved)
     turn = asyncio.create_task(engine.generate([1, 2], params(max_tokens=80), "long"))
     while (await engine.health()).metrics["generated_tokens"] < 5:
         await asyncio.sleep(0.001)
@@ -157,9 +162,7 @@ async def test_weights_change_under_a_request_in_flight(model):
     before = (await engine.health()).metrics["generated_tokens"]
     await asyncio.sleep(0.02)
     assert (await engine.health()).metrics["generated_tokens"] == before
-    await engine.load_weights(
-        ((name, value * 0.5) for name, value in original.items() if "norm" not in name), 1
-    )
+    await engine.load_weights(WeightTicket(backend="test", version=1))
     assert not turn.done()
     await engine.resume()
     got = await turn
@@ -173,7 +176,7 @@ async def test_weights_change_under_a_request_in_flight(model):
 async def test_idle_rows_do_not_outlive_their_weights(model, engine):
     await engine.generate([1, 2, 3, 4], params(), "old")
     await engine.pause()
-    await engine.load_weights((), 1)
+    await engine.load_weights(WeightTicket(backend="inprocess", version=1))
     await engine.resume()
     again = await engine.generate([1, 2, 3, 4], params(), "new")
     assert again.cached_tokens == 0
@@ -261,12 +264,22 @@ async def test_the_context_bounds_the_turn(engine):
     assert got.finish_reason is FinishReason.LENGTH
 
 
-async def test_weights_that_do_not_fit_are_named(engine):
+async def test_weights_that_do_not_fit_are_named(model):
+    engine = make_engine(model, receive=lambda ticket: [("lm_head.weight", torch.zeros(2, 2))])
     await engine.pause()
     with pytest.raises(EngineError, match=r"lm_head.weight.*\(2, 2\)"):
-        await engine.load_weights([("lm_head.weight", torch.zeros(2, 2))], 1)
+        await engine.load_weights(WeightTicket(backend="test", version=1))
     with pytest.raises(EngineError, match="not newer"):
-        await engine.load_weights((), 0)
+        await engine.load_weights(WeightTicket(backend="test", version=0))
+    assert engine.version == 0
+    await engine.close()
+
+
+async def test_an_engine_on_the_trainers_weights_takes_no_others(engine):
+    """Fails if a ticket of a backend that moves weights only moves the version."""
+    await engine.pause()
+    with pytest.raises(EngineError, match="'shm', expected 'inprocess'"):
+        await engine.load_weights(WeightTicket(backend="shm", version=1))
 
 
 async def test_closing_fails_what_is_in_flight(model):

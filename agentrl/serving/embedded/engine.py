@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,12 @@ import numpy as np
 import torch
 
 from agentrl.config.schema import ServingSection
-from agentrl.engine import Engine, EngineHealth
+from agentrl.engine import Engine, EngineHealth, WeightTicket
 from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.serving.embedded.forward import RowModel, Segment
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.sampling import Draw, sample
-from agentrl.serving.threads import compute_thread
+from agentrl.serving.threads import compute_thread, run_computing
 from agentrl.types import FinishReason, Generation, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class EmbeddedEngine(Engine):
         max_context_tokens: int,
         version: int = 0,
         name: str = "embedded-0",
+        receive: Callable[[WeightTicket], Iterable[tuple[str, Any]]] | None = None,
     ) -> None:
         """Allocate the cache and start the thread.
 
@@ -70,6 +71,8 @@ class EmbeddedEngine(Engine):
             max_context_tokens: prompt plus response of any request.
             version: of the weights as they are now.
             name: for the balancer.
+            receive: fetches the weights of a ticket; None for an engine that samples from the
+                trainer's own parameters, where only the version moves.
 
         Raises:
             ConfigError: the model cannot hold such a context, its architecture is not supported,
@@ -77,6 +80,7 @@ class EmbeddedEngine(Engine):
         """
         self.name = name
         self._model = RowModel(model)
+        self._receive = receive
         positions = getattr(model.config, "max_position_embeddings", None)
         if positions is not None and max_context_tokens > positions:
             raise ConfigError(
@@ -204,8 +208,8 @@ class EmbeddedEngine(Engine):
         while thread is not None and thread.is_alive():
             await asyncio.sleep(0.002)
 
-    async def load_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Take `version`; see `agentrl.engine.Engine.load_weights`.
+    async def load_weights(self, ticket: WeightTicket) -> None:
+        """Take the weights of a ticket; see `agentrl.engine.Engine.load_weights`.
 
         Idle rows are forgotten. A request in flight keeps its cached past and goes on with the
         new weights; its tokens say which version sampled them.
@@ -215,10 +219,21 @@ class EmbeddedEngine(Engine):
         """
         if not (self._pausing and self._stopped):
             raise EngineError(f"engine {self.name}: pause before load_weights")
-        if version <= self._version:
+        if ticket.version <= self._version:
             raise EngineError(
-                f"engine {self.name}: version {version} is not newer than {self._version}"
+                f"engine {self.name}: version {ticket.version} is not newer than {self._version}"
             )
+        if self._receive is not None:
+            await run_computing(self._copy, self._receive(ticket))
+        elif ticket.backend != "inprocess":
+            raise EngineError(
+                f"engine {self.name} shares the trainer's weights and receives none; got a ticket "
+                f"of backend {ticket.backend!r}, expected 'inprocess'"
+            )
+        self._cache.drop_idle()
+        self._version = ticket.version
+
+    def _copy(self, weights: Iterable[tuple[str, Any]]) -> None:
         state = self._model.model.state_dict()
         with torch.no_grad():
             for name, tensor in weights:
@@ -229,8 +244,6 @@ class EmbeddedEngine(Engine):
                         f"the model has {have}"
                     )
                 state[name].copy_(tensor)
-        self._cache.drop_idle()
-        self._version = version
 
     @property
     def version(self) -> int:

@@ -1,0 +1,1 @@
+"""New weights from the trainer to every engine, and the proof that they arrived."""
