@@ -6,9 +6,9 @@
 `(name, tensor)` pairs go in under the names of the Hugging Face checkpoint, and the same pairs come
 out, in the same order, bit for bit. Who applies them to which layout is the engine's business.
 
-A sender either *stages* (`streams` False: shared memory, a folder) or *streams* (a collective). Staged
-weights are complete before any engine is paused and can be taken later, by late joiners too. A
-streaming sender needs all its engines in `load_weights` while it sends.
+A sender either *stages* (`streams` False: shared memory, a folder) or *streams* (a collective).
+Staged weights are complete before any engine is paused and can be taken later, by late joiners too.
+A streaming sender needs all its engines in `load_weights` while it sends.
 """
 
 from __future__ import annotations
