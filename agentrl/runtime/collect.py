@@ -1,4 +1,4 @@
-"""Many groups at once: tasks in, trajectory groups out, in the order of the tasks."""
+"""Many groups at once: tasks in, groups out, in the order of the tasks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from agentrl.runtime.stages import GroupReport, RolloutReport
 from agentrl.types import SamplingParams, Task, Trajectory, TrajectoryGroup
 
+G = TypeVar("G", covariant=True)
 
-class GroupRunner(Protocol):
-    """The part of a rollout worker that is needed here."""
+
+class GroupRunner(Protocol[G]):
+    """Who makes one group: a rollout worker, or the stage in front of many."""
 
     def run_group(
         self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
-    ) -> Awaitable[TrajectoryGroup]:
+    ) -> Awaitable[G]:
         """Roll one task out `n` times."""
         ...
 
@@ -34,7 +37,7 @@ def stable_seed(*parts: object) -> int:
 
 
 async def run_groups(
-    runner: GroupRunner,
+    runner: GroupRunner[G],
     tasks: Sequence[Task],
     *,
     name: str,
@@ -42,8 +45,8 @@ async def run_groups(
     sampling: SamplingParams,
     seed: Callable[[Task], int],
     in_flight: int,
-    on_group: Callable[[TrajectoryGroup], None] = lambda group: None,
-) -> list[TrajectoryGroup]:
+    on_group: Callable[[G], None] = lambda group: None,
+) -> list[G]:
     """Run every task `n` times, at most `in_flight` rollouts at once.
 
     The bound keeps the wall-clock limit of a rollout about the rollout: beyond what the engine
@@ -62,7 +65,7 @@ async def run_groups(
     """
     gate = asyncio.Semaphore(max(1, in_flight // n))
 
-    async def one(index: int, task: Task) -> TrajectoryGroup:
+    async def one(index: int, task: Task) -> G:
         async with gate:
             group = await runner.run_group(
                 task,
@@ -93,23 +96,23 @@ def sampled_tokens(groups: Sequence[TrajectoryGroup]) -> int:
     return sum(row.num_action_tokens for group in groups for row in group.trajectories)
 
 
-def infrastructure_failure(groups: Sequence[TrajectoryGroup]) -> str | None:
+def infrastructure_failure(groups: Sequence[GroupReport]) -> str | None:
     """If not one rollout can be trusted, the most frequent reason; else None."""
-    last = rollouts_of(groups)
-    if any(row.rule.reward_trusted for row in last):
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if any(rollout.rule.reward_trusted for rollout in rollouts):
         return None
-    reasons = Counter(_reason(row) for row in last)
+    reasons = Counter(_reason(rollout) for rollout in rollouts)
     if not reasons:
         return "no rollout was started"
     reason, count = reasons.most_common(1)[0]
-    return f"{reason} ({count} of {len(last)} rollouts)"
+    return f"{reason} ({count} of {len(rollouts)} rollouts)"
 
 
 _LOCATION = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-def _reason(row: Trajectory) -> str:
+def _reason(rollout: RolloutReport) -> str:
     """One line of a detail that may hold a traceback: what was raised, and where."""
-    text = f"{row.termination}: {row.termination_detail}".partition("\n")[0].rstrip(": ")
-    places = _LOCATION.findall(row.termination_detail)
+    text = f"{rollout.termination}: {rollout.detail}".partition("\n")[0].rstrip(": ")
+    places = _LOCATION.findall(rollout.detail)
     return f"{text} at {places[-1][0]}:{places[-1][1]}" if places else text

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from agentrl.runtime.collect import rollouts_of, sampled_tokens
+from agentrl.runtime.stages import GroupReport
 from agentrl.runtime.stats import Interval, mean_interval, paired_difference, pass_at_k
-from agentrl.types import TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class EvalSummary:
 
 
 def summarise(
-    name: str, step: int, groups: Sequence[TrajectoryGroup], *, n_samples: int
+    name: str, step: int, groups: Sequence[GroupReport], *, n_samples: int
 ) -> EvalSummary:
     """Score stored or fresh groups. Untrusted rollouts are counted and left out.
 
@@ -62,29 +61,29 @@ def summarise(
     """
     scores: dict[str, list[float]] = {}
     untrusted = truncated = 0
-    last = rollouts_of(groups)
-    for row in last:
-        verdict = row.score if row.score is not None else row.reward
-        if not row.rule.reward_trusted or verdict is None:
-            untrusted += 1
-            continue
-        truncated += row.rule.truncated
-        scores.setdefault(row.task_id, []).append(verdict)
+    for group in groups:
+        for rollout in group.rollouts:
+            if rollout.verdict is None:
+                untrusted += 1
+                continue
+            truncated += rollout.rule.truncated
+            scores.setdefault(group.task_id, []).append(rollout.verdict)
     by_task = {task: fmean(values) for task, values in scores.items()}
     passes = [
         pass_at_k(sum(value >= 1.0 for value in values), len(values), min(n_samples, len(values)))
         for values in scores.values()
     ]
-    counted = len(last) - untrusted
+    rollouts = sum(len(group.rollouts) for group in groups)
+    counted = rollouts - untrusted
     return EvalSummary(
         name=name,
         step=step,
         score=mean_interval(list(by_task.values())),
         pass_at_k=fmean(passes) if passes else math.nan,
         k=n_samples,
-        rollouts=len(last),
+        rollouts=rollouts,
         untrusted=untrusted,
-        mean_tokens=sampled_tokens(groups) / len(last) if last else 0.0,
+        mean_tokens=sum(group.tokens for group in groups) / rollouts if rollouts else 0.0,
         truncated=truncated / counted if counted else 0.0,
         by_task=by_task,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from agentrl.errors import RunError
 from agentrl.runtime.collect import infrastructure_failure
-from agentrl.types import TrajectoryGroup
+from agentrl.runtime.stages import GroupReport
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class FailureWatch:
         self._note = note
         self._in_a_row = 0
 
-    def trained(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+    def trained(self, step: int, groups: Sequence[GroupReport]) -> None:
         """Look at the rollouts of a training step.
 
         Raises:
@@ -33,7 +33,7 @@ class FailureWatch:
         self._in_a_row = 0 if failure is None else self._in_a_row + 1
         self._judge(step, failure, limit=FAILED_STEPS)
 
-    def evaluated(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+    def evaluated(self, step: int, groups: Sequence[GroupReport]) -> None:
         """Look at the rollouts of an evaluation; one that fails mid-run does not end the run.
 
         Raises:

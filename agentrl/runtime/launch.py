@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
+from agentrl.engine import WeightTicket
 from agentrl.errors import AgentrlError
+from agentrl.metrics import MetricBag
 from agentrl.runtime.assemble import (
     TaskSets,
     describe_model,
@@ -22,19 +24,20 @@ from agentrl.runtime.assemble import (
     open_sandboxes,
 )
 from agentrl.runtime.checkpoint import Checkpoint, latest_checkpoint, sweep
-from agentrl.runtime.local import LocalRun
+from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts
 from agentrl.runtime.logs import log_to
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.records import History, Parts, RunResult
 from agentrl.runtime.run_dir import RunDir, holds_a_run, run_path
+from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import Interrupted, StopSwitch
+from agentrl.runtime.synchronous import SynchronousRun
 from agentrl.serving.threads import reserve_cores, run_computing
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
     from agentrl.data import TaskCursor
     from agentrl.metrics.sinks import MetricsLog
-    from agentrl.rollout import RolloutWorker
     from agentrl.sandbox import SandboxBackend
     from agentrl.serving import TokenClient
     from agentrl.train.pretrained import Pretrained
@@ -52,7 +55,7 @@ class Policy:
     """Model and tokenizer."""
     client: TokenClient
     """The generator, and control over its engine."""
-    worker: RolloutWorker
+    rollouts: LocalRollouts
     """Makes groups with it."""
     chat: ChatFormat
     """How messages become ids."""
@@ -97,7 +100,7 @@ async def open_policy(
             yield Policy(
                 pretrained=pretrained,
                 client=client,
-                worker=worker,
+                rollouts=LocalRollouts(worker),
                 chat=chat,
                 sandboxes=sandboxes,
                 sandbox_text=f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)",
@@ -222,23 +225,47 @@ async def _run_in(
                     * config.rollout.n_samples_per_prompt,
                 )
             )
+            store = TrajectoryStore(directory.trajectories)
+
+            async def push(version: int) -> MetricBag:
+                # The embedded engine samples from the trainer's parameters: the version moves.
+                await policy.client.load_weights(WeightTicket(backend="inprocess", version=version))
+                await policy.client.resume_all()
+                return MetricBag()
+
             parts = Parts(
-                worker=policy.worker,
-                client=policy.client,
-                trainer=trainer,
+                stages=Stages(
+                    rollouts=policy.rollouts,
+                    engines=LocalEngines(policy.client, push, shared=True),
+                    learner=LocalLearner(
+                        config,
+                        trainer,
+                        store,
+                        save=lambda folder: _save(folder, policy.pretrained, trainer),
+                    ),
+                    stop_token_ids=policy.chat.stop_token_ids,
+                ),
                 cursor=point.cursor,
                 eval_tasks=tasks.evals,
-                store=TrajectoryStore(directory.trajectories),
+                store=store,
                 metrics=metrics,
-                save=lambda folder: _save(folder, policy.pretrained, trainer),
-                stop_token_ids=policy.chat.stop_token_ids,
+                in_flight=in_flight(config),
             )
-            run = LocalRun(config, directory, parts, history=history, progress=progress, stop=stop)
+            run = SynchronousRun(
+                config, directory, parts, history=history, progress=progress, stop=stop
+            )
             result = await run.run()
             progress.finished(result)
             return result
         finally:
             metrics.close()
+
+
+def in_flight(config: RunConfig) -> int:
+    """Most rollouts at once: twice what all engines decode, so that none waits for tools."""
+    return (
+        2 * config.serving.max_batch_size * max(config.serving.replicas, len(config.serving.urls))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

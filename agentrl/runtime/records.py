@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.runtime.evaluate import Comparison
+from agentrl.runtime.stages import Stages
 from agentrl.types import Task
 
 if TYPE_CHECKING:
     from agentrl.data import TaskCursor, TrajectoryStore
     from agentrl.metrics.sinks import MetricsLog
-    from agentrl.rollout import RolloutWorker
-    from agentrl.serving import TokenClient
-    from agentrl.train import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,24 +45,18 @@ class RunResult:
 class Parts:
     """What a run is put together from; see `agentrl.runtime.assemble`."""
 
-    worker: RolloutWorker
-    """Makes groups."""
-    client: TokenClient
-    """The engines."""
-    trainer: Trainer
-    """Owns the optimizer; shares the model with the embedded engine."""
+    stages: Stages
+    """Who rolls out, samples and learns."""
     cursor: TaskCursor
     """Training tasks, standing after the last task of `done` steps."""
     eval_tasks: Mapping[str, Sequence[Task]]
     """Tasks of each `eval.datasets` entry."""
     store: TrajectoryStore
-    """Where trajectories go and come back from."""
+    """Where trajectories come back from; the learner writes them."""
     metrics: MetricsLog
     """Where numbers go."""
-    save: Callable[[Path], None]
-    """Writes weights, tokenizer and trainer state into a folder."""
-    stop_token_ids: tuple[int, ...] = ()
-    """Ends an assistant turn."""
+    in_flight: int
+    """Most rollouts at once."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,14 +14,14 @@ from agentrl.runtime.collect import (
     infrastructure_failure,
     rollouts_of,
     run_groups,
-    sampled_tokens,
     stable_seed,
 )
 from agentrl.runtime.evaluate import EvalSummary, summarise
-from agentrl.runtime.launch import Policy, check_parts, open_policy
+from agentrl.runtime.launch import Policy, check_parts, in_flight, open_policy
 from agentrl.runtime.progress import Progress, RunPlan
+from agentrl.runtime.stages import GroupReport, HeldGroup
 from agentrl.runtime.stop import StopSwitch
-from agentrl.types import SamplingParams, Task, TrajectoryGroup
+from agentrl.types import SamplingParams, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +75,10 @@ async def evaluate(
                         temperature=config.eval.temperature, progress=progress,
                     )
                 )  # fmt: skip
-                _require_some(name, groups)
-                store.write(0, f"eval/{name}", groups, None)
-                summaries.append(summarise(name, 0, groups, n_samples=n))
+                reports = [handle.report for handle in groups]
+                _require_some(name, reports)
+                store.write(0, f"eval/{name}", [handle.group for handle in groups], None)
+                summaries.append(summarise(name, 0, reports, n_samples=n))
                 progress.evaluated(summaries[-1])
         return summaries
 
@@ -110,8 +111,9 @@ async def collect(
                     temperature=config.rollout.temperature, progress=progress,
                 )
             )  # fmt: skip
-        TrajectoryStore(out / "trajectories").write(0, "train", groups, None)
-    last = rollouts_of(groups)
+        made = [handle.group for handle in groups]
+        TrajectoryStore(out / "trajectories").write(0, "train", made, None)
+    last = rollouts_of(made)
     rewards = [row.reward for row in last if row.rule.reward_trusted and row.reward is not None]
     terminations: dict[str, int] = {}
     for row in last:
@@ -135,10 +137,10 @@ async def _roll_out(
     n: int,
     temperature: float,
     progress: Progress,
-) -> list[TrajectoryGroup]:
+) -> list[HeldGroup]:
     progress.phase(phase, len(tasks) * n)
     return await run_groups(
-        policy.worker,
+        policy.rollouts,
         tasks,
         name=name,
         n=n,
@@ -149,8 +151,8 @@ async def _roll_out(
             stop_token_ids=policy.chat.stop_token_ids,
         ),
         seed=lambda task: stable_seed(config.run.seed, name, task.id),
-        in_flight=2 * config.serving.max_batch_size,
-        on_group=lambda group: progress.advance(n, sampled_tokens([group])),
+        in_flight=in_flight(config),
+        on_group=lambda handle: progress.advance(n, handle.report.tokens),
     )
 
 
@@ -167,7 +169,7 @@ def _plan(config: RunConfig, policy: Policy, out: Path, tasks: int) -> RunPlan:
     )
 
 
-def _require_some(name: str, groups: Sequence[TrajectoryGroup]) -> None:
+def _require_some(name: str, groups: Sequence[GroupReport]) -> None:
     failure = infrastructure_failure(groups)
     if failure is not None:
         raise RunError(

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.runtime.evaluate import Comparison, EvalSummary, summarise
+from agentrl.runtime.stages import GroupHandle, report_of
 from agentrl.runtime.stored import stored_groups
-from agentrl.types import Task, TrajectoryGroup
+from agentrl.types import Task
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
 
-RollOut = Callable[[str, Sequence[Task]], Awaitable[list[TrajectoryGroup]]]
+RollOut = Callable[[str, Sequence[Task]], Awaitable[Sequence[GroupHandle]]]
 
 
 class ScoreBook:
@@ -55,7 +56,7 @@ class ScoreBook:
 
         Args:
             step: training steps done.
-            roll_out: makes the groups of a dataset.
+            roll_out: makes and stores the groups of a dataset.
             on_score: told each score of this step once.
 
         Returns:
@@ -70,8 +71,7 @@ class ScoreBook:
                 continue
             summary = self._stored(name, step)
             if summary is None:
-                groups = await roll_out(name, tasks)
-                self._store.write(step, f"eval/{name}", groups, None)
+                groups = [handle.report for handle in await roll_out(name, tasks)]
                 summary = summarise(name, step, groups, n_samples=self._n_samples)
                 fresh = True
             self._scores[key] = summary
@@ -99,7 +99,7 @@ class ScoreBook:
         groups = stored_groups(self._store, f"eval/{name}", step)
         if not groups:
             return None
-        return summarise(name, step, groups, n_samples=self._n_samples)
+        return summarise(name, step, [report_of(g) for g in groups], n_samples=self._n_samples)
 
 
 def last_value(logged: Mapping[int, Mapping[str, float]], key: str) -> float:

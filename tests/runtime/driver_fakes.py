@@ -17,12 +17,14 @@ from agentrl.engine import WeightTicket
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assemble import TaskSets
 from agentrl.runtime.launch import open_metrics, resume_point
-from agentrl.runtime.local import LocalRun
+from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunResult
 from agentrl.runtime.run_dir import RunDir
+from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import StopSwitch
 from agentrl.runtime.stored import stored_groups
+from agentrl.runtime.synchronous import SynchronousRun
 from agentrl.types import SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
 
 
@@ -193,17 +195,32 @@ async def drive(
     if point.checkpoint:
         trainer.load(point.checkpoint.path)
     metrics = open_metrics(directory, config)
+    store = FusedStore(directory.trajectories, fuse)
+    client = FakeClient(trainer.version)
+
+    async def push(version: int) -> MetricBag:
+        await client.load_weights(WeightTicket(backend="inprocess", version=version))
+        await client.resume_all()
+        return MetricBag()
+
     parts = Parts(
-        worker=worker or FakeWorker(fuse),  # pyright: ignore[reportArgumentType]
-        client=FakeClient(trainer.version),  # pyright: ignore[reportArgumentType]
-        trainer=trainer,  # pyright: ignore[reportArgumentType]
+        stages=Stages(
+            rollouts=LocalRollouts(worker or FakeWorker(fuse)),
+            engines=LocalEngines(client, push, shared=True),  # pyright: ignore[reportArgumentType]
+            learner=LocalLearner(
+                config,
+                trainer,  # pyright: ignore[reportArgumentType]
+                store,
+                save=save or trainer.save,
+            ),
+        ),
         cursor=point.cursor,
         eval_tasks=tasks.evals,
-        store=FusedStore(directory.trajectories, fuse),
+        store=store,
         metrics=metrics,
-        save=save or trainer.save,
+        in_flight=128,
     )
-    run = LocalRun(
+    run = SynchronousRun(
         config,
         directory,
         parts,

@@ -1,0 +1,293 @@
+"""What every driver does beside its loop: evaluate, save, log, decide when to end.
+
+A driver is one of `SynchronousRun` and its asynchronous kin. They share the disk and its promises:
+
+Resume: the stored trajectories of a step are its commit record. They are on disk, complete, before
+the step trains, so a run that is killed anywhere loads its last checkpoint and trains the steps
+after it again from their stored trajectories, with the same order, seeds and batches. No rollout of
+a stored step is sampled twice and no task is skipped; only rollouts that were not stored yet are
+lost. What is paid again is the training time (not the rollout time) since the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config import RunConfig
+from agentrl.errors import RunError
+from agentrl.metrics import MetricBag
+from agentrl.runtime.checkpoint import CheckpointState, save_checkpoint
+from agentrl.runtime.collect import run_groups, stable_seed
+from agentrl.runtime.failures import FailureWatch
+from agentrl.runtime.progress import Progress
+from agentrl.runtime.records import History, Parts, RunResult
+from agentrl.runtime.scores import ScoreBook, last_value
+from agentrl.runtime.stages import GroupHandle
+from agentrl.runtime.stop import Interrupted, StopSwitch
+from agentrl.serving.threads import run_computing
+from agentrl.types import SamplingParams, Task
+
+if TYPE_CHECKING:
+    from agentrl.runtime.run_dir import RunDir
+
+logger = logging.getLogger(__name__)
+
+
+class Driver:
+    """One run. `run` may be called once; subclasses say what a step is."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: RunDir,
+        parts: Parts,
+        *,
+        history: History,
+        progress: Progress,
+        stop: StopSwitch,
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._parts = parts
+        self._stages = parts.stages
+        self._progress = progress
+        self._stop = stop
+        self._done = self._saved = history.done
+        self._logged = {step for step, line in history.logged.items() if "timing_s/step" in line}
+        self._cursor_state = parts.cursor.state()
+        self._began = time.monotonic() - history.elapsed_s
+        self._step_s = last_value(history.logged, "timing_s/step")
+        self._checkpoint_s = 0.0
+        self._book = ScoreBook(
+            parts.eval_tasks, parts.store, n_samples=config.eval.n_samples, logged=history.logged
+        )
+        self._watch = FailureWatch(worked=history.done > 0, note=progress.note)
+
+    async def run(self) -> RunResult:
+        """Train to the end and score the result.
+
+        Raises:
+            Interrupted: a signal; the state of the last finished step is saved.
+            RunError: nothing can be rolled out, or the disk is full.
+        """
+        try:
+            if self._evaluation_due(self._done):
+                self._log(self._done, await self._evaluate(self._done))
+            reason = await self._train_to_end()
+            self._log(self._done, await self._evaluate(self._done))
+            await self._checkpoint(self._done)
+        except Interrupted:
+            await self._checkpoint(self._done)
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise RunError(self._disk_full(error)) from error
+            raise
+        return self._result(reason)
+
+    async def _train_to_end(self) -> str:
+        """Do every step; returns why it ended."""
+        raise NotImplementedError
+
+    # -- stages -----------------------------------------------------------------------------
+
+    async def _learn(
+        self, step: int, groups: Sequence[GroupHandle], bag: MetricBag, *, stored: bool
+    ) -> None:
+        """Train; also without anything to train on, since versions and the schedule count steps."""
+        self._stop.check()
+        self._progress.phase("train")
+        if self._stages.engines.shares_weights:
+            await self._stages.engines.pause()
+        began = time.monotonic()
+        learned = await self._stages.learner.learn(
+            step, groups, stored=stored, on_progress=self._progress.trained
+        )
+        bag.merge(learned)
+        bag.sum("timing_s/train", time.monotonic() - began)
+        if learned.result().get("train/steps_without_signal"):
+            self._progress.note("no group of this step teaches anything; weights stay as they are")
+            logger.warning("step without a trainable group: weights stay as they are")
+
+    async def _sync(self, bag: MetricBag) -> None:
+        version = self._stages.learner.version
+        if version <= self._stages.engines.version:
+            return
+        self._progress.phase("sync")
+        began = time.monotonic()
+        bag.merge(await self._stages.engines.sync(version))
+        bag.sum("timing_s/sync", time.monotonic() - began)
+
+    def _count(self, groups: Sequence[GroupHandle], bag: MetricBag, *, started: int) -> None:
+        """Every rollout that was started comes back as something."""
+        rollouts = [rollout for handle in groups for rollout in handle.report.rollouts]
+        assert len(rollouts) == started, f"{started} rollouts started, {len(rollouts)} came"
+        bag.sum("rollout/started", started)
+        bag.sum("rollout/dropped", sum(not rollout.rule.in_loss for rollout in rollouts))
+
+    async def _evaluate(self, step: int) -> dict[str, float]:
+        """Score every dataset at this step, and give what is not in the log yet."""
+        seed, section = self._config.run.seed, self._config.eval
+
+        async def roll_out(name: str, tasks: Sequence[Task]) -> list[GroupHandle]:
+            groups = await self._collect(
+                f"eval {name}",
+                tasks,
+                name=f"eval-{name}-{step}",
+                n=section.n_samples,
+                temperature=section.temperature,
+                # The same draws before and after training sharpen the paired difference.
+                seed=lambda task: stable_seed(seed, "eval", name, task.id),
+            )
+            self._watch.evaluated(step, [handle.report for handle in groups])
+            await self._stages.learner.keep(step, f"eval/{name}", groups)
+            return groups
+
+        return await self._book.evaluate(step, roll_out, on_score=self._progress.evaluated)
+
+    async def _collect(
+        self,
+        phase: str,
+        tasks: Sequence[Task],
+        *,
+        name: str,
+        n: int,
+        temperature: float,
+        seed: Callable[[Task], int],
+    ) -> list[GroupHandle]:
+        self._progress.phase(phase, len(tasks) * n)
+        return await self._stop.guard(
+            run_groups(
+                self._stages.rollouts,
+                tasks,
+                name=name,
+                n=n,
+                sampling=self._sampling(temperature),
+                seed=seed,
+                in_flight=self._parts.in_flight,
+                on_group=lambda handle: self._progress.advance(n, handle.report.tokens),
+            )
+        )
+
+    def _sampling(self, temperature: float) -> SamplingParams:
+        section = self._config.rollout
+        return SamplingParams(
+            temperature=temperature,
+            top_p=section.top_p,
+            max_tokens=section.max_turn_tokens,
+            stop_token_ids=self._stages.stop_token_ids,
+        )
+
+    async def _checkpoint(self, step: int) -> None:
+        """Save; a failure is reported and the run goes on, earlier checkpoints stay as they are."""
+        if step <= self._saved:
+            return
+        self._progress.phase("checkpoint")
+        began = time.monotonic()
+        state = CheckpointState(
+            step=step,
+            version=self._stages.learner.version,
+            cursor=self._cursor_state,
+            elapsed_s=self._elapsed(),
+        )
+        keep = self._config.checkpoint.keep_last
+        root = self._run_dir.checkpoints
+        save = self._stages.learner.save
+        try:
+            await run_computing(save_checkpoint, root, state, save, keep_last=keep)
+        except Exception as error:  # recording boundary: writers raise OSError, RuntimeError, ...
+            logger.exception("checkpoint of step %d failed", step)
+            self._progress.note(self._disk_full(error))
+            return
+        self._saved = step
+        self._checkpoint_s = time.monotonic() - began
+
+    # -- decisions --------------------------------------------------------------------------
+
+    def _reason_to_end(self) -> str | None:
+        if self._done >= self._config.train.steps:
+            return "all steps done"
+        if self._done + 1 in self._parts.store.steps("train"):
+            return None  # stored, so it was begun: its training is owed whatever the clock says
+        return "time is up" if self._out_of_time() else None
+
+    def _out_of_time(self) -> bool:
+        """Whether another step would leave no time for the final evaluation."""
+        minutes = self._config.train.max_minutes
+        if minutes is None or self._done == 0:
+            return False
+        owed = self._step_s + self._book.duration_s + self._checkpoint_s
+        return self._elapsed() + owed > minutes * 60
+
+    def _evaluation_due(self, step: int) -> bool:
+        every = self._config.eval.every_steps
+        return step == 0 or self._reason_to_end() is not None or bool(every and step % every == 0)
+
+    # -- bookkeeping ------------------------------------------------------------------------
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    async def _finish_step(self, step: int, bag: MetricBag, *, began: float, fresh: bool) -> None:
+        """A trained step: note it, evaluate and save where that is due, write its line."""
+        self._done, self._cursor_state = step, self._parts.cursor.state()
+        self._note_duration(began, bag, fresh)
+        self._progress.step_done(step, bag.result())
+        scores: dict[str, float] = {}
+        try:
+            if self._evaluation_due(step):
+                scores = await self._evaluate(step)
+        except Interrupted:
+            # The evaluation is cut short, but the step itself is complete.
+            self._log(step, {}, of_step=bag.result())
+            raise
+        self._log(step, scores, of_step=bag.result())
+        if step % self._config.checkpoint.every_steps == 0:
+            await self._checkpoint(step)
+
+    def _note_duration(self, began: float, bag: MetricBag, fresh: bool) -> None:
+        seconds = time.monotonic() - began
+        bag.sum("timing_s/step", seconds)
+        bag.sum("timing_s/elapsed", self._elapsed())
+        if self._checkpoint_s:
+            bag.sum("timing_s/checkpoint", self._checkpoint_s)
+        if fresh:
+            self._step_s = seconds
+
+    def _log(
+        self,
+        step: int,
+        scores: Mapping[str, float],
+        *,
+        of_step: Mapping[str, float] | None = None,
+    ) -> None:
+        """One line a step; a replayed step that was logged before the kill keeps its line."""
+        values: dict[str, Any] = dict(scores)
+        if of_step is not None and step not in self._logged:
+            self._logged.add(step)
+            values = {**of_step, **scores}
+        if values:
+            self._parts.metrics.log(step, values)
+
+    def _result(self, reason: str) -> RunResult:
+        result = RunResult(
+            run_dir=self._run_dir.path,
+            steps=self._done,
+            reason=reason,
+            comparisons=self._book.comparisons(self._done),
+            elapsed_s=self._elapsed(),
+        )
+        self._run_dir.write_result(result.as_dict())
+        return result
+
+    def _disk_full(self, error: BaseException) -> str:
+        free = shutil.disk_usage(self._run_dir.path).free / 2**30
+        return (
+            f"{self._run_dir.path} could not be written ({error}); {free:.1f} GiB are free there; "
+            "earlier checkpoints and trajectories are intact"
+        )

@@ -1,0 +1,237 @@
+"""What a driver asks of the parts of a run, wherever they live.
+
+    RolloutStage   task   -> GroupHandle          agent loops on CPUs
+    LearnStage     groups -> MetricBag            store, batch, optimizer
+    EngineStage    version -> engines sample it   pause, move weights, resume
+
+A driver holds handles: a report of what it must know, and the group itself wherever that lies. In
+one process that is the same object; across machines it is a reference, and trajectories travel from
+the worker that made them to the ranks that train on them without passing through the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.metrics import MetricBag
+from agentrl.types import (
+    TERMINATION_RULES,
+    SamplingParams,
+    Task,
+    Termination,
+    TerminationRule,
+    TrajectoryGroup,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutReport:
+    """What a driver needs to know of one rollout."""
+
+    rollout_id: str
+    """As in its rows."""
+    termination: Termination
+    """Why it ended."""
+    detail: str
+    """Which limit fired, or the error of an infrastructure failure."""
+    verdict: float | None
+    """Score, or the reward where the environment gives no score; None if it cannot be trusted."""
+    tokens: int
+    """Tokens the policy sampled, over all rows."""
+    oldest_version: int | None
+    """The oldest weights that sampled one of them; None without a sampled token."""
+
+    @property
+    def rule(self) -> TerminationRule:
+        """What the termination means downstream."""
+        return TERMINATION_RULES[self.termination]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupReport:
+    """What a driver needs to know of one group."""
+
+    group_id: str
+    """Unique in the run."""
+    task_id: str
+    """`Task.id`."""
+    rollouts: tuple[RolloutReport, ...]
+    """In order of their index, failed ones included."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the policy sampled."""
+        return sum(rollout.tokens for rollout in self.rollouts)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest weights that sampled a token; None without one."""
+        known = [r.oldest_version for r in self.rollouts if r.oldest_version is not None]
+        return min(known, default=None)
+
+
+def report_of(group: TrajectoryGroup) -> GroupReport:
+    """The report of a group."""
+    reports = []
+    for rows in group.rollouts():
+        last = rows[-1]
+        verdict = last.score if last.score is not None else last.reward
+        versions = [
+            version
+            for row in rows
+            for version, sampled in zip(row.policy_versions, row.response_mask, strict=True)
+            if sampled
+        ]
+        reports.append(
+            RolloutReport(
+                rollout_id=last.rollout_id,
+                termination=last.termination,
+                detail=last.termination_detail,
+                verdict=verdict if last.rule.reward_trusted else None,
+                tokens=sum(row.num_action_tokens for row in rows),
+                oldest_version=min(versions, default=None),
+            )
+        )
+    return GroupReport(group_id=group.group_id, task_id=group.task_id, rollouts=tuple(reports))
+
+
+class GroupHandle(Protocol):
+    """A finished group, wherever its tokens are."""
+
+    @property
+    def report(self) -> GroupReport:
+        """What a driver needs to know."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldGroup:
+    """A group in this process."""
+
+    group: TrajectoryGroup
+    """All of it."""
+    report: GroupReport
+    """Its report."""
+
+    @classmethod
+    def of(cls, group: TrajectoryGroup) -> HeldGroup:
+        """Report on `group` and hold it."""
+        return cls(group=group, report=report_of(group))
+
+
+class RolloutStage(Protocol):
+    """Who rolls tasks out."""
+
+    async def run_group(
+        self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
+    ) -> GroupHandle:
+        """As `RolloutWorker.run_group`: never raises for a failed rollout."""
+        ...
+
+    def adopt(self, group: TrajectoryGroup) -> GroupHandle:
+        """A handle of a group that was made earlier, for a replay."""
+        ...
+
+
+class LearnStage(Protocol):
+    """Who stores, batches and trains."""
+
+    @property
+    def version(self) -> int:
+        """Steps trained, which is also the version of the weights."""
+        ...
+
+    async def learn(
+        self,
+        step: int,
+        groups: Sequence[GroupHandle],
+        *,
+        stored: bool,
+        on_progress: Callable[[int, int], None],
+    ) -> MetricBag:
+        """Train one step; the groups are on disk before the first gradient.
+
+        Args:
+            step: from 1.
+            groups: all of them go into the store, those with something to teach into the batch.
+            stored: whether they came from the store and must not be written again.
+            on_progress: called with `(micro-batches done, micro-batches of the step)`.
+
+        Raises:
+            TrainError: a number that must not be trained on.
+            OSError: the store could not be written.
+        """
+        ...
+
+    async def keep(self, step: int, kind: str, groups: Sequence[GroupHandle]) -> None:
+        """Store groups that are not trained on."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights, tokenizer and trainer state into `folder`. Blocks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """One engine, for the live line."""
+
+    state: str
+    """`active`, `draining`, `quarantined`."""
+    in_flight: int
+    """Requests being answered."""
+    version: int
+    """Weights it samples from."""
+    sticky_share: float
+    """Turns after the first that stayed on their engine, of all such turns; NaN before one."""
+    cached_share: float
+    """Prompt tokens that need not be computed again, of all; NaN before one."""
+    generated_tokens: int = 0
+    """Tokens sampled so far."""
+
+
+class EngineStage(Protocol):
+    """Who samples: one engine or a fleet, as seen by a driver."""
+
+    @property
+    def version(self) -> int:
+        """The weights all serving engines sample from."""
+        ...
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether they sample from the very tensors that training changes."""
+        ...
+
+    async def pause(self) -> None:
+        """Stop producing tokens; what is in flight keeps its place."""
+        ...
+
+    async def sync(self, version: int) -> MetricBag:
+        """Sample from the learner's weights of `version` from now on; resumes what is paused.
+
+        Raises:
+            SyncError: no engine has them.
+        """
+        ...
+
+    def stats(self) -> Mapping[str, EngineStats]:
+        """Each engine by name."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Stages:
+    """The three together."""
+
+    rollouts: RolloutStage
+    """Who rolls out."""
+    engines: EngineStage
+    """Who samples for them."""
+    learner: LearnStage
+    """Who trains."""
+    stop_token_ids: tuple[int, ...] = field(default=())
+    """Ends an assistant turn."""
