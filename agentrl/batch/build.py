@@ -29,7 +29,7 @@ def build_step(
     """Advantages, denominators and packing for one step.
 
     Rows whose advantage is exactly zero have no gradient under a policy loss; they are counted in
-    every denominator and left out of the micro-batches.
+    every denominator and left out of the micro-batches. A KL penalty gives them one: they stay.
 
     Args:
         groups: the rollouts of the step; groups may be uneven.
@@ -113,7 +113,7 @@ def _build_update(
             ),
         )
         built = [_build_row(trajectory, numbers) for trajectory in rollout.rows]
-        if rollout.advantage != 0.0:
+        if rollout.advantage != 0.0 or algorithm.kl_coef > 0.0:
             rows.extend(built)
     return PackedBatch(
         micro_batches=pack_rows(rows, micro_batch_tokens=micro_batch_tokens),

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from agentrl.batch.records import MicroBatch
+from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
 from agentrl.train.logprobs import TokenLogProbs
@@ -66,6 +66,25 @@ class TrainBackend(Protocol):
         """Start an update, or give one up."""
         ...
 
+    def share(self, update: PackedBatch) -> PackedBatch:
+        """The micro-batches of an update that this rank computes, under the global counts.
+
+        Every rank is given the same updates; a rank may have nothing to do in one.
+        """
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """One small picklable value of every rank, in the order of the ranks; all of them call."""
+        ...
+
+    def reduce_gradients(self) -> None:
+        """Make the gradient of this rank's share that of the whole update; all ranks call.
+
+        Raises:
+            TrainError: another rank is gone, or did not come in time.
+        """
+        ...
+
     def grad_norm(self) -> float:
         """Global norm of the update's gradient before clipping; not finite if the gradient is."""
         ...
@@ -75,7 +94,7 @@ class TrainBackend(Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full weights under the names of the Hugging Face checkpoint."""
+        """Full weights under the names of the model's own state; see `Trainer.weights`."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.batch.records import MicroBatch
+from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import TrainSection
 from agentrl.train.attention import packed_attention
@@ -64,6 +64,17 @@ class TorchBackend:
     def clear_gradients(self) -> None:
         """See `TrainBackend`."""
         self._optimizer.clear()
+
+    def share(self, update: PackedBatch) -> PackedBatch:
+        """See `TrainBackend`."""
+        return update
+
+    def gather(self, value: Any) -> list[Any]:
+        """See `TrainBackend`."""
+        return [value]
+
+    def reduce_gradients(self) -> None:
+        """See `TrainBackend`."""
 
     def grad_norm(self) -> float:
         """See `TrainBackend`."""

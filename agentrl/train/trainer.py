@@ -5,22 +5,29 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from agentrl.batch.packing import unpack
 from agentrl.batch.records import MicroBatch, PackedBatch, RowKey, StepBatch
-from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
 from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
+from agentrl.train.agreement import check_same_batch, on_every_rank
 from agentrl.train.backend import TrainBackend
 from agentrl.train.checkpoint import load_trainer_state, save_trainer_state
-from agentrl.train.losses import entropy_metrics, policy_loss, sampler_metrics
+from agentrl.train.logprob_worker import (
+    LogProbSource,
+    LogProbWorker,
+    RowLogProbs,
+    check_finite,
+)
+from agentrl.train.objective import KnownLogProbs, objective
 from agentrl.train.schedule import learning_rate
 from agentrl.train.torch_backend import TorchBackend
 
@@ -42,6 +49,7 @@ class Trainer:
         temperature: float | None = None,
         gradient_checkpointing: bool = False,
         backend: TrainBackend | None = None,
+        reference: LogProbSource | None = None,
     ) -> None:
         """Prepare training.
 
@@ -52,13 +60,23 @@ class Trainer:
             temperature: what the rows must have been sampled at; None takes each row's word.
             gradient_checkpointing: recompute activations in the backward pass.
             backend: who runs the model; default this process.
+            reference: who knows the policy that `algorithm.kl_coef` holds this one to.
+
+        Raises:
+            TrainError: a KL penalty without a reference.
         """
+        if algorithm.kl_coef > 0.0 and reference is None:
+            raise TrainError(
+                f"algorithm.kl_coef is {algorithm.kl_coef}, but the trainer was given no reference "
+                "policy; load one (load_reference), or set algorithm.kl_coef: 0"
+            )
         self._train = train
         self._algorithm = algorithm
         self._temperature = temperature
         self._backend = backend or TorchBackend(
             model, train=train, gradient_checkpointing=gradient_checkpointing
         )
+        self._reference = reference
         self._version = 0
 
     @property
@@ -71,123 +89,141 @@ class Trainer:
     ) -> MetricBag:
         """Train on one step's rollouts. Blocks; afterwards the model holds the new weights.
 
+        On several ranks every one of them is given the same batch and returns the same metrics.
+
         Args:
             batch: from `build_step`.
-            on_progress: called with `(micro-batches done, micro-batches of the step)`.
+            on_progress: called with `(micro-batches done, micro-batches of the step)` of this rank.
 
         Raises:
             TrainError: a log-probability or gradient that is not finite; names the rows. The
                 update at hand is given up, its weights are as they were before it.
         """
         began = time.perf_counter()
-        metrics = MetricBag()
+        check_same_batch(self._backend, batch, version=self._version)
         rate = learning_rate(self._version, self._train)
-        total = sum(len(update.micro_batches) for update in batch.updates)
-        done = 0
+        shares = [self._backend.share(update) for update in batch.updates]
+        progress = _Progress(on_progress, sum(len(part.micro_batches) for part in shares))
+        tokens, updates = MetricBag(), MetricBag()
+        known = self._ask_other_policies(batch, shares)
         with self._backend.running():
-            old_log_probs = self._old_log_probs(batch)
-            for index, update in enumerate(batch.updates):
+            for index, (update, part) in enumerate(zip(batch.updates, shares, strict=True)):
                 self._backend.clear_gradients()
-                loss = 0.0
-                for micro in update.micro_batches:
-                    loss += self._accumulate(micro, old_log_probs, metrics, first=index == 0)
-                    done += 1
-                    if on_progress is not None:
-                        on_progress(done, total)
-                self._update(update, rate, loss, metrics)
+                losses = on_every_rank(
+                    self._backend,
+                    partial(
+                        self._accumulate,
+                        part,
+                        known,
+                        tokens,
+                        compare_sampler=index == 0 or (update.epoch == 0 and known.old is not None),
+                        progress=progress,
+                    ),
+                )
+                self._update(update, part, known, rate, losses, updates)
         self._version += 1
-        elapsed = time.perf_counter() - began
+        metrics = MetricBag()
+        for bag in self._backend.gather(tokens):
+            metrics.merge(bag)
+        metrics.merge(updates)
         metrics.mean("train/learning_rate", rate)
+        elapsed = time.perf_counter() - began
         metrics.mean("train/tokens_per_second", batch.num_tokens, count=elapsed)
         return metrics
 
+    def _ask_other_policies(self, batch: StepBatch, shares: Sequence[PackedBatch]) -> KnownLogProbs:
+        """What the policy before the first update and the reference think of all rows.
+
+        The old policy needs no pass of its own while it is the policy at hand: in a step of one
+        update, or where the sampler's numbers stand for it.
+        """
+        micros = [micro for part in shares if part.epoch == 0 for micro in part.micro_batches]
+        own = self._algorithm.old_log_probs != "rollout" and len(batch.updates) > 1
+        old = self._ask(LogProbWorker(self._backend, name="policy"), micros) if own else None
+        ref = None
+        if self._reference is not None and self._algorithm.kl_coef > 0.0:
+            ref = self._ask(self._reference, micros)
+        return KnownLogProbs(old=old, ref=ref)
+
+    def _ask(self, source: LogProbSource, micros: Sequence[MicroBatch]) -> RowLogProbs:
+        """Every rank asks for its share; later epochs may give it the rows of others."""
+        parts = on_every_rank(self._backend, lambda: source.row_log_probs(micros))
+        return {key: values for part in parts for key, values in part.items()}
+
     def _accumulate(
         self,
-        micro: MicroBatch,
-        old_log_probs: dict[RowKey, Tensor] | None,
+        part: PackedBatch,
+        known: KnownLogProbs,
         metrics: MetricBag,
         *,
-        first: bool,
-    ) -> float:
-        """Forward and backward of one micro-batch; returns its share of the update's loss."""
-        self._check_temperature(micro)
-        tensors = self._backend.to_tensors(micro)
-        out = self._backend.log_probs(tensors)
-        log_probs = out.log_probs_R
-        _check_finite(log_probs, micro)
-        sums = policy_loss(
-            log_probs,
-            old_log_probs_R=self._ratio_base(micro, tensors, log_probs, old_log_probs),
-            advantages_R=tensors.advantages_R,
-            weights_R=tensors.weights_R,
-            mask_R=tensors.mask_R,
-            eps_clip_low=self._algorithm.eps_clip_low,
-            eps_clip_high=self._algorithm.eps_clip_high,
-        )
-        self._backend.backward(sums.loss)
-        metrics.merge(sums.metrics)
-        metrics.merge(entropy_metrics(out.entropy_R, tensors.mask_R))
-        if first:
-            # Later updates see a policy that has moved: that is no gap between the two programs.
-            log_probs = log_probs.detach()
-            metrics.merge(sampler_metrics(log_probs, tensors.rollout_log_probs_R, tensors.mask_R))
-        return float(sums.loss.detach())
+        compare_sampler: bool,
+        progress: _Progress,
+    ) -> _Loss:
+        """Forward and backward of this rank's micro-batches; returns their share of the loss."""
+        total, penalty = 0.0, 0.0
+        for micro in part.micro_batches:
+            self._check_temperature(micro)
+            tensors = self._backend.to_tensors(micro)
+            out = self._backend.log_probs(tensors)
+            check_finite(out.log_probs_R, micro)
+            result = objective(
+                out,
+                tensors,
+                known.of(micro, like=out.log_probs_R),
+                algorithm=self._algorithm,
+                compare_sampler=compare_sampler,
+            )
+            self._backend.backward(result.loss)
+            metrics.merge(result.metrics)
+            total += float(result.loss.detach())
+            penalty += result.penalty
+            progress.advance()
+        return _Loss(total=total, penalty=penalty)
 
-    def _ratio_base(
+    def _update(
         self,
-        micro: MicroBatch,
-        tensors: TensorBatch,
-        log_probs: Tensor,
-        old_log_probs: dict[RowKey, Tensor] | None,
-    ) -> Tensor:
-        if self._algorithm.old_log_probs == "rollout":
-            return tensors.rollout_log_probs_R
-        if old_log_probs is None:
-            return log_probs.detach()
-        return torch.cat([old_log_probs[key] for key in micro.rows]).to(log_probs.device)
-
-    def _old_log_probs(self, batch: StepBatch) -> dict[RowKey, Tensor] | None:
-        """Log-probabilities before the first update, by row, where a pass of its own is needed.
-
-        With a single update the policy that is differentiated is the old policy itself.
-        """
-        if self._algorithm.old_log_probs == "rollout" or len(batch.updates) < 2:
-            return None
-        first_epoch = [update for update in batch.updates if update.epoch == 0]
-        found: dict[RowKey, Tensor] = {}
-        with torch.no_grad():
-            for micro in (micro for update in first_epoch for micro in update.micro_batches):
-                out = self._backend.log_probs(self._backend.to_tensors(micro))
-                lengths = [int((micro.row_R == row).sum()) for row in range(len(micro.rows))]
-                parts = out.log_probs_R.split(lengths)
-                found.update(zip(micro.rows, parts, strict=True))
-        return found
-
-    def _update(self, update: PackedBatch, rate: float, loss: float, metrics: MetricBag) -> None:
+        update: PackedBatch,
+        part: PackedBatch,
+        known: KnownLogProbs,
+        rate: float,
+        losses: Sequence[_Loss],
+        metrics: MetricBag,
+    ) -> None:
         """One optimizer update; without any gradient the weights and moments stay as they are."""
         if not update.micro_batches:
             metrics.sum("train/updates_skipped", 1)
             return
+        self._backend.reduce_gradients()
         norm = self._backend.grad_norm()
         if not math.isfinite(norm):
-            rows = self._rows_without_finite_gradient(update)
+            found = on_every_rank(
+                self._backend, lambda: self._rows_without_finite_gradient(part, known)
+            )
             self._backend.clear_gradients()
+            rows = [str(row) for rows in found for row in rows]
             raise TrainError(
                 f"the gradient norm is {norm}; rows whose own gradient is not finite: "
-                f"{', '.join(map(str, rows)) or 'none alone, only their sum'}; the update is "
+                f"{', '.join(rows) or 'none alone, only their sum'}; the update is "
                 "given up and the weights are unchanged"
             )
         self._backend.step(learning_rate=rate, grad_norm=norm)
         metrics.sum("train/updates", 1)
-        metrics.mean("train/loss", loss)
+        metrics.mean("train/loss", sum(loss.total for loss in losses))
         metrics.mean("train/grad_norm", norm)
+        if self._algorithm.kl_coef > 0.0:
+            metrics.mean("train/kl_loss", sum(loss.penalty for loss in losses))
 
-    def _rows_without_finite_gradient(self, update: PackedBatch) -> list[RowKey]:
+    def _rows_without_finite_gradient(
+        self, part: PackedBatch, known: KnownLogProbs
+    ) -> list[RowKey]:
         """Each row by itself, to find those that spoil the sum."""
         found = []
-        for row in (row for packed in update.micro_batches for row in unpack(packed)):
+        for row in (row for packed in part.micro_batches for row in unpack(packed)):
             self._backend.clear_gradients()
-            self._accumulate(row, None, MetricBag(), first=False)
+            alone = replace(part, micro_batches=(row,))
+            self._accumulate(
+                alone, known, MetricBag(), compare_sampler=False, progress=_Progress(None, 0)
+            )
             if not math.isfinite(self._backend.grad_norm()):
                 found.append(row.rows[0])
         return found
@@ -202,8 +238,20 @@ class Trainer:
                     f"row {key} was sampled at temperature {found}, the trainer expects {wanted}"
                 )
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The full weights, to be sent to the engines; the same names and order on every call.
+
+        A head that is tied to the embeddings is one parameter and comes once, under the name of the
+        embeddings: loaders of tied models tie it again. Every rank may ask. The tensors are those
+        that the next `step` changes: copy or send them before it.
+        """
+        return self._backend.weights()
+
     def save(self, directory: Path) -> None:
-        """Write optimizer, masters, version and torch's random state into `directory`."""
+        """Write optimizer, masters, version and torch's random state into `directory`.
+
+        Ranks of a data-parallel trainer hold the same state: one of them saves, all of them load.
+        """
         save_trainer_state(directory, version=self._version, optimizer=self._backend.state_dict())
 
     def load(self, directory: Path) -> None:
@@ -218,13 +266,23 @@ class Trainer:
         state.restore_random_state()
 
 
-def _check_finite(log_probs_R: Tensor, micro: MicroBatch) -> None:
-    log_probs_R = log_probs_R.detach()
-    bad = (~torch.isfinite(log_probs_R)).nonzero()[:, 0].tolist()
-    if bad:
-        rows = sorted({str(micro.rows[micro.row_R[index]]) for index in bad})
-        raise TrainError(
-            f"the policy gives a log-probability of {float(log_probs_R[bad[0]])} at "
-            f"{len(bad)} tokens of rows {', '.join(rows)}; the update is given up and the weights "
-            "are unchanged"
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loss:
+    """What one rank adds to the loss of an update."""
+
+    total: float
+    """Policy term and penalty."""
+    penalty: float
+    """The penalty alone."""
+
+
+class _Progress:
+    """Counts the micro-batches of a step."""
+
+    def __init__(self, listener: Callable[[int, int], None] | None, total: int) -> None:
+        self._listener, self._total, self._done = listener, total, 0
+
+    def advance(self) -> None:
+        self._done += 1
+        if self._listener is not None:
+            self._listener(self._done, self._total)

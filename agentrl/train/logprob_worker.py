@@ -1,0 +1,129 @@
+"""Log-probabilities of whole rows under a policy that is not being changed, by row.
+
+The old policy and the reference are asked through the very function that the trainer
+differentiates, on the same packed micro-batches: the same weights give the same bits, so a ratio
+that should be 1 is 1, and not 1 plus the difference between two programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.batch.records import MicroBatch, RowKey
+from agentrl.batch.tensors import TensorBatch
+from agentrl.errors import TrainError
+from agentrl.train.logprobs import TokenLogProbs
+
+RowLogProbs = Mapping[RowKey, NDArray[np.floating[Any]]]
+"""By row, one number per response position; anything where nothing is trained."""
+
+
+class Policy(Protocol):
+    """What runs a model on packed rows: a training backend, or a policy that is never trained."""
+
+    def to_tensors(self, micro: MicroBatch) -> TensorBatch:
+        """A micro-batch on the device of the model."""
+        ...
+
+    def running(self) -> AbstractContextManager[None]:
+        """Forward passes belong inside."""
+        ...
+
+    def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
+        """Forward pass."""
+        ...
+
+
+class LogProbSource(Protocol):
+    """Whoever can say what another policy thinks of the rows of a step."""
+
+    def row_log_probs(self, micro_batches: Sequence[MicroBatch]) -> RowLogProbs:
+        """Log-probabilities of every row in `micro_batches`."""
+        ...
+
+
+class LogProbWorker:
+    """A `LogProbSource` over a policy in this process; one forward pass per micro-batch."""
+
+    def __init__(self, policy: Policy, *, name: str) -> None:
+        """Wrap a policy.
+
+        Args:
+            policy: who runs the model.
+            name: of the policy, for messages.
+        """
+        self._policy = policy
+        self._name = name
+
+    @torch.no_grad()
+    def row_log_probs(self, micro_batches: Iterable[MicroBatch]) -> RowLogProbs:
+        """Float32 (float64 for a float64 model) by row, 0 where nothing is trained.
+
+        Raises:
+            TrainError: a log-probability that is not finite; names the rows.
+        """
+        found: dict[RowKey, NDArray[np.floating[Any]]] = {}
+        with self._policy.running():
+            for micro in micro_batches:
+                out = self._policy.log_probs(self._policy.to_tensors(micro))
+                check_finite(out.log_probs_R, micro, policy=self._name)
+                found.update(_by_row(out.log_probs_R, micro))
+        return found
+
+
+def in_batch_order(known: RowLogProbs, micro: MicroBatch, *, like: Tensor, policy: str) -> Tensor:
+    """[R] The log-probabilities of a micro-batch, looked up by row.
+
+    Args:
+        known: by row.
+        micro: the rows that are wanted; they may have been packed otherwise when asked for.
+        like: gives device and dtype.
+        policy: whose they are, for messages.
+
+    Raises:
+        TrainError: a row is missing, or has another length.
+    """
+    lengths = np.bincount(micro.row_R, minlength=len(micro.rows))
+    parts = []
+    for key, length in zip(micro.rows, lengths, strict=True):
+        row = known.get(key)
+        if row is None or len(row) != length:
+            got = "nothing" if row is None else f"{len(row)} log-probabilities"
+            raise TrainError(
+                f"the {policy} gave {got} for row {key}, expected one for each of its {length} "
+                "response positions"
+            )
+        parts.append(row)
+    return torch.as_tensor(np.concatenate(parts)).to(device=like.device, dtype=like.dtype)
+
+
+def check_finite(log_probs_R: Tensor, micro: MicroBatch, *, policy: str = "policy") -> None:
+    """Refuse log-probabilities that nothing could be learned from.
+
+    Raises:
+        TrainError: names the rows and a value.
+    """
+    log_probs_R = log_probs_R.detach()
+    bad = (~torch.isfinite(log_probs_R)).nonzero()[:, 0].tolist()
+    if bad:
+        rows = sorted({str(micro.rows[micro.row_R[index]]) for index in bad})
+        raise TrainError(
+            f"the {policy} gives a log-probability of {float(log_probs_R[bad[0]])} at "
+            f"{len(bad)} tokens of rows {', '.join(rows)}; the update is given up and the weights "
+            "are unchanged"
+        )
+
+
+def _by_row(
+    log_probs_R: Tensor, micro: MicroBatch
+) -> Iterable[tuple[RowKey, NDArray[np.floating[Any]]]]:
+    """The response positions of a row stand together, in the order of the rows."""
+    ends = np.cumsum(np.bincount(micro.row_R, minlength=len(micro.rows)))
+    return zip(micro.rows, np.split(log_probs_R.cpu().numpy(), ends[:-1]), strict=True)
