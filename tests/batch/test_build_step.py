@@ -121,6 +121,24 @@ def test_a_step_in_which_nothing_has_a_gradient_has_empty_updates():
     assert update.global_sequences == 2
 
 
+def test_a_penalty_gives_rows_without_an_advantage_a_gradient():
+    """Fails if they are left out as under a policy loss alone: the penalty would not see them."""
+    groups = (
+        group(row("a", reward=1.0), row("b", reward=1.0)),
+        group(row("c", group="h", reward=1.0), row("d", group="h")),
+    )
+
+    def rows(kl_coef):
+        (update,) = build(*groups, algorithm=resolved(kl_coef=kl_coef)).updates
+        return {key.rollout_id for micro in update.micro_batches for key in micro.rows}, update
+
+    without, plain = rows(0.0)
+    held, penalised = rows(0.1)
+    assert (without, held) == ({"c", "d"}, {"a", "b", "c", "d"})
+    assert plain.global_tokens == penalised.global_tokens
+    assert plain.global_sequences == penalised.global_sequences == 4
+
+
 def test_a_step_in_which_nothing_can_be_trained_has_no_updates():
     assert build(group(row("a", reward=None, termination=Termination.ABORTED))).updates == ()
     assert build().updates == ()

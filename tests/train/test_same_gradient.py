@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -27,8 +28,30 @@ from agentrl.train.trainer import Trainer
 from agentrl.types import TrajectoryGroup
 
 
+def row_log_probs(model, row):
+    """[R, V] by the library's own forward pass."""
+    logits = model(torch.tensor([row.prompt_ids + row.response_ids])).logits[0]
+    return torch.log_softmax(logits[len(row.prompt_ids) - 1 : -1] / row.temperature, -1)
+
+
+def plain_token_loss(now, sampler, ref, advantage, section):
+    """One token, in scalars; the old policy is the one at hand, as in a step of one update."""
+    old = sampler if section.old_log_probs == "rollout" else now.item()
+    ratio = torch.exp(now - old)
+    low, high = 1 - section.eps_clip_low, 1 + section.eps_clip_high
+    loss = -torch.min(ratio * advantage, ratio.clamp(low, high) * advantage)
+    if section.old_log_probs == "decoupled":
+        loss = loss * math.exp(old - sampler)
+    if section.kl_coef:
+        apart = now - ref
+        k3 = torch.exp(ref - now) - 1 + apart
+        loss = loss + section.kl_coef * (apart**2 / 2 if section.kl_estimator == "k2" else k3)
+    return loss
+
+
 def plain_loop(model, groups, section):
     """Reference: the library's own forward pass, one row at a time, formulas written out anew."""
+    other = tiny_model(seed=1)
     rollouts = []
     for group in groups:
         trusted = [rows for rows in group.rollouts() if rows[0].rule.in_baseline]
@@ -50,14 +73,19 @@ def plain_loop(model, groups, section):
     model.zero_grad()
     for (rows, advantage), own in zip(rollouts, tokens, strict=True):
         for row in rows:
-            logits = model(torch.tensor([row.prompt_ids + row.response_ids])).logits[0]
-            logp = torch.log_softmax(logits[len(row.prompt_ids) - 1 : -1] / row.temperature, -1)
+            logp = row_log_probs(model, row)
+            with torch.no_grad():
+                ref_logp = row_log_probs(other, row)
             for position, token in enumerate(row.response_ids):
                 if row.response_mask[position]:
-                    ratio = torch.exp(logp[position, token] - row.rollout_log_probs[position])
-                    low, high = 1 - section.eps_clip_low, 1 + section.eps_clip_high
-                    best = torch.min(ratio * advantage, ratio.clamp(low, high) * advantage)
-                    (-best / divisor(own)).backward(retain_graph=True)
+                    loss = plain_token_loss(
+                        logp[position, token],
+                        row.rollout_log_probs[position],
+                        ref_logp[position, token],
+                        advantage,
+                        section,
+                    )
+                    (loss / divisor(own)).backward(retain_graph=True)
     gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return gradient
@@ -111,6 +139,32 @@ def test_any_cut_gives_the_gradient_of_the_plain_loop(estimator, mode):
     assert len({len(step.updates[0].micro_batches) for step in cuts.values()}) > 2
     errors = {n: relative_error(gradient_of(model, s, section), reference) for n, s in cuts.items()}
     assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"old_log_probs": "recompute"},
+        {"old_log_probs": "decoupled"},
+        {"kl_coef": 0.3, "kl_estimator": "k2"},
+        {"kl_coef": 0.3, "kl_estimator": "k3"},
+        {"old_log_probs": "decoupled", "kl_coef": 0.3},
+    ],
+    ids=lambda changes: "-".join(str(value) for value in changes.values()),
+)
+def test_other_policies_change_nothing_about_that(changes, mode):
+    # Fails if rows without an advantage are dropped although the penalty gives them a gradient
+    # (error 0.1), if w multiplies the penalty, too, or if the penalty has weights of its own.
+    model, groups = tiny_model(), with_model_log_probs(tiny_model(), make_groups(3), noise=0.7)
+    section = algorithm(loss_agg_mode=mode, **changes)
+    want = plain_loop(model, groups, section)
+    for step in (
+        make_step(groups, algorithm=section, micro_batch_tokens=21),
+        make_step(groups, algorithm=section, micro_batch_tokens=10_000),
+        make_step(split_rows(groups[::-1], 1), algorithm=section, micro_batch_tokens=48),
+    ):
+        assert relative_error(gradient_of(model, step, section), want) < 1e-12
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -207,6 +261,19 @@ def test_old_log_probs_of_a_pass_of_their_own_are_those_of_the_first_policy():
     assert metrics["train/updates"] == 2
     # Update 1 has ratio 1 everywhere, update 2 has not: fails (stays 1) if the base is taken anew.
     assert metrics["train/ratio_max"] > 1.0 + 1e-6
+
+
+def test_the_old_policy_of_a_decoupled_step_stays_the_first():
+    # Over two passes w is the same number for each token. Fails if w is taken to the policy at
+    # hand: then ratio and weight would both move.
+    model, groups = tiny_model(), with_model_log_probs(tiny_model(), make_groups(), noise=0.5)
+    section = algorithm(old_log_probs="decoupled")
+    trainer = Trainer(model, train=TrainSection(learning_rate=1e-2), algorithm=section)
+    metrics = trainer.step(make_step(groups, algorithm=section, epochs=2)).result()
+    assert metrics["train/ratio_max"] > 1.0 + 1e-6
+    # Measured once for each row, on the first pass; the second would count the trainer's own move.
+    assert metrics["sampling/sampling_logp_difference/max"] <= 0.5 + 1e-9
+    assert metrics["sampling/importance_sampling_ratio/max"] <= math.exp(0.5) + 1e-9
 
 
 def test_unpack_is_the_inverse_of_packing():

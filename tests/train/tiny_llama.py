@@ -13,6 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agentrl.batch import build_step
 from agentrl.batch.records import StepBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
+from agentrl.train.logprob_worker import LogProbWorker
+from agentrl.train.reference import FrozenPolicy
 from agentrl.train.torch_backend import TorchBackend
 from agentrl.train.trainer import Trainer
 from agentrl.types import Termination, Trajectory, TrajectoryGroup
@@ -189,13 +191,23 @@ class KeepGradient(TorchBackend):
         self.kept.append({name: grad.clone() for name, grad in self.gradients()})
 
 
+def reference(seed: int = 1, dtype: torch.dtype = torch.float64) -> LogProbWorker:
+    """Another tiny model, frozen."""
+    return LogProbWorker(FrozenPolicy(tiny_model(dtype, seed=seed)), name="reference policy")
+
+
 def gradient_of(
     model: Any, batch: StepBatch, section: AlgorithmSection | None = None
 ) -> dict[str, Tensor]:
-    """The gradient of the only update of a step."""
+    """The gradient of the only update of a step; a penalty holds to `reference()`."""
     backend = KeepGradient(model)
+    section = section or algorithm()
     trainer = Trainer(
-        model, train=TrainSection(), algorithm=section or algorithm(), backend=backend
+        model,
+        train=TrainSection(),
+        algorithm=section,
+        backend=backend,
+        reference=reference() if section.kl_coef else None,
     )
     trainer.step(batch)
     (gradient,) = backend.kept
