@@ -78,7 +78,7 @@ def policy_loss(
 def sampler_importance(
     old_log_probs_R: Tensor, rollout_log_probs_R: Tensor, mask_R: Tensor
 ) -> Tensor:
-    """[R] w = exp(clip(lp_old - lp_rollout, -20, 20)), 0 where nothing is trained (FORMULAS F16).
+    """[R] w = exp(clip(lp_old - lp_rollout, -20, 20)), 1 where nothing is trained (FORMULAS F16).
 
     The third policy of the decoupled objective of AReaL, https://arxiv.org/abs/2505.24298: the
     ratio that is clipped is taken to the policy before the step, and w corrects for the sampler
@@ -88,7 +88,7 @@ def sampler_importance(
     """
     zero = old_log_probs_R.new_zeros(())
     log_ratio = torch.where(mask_R, old_log_probs_R - rollout_log_probs_R, zero)
-    return torch.where(mask_R, log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), zero)
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def kl_loss(

@@ -6,10 +6,15 @@ import math
 
 import pytest
 import torch
+from tiny_llama import tiny_model
 
-from agentrl.config.schema import AlgorithmSection
+from agentrl.batch.tensors import TensorBatch
+from agentrl.config.schema import AlgorithmSection, TrainSection
 from agentrl.errors import TrainError
+from agentrl.train.logprobs import TokenLogProbs
 from agentrl.train.losses import kl_loss, policy_loss, sampler_importance
+from agentrl.train.objective import FixedLogProbs, objective
+from agentrl.train.trainer import Trainer
 
 
 def doubles(*values):
@@ -105,7 +110,7 @@ def test_importance_by_hand():
     mask = torch.tensor([True, True, True, False])
     got = sampler_importance(old, rollout, mask)
     # 2, 1/4, clamped at exp(-20). Fails with the quotient turned, and without the clamp.
-    assert got.tolist() == pytest.approx([2.0, 0.25, math.exp(-20), 0.0])
+    assert got.tolist() == pytest.approx([2.0, 0.25, math.exp(-20), 1.0])
 
 
 @pytest.mark.parametrize(
@@ -142,6 +147,47 @@ def test_the_importance_weight_multiplies_what_was_clipped(ratio, advantage, val
     assert result.metrics.result()["train/ratio_mean"] == pytest.approx(ratio)
 
 
+@pytest.mark.parametrize(
+    ("base", "value", "slope"),
+    [
+        # One token: now -1, before the step -1.1, sampler -1.5; A = 2, weight 1/2.
+        ("rollout", -1.2, 0.0),  # ratio exp(0.5), clipped
+        ("recompute", -math.exp(0.1), -math.exp(0.1)),
+        ("decoupled", -math.exp(0.4) * math.exp(0.1), -math.exp(0.4) * math.exp(0.1)),
+    ],
+)
+def test_which_policies_a_token_is_measured_against(base, value, slope):
+    """Fails if w is taken to the policy at hand, exp(0.5), which would move with every update."""
+    log_probs = doubles(-1.0).requires_grad_()
+    index = torch.tensor([0])
+    result = objective(
+        TokenLogProbs(log_probs_R=log_probs, entropy_R=doubles(1.0)),
+        TensorBatch(
+            lengths=(2,),
+            input_ids_T=index,
+            position_ids_T=index,
+            source_A=index,
+            target_A=index,
+            index_A=index,
+            temperature_A=None,
+            mask_R=torch.tensor([True]),
+            rollout_log_probs_R=doubles(-1.5),
+            advantages_R=doubles(2.0),
+            weights_R=doubles(0.5),
+        ),
+        FixedLogProbs(old_R=doubles(-1.1)),
+        algorithm=AlgorithmSection(old_log_probs=base),
+        compare_sampler=True,
+    )
+    result.loss.backward()
+    assert result.loss.item() == pytest.approx(value, rel=1e-12)
+    assert log_probs.grad is not None
+    assert log_probs.grad.item() == pytest.approx(slope, rel=1e-12)
+    # F25 compares the policy before the step with the sampler, not what it has become since.
+    metrics = result.metrics.result()
+    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(0.4)
+
+
 def test_importance_carries_no_gradient():
     old = doubles(-1.0, -2.0).requires_grad_()
     got = sampler_importance(old, doubles(-1.5, -2.5), torch.tensor([True, True]))
@@ -149,11 +195,6 @@ def test_importance_carries_no_gradient():
 
 
 def test_a_penalty_without_a_reference_is_refused_when_the_trainer_is_made():
-    from tiny_llama import tiny_model
-
-    from agentrl.config.schema import TrainSection
-    from agentrl.train.trainer import Trainer
-
     section = AlgorithmSection(kl_coef=0.25, horizon=4)
     with pytest.raises(TrainError, match=r"kl_coef is 0\.25.*no reference"):
         Trainer(tiny_model(torch.float32), train=TrainSection(), algorithm=section)

@@ -263,15 +263,15 @@ def test_old_log_probs_of_a_pass_of_their_own_are_those_of_the_first_policy():
     assert metrics["train/ratio_max"] > 1.0 + 1e-6
 
 
-def test_the_old_policy_of_a_decoupled_step_stays_the_first():
-    # Over two passes w is the same number for each token. Fails if w is taken to the policy at
-    # hand: then ratio and weight would both move.
+@pytest.mark.parametrize("base", ["rollout", "decoupled"])
+def test_the_policy_before_the_step_is_kept_over_two_passes(base):
+    # Fails if the second pass takes the policy at hand for the old one (ratio 1 everywhere), or
+    # counts how far the trainer itself has moved as a difference from the sampler.
     model, groups = tiny_model(), with_model_log_probs(tiny_model(), make_groups(), noise=0.5)
-    section = algorithm(old_log_probs="decoupled")
+    section = algorithm(old_log_probs=base)
     trainer = Trainer(model, train=TrainSection(learning_rate=1e-2), algorithm=section)
     metrics = trainer.step(make_step(groups, algorithm=section, epochs=2)).result()
     assert metrics["train/ratio_max"] > 1.0 + 1e-6
-    # Measured once for each row, on the first pass; the second would count the trainer's own move.
     assert metrics["sampling/sampling_logp_difference/max"] <= 0.5 + 1e-9
     assert metrics["sampling/importance_sampling_ratio/max"] <= math.exp(0.5) + 1e-9
 
