@@ -237,8 +237,8 @@ class ServedConnection(asyncio.Protocol):
     async def _end_session(self, session_id: str) -> None:
         try:
             await self._engine.end_session(session_id)
-        except EngineError as error:  # nobody waits for an answer
-            logger.warning("session %s could not be ended: %s", session_id, error)
+        except Exception as error:  # recording boundary: nobody waits for an answer
+            logger.warning("session %s could not be ended: %r", session_id, error)
 
     async def _control(self, request_id: int, body: dict[str, Any]) -> None:
         try:
