@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentrl.serving.balancer import EngineState, LoadBalancer
+from agentrl.serving.balancer import LoadBalancer
 from agentrl.serving.client import TokenClient
+from agentrl.serving.records import EngineState, EngineStats, Routed
 
 if TYPE_CHECKING:
     from agentrl.serving.embedded import EmbeddedEngine
 
-__all__ = ["EmbeddedEngine", "EngineState", "LoadBalancer", "TokenClient"]
+__all__ = ["EmbeddedEngine", "EngineState", "EngineStats", "LoadBalancer", "Routed", "TokenClient"]
 
 
 def __getattr__(name: str) -> Any:

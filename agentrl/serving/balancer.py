@@ -1,10 +1,16 @@
 """Which engine serves a session: pure and synchronous, without network or clock.
 
 The first turn of a session goes to the engine with the fewest requests in flight; among equals, to
-the one with the fewest sessions, then to the one added first. Later turns stay there, because that
-engine holds the session's prefix in its cache. A session moves only when its engine may not serve
-it any more (drained, quarantined, removed), or when it was forgotten: at most `max_sessions` are
-remembered, and the one unused for longest goes first.
+the one with the fewest sessions, then to the one that comes first. Later turns stay there, because
+that engine holds the session's prefix in its cache. A session moves only
+
+- when its engine is crowded: staying would mean to wait behind more work than prefilling the prefix
+  again elsewhere is worth. The score of an engine is its requests in flight plus `alpha` times the
+  tokens it would have to prefill again; smaller wins, by more than `MARGIN`. At most `max_moves`
+  times a session, so that a fleet that is full everywhere does not play ping-pong;
+- when it has to: its engine is drained, quarantined, removed, or has just refused it;
+- when it was forgotten: at most `max_sessions` are remembered, and the one unused for longest goes
+  first.
 
     ACTIVE --drain--> DRAINING --restore--> ACTIVE          finishes what it has, takes nothing new
     ACTIVE --quarantine--> QUARANTINED --restore--> ACTIVE  as draining, because it failed
@@ -15,23 +21,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 
 from agentrl.errors import EngineError, choices
+from agentrl.serving.records import EngineState, Routed, total
 
-
-class EngineState(StrEnum):
-    """Whether an engine takes requests."""
-
-    ACTIVE = "active"
-    """Takes requests."""
-    DRAINING = "draining"
-    """Finishes what it has."""
-    QUARANTINED = "quarantined"
-    """Failed; finishes what it has, if it can."""
-    REMOVED = "removed"
-    """Forgotten as soon as nothing is in flight."""
+MARGIN = 1
+"""Requests by which another engine must be better. Two engines that differ by the request in
+question alone are equal, so a smaller margin would move sessions back and forth between ties."""
 
 
 @dataclass(slots=True)
@@ -41,6 +38,16 @@ class _Seat:
     state: EngineState = EngineState.ACTIVE
     in_flight: int = 0
     sessions: int = 0
+    routed: Routed = field(default_factory=Routed)
+
+
+@dataclass(slots=True)
+class _Pin:
+    """What is known of one session."""
+
+    engine: str
+    moves: int = 0
+    """Times it left a crowded engine."""
 
 
 class LoadBalancer:
@@ -54,22 +61,57 @@ class LoadBalancer:
         'a'
     """
 
-    def __init__(self, engines: Iterable[str] = (), *, max_sessions: int = 100_000) -> None:
+    def __init__(
+        self,
+        engines: Iterable[str] = (),
+        *,
+        alpha: float = 0.002,
+        max_moves: int = 2,
+        offset: int = 0,
+        max_sessions: int = 100_000,
+    ) -> None:
+        """Take the engines.
+
+        Args:
+            engines: names; more come with `add`.
+            alpha: requests in flight that one token to prefill again weighs as much as.
+            max_moves: times a session may leave a crowded engine; 0 keeps it for good.
+            offset: which engine comes first among equals. Workers that balance the same engines
+                independently of one another take different ones, or they would all begin with the
+                same engine.
+            max_sessions: remembered at once.
+
+        Raises:
+            ValueError: a number out of range, or two engines of one name.
+        """
         if max_sessions < 1:
             raise ValueError(f"max_sessions must be at least 1, got {max_sessions}")
-        self._max_sessions = max_sessions
+        if not alpha >= 0 or max_moves < 0:
+            raise ValueError(
+                f"alpha and max_moves must not be negative, got {alpha} and {max_moves}"
+            )
+        self.max_sessions = max_sessions
+        """Sessions remembered at once."""
+        self._alpha = alpha
+        self._max_moves = max_moves
+        self._offset = offset
         self._seats: dict[str, _Seat] = {}
-        self._pins: OrderedDict[str, str] = OrderedDict()
+        self._pins: OrderedDict[str, _Pin] = OrderedDict()
+        self._gone = Routed()
         for name in engines:
             self.add(name)
 
     # -- requests ---------------------------------------------------------------------------
 
-    def acquire(self, session_id: str, *, avoid: Collection[str] = ()) -> str:
+    def acquire(
+        self, session_id: str, *, prefix_tokens: int = 0, avoid: Collection[str] = ()
+    ) -> str:
         """Choose the engine of the session's next request and count the request there.
 
         Args:
             session_id: the same for all turns of a rollout.
+            prefix_tokens: what another engine would have to prefill and the session's own would
+                not; with 0, moving costs nothing.
             avoid: engines that have just refused this request.
 
         Returns:
@@ -78,12 +120,23 @@ class LoadBalancer:
         Raises:
             EngineError: no engine may serve it.
         """
-        name = self._pins.get(session_id)
-        if name is None or name in avoid or self._seats[name].state is not EngineState.ACTIVE:
+        pin = self._pins.get(session_id)
+        if pin is None:
             name = self._least_loaded(avoid)
-            self._pin(session_id, name)
+            self._pin(session_id, _Pin(name))
+            self._seats[name].routed.first += 1
+        elif pin.engine in avoid or self._seats[pin.engine].state is not EngineState.ACTIVE:
+            name = self._least_loaded(avoid)
+            self._pin(session_id, _Pin(name, pin.moves))
+            self._seats[name].routed.forced += 1
         else:
-            self._pins.move_to_end(session_id)
+            name = self._stay_or_leave(pin, prefix_tokens, avoid)
+            if name == pin.engine:
+                self._pins.move_to_end(session_id)
+                self._seats[name].routed.sticky += 1
+            else:
+                self._pin(session_id, _Pin(name, pin.moves + 1))
+                self._seats[name].routed.crowded += 1
         self._seats[name].in_flight += 1
         return name
 
@@ -101,10 +154,16 @@ class LoadBalancer:
 
     def end_session(self, session_id: str) -> str | None:
         """Forget a session; returns the engine it was pinned to, if any."""
-        name = self._pins.pop(session_id, None)
-        if name is not None:
-            self._seats[name].sessions -= 1
-        return name
+        pin = self._pins.pop(session_id, None)
+        if pin is None:
+            return None
+        self._seats[pin.engine].sessions -= 1
+        return pin.engine
+
+    def forget_sessions(self, name: str) -> None:
+        """The engine's cache is gone, so nothing binds its sessions to it any more."""
+        self._seat(name).sessions = 0
+        self._unpin(name)
 
     # -- engines ----------------------------------------------------------------------------
 
@@ -151,7 +210,14 @@ class LoadBalancer:
 
     def pinned(self, session_id: str) -> str | None:
         """The engine of a session that is remembered."""
-        return self._pins.get(session_id)
+        pin = self._pins.get(session_id)
+        return None if pin is None else pin.engine
+
+    def routed(self, name: str | None = None) -> Routed:
+        """Where requests went and why since the beginning; of one engine, or of all there were."""
+        if name is not None:
+            return replace(self._seat(name).routed)
+        return total(self._gone, *(seat.routed for seat in self._seats.values()))
 
     def active(self) -> list[str]:
         """Engines that take requests, in the order of their addition."""
@@ -173,10 +239,19 @@ class LoadBalancer:
     def _set(self, name: str, state: EngineState) -> None:
         self._seat(name).state = state
 
+    def _stay_or_leave(self, pin: _Pin, prefix_tokens: int, avoid: Collection[str]) -> str:
+        worth = MARGIN + self._alpha * prefix_tokens
+        stay = self._seats[pin.engine].in_flight
+        if pin.moves >= self._max_moves or stay <= worth:
+            return pin.engine
+        best = self._least_loaded(avoid)
+        return best if stay > self._seats[best].in_flight + worth else pin.engine
+
     def _least_loaded(self, avoid: Collection[str]) -> str:
         best: str | None = None
         load = (0, 0)
-        for name, seat in self._seats.items():
+        for name in self._in_order():
+            seat = self._seats[name]
             if seat.state is EngineState.ACTIVE and name not in avoid:
                 this = (seat.in_flight, seat.sessions)
                 if best is None or this < load:
@@ -187,17 +262,26 @@ class LoadBalancer:
             raise EngineError(f"no engine takes this request: {states or 'there is none'}{refused}")
         return best
 
-    def _pin(self, session_id: str, name: str) -> None:
+    def _in_order(self) -> list[str]:
+        names = list(self._seats)
+        first = self._offset % len(names) if names else 0
+        return names[first:] + names[:first]
+
+    def _pin(self, session_id: str, pin: _Pin) -> None:
         self.end_session(session_id)
-        self._pins[session_id] = name
-        self._seats[name].sessions += 1
-        if len(self._pins) > self._max_sessions:
+        self._pins[session_id] = pin
+        self._seats[pin.engine].sessions += 1
+        if len(self._pins) > self.max_sessions:
             oldest = next(iter(self._pins))
             self.end_session(oldest)
+
+    def _unpin(self, name: str) -> None:
+        for session_id in [s for s, pin in self._pins.items() if pin.engine == name]:
+            del self._pins[session_id]
 
     def _forget_if_gone(self, name: str) -> None:
         seat = self._seats[name]
         if seat.state is EngineState.REMOVED and seat.in_flight == 0:
+            self._gone = total(self._gone, seat.routed)
             del self._seats[name]
-            for session_id in [s for s, n in self._pins.items() if n == name]:
-                del self._pins[session_id]
+            self._unpin(name)

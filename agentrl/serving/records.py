@@ -1,0 +1,102 @@
+"""What is known of the engines behind a client: whether they serve, what they did, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import TypeVar
+
+
+class EngineState(StrEnum):
+    """Whether an engine takes requests."""
+
+    ACTIVE = "active"
+    """Takes requests."""
+    DRAINING = "draining"
+    """Finishes what it has."""
+    QUARANTINED = "quarantined"
+    """Failed; finishes what it has, if it can."""
+    REMOVED = "removed"
+    """Forgotten as soon as nothing is in flight."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Routed:
+    """Requests by the reason for which they went where they went."""
+
+    first: int = 0
+    """Of sessions that were not known."""
+    sticky: int = 0
+    """Stayed with the engine of the turn before."""
+    crowded: int = 0
+    """Moved here because their engine had more in flight than their prefix is worth."""
+    forced: int = 0
+    """Moved here because their engine may not serve them, or has just refused."""
+
+    @property
+    def total(self) -> int:
+        """All of them; a request that was refused counts again where it goes next."""
+        return self.first + self.sticky + self.crowded + self.forced
+
+    @property
+    def sticky_share(self) -> float:
+        """Share of the later turns that stayed; 1 while there are none."""
+        later = self.total - self.first
+        return self.sticky / later if later else 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """What one engine has answered since it was added."""
+
+    turns: int = 0
+    """Generations that came back."""
+    prompt_tokens: int = 0
+    """Of their prompts."""
+    cached_tokens: int = 0
+    """Prompt tokens that did not have to be computed again."""
+    generated_tokens: int = 0
+    """Sampled."""
+    failures: int = 0
+    """Requests that failed after they may have been sampled."""
+    refusals: int = 0
+    """Requests that were turned away."""
+
+
+Counts = TypeVar("Counts", Routed, Served)
+
+
+def total(first: Counts, *more: Counts) -> Counts:
+    """The sums of all fields."""
+    parts = (first, *more)
+    return type(first)(**{f.name: sum(getattr(p, f.name) for p in parts) for f in fields(first)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """One engine as the live line shows it. Counts begin with the first request and only grow."""
+
+    name: str
+    """Of the engine."""
+    state: EngineState
+    """Whether it takes requests."""
+    why: str
+    """Why it does not, if it is quarantined."""
+    version: int
+    """The weights it samples from, as far as is known here."""
+    in_flight: int
+    """Requests that this client awaits."""
+    routed: Routed
+    """Requests by the reason for which they came here."""
+    served: Served
+    """What became of them."""
+
+    @property
+    def sticky_share(self) -> float:
+        """Share of the later turns that stayed with this engine."""
+        return self.routed.sticky_share
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens that were in the engine's cache; 0 while there are none."""
+        return self.served.cached_tokens / max(1, self.served.prompt_tokens)
