@@ -344,7 +344,7 @@ async def test_engines_come_and_go():
     leaving = asyncio.create_task(client.remove_engine("e0"))
     await asyncio.sleep(0.002)
     assert client.names() == client.active() == ["e1", "e2"]
-        assert not leaving.done()
+    assert not leaving.done()
     with pytest.raises(EngineError, match=r"'e0' is there already \(removed\)"):
         client.add_engine(Server("e0"))
     with pytest.raises(EngineError, match="unknown engine"):
