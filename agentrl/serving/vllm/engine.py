@@ -1,0 +1,331 @@
+"""`VllmEngine`: one vLLM server as an engine, through vLLM's own RL surface.
+
+    generate        POST /inference/v1/generate          ids in; ids, log-probs, version spans out
+    pause, resume   POST /pause?mode=keep, /resume       frozen requests keep their place
+    load_weights    POST /start_weight_update, /update_weights, /finish_weight_update
+                    then /reset_prefix_cache
+
+Invariants. A turn is sent once: a failure after which the server may have sampled is an
+`EngineError`, never a second try. After new weights no key or value of older ones is read again:
+the prefix cache is emptied, and requests frozen in mid-generation are computed again under the new
+weights before their next token, which is exactly what the trainer computes for those tokens. A
+server whose update failed stays paused, and this engine refuses turns and `resume` until a later
+update succeeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from agentrl.engine import Engine, EngineHealth, WeightTicket
+from agentrl.errors import EngineError, EngineRefused, SyncError
+from agentrl.serving.vllm.http import Http, accept
+from agentrl.serving.vllm.metrics import read_metrics
+from agentrl.serving.vllm.wire import generate_body, read_generation, read_version
+from agentrl.types import FinishReason, Generation, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+GENERATE = "/inference/v1/generate"
+PauseMode = Literal["keep", "wait", "abort"]
+
+_NATIVE = frozenset({"nccl", "ipc", "sparse_nccl"})
+"""Backends of vLLM itself: their infos go through as they are."""
+_NO_TRANSFER = "Weight transfer not configured"
+_STILL_OPEN = "already active"
+
+
+class VllmEngine(Engine):
+    """A vLLM server that runs somewhere; `close` ends the connections, not the server.
+
+    The server needs `VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out`, `--logprobs-mode
+    processed_logprobs`, and for new weights `--weight-transfer-config '{"backend":"agentrl"}'`;
+    `agentrl.serving.vllm.check` says what is missing.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "",
+        model: str = "policy",
+        max_context_tokens: int | None = None,
+        start_version: int = 0,
+        turn_limit_s: float = 3600.0,
+        control_limit_s: float = 600.0,
+        probe_limit_s: float = 5.0,
+    ) -> None:
+        """Take the server; nothing is sent before `connect` or the first request.
+
+        Args:
+            url: as `http://host:port`.
+            name: unique behind one balancer; default the URL.
+            model: the served model name.
+            max_context_tokens: most tokens of prompt and turn together; None asks the server.
+            start_version: the version of the weights that the server was started with.
+            turn_limit_s: seconds a turn may take, pauses included.
+            control_limit_s: seconds for a pause, an update or another change.
+            probe_limit_s: seconds for each question of `health`.
+        """
+        self.name = name or url
+        self.model = model
+        self.start_version = start_version
+        self._http = Http(url)
+        self._turn = f"a turn at {self._http.url}"
+        self._max_context = max_context_tokens
+        self._turn_limit_s = turn_limit_s
+        self._control_limit_s = control_limit_s
+        self._probe_limit_s = probe_limit_s
+        self._version = start_version
+        self._connected = False
+        self._unfit = ""
+        self._closed = False
+        self._in_flight = 0
+        self._control = asyncio.Lock()
+        """Pause, resume and updates come one after the other."""
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._http.url
+
+    async def connect(self) -> None:
+        """Ask the server for its context and its weights' version. Done by the first turn, too.
+
+        Raises:
+            EngineRefused: it is not there, or does not serve `model`.
+        """
+        limit_s = self._control_limit_s
+        answer = await self._http.expect("GET", "/v1/models", limit_s=limit_s)
+        served = {card["id"]: card for card in (answer.json() or {}).get("data", ())}
+        if self.model not in served:
+            raise EngineRefused(
+                f"engine {self.name}: serves {sorted(served) or 'no model'}, expected "
+                f"{self.model!r}; start it with --served-model-name {self.model}"
+            )
+        theirs = served[self.model].get("max_model_len") or 0
+        self._max_context = min(self._max_context or theirs, theirs or self._max_context or 0)
+        await self._read_version(limit_s)
+        self._connected = True
+
+    async def _read_version(self, limit_s: float) -> None:
+        answer = await self._http.expect("GET", "/weight_info", limit_s=limit_s)
+        text = str((answer.json() or {}).get("weight_version", ""))
+        self._version = read_version(text, self.start_version)
+
+    # -- turns ------------------------------------------------------------------------------
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+    ) -> Generation:
+        """See `agentrl.engine.Generator.generate`. Cancelling it ends the request at the server."""
+        if self._unfit or self._closed:
+            raise EngineRefused(self._unfit or f"engine {self.name} is closed")
+        if not self._connected:
+            await self.connect()
+        context = self._max_context or 0
+        limit = min(sampling.max_tokens, context - len(prompt_ids))
+        if not prompt_ids or limit < 1:
+            raise EngineRefused(
+                f"request of session {session_id!r}: {len(prompt_ids)} prompt tokens and "
+                f"max_tokens {sampling.max_tokens} do not fit a context of {context}"
+            )
+        body = generate_body(prompt_ids, sampling, model=self.model, max_tokens=limit)
+        self._in_flight += 1
+        try:
+            answer = await self._http.send("POST", GENERATE, body, limit_s=self._turn_limit_s)
+        finally:
+            self._in_flight -= 1
+        accept(answer, self._turn)
+        generation = read_generation(answer.body, sampling, start_version=self.start_version)
+        if generation.finish_reason is FinishReason.ABORT and self._unfit:
+            raise EngineError(f"the turn of session {session_id!r} was lost: {self._unfit}")
+        if generation.policy_versions:
+            # Another client of this server may have brought newer weights.
+            self._version = max(self._version, generation.policy_versions[-1])
+        return generation
+
+    # -- control ----------------------------------------------------------------------------
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Stop producing tokens; returns once the server has stopped.
+
+        Args:
+            mode: `keep` freezes requests where they are, `wait` lets them end first, `abort` ends
+                them at once, with the tokens they have and `FinishReason.ABORT`.
+        """
+        async with self._control:
+            await self._ask("POST", f"/pause?mode={mode}")
+
+    async def resume(self) -> None:
+        """Go on producing tokens.
+
+        Raises:
+            EngineError: the last update failed, so nothing may be sampled.
+        """
+        async with self._control:
+            if self._unfit:
+                raise EngineError(f"{self._unfit}; it stays paused until an update succeeds")
+            await self._ask("POST", "/resume")
+
+    async def abort_all(self) -> None:
+        """End every request in flight, as `pause("abort")` does, without a pause."""
+        await self._ask("POST", "/abort_requests", {})
+
+    async def adopt_version(self, version: int) -> None:
+        """Say which version the weights have that the server holds, loading nothing.
+
+        For a server that ran before the run did, whose version is a number of another run.
+        """
+        async with self._control:
+            await self._ask("POST", "/update_weight_version", {"new_version": str(version)})
+            self._version = version
+
+    async def prepare_weights(self, backend: str, info: Mapping[str, Any]) -> None:
+        """See `agentrl.engine.Engine.prepare_weights`."""
+        meeting = dict(info) if backend in _NATIVE else {"backend": backend, "info": dict(info)}
+        async with self._control:
+            try:
+                await self._ask("POST", "/init_weight_transfer_engine", {"init_info": meeting})
+            except EngineError as error:
+                if backend == "disk" and _NO_TRANSFER in str(error):
+                    return  # `_reload` needs no meeting
+                raise _explained(error, backend) from None
+
+    async def load_weights(self, ticket: WeightTicket) -> None:
+        """See `agentrl.engine.Engine.load_weights`."""
+        async with self._control:
+            if not (await self._ask("GET", "/is_paused")).get("is_paused"):
+                raise EngineError(f"engine {self.name}: pause before load_weights")
+            if ticket.version <= self._version:
+                raise EngineError(
+                    f"engine {self.name}: version {ticket.version} is not newer than "
+                    f"{self._version}"
+                )
+            done = False
+            try:
+                await self._update(ticket)
+                done = True
+            except EngineError as error:
+                raise _explained(error, ticket.backend) from None
+            finally:
+                # Also when cancelled: the server may be anywhere between two versions.
+                if not done:
+                    await self._declare_unfit(ticket)
+            self._unfit, self._version = "", ticket.version
+
+    async def _update(self, ticket: WeightTicket) -> None:
+        """The server's part of one update, from the first tensor to an empty cache."""
+        try:
+            await self._start_update()
+        except EngineError as error:
+            if ticket.backend != "disk" or _NO_TRANSFER not in str(error):
+                raise
+            await self._reload(ticket)
+        else:
+            info = dict(ticket.info) if ticket.backend in _NATIVE else {"ticket": _plain(ticket)}
+            await self._ask("POST", "/update_weights", {"update_info": info})
+            version = {"weight_version": str(ticket.version)}
+            await self._ask("POST", "/finish_weight_update", version)
+        reset = await self._ask("POST", "/reset_prefix_cache?reset_running_requests=true")
+        if not reset.get("success"):
+            raise SyncError(f"engine {self.name} could not empty its prefix cache: {reset}")
+
+    async def _start_update(self) -> None:
+        try:
+            await self._ask("POST", "/start_weight_update")
+        except EngineError as error:
+            if _STILL_OPEN not in str(error):
+                raise
+            # An update that failed in its last step has left vLLM's session open.
+            with contextlib.suppress(EngineError):
+                await self._ask("POST", "/finish_weight_update")
+            await self._ask("POST", "/start_weight_update")
+
+    async def _reload(self, ticket: WeightTicket) -> None:
+        """A whole checkpoint from a folder into a server without our plugin."""
+        folder = ticket.info.get("path")
+        if not folder:
+            raise SyncError(
+                f"engine {self.name} was started without a weight-transfer backend, so it can "
+                "only read whole checkpoints from a folder; the ticket of version "
+                f"{ticket.version} names none ({sorted(ticket.info)}); set sync.dense_every: 1 or "
+                "restart the server with --weight-transfer-config"
+            )
+        call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        await self._ask("POST", "/collective_rpc", call)
+        await self._ask("POST", "/update_weight_version", {"new_version": str(ticket.version)})
+
+    async def _declare_unfit(self, ticket: WeightTicket) -> None:
+        """No more turns; those that are frozen hear of it instead of waiting for a resume."""
+        self._unfit = f"engine {self.name} failed to take version {ticket.version} of the weights"
+        try:
+            await self._http.send("POST", "/pause?mode=abort", limit_s=self._probe_limit_s)
+        except EngineError as error:
+            logger.info("engine %s could not end its frozen requests: %s", self.name, error)
+
+    async def _ask(self, method: str, path: str, content: Any = None) -> dict[str, Any]:
+        answer = await self._http.expect(method, path, content, limit_s=self._control_limit_s)
+        data = answer.json()
+        return data if isinstance(data, dict) else {}
+
+    # -- care -------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """See `agentrl.engine.Engine.version`; as this client last heard it."""
+        return self._version
+
+    async def health(self) -> EngineHealth:
+        """State, version and the server's own counters; asks it anew each time."""
+        if self._closed:
+            return self._health(detail=f"engine {self.name} is closed")
+        limit_s = self._probe_limit_s
+        try:
+            await self._http.expect("GET", "/health", limit_s=limit_s)
+            if not self._unfit:
+                await self._read_version(limit_s)
+            page = await self._http.expect("GET", "/metrics", limit_s=limit_s)
+        except EngineError as error:
+            return self._health(detail=str(error))
+        return self._health(detail=self._unfit, metrics=read_metrics(page.body.decode()))
+
+    def _health(self, *, detail: str, metrics: dict[str, float] | None = None) -> EngineHealth:
+        numbers = metrics or {}
+        load = int(numbers.get("running", 0) + numbers.get("waiting", 0))
+        return EngineHealth(
+            ready=not detail,
+            version=self._version,
+            in_flight=max(load, self._in_flight),
+            detail=detail,
+            metrics=metrics,
+        )
+
+    async def close(self) -> None:
+        """Close the connections; what is in flight fails. The server goes on."""
+        self._closed = True
+        await self._http.close()
+
+
+def _plain(ticket: WeightTicket) -> dict[str, Any]:
+    return {
+        "backend": ticket.backend,
+        "version": ticket.version,
+        "info": dict(ticket.info),
+        "checksum": ticket.checksum,
+    }
+
+
+def _explained(error: EngineError, backend: str) -> EngineError:
+    """The same error, with what to do where vLLM does not say it."""
+    if _NO_TRANSFER in str(error):
+        wanted = backend if backend in _NATIVE else "agentrl"
+        return SyncError(
+            f"{error}; weights by {backend!r} need a server started with "
+            f'--weight-transfer-config \'{{"backend":"{wanted}"}}\''
+        )
+    return error if isinstance(error, SyncError) else SyncError(str(error))

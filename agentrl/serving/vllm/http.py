@@ -1,0 +1,150 @@
+"""HTTP to one server, with an exact account of what a failure means.
+
+The one question after a failed request is whether the server may have acted on it. It cannot have
+if no connection came about, or if it says so itself (4xx, 503): `EngineRefused`. In every other
+case it may have: `EngineError`, and nothing is sent again from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from agentrl.errors import EngineError, EngineRefused
+
+CONNECT_LIMIT_S = 10.0
+"""Seconds until a server must accept a connection."""
+KEEP_ALIVE_S = 4.0
+"""An idle connection is given up after so long. uvicorn closes them after 5 s unless told
+otherwise, and a request written into a closing connection would be lost without a verdict."""
+
+_HEADERS = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    """HTTP status."""
+    body: bytes
+    """All of it."""
+
+    def json(self) -> Any:
+        """The body decoded, or None where it is no JSON."""
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return None
+
+    def reason(self) -> str:
+        """The server's own words in an error."""
+        data = self.json()
+        if isinstance(data, dict):
+            error = data.get("error", data.get("detail", data))
+            return str(error.get("message", error) if isinstance(error, dict) else error)
+        return self.body[:300].decode(errors="replace").strip() or "no text"
+
+
+class Http:
+    """Persistent connections to one server, as many as there are requests at once.
+
+    A session of aiohttp belongs to the event loop in which it was made, so there is one per loop;
+    `close` ends them all.
+    """
+
+    def __init__(self, url: str, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+        """Take the server.
+
+        Args:
+            url: as `http://host:port`.
+            keep_alive_s: seconds an idle connection is kept; less than the server keeps it.
+        """
+        self.url = url.rstrip("/")
+        self._keep_alive_s = keep_alive_s
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+
+    def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            session = self._sessions[loop] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keep_alive_s),
+                timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_LIMIT_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+                trust_env=False,  # a proxy in the environment is not meant for the next machine
+            )
+        return session
+
+    async def send(
+        self, method: str, path: str, body: bytes | None = None, *, limit_s: float
+    ) -> Answer:
+        """One request, sent once.
+
+        Args:
+            method: `GET` or `POST`.
+            path: with its query.
+            body: JSON.
+            limit_s: seconds until all of the answer must be there.
+
+        Raises:
+            EngineRefused: no connection came about, so nothing was asked.
+            EngineError: the connection broke or the time was up; the server may have acted.
+        """
+        what = f"{method} {self.url}{path.partition('?')[0]}"
+        try:
+            async with asyncio.timeout(limit_s):
+                async with self._session().request(
+                    method, self.url + path, data=body, headers=_HEADERS if body else None
+                ) as response:
+                    return Answer(status=response.status, body=await response.read())
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise EngineRefused(f"{what}: no connection ({error or 'timed out'})") from None
+        except aiohttp.InvalidURL:
+            raise EngineRefused(f"{what}: not a URL; expected http://host:port") from None
+        except TimeoutError:
+            raise EngineError(f"{what}: no answer within {limit_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # ValueError: bytes that are no HTTP, found by the parser.
+            raise EngineError(f"{what}: the connection broke ({error!r})") from None
+
+    async def expect(
+        self, method: str, path: str, content: Any = None, *, limit_s: float
+    ) -> Answer:
+        """As `send`, with JSON from `content`, for an answer that must be a success.
+
+        Raises:
+            EngineRefused: as `send`, or the server turned it away (4xx, 503).
+            EngineError: as `send`, or the server failed (other statuses).
+        """
+        body = None if content is None else orjson.dumps(content)
+        answer = await self.send(method, path, body, limit_s=limit_s)
+        return accept(answer, f"{method} {self.url}{path.partition('?')[0]}")
+
+    async def close(self) -> None:
+        """Close every connection. Idempotent."""
+        here = asyncio.get_running_loop()
+        for loop, session in list(self._sessions.items()):
+            del self._sessions[loop]
+            if loop is here:
+                await session.close()
+            elif not loop.is_closed():
+                asyncio.run_coroutine_threadsafe(session.close(), loop)
+
+
+def accept(answer: Answer, what: str) -> Answer:
+    """The answer, if it is a success.
+
+    Raises:
+        EngineRefused: 4xx or 503: the server did not begin.
+        EngineError: anything else.
+    """
+    if answer.status == 200:
+        return answer
+    kind = EngineRefused if 400 <= answer.status < 500 or answer.status == 503 else EngineError
+    raise kind(f"{what}: status {answer.status}: {answer.reason()}")

@@ -1,0 +1,285 @@
+"""Starts vLLM servers on this machine and ends them, every process of them.
+
+    launch_servers ---> VllmServer.start    supervisor ---> API server ---> engine core ---> worker
+                        VllmServer.stop     (see supervisor.py: nothing outlives its parent)
+
+A server counts as started once it answers `/v1/models` with a name that only this start knows, so
+that a stranger on the same port is never taken for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agentrl.errors import ConfigError, EngineError
+from agentrl.serving.vllm import supervisor
+from agentrl.serving.vllm.command import SERVED_NAME, ServerCommand
+from agentrl.serving.vllm.http import Http
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, str], None]
+"""Is told `(server name, what it does now)`."""
+
+GRACE_S = 10.0
+"""Seconds a server has to end by itself; it takes one or two."""
+_POLL_S = 0.25
+_PORT_TRIES = 5
+_TAIL = 15
+"""Log lines in an error."""
+_PORT_TAKEN = "address already in use"
+
+
+class VllmServer:
+    """One server process tree. Made stopped; `stop` leaves nothing of it."""
+
+    def __init__(
+        self,
+        command: ServerCommand,
+        *,
+        name: str,
+        log: Path,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        start_limit_s: float = 600.0,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        """Say what to run.
+
+        Args:
+            command: from `server_command`.
+            name: for messages, and as the engine's name.
+            log: file that gets both output streams, appended to at each start.
+            host: address to listen at.
+            port: None finds a free one at each start.
+            start_limit_s: seconds until it must answer.
+            grace_s: seconds between SIGTERM and SIGKILL.
+        """
+        self.name = name
+        self.log = log
+        self._command = command
+        self._host = host
+        self._wanted_port = port
+        self._start_limit_s = start_limit_s
+        self._grace_s = grace_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+        self.port = port or 0
+
+    @property
+    def url(self) -> str:
+        """Where it answers; changes with a restart unless the port was given."""
+        host = "127.0.0.1" if self._host in ("0.0.0.0", "") else self._host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        """Whether its supervisor lives, which is as long as the server does."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's, whose end is the end of all."""
+        return self._process.pid if self._process is not None else 0
+
+    async def start(self, progress: Progress | None = None) -> None:
+        """Start and wait until it answers; on any failure nothing of it is left.
+
+        Raises:
+            ConfigError: the wanted port is taken, or vLLM does not know an option.
+            EngineError: it ended or did not answer in time; with the end of its log.
+        """
+        if self.running:
+            raise EngineError(f"server {self.name} runs already at {self.url}")
+        tell = progress or (lambda name, text: None)
+        for attempt in range(1, _PORT_TRIES + 1):
+            self.port = self._choose_port()
+            alias = f"agentrl-{secrets.token_hex(8)}"
+            tell(self.name, f"starting on port {self.port}")
+            self._spawn(alias)
+            try:
+                await self._until_ready(alias, tell)
+            except BaseException as error:
+                await asyncio.shield(self.stop())
+                taken = isinstance(error, EngineError) and _PORT_TAKEN in str(error).lower()
+                if not taken or self._wanted_port is not None or attempt == _PORT_TRIES:
+                    raise
+                logger.info("port %d was taken meanwhile; another one", self.port)
+            else:
+                tell(self.name, f"ready at {self.url}")
+                return
+
+    async def restart(self, progress: Progress | None = None) -> None:
+        """End what is left of it and start it again, with the weights it was first given."""
+        await self.stop()
+        await self.start(progress)
+
+    async def stop(self) -> None:
+        """End the whole tree; returns once it is gone. Idempotent."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        # The supervisor kills after its grace; past twice that it is itself broken.
+        deadline = asyncio.get_running_loop().time() + 2 * self._grace_s + 10
+        while process.poll() is None:
+            if asyncio.get_running_loop().time() > deadline:
+                logger.warning("the supervisor of server %s is stuck; killing it", self.name)
+                process.kill()
+            await asyncio.sleep(0.02)
+        self._process = None
+
+    def tail(self, lines: int = _TAIL) -> str:
+        """The end of what it has printed since its last start."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self._log_start)
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _choose_port(self) -> int:
+        """The wanted port if it is free, else one that the kernel says is."""
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self._host, self._wanted_port or 0))
+            except OSError as error:
+                raise ConfigError(
+                    f"server {self.name} cannot listen at {self._host}:{self._wanted_port}: "
+                    f"{error.strerror}; choose another port or stop who has it"
+                ) from None
+            return probe.getsockname()[1]
+
+    def _spawn(self, alias: str) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        words = [
+            *(sys.executable, str(Path(supervisor.__file__)), str(os.getpid())),
+            *(f"{self._grace_s}", *self._command.argv),
+            *("--host", self._host, "--port", str(self.port)),
+            *("--served-model-name", SERVED_NAME, alias),
+        ]
+        with self.log.open("ab") as file:
+            self._log_start = file.tell()
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self._command.env},
+                start_new_session=True,  # Ctrl-C at the terminal is the parent's to handle
+            )
+
+    async def _until_ready(self, alias: str, tell: Progress) -> None:
+        http = Http(self.url)
+        shown = ""
+        try:
+            async with asyncio.timeout(self._start_limit_s):
+                while not await self._answers(http, alias):
+                    if not self.running:
+                        raise self._died()
+                    shown = self._tell_stage(shown, tell)
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise EngineError(
+                f"server {self.name} did not answer within serving.start_timeout_s "
+                f"{self._start_limit_s:g} s; the end of {self.log}:\n{self.tail()}"
+            ) from None
+        finally:
+            await http.close()
+
+    async def _answers(self, http: Http, alias: str) -> bool:
+        try:
+            answer = await http.expect("GET", "/v1/models", limit_s=5.0)
+        except EngineError:
+            return False
+        cards = (answer.json() or {}).get("data", ())
+        return any(card.get("id") == alias for card in cards)
+
+    def _tell_stage(self, shown: str, tell: Progress) -> str:
+        """Pass on what vLLM's log says it is doing, once for each stage."""
+        text = self.tail(200)
+        stage = next((name for mark, name in reversed(_STAGES) if mark in text), shown)
+        if stage != shown:
+            tell(self.name, stage)
+        return stage
+
+    def _died(self) -> EngineError | ConfigError:
+        text = self.tail(_TAIL)
+        for line in text.splitlines():
+            if "error: unrecognized arguments" in line or "error: argument" in line:
+                said = line.partition("error: ")[2]
+                return ConfigError(
+                    f"vLLM does not take an option of serving.args: {said}; its options are "
+                    "listed by python -m vllm.entrypoints.openai.api_server --help=all"
+                )
+        status = self._process.poll() if self._process is not None else None
+        return EngineError(
+            f"server {self.name} ended with status {status} while starting; the end of "
+            f"{self.log}:\n{text}"
+        )
+
+
+_STAGES = (
+    ("vLLM API server version", "reading options"),
+    ("Initializing a V1 LLM engine", "starting its engine"),
+    ("Starting to load model", "loading weights"),
+    ("Loading weights took", "preparing the cache"),
+    ("Starting vLLM API server", "opening its port"),
+)
+"""Lines of vLLM's log and what they mean, in their order."""
+
+
+async def launch_servers(
+    commands: Sequence[ServerCommand],
+    *,
+    log_dir: Path,
+    progress: Progress | None = None,
+    start_limit_s: float = 600.0,
+    names: Sequence[str] | None = None,
+) -> list[VllmServer]:
+    """Start servers side by side; all of them, or none.
+
+    Args:
+        commands: one for each server.
+        log_dir: gets `NAME.log` for each.
+        progress: is told what each one does.
+        start_limit_s: seconds each may take, as `serving.start_timeout_s`.
+        names: default `vllm-0`, `vllm-1`, ...
+
+    Raises:
+        EngineError: one did not start; the others are stopped.
+    """
+    chosen = names or [f"vllm-{index}" for index in range(len(commands))]
+    servers = [
+        VllmServer(command, name=name, log=log_dir / f"{name}.log", start_limit_s=start_limit_s)
+        for command, name in zip(commands, chosen, strict=True)
+    ]
+    tasks = [asyncio.ensure_future(server.start(progress)) for server in servers]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        # Each start stops what it began; only then those that were up already.
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.shield(stop_servers(servers))
+        raise
+    return servers
+
+
+async def stop_servers(servers: Sequence[VllmServer]) -> None:
+    """Stop servers side by side."""
+    await asyncio.gather(*(server.stop() for server in servers))
