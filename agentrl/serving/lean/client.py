@@ -10,13 +10,17 @@ server has said that it could not sample it because it no longer holds its front
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.engine import Engine, EngineHealth, WeightTicket
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.lean.link import Link, LinkStats
 from agentrl.types import Generation, SamplingParams
+
+Locate = Callable[[], Awaitable[str]]
+"""Finds the address; asked before each dialling, because a server that was started again listens
+somewhere else. Raises `EngineError` if there is none."""
 
 SCHEME = "lean://"
 """Begins an address: `lean://host:port`."""
@@ -43,7 +47,7 @@ class LeanEngine(Engine):
 
     def __init__(
         self,
-        address: str,
+        address: str | Locate,
         *,
         name: str,
         secret: str,
@@ -55,7 +59,7 @@ class LeanEngine(Engine):
         """Note the address; nothing is dialled before `connect` or the first request.
 
         Args:
-            address: `lean://host:port`.
+            address: `lean://host:port`, or how to find it.
             name: unique among the engines behind one balancer.
             secret: the server's.
             connect_timeout_s: seconds for dialling and the handshake.
@@ -69,8 +73,11 @@ class LeanEngine(Engine):
         self.name = name
         self.stats = LinkStats()
         """What went over the wire."""
-        self._address = address
-        self._host, self._port = parse_address(address)
+        if isinstance(address, str):
+            parse_address(address)
+            self._locate, self._address = None, address
+        else:
+            self._locate, self._address = address, "an address not known yet"
         self._secret = secret
         self._connect_timeout_s = connect_timeout_s
         self._dead_after_s = dead_after_s
@@ -233,6 +240,12 @@ class LeanEngine(Engine):
             return self._link
 
     async def _dial(self, loop: asyncio.AbstractEventLoop) -> Link:
+        if self._locate is not None:
+            try:
+                self._address = await self._locate()
+            except EngineError as error:  # asking where it is samples nothing
+                raise EngineRefused(f"engine {self.name}: {error}") from error
+        host, port = parse_address(self._address)
         who = f"engine {self.name} at {self._address}"
         link = Link(
             who=who,
@@ -244,7 +257,7 @@ class LeanEngine(Engine):
         welcomed = False
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                await loop.create_connection(lambda: link, self._host, self._port)
+                await loop.create_connection(lambda: link, host, port)
                 await link.welcome()
             welcomed = True
         except TimeoutError as error:
