@@ -80,6 +80,23 @@ class MasterAdamW:
             elif name in self._touched:
                 yield name, self._sums[name]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All trained parameters, in the order of the model."""
+        return tuple(self._params)
+
+    def gradient_or_zeros(self, name: str) -> Tensor:
+        """The summed gradient of a parameter; from now on it has one, of zeros if it had none."""
+        param, master = self._params[name], self._masters[name]
+        if master is param:
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+            return param.grad
+        if name not in self._touched:
+            self._sums[name] = torch.zeros_like(master)
+            self._touched.add(name)
+        return self._sums[name]
+
     def grad_norm(self) -> float:
         """Euclidean norm of all summed gradients together; infinite or NaN if one of them is."""
         grads = [grad for _, grad in self.gradients()]

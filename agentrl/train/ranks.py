@@ -1,0 +1,199 @@
+"""The processes that train one model together, and what they say to each other.
+
+A group of its own rather than torch's global one: the process of a trainer rank may be in other
+groups as well, such as the one that moves weights to the engines. Objects travel over gloo on the
+CPU, tensors over gloo or, from GPU to GPU, over NCCL. Peers are trusted: objects are pickled.
+
+Invariants: all ranks make the same calls in the same order; every call has a time limit; after an
+error the group is of no use any more, and its ranks meet again at a new meeting.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import (
+    AllreduceOptions,
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    ReduceOp,
+    Store,  # pyright: ignore[reportPrivateImportUsage]
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+)
+
+from agentrl.errors import TrainError
+
+COLLECTIVE_TIMEOUT_S = 1800.0
+"""A rank waits this long for the slowest: longer than the forward and backward of an update."""
+
+_BUCKET_BYTES = 1 << 26
+
+
+class Meeting:
+    """Where the ranks of one group find each other: a key-value store on a free port.
+
+    Whoever starts the ranks holds it until they have left; a new group needs a new one.
+    """
+
+    def __init__(self, *, host: str = "127.0.0.1", join_timeout_s: float = 120.0) -> None:
+        """Listen.
+
+        Args:
+            host: name or address of this machine as the ranks reach it.
+            join_timeout_s: limit of each wait on the store.
+        """
+        self._store: TCPStore | None = TCPStore(
+            host,
+            0,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=join_timeout_s),
+        )
+        self.address = f"{host}:{self._store.port}"
+        """What the ranks are given, as `host:port`."""
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        self._store = None
+
+
+class Ranks:
+    """One process's place in a group. Not thread-safe: one call at a time."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        join_timeout_s: float = 120.0,
+        timeout_s: float = COLLECTIVE_TIMEOUT_S,
+    ) -> None:
+        """Join; returns when every rank has.
+
+        Args:
+            address: `Meeting.address`.
+            rank: of this process, from 0.
+            world_size: how many ranks there are.
+            device: where the tensors are that will be summed.
+            join_timeout_s: how long the others may take to come.
+            timeout_s: how long a rank waits in one call for the slowest.
+
+        Raises:
+            TrainError: nobody listens at `address`, or not all ranks came in time.
+        """
+        if not 0 <= rank < world_size:
+            raise TrainError(f"rank {rank} is not one of {world_size} ranks")
+        self.rank, self.world_size = rank, world_size
+        host, _, port = address.rpartition(":")
+        limit = timedelta(seconds=join_timeout_s)
+        with self._naming(f"meeting the others at {address} within {join_timeout_s:g} s"):
+            store = TCPStore(
+                host, int(port), is_master=False, wait_for_workers=False, timeout=limit
+            )
+            self._objects: Any = _gloo(
+                PrefixStore("objects", store), rank, world_size, join_timeout_s
+            )
+            self._objects._set_default_timeout(timedelta(seconds=timeout_s))
+            self._tensors: Any = self._objects
+            if device.type == "cuda":
+                self._tensors = _nccl(PrefixStore("tensors", store), rank, world_size, timeout_s)
+
+    def gather(self, value: Any) -> list[Any]:
+        """One picklable value of every rank, in the order of the ranks.
+
+        Raises:
+            TrainError: a rank is gone, or did not come in time.
+        """
+        own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        with self._naming("gathering what every rank has to say"):
+            sizes = [size.item() for size in self._all_gather(torch.tensor([len(own)]))]
+            padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+            padded[: len(own)] = own
+            parts = self._all_gather(padded)
+        return [
+            pickle.loads(part[: int(size)].numpy().tobytes())
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+
+    def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
+        """Add up tensors over all ranks, which all pass the same shapes in the same order.
+
+        Every rank gets the same bits. Sums are formed in the dtype of the tensors.
+
+        Raises:
+            TrainError: a rank is gone, or did not come in time.
+        """
+        with self._naming("summing gradients"):
+            for bucket in _buckets(tensors):
+                if len(bucket) == 1 and bucket[0].is_contiguous():
+                    self._all_reduce(bucket[0])
+                    continue
+                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+                self._all_reduce(flat)
+                sizes = [tensor.numel() for tensor in bucket]
+                for tensor, part in zip(bucket, flat.split(sizes), strict=True):
+                    tensor.copy_(part.view_as(tensor))
+
+    def close(self) -> None:
+        """Leave the group. Idempotent."""
+        for group in {id(group): group for group in (self._tensors, self._objects)}.values():
+            if group is not None:
+                group.shutdown()
+        self._tensors = self._objects = None
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        self._objects.allgather([parts], [tensor]).wait()
+        return parts
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp.SUM  # pyright: ignore[reportAttributeAccessIssue]
+        self._tensors.allreduce([tensor], options).wait()
+
+    @contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Say who was doing what when the library below gave up."""
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            raise TrainError(
+                f"rank {self.rank} of {self.world_size} failed while {what}; a rank that ended, "
+                f"hangs or was never started is the usual cause: {error}"
+            ) from error
+
+
+def _gloo(store: Store, rank: int, world_size: int, timeout_s: float) -> Any:
+    from torch.distributed import ProcessGroupGloo
+
+    return ProcessGroupGloo(store, rank, world_size, timedelta(seconds=timeout_s))
+
+
+def _nccl(store: Store, rank: int, world_size: int, timeout_s: float) -> Any:
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    return ProcessGroupNCCL(store, rank, world_size, options)
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one dtype, together at most `_BUCKET_BYTES`, or one larger tensor alone."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        more = tensor.numel() * tensor.element_size()
+        if bucket and (size + more > _BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += more
+    if bucket:
+        yield bucket

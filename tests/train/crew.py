@@ -1,0 +1,72 @@
+"""Real processes to be the ranks of a trainer, started once and asked many times."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from agentrl.train.ranks import Meeting, Ranks
+
+LIMIT_S = 120.0
+
+
+def _serve(pipe: Any) -> None:
+    torch.set_num_threads(1)
+    while True:
+        work, args = pipe.recv()
+        try:
+            pipe.send((None, work(*args)))
+        except Exception as error:  # shown by whoever asked
+            pipe.send((f"{error!r}\n{traceback.format_exc()}", None))
+
+
+def joined(address: str, rank: int, world_size: int, timeout_s: float = LIMIT_S) -> Ranks:
+    return Ranks(
+        address,
+        rank=rank,
+        world_size=world_size,
+        device=torch.device("cpu"),
+        join_timeout_s=min(timeout_s, LIMIT_S),
+        timeout_s=timeout_s,
+    )
+
+
+class Crew:
+    """`size` processes; `run` asks the first few of them."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(size)]
+        self._pipes = [ours for ours, _ in pipes]
+        self.processes = [
+            context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes
+        ]
+        for process in self.processes:
+            process.start()
+        for _, theirs in pipes:
+            theirs.close()
+
+    def run(self, world_size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+        """`work(address, rank, world_size, *args)` on every rank; the results by rank."""
+        meeting = Meeting(join_timeout_s=LIMIT_S)
+        for rank in range(world_size):
+            self.ask(rank, work, meeting.address, rank, world_size, *args)
+        return [self.answer(rank) for rank in range(world_size)]
+
+    def ask(self, rank: int, work: Callable[..., Any], *args: Any) -> None:
+        self._pipes[rank].send((work, args))
+
+    def answer(self, rank: int) -> Any:
+        assert self._pipes[rank].poll(LIMIT_S), f"rank {rank} does not answer"
+        failure, value = self._pipes[rank].recv()
+        assert failure is None, f"rank {rank}: {failure}"
+        return value
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
