@@ -331,7 +331,10 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other end went, or this one hung up."""
-        self._bury(f"connection lost ({exc})" if exc else "connection closed by the server")
+        reason = f"connection lost ({exc})" if exc else "connection closed by the server"
+        if not self._welcome.done():
+            reason += " before the end of the handshake; is it a lean server?"
+        self._bury(reason)
         if not self._closed.done():
             self._closed.set_result(None)
 

@@ -24,8 +24,6 @@ from agentrl.serving.lean.turns import Failure
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKE_S = 10.0
-"""Seconds a stranger has to show that it knows the secret."""
 SILENCE_S = 600.0
 """Seconds after which a client that does not even ping is gone."""
 
@@ -39,6 +37,7 @@ class ServedConnection(asyncio.Protocol):
         *,
         secret: str,
         max_session_tokens: int,
+        handshake_s: float,
         connections: set[ServedConnection],
     ) -> None:
         """Prepare; the event loop calls `connection_made`.
@@ -47,10 +46,12 @@ class ServedConnection(asyncio.Protocol):
             engine: serves the turns.
             secret: the client must know it.
             max_session_tokens: most ids held for it.
+            handshake_s: seconds to show that it knows the secret.
             connections: holds this one as long as anything of it is left.
         """
         self._engine = engine
         self._connections = connections
+        self._handshake_s = handshake_s
         self._loop = asyncio.get_running_loop()
         self._splitter = frames.FrameSplitter(limit=frames.MAX_HANDSHAKE_BYTES)
         self._book = ServerBook(max_tokens=max_session_tokens)
@@ -74,7 +75,7 @@ class ServedConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport = transport
         self._connections.add(self)
-        self._watch = self._loop.call_later(HANDSHAKE_S, self._on_watch)
+        self._watch = self._loop.call_later(self._handshake_s, self._on_watch)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel its turns, end its sessions."""

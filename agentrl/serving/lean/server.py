@@ -37,6 +37,7 @@ class EngineServer:
         port: int = 0,
         secret: str | None = None,
         max_session_tokens: int = SERVER_TOKENS,
+        handshake_s: float = 10.0,
     ) -> None:
         """Take the engine; `start` listens.
 
@@ -47,6 +48,7 @@ class EngineServer:
             secret: clients must know it; None makes one.
             max_session_tokens: most ids held for each connection; sessions beyond it are sent in
                 full again.
+            handshake_s: seconds a stranger has to show that it knows the secret.
 
         Raises:
             ValueError: an empty secret.
@@ -57,6 +59,7 @@ class EngineServer:
         self.secret = secrets.token_hex(16) if secret is None else secret
         """What clients must know."""
         self._max_session_tokens = max_session_tokens
+        self._handshake_s = handshake_s
         self._host = host
         self._port = port
         self._server: asyncio.Server | None = None
@@ -131,5 +134,6 @@ class EngineServer:
             self._engine,
             secret=self.secret,
             max_session_tokens=self._max_session_tokens,
+            handshake_s=self._handshake_s,
             connections=self._connections,
         )
