@@ -27,6 +27,7 @@ _GROUPS = {
     "env": "Make and check environments.",
     "config": "Show the keys and values of run files.",
     "sandbox": "See which sandboxes work on this machine.",
+    "simulate": "Compare settings on a model before renting machines.",
 }
 """Groups of commands: module of the same name with a Typer `app`."""
 

@@ -83,6 +83,22 @@ async def test_an_engine_that_keeps_failing_is_quarantined_but_never_the_last():
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_failures_count_only_in_a_row():
+    def often_broken(number, session_id):
+        return None if number == 2 else EngineError("bad moment")
+
+    flaky = ScriptedEngine(["x"], ByteTokenizer(), name="e0", fail=often_broken)
+    client = TokenClient([flaky, *engines(2)[1:]])
+    for number in range(5):
+        if number == 2:
+            await client.generate([1], SAMPLING, "s")
+        else:
+            with pytest.raises(EngineError, match="bad moment"):
+                await client.generate([1], SAMPLING, "s")
+    assert client.active() == ["e0", "e1"]
+    assert client.stats()["e0"].served.failures == 4
+
+
 class Sick(ScriptedEngine):
     """Fails and says so, until it is `well`."""
 

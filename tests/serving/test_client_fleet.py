@@ -263,6 +263,47 @@ async def test_an_engine_comes_back_only_after_it_took_the_newest_weights():
     await client.close()
 
 
+async def test_an_engine_that_is_not_well_after_its_recovery_stays_out():
+    fleet = servers()
+
+    async def recover(engine):
+        recovered.set()
+
+    recovered = asyncio.Event()
+    client = TokenClient(fleet, probe_s=0.002, recover=recover)
+    fleet[0].kill()
+    client.quarantine("e0", "dead")
+    await recovered.wait()
+    await asyncio.sleep(0.02)
+    assert client.active() == ["e1"]
+    fleet[0].revive()
+    await until(lambda: client.active() == ["e0", "e1"])
+    await client.close()
+
+
+async def test_an_engine_that_recovers_while_the_fleet_pauses_comes_back_after_the_sync():
+    """Fails if the pause is looked at only before the hook: it would miss the new weights."""
+    fleet = servers()
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def recover(engine):
+        begun.set()
+        await go_on.wait()
+
+    client = TokenClient(fleet, probe_s=0.002, recover=recover)
+    client.quarantine("e0", "a moment")
+    await begun.wait()
+    await client.pause_all()
+    go_on.set()
+    await asyncio.sleep(0.02)
+    assert client.active() == ["e1"]
+    await client.load_weights(ticket(1))
+    await client.resume_all()
+    fleet[0].take(1)
+    await until(lambda: client.active() == ["e0", "e1"])
+    await client.close()
+
+
 # -- weights ----------------------------------------------------------------------------------
 
 
@@ -394,10 +435,12 @@ async def test_a_restarted_engine_takes_the_place_and_not_the_sessions_of_the_ol
     await client.generate([1], SAMPLING, "before")
     turn = asyncio.create_task(client.generate([1], SAMPLING, "s"))
     await asyncio.sleep(0.002)
-    old.kill()
+    await old.pause()
     new = Server("e0")
     client.replace("e0", new)
     await asyncio.sleep(0.02)
+    with pytest.raises(EngineRefused, match="is closed"):
+        await old.generate([1], SAMPLING, "s")
     assert client.active() == []
     assert client.balancer.pinned("before") is None
     new.take(5)
