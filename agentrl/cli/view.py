@@ -18,6 +18,7 @@ from agentrl.cli.report import clock
 from agentrl.cli.setup import open_console, show_warnings
 from agentrl.runtime.evaluate import EvalSummary
 from agentrl.runtime.progress import Progress, RunPlan
+from agentrl.serving.records import EngineState, EngineStats
 
 _BARS = "_.-=*#"
 _TREND = 24
@@ -90,6 +91,7 @@ class LiveView(Progress):
         self._scores: dict[str, list[EvalSummary]] = {}
         self._durations: deque[float] = deque(maxlen=8)
         self._eval_s = 0.0
+        self._engines: dict[str, EngineStats] = {}
 
     def attach(self, console: Console) -> None:
         """Where notes go; they appear above the panel."""
@@ -128,6 +130,10 @@ class LiveView(Progress):
         if "reward" in metrics:
             self._rewards.append(metrics["reward"])
 
+    def engines(self, stats: Mapping[str, EngineStats]) -> None:
+        """See `Progress.engines`."""
+        self._engines = dict(stats)
+
     def note(self, text: str) -> None:
         """See `Progress.note`."""
         if self._console is not None:
@@ -151,6 +157,8 @@ class LiveView(Progress):
         facts = [fact for fact in _facts(self._metrics) if not fact.startswith("reward")]
         if facts:
             table.add_row("last step", "  ".join(facts))
+        for name, engine in self._engines.items():
+            table.add_row(Text(name), Text(engine_text(engine)))
         table.add_row("model", Text(self._plan.model))
         table.add_row("sandbox", Text(self._plan.sandbox))
         return Panel(
@@ -210,6 +218,17 @@ def trend(values: deque[float] | list[float]) -> str:
     return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1) + 0.5)] for value in values)
 
 
+def engine_text(engine: EngineStats) -> str:
+    """As in `3 in flight, 98% sticky, 71% cached, weights 4`."""
+    text = (
+        f"{engine.in_flight} in flight, {engine.sticky_share:.0%} sticky, "
+        f"{engine.cached_share:.0%} cached, weights {engine.version}"
+    )
+    if engine.state is EngineState.ACTIVE:
+        return text
+    return f"{engine.state}: {engine.why}; {text}" if engine.why else f"{engine.state}; {text}"
+
+
 def _progress_row(share: float, text: str) -> Table:
     row = Table.grid(padding=(0, 2))
     row.add_row(ProgressBar(total=1.0, completed=share, width=32), f"{share:.0%}", text)
@@ -227,6 +246,10 @@ def _facts(metrics: Mapping[str, float]) -> list[str]:
         ("train/tokens_per_second", "trained/s", "{:.0f}"),
         ("timing_s/step", "step_s", "{:.1f}"),
         ("rollout/dropped", "dropped", "{:.0f}"),
+        ("timing_s/sync", "sync_s", "{:.2f}"),
+        ("staleness/lag_mean", "lag", "{:.2f}"),
+        ("async/trainer_idle_share", "trainer_idle", "{:.0%}"),
+        ("async/rollout_idle_share", "rollout_idle", "{:.0%}"),
     )
     return [
         f"{label} {form.format(metrics[name])}"

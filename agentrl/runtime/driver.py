@@ -11,6 +11,7 @@ lost. What is paid again is the training time (not the rollout time) since the l
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import shutil
@@ -29,6 +30,7 @@ from agentrl.runtime.records import History, Parts, RunResult
 from agentrl.runtime.scores import ScoreBook, last_value
 from agentrl.runtime.stages import GroupHandle
 from agentrl.runtime.stop import Interrupted, StopSwitch
+from agentrl.serving.records import EngineStats, Routed, Served
 from agentrl.serving.threads import run_computing
 from agentrl.types import SamplingParams, Task
 
@@ -67,6 +69,7 @@ class Driver:
             parts.eval_tasks, parts.store, n_samples=config.eval.n_samples, logged=history.logged
         )
         self._watch = FailureWatch(worked=history.done > 0, note=progress.note)
+        self._engine_stats: dict[str, EngineStats] = {}
 
     async def run(self) -> RunResult:
         """Train to the end and score the result.
@@ -75,7 +78,10 @@ class Driver:
             Interrupted: a signal; the state of the last finished step is saved.
             RunError: nothing can be rolled out, or the disk is full.
         """
+        watcher = asyncio.create_task(self._watch_engines())
         try:
+            # Servers that were just started hold the model they were started with.
+            await self._sync(MetricBag())
             if self._evaluation_due(self._done):
                 self._log(self._done, await self._evaluate(self._done))
             reason = await self._train_to_end()
@@ -88,7 +94,15 @@ class Driver:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise RunError(self._disk_full(error)) from error
             raise
+        finally:
+            watcher.cancel()
         return self._result(reason)
+
+    async def _watch_engines(self) -> None:
+        """Show the engines once a second; ends with `run`."""
+        while True:
+            self._progress.engines(self._stages.engines.stats())
+            await asyncio.sleep(1.0)
 
     async def _train_to_end(self) -> str:
         """Do every step; returns why it ended."""
@@ -236,6 +250,7 @@ class Driver:
     async def _finish_step(self, step: int, bag: MetricBag, *, began: float, fresh: bool) -> None:
         """A trained step: note it, evaluate and save where that is due, write its line."""
         self._done, self._cursor_state = step, self._parts.cursor.state()
+        bag.merge(self._serving())
         self._note_duration(began, bag, fresh)
         self._progress.step_done(step, bag.result())
         scores: dict[str, float] = {}
@@ -249,6 +264,28 @@ class Driver:
         self._log(step, scores, of_step=bag.result())
         if step % self._config.checkpoint.every_steps == 0:
             await self._checkpoint(step)
+
+    def _serving(self) -> MetricBag:
+        """What the engines did since the last step; counts of engines that restarted begin anew."""
+        bag = MetricBag()
+        stats = self._stages.engines.stats()
+        for name, now in stats.items():
+            before = self._engine_stats.get(name)
+            served, last = now.served, before.served if before else Served()
+            prompt = served.prompt_tokens - last.prompt_tokens
+            cached = served.cached_tokens - last.cached_tokens
+            if prompt:
+                bag.mean("serving/cached_share", cached, count=prompt)
+            routed, gone = now.routed, before.routed if before else Routed()
+            later = (routed.total - routed.first) - (gone.total - gone.first)
+            if later:
+                bag.mean("serving/sticky_share", routed.sticky - gone.sticky, count=later)
+            bag.sum("serving/turns", served.turns - last.turns)
+            bag.sum("serving/moves_crowded", routed.crowded - gone.crowded)
+            bag.sum("serving/moves_forced", routed.forced - gone.forced)
+            bag.sum("serving/failures", served.failures - last.failures)
+        self._engine_stats = dict(stats)
+        return bag
 
     def _note_duration(self, began: float, bag: MetricBag, fresh: bool) -> None:
         seconds = time.monotonic() - began

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 from agentrl.config import RunConfig
 from agentrl.metrics import MetricBag
 from agentrl.runtime.collect import GroupRunner, stable_seed
-from agentrl.runtime.stages import EngineStats, GroupHandle, HeldGroup
+from agentrl.runtime.stages import GroupHandle, HeldGroup
 from agentrl.serving.threads import run_computing
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
     from agentrl.serving import TokenClient
+    from agentrl.serving.records import EngineStats
     from agentrl.train import Trainer
 
 Push = Callable[[int], Awaitable[MetricBag]]
@@ -78,7 +79,7 @@ class LocalLearner:
         """See `LearnStage`."""
         from agentrl.rollout import rollout_metrics
 
-        held = _held(groups)
+        held = drop_too_old(self._config, step, _held(groups))
         bag = rollout_metrics(held)
         batch = build(self._config, step, held)
         bag.merge(batch.metrics)
@@ -133,14 +134,31 @@ class LocalEngines:
 
     def stats(self) -> Mapping[str, EngineStats]:
         """See `EngineStage`."""
-        return {}
+        return self._client.stats()
+
+
+def drop_too_old(
+    config: RunConfig, step: int, groups: Sequence[TrajectoryGroup]
+) -> list[TrajectoryGroup]:
+    """The groups of a step as they are stored and trained: what `schedule.stale` drops is `STALE`.
+
+    Step n is trained from version n - 1.
+    """
+    from agentrl.data.staleness import drop_stale, oldest_allowed
+
+    oldest = oldest_allowed(config.schedule, step - 1)
+    if oldest is None or config.schedule.stale != "drop":
+        return list(groups)
+    return [drop_stale(group, oldest_version=oldest, version=step - 1) for group in groups]
 
 
 def build(config: RunConfig, step: int, groups: Sequence[TrajectoryGroup]) -> Any:
     """The batch of a step: the same for the same groups, in whatever process."""
     from agentrl.batch import build_step
+    from agentrl.data.staleness import oldest_allowed
 
-    train = config.train
+    train, schedule = config.train, config.schedule
+    masked = oldest_allowed(schedule, step - 1) if schedule.stale == "mask" else None
     return build_step(
         groups,
         algorithm=config.resolved_algorithm(),
@@ -148,6 +166,7 @@ def build(config: RunConfig, step: int, groups: Sequence[TrajectoryGroup]) -> An
         minibatches=train.minibatches,
         epochs=train.epochs_per_batch,
         seed=stable_seed(config.run.seed, "batch", step),
+        oldest_version=masked,
     )
 
 

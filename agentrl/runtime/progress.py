@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentrl.runtime.evaluate import EvalSummary
     from agentrl.runtime.records import RunResult
+    from agentrl.serving.records import EngineStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,9 @@ class Progress:
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
         """A training step is complete."""
+
+    def engines(self, stats: Mapping[str, EngineStats]) -> None:
+        """How the engines stand; about once a second."""
 
     def note(self, text: str) -> None:
         """Something the user should read while the run goes on."""

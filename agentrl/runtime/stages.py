@@ -11,12 +11,14 @@ the worker that made them to the ranks that train on them without passing throug
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from agentrl.metrics import MetricBag
+from agentrl.serving.records import EngineStats
 from agentrl.types import (
     TERMINATION_RULES,
     SamplingParams,
@@ -41,8 +43,13 @@ class RolloutReport:
     """Score, or the reward where the environment gives no score; None if it cannot be trusted."""
     tokens: int
     """Tokens the policy sampled, over all rows."""
-    oldest_version: int | None
-    """The oldest weights that sampled one of them; None without a sampled token."""
+    tokens_by_version: Mapping[int, int] = field(default_factory=dict[int, int])
+    """The same by the weights that sampled them."""
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest weights that sampled one of them; None without a sampled token."""
+        return min(self.tokens_by_version, default=None)
 
     @property
     def rule(self) -> TerminationRule:
@@ -79,12 +86,12 @@ def report_of(group: TrajectoryGroup) -> GroupReport:
     for rows in group.rollouts():
         last = rows[-1]
         verdict = last.score if last.score is not None else last.reward
-        versions = [
+        versions = Counter(
             version
             for row in rows
             for version, sampled in zip(row.policy_versions, row.response_mask, strict=True)
             if sampled
-        ]
+        )
         reports.append(
             RolloutReport(
                 rollout_id=last.rollout_id,
@@ -92,7 +99,7 @@ def report_of(group: TrajectoryGroup) -> GroupReport:
                 detail=last.termination_detail,
                 verdict=verdict if last.rule.reward_trusted else None,
                 tokens=sum(row.num_action_tokens for row in rows),
-                oldest_version=min(versions, default=None),
+                tokens_by_version=dict(versions),
             )
         )
     return GroupReport(group_id=group.group_id, task_id=group.task_id, rollouts=tuple(reports))
@@ -175,24 +182,6 @@ class LearnStage(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """One engine, for the live line."""
-
-    state: str
-    """`active`, `draining`, `quarantined`."""
-    in_flight: int
-    """Requests being answered."""
-    version: int
-    """Weights it samples from."""
-    sticky_share: float
-    """Turns after the first that stayed on their engine, of all such turns; NaN before one."""
-    cached_share: float
-    """Prompt tokens that need not be computed again, of all; NaN before one."""
-    generated_tokens: int = 0
-    """Tokens sampled so far."""
-
-
 class EngineStage(Protocol):
     """Who samples: one engine or a fleet, as seen by a driver."""
 
@@ -219,7 +208,7 @@ class EngineStage(Protocol):
         ...
 
     def stats(self) -> Mapping[str, EngineStats]:
-        """Each engine by name."""
+        """What is known of each engine without asking it, by name."""
         ...
 
 
