@@ -1,0 +1,273 @@
+"""Weights over the network: one broadcast from the trainer's rank 0 to all engines.
+
+    sender      fill A | move A | fill B | move B | fill A ...      bytes: gloo or NCCL
+    receivers            | take A | use A, take B | use B, ...      headers: through the store
+
+Other trainer ranks are not in the group; they `drain` the same weights, because to iterate them is
+itself a collective among trainer ranks. A group is never mended: when a member is gone, everybody
+leaves, and `connect` makes a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined] - a re-export
+
+from agentrl.engine import WeightTicket
+from agentrl.errors import SyncError
+from agentrl.sync.buckets import Bucket, BucketHeader, pack, unpack
+from agentrl.sync.group import Group, make_store, own_address
+from agentrl.sync.patches import PatchBase, PatchDecoder, PatchEncoder
+from agentrl.sync.transfer import Weights
+
+
+def drain(weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Iterate for the sake of the gathers, on every trainer rank but the sender's."""
+    for _ in weights:
+        pass
+
+
+class CollectiveSender:
+    """Streams weights to all engines; see `agentrl.sync.transfer.WeightSender`."""
+
+    backend = "collective"
+    streams = True
+
+    def __init__(
+        self,
+        *,
+        bucket_bytes: int,
+        dense_every: int = 1,
+        address: str = "127.0.0.1",
+        kind: str = "gloo",
+        workers: int = 1,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Take the settings; nothing is opened before `connect`.
+
+        Args:
+            bucket_bytes: of one buffer; there are two.
+            dense_every: all weights go with every so many sends, between them patches.
+            address: of this host, as the engines reach it.
+            kind: `gloo`, or `nccl` where trainer and engines have GPUs of their own.
+            workers: processes of each engine that receive.
+            timeout_s: for the meeting and for each bucket.
+        """
+        self._workers = workers
+        self._address, self._kind, self._timeout_s = address, kind, timeout_s
+        self._bucket_bytes = bucket_bytes
+        self._encoder = PatchEncoder(dense_every)
+        self._dense_every = dense_every
+        self._store: TCPStore | None = None
+        self._group: Group | None = None
+        self._keys: list[str] = []
+        self._size = 0
+        self._epoch = 0
+
+    def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
+        """Leave the group there is and open the rendezvous of a new one."""
+        self.close()
+        self._encoder.forget()
+        self._keys.clear()
+        self._store = make_store(self._address, 0, is_master=True, timeout_s=self._timeout_s)
+        self._size = receivers * self._workers + 1
+        self._epoch += 1
+        common = {
+            "host": self._address,
+            "port": self._store.port,
+            "size": self._size,
+            "kind": self._kind,
+            "epoch": self._epoch,
+            "bucket_bytes": self._bucket_bytes,
+            "timeout_s": self._timeout_s,
+            "patches_follow": self._dense_every > 1,
+            "workers": self._workers,
+        }
+        # Of the first worker of each engine; the others count on from it.
+        return [{**common, "rank": rank} for rank in range(1, self._size, self._workers)]
+
+    def announce(self, version: int) -> WeightTicket:
+        """The ticket of a coming `send`; its checksum follows with the last bucket."""
+        return WeightTicket(backend="collective", version=version, info={"epoch": self._epoch})
+
+    def send(self, weights: Weights, version: int) -> WeightTicket:
+        """Broadcast, while every engine is in `load_weights`.
+
+        Raises:
+            SyncError: an engine failed or was too slow; the group is left.
+        """
+        if self._store is None:
+            raise SyncError("connect the collective sender before it sends")
+        try:
+            moved = self._broadcast(self._join(), weights, version)
+        except BaseException as error:
+            # Also on cancellation: who waits for a bucket must hear that none will come.
+            self.close()
+            if isinstance(error, dist.DistError):
+                raise SyncError(f"the weight group failed: {error}") from error
+            raise
+        return WeightTicket(
+            backend="collective",
+            version=version,
+            info={"epoch": self._epoch, "size_bytes": moved},
+            checksum=self._encoder.checksum,
+        )
+
+    def _join(self) -> Group:
+        assert self._store is not None
+        if self._group is None:
+            self._group = Group(
+                self._store, rank=0, size=self._size, kind=self._kind, address=self._address,
+                timeout_s=self._timeout_s,
+            )  # fmt: skip
+            self._buffers = _buffers(self._bucket_bytes, self._group)
+        return self._group
+
+    def _broadcast(self, group: Group, weights: Weights, version: int) -> int:
+        store = self._store
+        assert store is not None
+        for key in self._keys:
+            store.delete_key(key)
+        self._keys.clear()
+        base = self._encoder.base
+        self._say(store, f"{version}/base", _base_to_json(base))
+        flight: Any = None
+        moved = 0
+        stream = self._encoder.encode(weights, version)
+        for index, (buffer, header) in enumerate(pack(stream, self._buffers)):
+            if header.last:
+                self._say(store, f"{version}/checksum", self._encoder.checksum.encode())
+            self._say(store, f"{version}/{index}", header.to_json())
+            if flight is not None:
+                group.wait(flight)
+            flight = group.broadcast(buffer[: header.size_bytes]) if header.size_bytes else None
+            moved += header.size_bytes
+        if flight is not None:
+            group.wait(flight)
+        return moved
+
+    def _say(self, store: TCPStore, key: str, value: bytes) -> None:
+        store.set(key, value)  # type: ignore[arg-type] - the stub forgets bytes
+        self._keys.append(key)
+
+    def abort(self) -> None:
+        """From another thread: end a `send` that waits for engines that will not come."""
+        self.close()
+
+    def close(self) -> None:
+        """Leave the group and close the rendezvous. Idempotent."""
+        group, self._group, self._store = self._group, None, None
+        if group is not None:
+            group.close()
+
+
+class CollectiveReceiver:
+    """Takes part in the broadcasts; see `agentrl.sync.transfer.WeightReceiver`."""
+
+    keeps = False
+    """A tensor is overwritten when later ones arrive."""
+
+    def __init__(self) -> None:
+        self._decoder = PatchDecoder()
+        self._info: Mapping[str, Any] | None = None
+        self._store: TCPStore | None = None
+        self._group: Group | None = None
+        self._buffers: list[Tensor] = []
+
+    def connect(self, info: Mapping[str, Any]) -> None:
+        """Leave the group there is and reach the rendezvous of the new one."""
+        self.close()
+        self._info = info
+        self._store = make_store(
+            info["host"], info["port"], is_master=False, timeout_s=info["timeout_s"]
+        )
+
+    def receive(self, ticket: WeightTicket) -> Iterator[tuple[str, Tensor]]:
+        """Take the coming broadcasts."""
+        info = self._info
+        if info is None or self._store is None or info["epoch"] != ticket.info["epoch"]:
+            raise SyncError(
+                f"version {ticket.version} comes through group {ticket.info['epoch']}, this engine "
+                f"is in {info['epoch'] if info else 'none'}; prepare it first"
+            )
+        try:
+            yield from self._receive(info, self._join(info, self._store), ticket.version)
+        except BaseException as error:
+            # Also when the engine stops listening: the others must not wait for it.
+            self.close()
+            if isinstance(error, dist.DistError):
+                raise SyncError(f"the weight group failed: {error}") from error
+            raise
+
+    def _join(self, info: Mapping[str, Any], store: TCPStore) -> Group:
+        if self._group is None:
+            self._group = Group(
+                store, rank=info["rank"], size=info["size"], kind=info["kind"],
+                address=own_address(info["host"], info["port"]), timeout_s=info["timeout_s"],
+            )  # fmt: skip
+            self._buffers = _buffers(info["bucket_bytes"], self._group)
+        return self._group
+
+    def _receive(
+        self, info: Mapping[str, Any], group: Group, version: int
+    ) -> Iterator[tuple[str, Tensor]]:
+        store = self._store
+        assert store is not None
+
+        def arrived() -> PatchBase:
+            checksum = store.get(f"{version}/checksum").decode()
+            return PatchBase(version=version, checksum=checksum)
+
+        base = _base_from_json(store.get(f"{version}/base"))
+        stream = unpack(self._buckets(store, group, version), version=version)
+        if base is not None:
+            yield from self._decoder.apply(stream, base, arrived)
+            return
+        yield from self._decoder.dense(stream, arrived, keep=info["patches_follow"])
+
+    def _buckets(self, store: TCPStore, group: Group, version: int) -> Iterator[Bucket]:
+        """The buckets in turn, the next one on its way while one is used."""
+
+        def begin(index: int) -> tuple[Tensor, BucketHeader, Any]:
+            header = BucketHeader.from_json(store.get(f"{version}/{index}"))
+            buffer = self._buffers[index % 2]
+            busy = group.broadcast(buffer[: header.size_bytes]) if header.size_bytes else None
+            return buffer, header, busy
+
+        index = 0
+        coming = begin(index)
+        while True:
+            buffer, header, busy = coming
+            if busy is not None:
+                group.wait(busy)
+            if not header.last:
+                index += 1
+                coming = begin(index)
+            yield buffer, header
+            if header.last:
+                return
+
+    def close(self) -> None:
+        """Leave the group; weights kept for patches stay, their next base decides. Idempotent."""
+        group, self._group, self._store, self._info = self._group, None, None, None
+        if group is not None:
+            group.close()
+
+
+def _buffers(size: int, group: Group) -> list[Tensor]:
+    return [torch.empty(size, dtype=torch.uint8, device=group.device) for _ in range(2)]
+
+
+def _base_to_json(base: PatchBase | None) -> bytes:
+    return orjson.dumps([base.version, base.checksum] if base else None)
+
+
+def _base_from_json(data: bytes) -> PatchBase | None:
+    row = orjson.loads(data)
+    return PatchBase(version=row[0], checksum=row[1]) if row else None

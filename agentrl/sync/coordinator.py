@@ -1,0 +1,277 @@
+"""`WeightSync`: every engine on the same version, or out of service.
+
+    staged      send . . . . . . | pause | load on all | resume
+    streaming                    | pause | announce, (send || load on all) | resume
+
+Invariants:
+
+- Nothing that serves goes on with an older version than another: engines that fail are quarantined
+  before the others go on, and come back through `catch_up`.
+- A push that fails on every engine leaves them paused and raises: there is nothing to go on with.
+- Staged weights stay, so an engine can catch up at any time. A streaming backend has nothing to
+  give between two pushes; an engine that is well again takes part in the next one, in a new group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentrl.engine import Engine, WeightTicket
+from agentrl.errors import EngineError, SyncError
+from agentrl.metrics import MetricBag
+from agentrl.serving.client import TokenClient
+from agentrl.serving.member import ANSWER_LIMIT_S
+from agentrl.serving.threads import run_computing
+from agentrl.sync.transfer import WeightSender
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+WeightsFactory = Callable[[], "Iterable[tuple[str, Tensor]]"]
+"""Called once for each attempt to send; where other trainer ranks must drain, it tells them to."""
+ATTEMPTS = 4
+"""Groups that one push of a streaming backend tries: whole, again, less those that fail, again."""
+POLL_S = 0.005
+"""Seconds between two looks at what is in flight."""
+
+
+class WeightSync:
+    """Brings weights from one sender to all engines behind a client."""
+
+    def __init__(
+        self, client: TokenClient, sender: WeightSender, *, drain_limit_s: float = 3600.0
+    ) -> None:
+        """Take both, and become the way back for quarantined engines.
+
+        Args:
+            client: whose `recover` is set to `catch_up`.
+            sender: of any backend.
+            drain_limit_s: seconds that `push` in mode `wait` waits for turns to end.
+        """
+        self._client = client
+        self._sender = sender
+        self._drain_limit_s = drain_limit_s
+        self._newest: WeightTicket | None = None
+        # Engines of the streaming group there is; none where it must be made anew.
+        self._members: list[str] = []
+        client.recover = self.catch_up
+
+    @property
+    def newest(self) -> WeightTicket | None:
+        """The ticket of the last push."""
+        return self._newest
+
+    async def connect(self) -> None:
+        """Introduce the sender to every engine, before training starts.
+
+        Raises:
+            SyncError: an engine cannot be reached by this backend.
+        """
+        names = self._client.names()
+        failed = await self._meet(names)
+        if failed:
+            raise SyncError(
+                f"backend {self._sender.backend!r} does not reach {_details(failed)}"
+            ) from next(iter(failed.values()))
+
+    async def push(
+        self, weights: WeightsFactory, version: int, *, mode: Literal["keep", "wait"] = "keep"
+    ) -> MetricBag:
+        """Bring new weights to every engine that serves.
+
+        Args:
+            weights: a fresh iteration over all weights.
+            version: larger than that of any engine.
+            mode: `keep` freezes turns in mid-generation, `wait` lets them end first; who calls it
+                then sees to it that no more begin.
+
+        Raises:
+            SyncError: they could not be sent, or no engine took them; all stay paused then.
+        """
+        bag = MetricBag()
+        started = time.perf_counter()
+        ticket: WeightTicket | None = None
+        if not self._sender.streams:
+            ticket = await run_computing(self._sender.send, weights(), version)
+            bag.mean("sync/stage_s", time.perf_counter() - started)
+        if mode == "wait":
+            await self._wait_for_turns()
+        paused = time.perf_counter()
+        try:
+            await self._client.pause_all()
+            loading = time.perf_counter()
+            if ticket is None:
+                ticket = await self._stream(weights, version)
+            else:
+                await self._client.load_weights(ticket)
+            self._newest = ticket
+            bag.mean("sync/load_s", time.perf_counter() - loading)
+            if self._client.version != version:
+                raise SyncError(f"engines serve {self._client.version}, expected {version}")
+            await self._client.resume_all()
+        except SyncError:
+            raise
+        except EngineError as error:
+            raise SyncError(f"version {version} reached no engine: {error}") from error
+        bag.mean("sync/pause_s", time.perf_counter() - paused)
+        serving = len(self._client.active())
+        bag.sum("sync/bytes", ticket.info.get("size_bytes", 0))
+        bag.mean("sync/replicas", serving)
+        bag.mean("sync/quarantined", len(self._client.names()) - serving)
+        return bag
+
+    async def catch_up(self, engine: Engine) -> None:
+        """Give a quarantined engine the newest weights and let it run; the client's `recover`.
+
+        Raises:
+            EngineError: it is not well, or a streaming backend has nothing to give now.
+        """
+        health = await engine.health()
+        ticket = self._newest
+        if ticket is None or health.version >= ticket.version:
+            if not health.ready:
+                raise EngineError(f"engine {engine.name} is not ready: {health.detail}")
+            await engine.resume()
+            return
+        if self._sender.streams:
+            raise SyncError(
+                f"engine {engine.name} has version {health.version}, the others "
+                f"{ticket.version}; it takes part in the next sync"
+            )
+        info = self._sender.connect(1)[0]
+        await engine.pause()
+        await engine.prepare_weights(self._sender.backend, info)
+        await engine.load_weights(ticket)
+        await engine.resume()
+
+    async def close(self) -> None:
+        """Give back what the sender holds; engines catch up no more. Idempotent."""
+        if self._client.recover == self.catch_up:
+            self._client.recover = None
+        await run_computing(self._sender.close)
+
+    # -- streaming --------------------------------------------------------------------------
+
+    async def _stream(self, weights: WeightsFactory, version: int) -> WeightTicket:
+        """Send while all engines listen; in a new group without those that are lost."""
+        returning = await self._answering()
+        last: BaseException | None = None
+        done: WeightTicket | None = None
+        suspects: set[str] = set()
+        for _ in range(ATTEMPTS):
+            names = [n for n in [*self._client.active(), *returning] if self._lags(n, version)]
+            if not names:
+                break
+            gone = await self._meet(names) if names != self._members else {}
+            failed: Mapping[str, BaseException] = {}
+            if not gone:
+                ticket, failed = await self._send_once(names, weights, version)
+                done = ticket or done
+                # A member lost in mid-broadcast takes healthy ones with it; the first to fail
+                # twice is it. Where the broadcast went well, who failed did so alone.
+                gone = {n: e for n, e in failed.items() if ticket is not None or n in suspects}
+                suspects = set(list(failed)[:1])
+            if gone or failed:
+                self._members = []
+                last = next(iter((gone or failed).values()))
+            for name, error in gone.items():
+                if name in returning:
+                    returning.remove(name)
+                else:
+                    self._client.quarantine(name, f"it failed to take weights: {error}")
+        if done is None or all(self._lags(name, version) for name in self._client.active()):
+            raise SyncError(f"version {version} reached no engine: {last}") from last
+        for name in self._client.active():
+            if self._lags(name, version):
+                self._client.quarantine(name, f"it missed version {version}: {last}")
+        return done
+
+    def _lags(self, name: str, version: int) -> bool:
+        return self._client.engine(name).version < version
+
+    async def _send_once(
+        self, names: Sequence[str], weights: WeightsFactory, version: int
+    ) -> tuple[WeightTicket | None, dict[str, BaseException]]:
+        """One broadcast.
+
+        Returns:
+            The ticket, None if it was not sent whole, and who failed, the first one first.
+        """
+        ticket = self._sender.announce(version)
+        failed: dict[str, BaseException] = {}
+
+        async def load(name: str) -> None:
+            try:
+                await self._client.engine(name).load_weights(ticket)
+            except EngineError as error:
+                failed[name] = error
+                if not sending.done():
+                    # The others wait in the broadcast for one that will not come.
+                    await run_computing(getattr(self._sender, "abort", self._sender.close))
+
+        sending = asyncio.ensure_future(run_computing(self._sender.send, weights(), version))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in names:
+                    group.create_task(load(name))
+            return await sending, failed
+        except SyncError as error:
+            logger.warning("version %d was not sent whole: %s", version, error)
+            return None, failed or dict.fromkeys(names, error)
+        finally:
+            if not sending.done():
+                await run_computing(getattr(self._sender, "abort", self._sender.close))
+
+    async def _answering(self) -> list[str]:
+        """Quarantined engines that can take part: those that let themselves be paused."""
+
+        async def pause(name: str) -> None:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                await self._client.engine(name).pause()
+
+        out = [name for name in self._client.names() if name not in self._client.active()]
+        results = await asyncio.gather(*map(pause, out), return_exceptions=True)
+        return [name for name, result in zip(out, results, strict=True) if result is None]
+
+    async def _meet(self, names: Sequence[str]) -> Mapping[str, BaseException]:
+        """Introduce the sender to these engines; returns those that failed."""
+        infos = await run_computing(self._sender.connect, len(names))
+        backend = self._sender.backend
+        work: list[Any] = [
+            self._client.engine(name).prepare_weights(backend, info)
+            for name, info in zip(names, infos, strict=True)
+        ]
+        meet = getattr(self._sender, "meet", None)
+        if meet is not None:
+            work.append(run_computing(meet))
+        results = await asyncio.gather(*work, return_exceptions=True)
+        failed = {
+            name: result
+            for name, result in zip(names, results, strict=False)
+            if isinstance(result, BaseException)
+        }
+        self._members = [] if failed else list(names)
+        if not failed and isinstance(results[-1], BaseException):
+            raise results[-1]
+        return failed
+
+    async def _wait_for_turns(self) -> None:
+        balancer = self._client.balancer
+        try:
+            async with asyncio.timeout(self._drain_limit_s):
+                while any(balancer.in_flight(name) for name in self._client.active()):
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise SyncError(
+                f"turns were still in flight after {self._drain_limit_s:g} s; nothing was paused"
+            ) from None
+
+
+def _details(failed: Mapping[str, BaseException]) -> str:
+    return "; ".join(f"{name}: {error}" for name, error in failed.items())

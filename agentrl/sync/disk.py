@@ -1,0 +1,186 @@
+"""Weights through a folder that trainer and engines share: slow, and open to whoever comes.
+
+    DIRECTORY/version-00000012/   weights.json  00000.safetensors  ...
+
+The newest two versions stay, and those that their patches are based on; an engine that joins late
+reads the chain from the last version that holds all weights.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from agentrl.engine import WeightTicket
+from agentrl.errors import SyncError
+from agentrl.sync.checksum import WeightDigest, check_all
+from agentrl.sync.patches import PatchBase, PatchDecoder, PatchEncoder
+from agentrl.sync.shards import FolderWriter, Manifest, read_manifest, read_tensors
+from agentrl.sync.transfer import Weights
+
+KEPT = 2
+"""Versions that can be taken at any time."""
+
+
+class DiskSender:
+    """Stages weights in a folder; see `agentrl.sync.transfer.WeightSender`."""
+
+    backend = "disk"
+    streams = False
+
+    def __init__(self, directory: Path, *, dense_every: int = 1) -> None:
+        """Make the folder, and remove what a sender left there that was killed.
+
+        Args:
+            directory: for the versions of one run.
+            dense_every: all weights go with every so many sends, between them patches.
+
+        Raises:
+            SyncError: the folder cannot be written.
+        """
+        self._directory = directory.absolute()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            for leftover in self._directory.glob(".version-*.tmp"):
+                if _ended(int(leftover.suffixes[-2][1:])):
+                    shutil.rmtree(leftover)
+            for folder in self._versions().values():
+                # Of an earlier run of this directory: its numbers may come again.
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise SyncError(f"sync.directory {directory}: {error.strerror or error}") from error
+        self._encoder = PatchEncoder(dense_every)
+        self._dense_every = dense_every
+
+    def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
+        """Name the folder; the same for every receiver."""
+        return [{"directory": str(self._directory)}] * receivers
+
+    def announce(self, version: int) -> WeightTicket:
+        """Not for a sender that stages."""
+        raise SyncError("backend disk stages its weights: send them, then give out the ticket")
+
+    def send(self, weights: Weights, version: int) -> WeightTicket:
+        """Write a version, then remove those that nobody needs any more.
+
+        Raises:
+            SyncError: the disk is full or the layout has changed; nothing half-written is left.
+        """
+        folder = self._directory / f"version-{version:08d}"
+        base = self._encoder.base
+        writer = FolderWriter(folder)
+        try:
+            writer.write(self._encoder.encode(weights, version))
+            size = writer.publish(version=version, checksum=self._encoder.checksum, base=base)
+        except BaseException:
+            # The encoder's base may be a version that nobody can read.
+            self._encoder.forget()
+            raise
+        self._remove_old()
+        info = {
+            "directory": str(self._directory),
+            "folder": folder.name,
+            "patches_follow": self._dense_every > 1,
+            "size_bytes": size,
+        }
+        if base is None:
+            # A whole checkpoint, which also a server without our receiver can read.
+            info["path"] = str(folder)
+        return WeightTicket(
+            backend="disk", version=version, info=info, checksum=self._encoder.checksum
+        )
+
+    def close(self) -> None:
+        """Remove the versions: what a run keeps are its checkpoints."""
+        for folder in self._versions().values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _versions(self) -> dict[int, Path]:
+        found = (re.fullmatch(r"version-(\d{8,})", path.name) for path in self._directory.iterdir())
+        return {int(m[1]): self._directory / m[0] for m in found if m}
+
+    def _remove_old(self) -> None:
+        versions = self._versions()
+        needed = set(sorted(versions)[-KEPT:])
+        for version in sorted(needed):
+            while (base := read_manifest(versions[version]).base) is not None:
+                version = base.version
+                needed.add(version)
+        for version in versions.keys() - needed:
+            shutil.rmtree(versions[version], ignore_errors=True)
+
+
+class DiskReceiver:
+    """Reads versions from the folder; see `agentrl.sync.transfer.WeightReceiver`."""
+
+    keeps = True
+    """Tensors stay valid until the next ticket."""
+
+    def __init__(self) -> None:
+        self._decoder = PatchDecoder()
+
+    def connect(self, info: Mapping[str, Any]) -> None:
+        """Check that the folder is seen from here."""
+        directory = Path(info["directory"])
+        if not directory.is_dir():
+            raise SyncError(
+                f"{directory} is no folder on this engine's host; set `sync.directory` to one that "
+                "trainer and engines share"
+            )
+
+    def receive(self, ticket: WeightTicket) -> Iterator[tuple[str, Tensor]]:
+        """The weights of a version, from its base if it holds patches."""
+        directory = Path(ticket.info["directory"])
+        folder = directory / ticket.info["folder"]
+        manifest = read_manifest(folder)
+        if (manifest.version, manifest.checksum) != (ticket.version, ticket.checksum):
+            raise SyncError(
+                f"{folder} holds version {manifest.version} with checksum {manifest.checksum}, "
+                f"expected {ticket.version} with {ticket.checksum}"
+            )
+        keep = bool(ticket.info["patches_follow"])
+        if not keep:
+            self._decoder.forget()
+        yield from self._read(folder, manifest, keep=keep)
+
+    def _read(
+        self, folder: Path, manifest: Manifest, *, keep: bool
+    ) -> Iterator[tuple[str, Tensor]]:
+        new = PatchBase(version=manifest.version, checksum=manifest.checksum)
+        if manifest.base is None:
+            yield from self._decoder.dense(_checked(folder, manifest), lambda: new, keep=keep)
+            return
+        if self._decoder.have != manifest.base:
+            before = folder.parent / f"version-{manifest.base.version:08d}"
+            for _ in self._read(before, read_manifest(before), keep=True):
+                pass
+        patches = ((record.name, tensor) for record, tensor in read_tensors(folder, manifest))
+        yield from self._decoder.apply(patches, manifest.base, lambda: new)
+
+    def close(self) -> None:
+        """Give back the kept weights. Idempotent."""
+        self._decoder.forget()
+
+
+def _checked(folder: Path, manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
+    digest = WeightDigest()
+    for record, tensor in read_tensors(folder, manifest):
+        digest.add(record)
+        yield record.name, tensor
+    check_all(digest.hexdigest(), manifest.checksum, manifest.version)
+
+
+def _ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -1,0 +1,121 @@
+"""A process group of the trainer's rank 0 and every engine, beside whatever groups they have.
+
+Made from a store and a backend object of its own, so it neither needs nor touches the default group
+of `torch.distributed`, which the trainer may use for its gradients.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined] - a re-export
+
+from agentrl.errors import SyncError
+
+
+def make_store(host: str, port: int, *, is_master: bool, timeout_s: float) -> TCPStore:
+    """Serve or reach the store at which the group meets; port 0 takes a free one.
+
+    Raises:
+        SyncError: the port is in use, or nobody answers.
+    """
+    try:
+        return TCPStore(
+            host,
+            port,
+            is_master=is_master,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        what = "serve" if is_master else "reach"
+        raise SyncError(f"cannot {what} the rendezvous at {host}:{port}: {error}") from error
+
+
+class Group:
+    """The members of one fleet, until it changes."""
+
+    def __init__(
+        self,
+        store: TCPStore,
+        *,
+        rank: int,
+        size: int,
+        kind: str,
+        address: str,
+        timeout_s: float,
+    ) -> None:
+        """Meet the others.
+
+        Args:
+            store: where they meet.
+            rank: 0 sends.
+            size: of the group, the sender included.
+            kind: `gloo` or `nccl`.
+            address: of this member's own host, as the others reach it.
+            timeout_s: for the meeting and for every broadcast.
+
+        Raises:
+            SyncError: they did not come in time.
+        """
+        self.rank = rank
+        self._timeout_s = timeout_s
+        limit = timedelta(seconds=timeout_s)
+        self.device = torch.device("cpu")
+        try:
+            if kind == "gloo":
+                options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] - the only ones
+                options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+                options._timeout = limit
+                self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)
+            else:
+                self.device = torch.device("cuda", torch.cuda.current_device())
+                nccl = dist.ProcessGroupNCCL.Options()
+                nccl._timeout = limit
+                self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
+        except (RuntimeError, ValueError) as error:
+            raise SyncError(
+                f"rank {rank} of {size} did not meet the others within {timeout_s:g} s: {error}"
+            ) from error
+
+    def broadcast(self, tensor: Tensor) -> Any:
+        """Begin to move a tensor from rank 0 to all others; `wait` for what this returns."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        try:
+            return self._group.broadcast([tensor], options)
+        except RuntimeError as error:
+            raise SyncError(f"broadcast failed on rank {self.rank}: {error}") from error
+
+    def wait(self, work: Any) -> None:
+        """Wait until a broadcast has ended.
+
+        Raises:
+            SyncError: a member is gone, or too slow.
+        """
+        try:
+            work.wait(timedelta(seconds=self._timeout_s))
+        except RuntimeError as error:
+            raise SyncError(
+                f"a member of the weight group failed, seen by rank {self.rank}: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """Leave: the others hear of it at once instead of by timeout. Idempotent."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
+
+
+def own_address(host: str, port: int) -> str:
+    """The address of this host from which `host` is reached."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing; it only chooses a route.
+        probe.connect((host, port))
+        return probe.getsockname()[0]

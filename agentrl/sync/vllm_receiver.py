@@ -1,0 +1,208 @@
+"""Our receivers inside a vLLM worker: a weight-transfer engine of vLLM, named `agentrl`.
+
+    /init_weight_transfer_engine  {"backend", "info"}      -> make_receiver, connect
+    /start_weight_update                                   -> layers wait for their weights
+    /update_weights               {"ticket": {...}}        -> receive, each tensor checked, then put
+    /finish_weight_update         {"weight_version"}       -> layers as their kernels want them
+
+vLLM reloads layer by layer, so that layouts which kernels have packed are made anew. Invariants:
+a tensor is compared with its digest before the model sees it; every parameter of the model is
+loaded and every name that is sent is used, or the update fails and says which is not; after a
+failure the layers are put together again, so that the next update starts from a whole model. What
+the server then holds may be partly old and partly new: it must not sample until that succeeds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload.layerwise import (
+    finalize_layerwise_reload,
+    get_layerwise_info,
+    initialize_layerwise_reload,
+)
+
+from agentrl.engine import WeightTicket
+from agentrl.errors import SyncError
+from agentrl.sync.choose import make_receiver
+from agentrl.sync.transfer import WeightReceiver
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = 8
+"""Names in an error."""
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """Body of `/init_weight_transfer_engine`."""
+
+    backend: str
+    """As in the tickets."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """From `WeightSender.connect`."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """Body of `/update_weights`."""
+
+    ticket: dict[str, Any]
+    """The fields of a `WeightTicket`."""
+
+
+class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Puts the weights of tickets into a worker's model."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    supports_draft_weight_update = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._receiver: WeightReceiver | None = None
+        self._backend = ""
+        self._proved = False
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Meet the sender."""
+        info = dict(init_info.info)
+        if "rank" in info:
+            info["rank"] += self._worker(info["workers"])
+        self._take(init_info.backend).connect(info)
+
+    def _worker(self, expected: int) -> int:
+        """The number of this worker in its engine."""
+        config = self.parallel_config
+        if config.world_size != expected:
+            raise SyncError(
+                f"this server has {config.world_size} workers, the sender expects {expected} an "
+                "engine; give all servers the same tensor and pipeline parallelism"
+            )
+        return config.rank
+
+    def _take(self, backend: str) -> WeightReceiver:
+        if self._receiver is None or self._backend != backend:
+            self.shutdown()
+            self._receiver, self._backend = make_receiver(backend), backend
+        return self._receiver
+
+    def start_weight_update(self) -> None:
+        """Have the layers wait for their weights."""
+        initialize_layerwise_reload(self.model)
+
+    def finish_weight_update(self) -> None:
+        """Bring the layers into the layout of their kernels."""
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As the base class, which would wait for an accelerator that a CPU has not."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Load all weights of a ticket, or raise and leave a model that can be loaded again."""
+        ticket = WeightTicket(**update_info.ticket)
+        try:
+            self._load(ticket)
+        except BaseException:
+            # Also when the worker is stopped: layers must not stay taken apart.
+            self._put_together()
+            raise
+
+    def _load(self, ticket: WeightTicket) -> None:
+        receiver = self._take(ticket.backend)
+        stream = _Stream(receiver.receive(ticket), keeps=getattr(receiver, "keeps", False))
+        # Name by name the first time, which is slower and proves that every name has its place.
+        loaded = self._load_all(stream) if self._proved else self._load_each(stream)
+        self._check_complete(loaded)
+        self._proved = True
+
+    def _load_all(self, stream: _Stream) -> set[str]:
+        try:
+            return self._put(iter(stream)) or set()
+        except SyncError:
+            raise
+        except Exception as error:  # vLLM's loaders raise all kinds, without the name
+            raise SyncError(f"{stream.current} does not fit the model: {error!r}") from error
+
+    def _load_each(self, stream: _Stream) -> set[str]:
+        loaded: set[str] = set()
+        unused: list[str] = []
+        tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
+        for name, tensor in stream:
+            try:
+                places = self._put([(name, tensor)])
+            except Exception as error:  # vLLM's loaders raise all kinds, without the name
+                raise SyncError(f"{stream.current} does not fit the model: {error!r}") from error
+            if places is not None and not places and not (tied and name.startswith("lm_head.")):
+                unused.append(name)
+            loaded |= places or set()
+        if unused:
+            raise SyncError(
+                f"{len(unused)} weights have no place in {type(self.model).__name__}: "
+                f"{_listed(unused)}"
+            )
+        return loaded
+
+    def _put(self, weights: Iterable[tuple[str, Tensor]]) -> set[str] | None:
+        """Names of the parameters that were filled; None from models that do not say."""
+        model: Any = self.model
+        return model.load_weights(weights)
+
+    def _check_complete(self, loaded: set[str]) -> None:
+        # Quantised models make parameters that no checkpoint has; vLLM itself looks no closer.
+        if self.model_config.quantization is not None or not loaded:
+            return
+        missing = sorted({name for name, _ in self.model.named_parameters()} - loaded)
+        if missing:
+            raise SyncError(
+                f"{len(missing)} parameters of {type(self.model).__name__} got no weight: "
+                f"{_listed(missing)}"
+            )
+
+    def _put_together(self) -> None:
+        """Drop what waits in half-loaded layers and give all layers their tensors back."""
+        for layer in self.model.modules():
+            info = get_layerwise_info(layer)
+            if info.can_load():
+                info.loaded_weights = []
+                info.load_numel = 0
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Let go of the receiver."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
+
+
+class _Stream:
+    """Remembers which tensor is being loaded, and keeps alive what vLLM buffers."""
+
+    def __init__(self, weights: Iterator[tuple[str, Tensor]], *, keeps: bool) -> None:
+        self._weights = weights
+        self._keeps = keeps
+        self.current = "no weight"
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._weights:
+            self.current = f"weight {name!r} of shape {tuple(tensor.shape)}"
+            # A layer's parts wait until the layer is whole, longer than a bucket stays filled.
+            yield name, tensor if self._keeps else tensor.clone()
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
