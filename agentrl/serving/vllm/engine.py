@@ -16,15 +16,15 @@ update succeeds.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from agentrl.engine import Engine, EngineHealth, WeightTicket
-from agentrl.errors import EngineError, EngineRefused, SyncError
+from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.vllm.http import Http, accept
 from agentrl.serving.vllm.metrics import read_metrics
+from agentrl.serving.vllm.update import prepare, update
 from agentrl.serving.vllm.wire import generate_body, read_generation, read_version
 from agentrl.types import FinishReason, Generation, SamplingParams
 
@@ -32,11 +32,6 @@ logger = logging.getLogger(__name__)
 
 GENERATE = "/inference/v1/generate"
 PauseMode = Literal["keep", "wait", "abort"]
-
-_NATIVE = frozenset({"nccl", "ipc", "sparse_nccl"})
-"""Backends of vLLM itself: their infos go through as they are."""
-_NO_TRANSFER = "Weight transfer not configured"
-_STILL_OPEN = "already active"
 
 
 class VllmEngine(Engine):
@@ -187,14 +182,8 @@ class VllmEngine(Engine):
 
     async def prepare_weights(self, backend: str, info: Mapping[str, Any]) -> None:
         """See `agentrl.engine.Engine.prepare_weights`."""
-        meeting = dict(info) if backend in _NATIVE else {"backend": backend, "info": dict(info)}
         async with self._control:
-            try:
-                await self._ask("POST", "/init_weight_transfer_engine", {"init_info": meeting})
-            except EngineError as error:
-                if backend == "disk" and _NO_TRANSFER in str(error):
-                    return  # `_reload` needs no meeting
-                raise _explained(error, backend) from None
+            await prepare(self._ask, backend, info)
 
     async def load_weights(self, ticket: WeightTicket) -> None:
         """See `agentrl.engine.Engine.load_weights`."""
@@ -208,57 +197,13 @@ class VllmEngine(Engine):
                 )
             done = False
             try:
-                await self._update(ticket)
+                await update(self._ask, ticket)
                 done = True
-            except EngineError as error:
-                raise _explained(error, ticket.backend) from None
             finally:
                 # Also when cancelled: the server may be anywhere between two versions.
                 if not done:
                     await self._declare_unfit(ticket)
             self._unfit, self._version = "", ticket.version
-
-    async def _update(self, ticket: WeightTicket) -> None:
-        """The server's part of one update, from the first tensor to an empty cache."""
-        try:
-            await self._start_update()
-        except EngineError as error:
-            if ticket.backend != "disk" or _NO_TRANSFER not in str(error):
-                raise
-            await self._reload(ticket)
-        else:
-            info = dict(ticket.info) if ticket.backend in _NATIVE else {"ticket": _plain(ticket)}
-            await self._ask("POST", "/update_weights", {"update_info": info})
-            version = {"weight_version": str(ticket.version)}
-            await self._ask("POST", "/finish_weight_update", version)
-        reset = await self._ask("POST", "/reset_prefix_cache?reset_running_requests=true")
-        if not reset.get("success"):
-            raise SyncError(f"engine {self.name} could not empty its prefix cache: {reset}")
-
-    async def _start_update(self) -> None:
-        try:
-            await self._ask("POST", "/start_weight_update")
-        except EngineError as error:
-            if _STILL_OPEN not in str(error):
-                raise
-            # An update that failed in its last step has left vLLM's session open.
-            with contextlib.suppress(EngineError):
-                await self._ask("POST", "/finish_weight_update")
-            await self._ask("POST", "/start_weight_update")
-
-    async def _reload(self, ticket: WeightTicket) -> None:
-        """A whole checkpoint from a folder into a server without our plugin."""
-        folder = ticket.info.get("path")
-        if not folder:
-            raise SyncError(
-                f"engine {self.name} was started without a weight-transfer backend, so it can "
-                "only read whole checkpoints from a folder; the ticket of version "
-                f"{ticket.version} names none ({sorted(ticket.info)}); set sync.dense_every: 1 or "
-                "restart the server with --weight-transfer-config"
-            )
-        call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await self._ask("POST", "/collective_rpc", call)
-        await self._ask("POST", "/update_weight_version", {"new_version": str(ticket.version)})
 
     async def _declare_unfit(self, ticket: WeightTicket) -> None:
         """No more turns; those that are frozen hear of it instead of waiting for a resume."""
@@ -309,23 +254,3 @@ class VllmEngine(Engine):
         """Close the connections; what is in flight fails. The server goes on."""
         self._closed = True
         await self._http.close()
-
-
-def _plain(ticket: WeightTicket) -> dict[str, Any]:
-    return {
-        "backend": ticket.backend,
-        "version": ticket.version,
-        "info": dict(ticket.info),
-        "checksum": ticket.checksum,
-    }
-
-
-def _explained(error: EngineError, backend: str) -> EngineError:
-    """The same error, with what to do where vLLM does not say it."""
-    if _NO_TRANSFER in str(error):
-        wanted = backend if backend in _NATIVE else "agentrl"
-        return SyncError(
-            f"{error}; weights by {backend!r} need a server started with "
-            f'--weight-transfer-config \'{{"backend":"{wanted}"}}\''
-        )
-    return error if isinstance(error, SyncError) else SyncError(str(error))

@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -74,6 +76,7 @@ class VllmServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
         self.port = port or 0
+        """Where it listens, or did last."""
 
     @property
     def url(self) -> str:
@@ -84,7 +87,7 @@ class VllmServer:
     @property
     def running(self) -> bool:
         """Whether its supervisor lives, which is as long as the server does."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not _ended(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -119,7 +122,10 @@ class VllmServer:
                 return
 
     async def restart(self, progress: Progress | None = None) -> None:
-        """End what is left of it and start it again, with the weights it was first given."""
+        """End what is left of it and start it again, with the weights it was first given.
+
+        It gets its port again, unless somebody else has taken it meanwhile.
+        """
         await self.stop()
         await self.start(progress)
 
@@ -132,13 +138,15 @@ class VllmServer:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
         # The supervisor kills after its grace; past twice that it is itself broken.
-        deadline = asyncio.get_running_loop().time() + 2 * self._grace_s + 10
-        while process.poll() is None:
-            if asyncio.get_running_loop().time() > deadline:
-                logger.warning("the supervisor of server %s is stuck; killing it", self.name)
-                process.kill()
-            await asyncio.sleep(0.02)
+        await _until(lambda: _ended(process.pid), 2 * self._grace_s + 10)
+        # It has swept its tree, unless it was killed itself. While it is not reaped, its number
+        # stands for its group and for nobody else's.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(5)
         self._process = None
+        if not await _until(lambda: _group_gone(process.pid), 5):
+            logger.warning("server %s: a process of it does not end", self.name)
 
     def tail(self, lines: int = _TAIL) -> str:
         """The end of what it has printed since its last start."""
@@ -151,16 +159,21 @@ class VllmServer:
         return "\n".join(text.splitlines()[-lines:])
 
     def _choose_port(self) -> int:
-        """The wanted port if it is free, else one that the kernel says is."""
+        """The wanted port, or that of the last start, or one that the kernel says is free."""
+        try:
+            return self._free(self._wanted_port or self.port)
+        except OSError as error:
+            if self._wanted_port is None:
+                return self._free(0)
+            raise ConfigError(
+                f"server {self.name} cannot listen at {self._host}:{self._wanted_port}: "
+                f"{error.strerror}; choose another port or stop who has it"
+            ) from None
+
+    def _free(self, port: int) -> int:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self._host, self._wanted_port or 0))
-            except OSError as error:
-                raise ConfigError(
-                    f"server {self.name} cannot listen at {self._host}:{self._wanted_port}: "
-                    f"{error.strerror}; choose another port or stop who has it"
-                ) from None
+            probe.bind((self._host, port))
             return probe.getsockname()[1]
 
     def _spawn(self, alias: str) -> None:
@@ -225,13 +238,16 @@ class VllmServer:
                     f"vLLM does not take an option of serving.args: {said}; its options are "
                     "listed by python -m vllm.entrypoints.openai.api_server --help=all"
                 )
-        status = self._process.poll() if self._process is not None else None
+        status = self._process.wait(5) if self._process is not None else None
+        causes = [line.strip() for line in text.splitlines() if _CAUSE.match(line.strip())]
         return EngineError(
-            f"server {self.name} ended with status {status} while starting; the end of "
-            f"{self.log}:\n{text}"
+            f"server {self.name} ended with status {status} while starting"
+            f"{': ' + causes[-1] if causes else ''}; the end of {self.log}:\n{text}"
         )
 
 
+_CAUSE = re.compile(r"(\w+\.)*\w*(Error|Exception|error)\b.*:")
+"""The line of a traceback that says what happened."""
 _STAGES = (
     ("vLLM API server version", "reading options"),
     ("Initializing a V1 LLM engine", "starting its engine"),
@@ -240,6 +256,32 @@ _STAGES = (
     ("Starting vLLM API server", "opening its port"),
 )
 """Lines of vLLM's log and what they mean, in their order."""
+
+
+def _ended(pid: int) -> bool:
+    """Whether a child has ended; it stays to be reaped."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True  # reaped already, by a handler of SIGCHLD
+
+
+def _group_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def _until(condition: Callable[[], bool], limit_s: float) -> bool:
+    """Whether it came true in time."""
+    deadline = asyncio.get_running_loop().time() + limit_s
+    while not condition():
+        if asyncio.get_running_loop().time() > deadline:
+            return False
+        await asyncio.sleep(0.02)
+    return True
 
 
 async def launch_servers(

@@ -1,0 +1,122 @@
+"""New weights into one vLLM server: its weight-transfer lifecycle, and what must follow it.
+
+    /init_weight_transfer_engine    once; our plugin (`agentrl.sync.vllm_plugin`) meets the sender
+    /start_weight_update, /update_weights, /finish_weight_update       with the version as its name
+    /reset_prefix_cache?reset_running_requests=true
+
+The last call makes an update exact. Without it prompts that begin later would read keys and values
+of older weights out of the prefix cache, and so would the next token of every frozen request. With
+it, frozen requests lose their cache, not their tokens: they are prefilled again under the new
+weights and go on, with the draws of their seed where they were.
+
+A server without the plugin can still read whole checkpoints from a folder, through vLLM's own
+`reload_weights`; nothing proves there that the tensors arrived as they were sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from agentrl.engine import WeightTicket
+from agentrl.errors import EngineError, SyncError
+
+Ask = Callable[..., Awaitable[dict[str, Any]]]
+"""`(method, path, content=None)` to the JSON of a success; raises `EngineError`."""
+
+_NATIVE = frozenset({"nccl", "sparse_nccl"})
+"""Backends of vLLM itself: their infos go through as they are."""
+_NO_TRANSFER = "Weight transfer not configured"
+_STILL_OPEN = "already active"
+
+
+async def prepare(ask: Ask, backend: str, info: Mapping[str, Any]) -> None:
+    """Let the server meet the sender.
+
+    Raises:
+        SyncError: it cannot.
+    """
+    meeting = dict(info) if backend in _NATIVE else {"backend": backend, "info": dict(info)}
+    try:
+        await ask("POST", "/init_weight_transfer_engine", {"init_info": meeting})
+    except EngineError as error:
+        if backend == "disk" and _NO_TRANSFER in str(error):
+            return  # `_reload` needs no meeting
+        raise _explained(error, backend) from None
+
+
+async def update(ask: Ask, ticket: WeightTicket) -> None:
+    """From the first tensor to an empty cache. The server is paused.
+
+    Raises:
+        SyncError: it failed somewhere; the server's weights may be torn.
+    """
+    try:
+        await _load(ask, ticket)
+        reset = await ask("POST", "/reset_prefix_cache?reset_running_requests=true")
+    except EngineError as error:
+        raise _explained(error, ticket.backend) from None
+    if not reset.get("success"):
+        raise SyncError(f"the server could not empty its prefix cache: {reset}")
+
+
+async def _load(ask: Ask, ticket: WeightTicket) -> None:
+    try:
+        await _start(ask)
+    except EngineError as error:
+        if ticket.backend != "disk" or _NO_TRANSFER not in str(error):
+            raise
+        await _reload(ask, ticket)
+        return
+    info = dict(ticket.info) if ticket.backend in _NATIVE else {"ticket": _plain(ticket)}
+    await ask("POST", "/update_weights", {"update_info": info})
+    await ask("POST", "/finish_weight_update", {"weight_version": str(ticket.version)})
+
+
+async def _start(ask: Ask) -> None:
+    try:
+        await ask("POST", "/start_weight_update")
+    except EngineError as error:
+        if _STILL_OPEN not in str(error):
+            raise
+        # An update that failed in its last step has left vLLM's session open.
+        with contextlib.suppress(EngineError):
+            await ask("POST", "/finish_weight_update")
+        await ask("POST", "/start_weight_update")
+
+
+async def _reload(ask: Ask, ticket: WeightTicket) -> None:
+    """A whole checkpoint from a folder into a server without our plugin."""
+    info = ticket.info
+    if info.get("patches_follow"):
+        raise SyncError(
+            "the server was started without a weight-transfer backend, so it can only read whole "
+            f"checkpoints, but version {ticket.version} may be a patch; set sync.dense_every: 1, "
+            'or start the server with --weight-transfer-config \'{"backend":"agentrl"}\''
+        )
+    folder = PurePath(info["directory"]) / info["folder"]
+    call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+    await ask("POST", "/collective_rpc", call)
+    await ask("POST", "/update_weight_version", {"new_version": str(ticket.version)})
+
+
+def _plain(ticket: WeightTicket) -> dict[str, Any]:
+    return {
+        "backend": ticket.backend,
+        "version": ticket.version,
+        "info": dict(ticket.info),
+        "checksum": ticket.checksum,
+    }
+
+
+def _explained(error: EngineError, backend: str) -> SyncError:
+    """As `SyncError`, with what to do where vLLM does not say it."""
+    if _NO_TRANSFER in str(error):
+        wanted = backend if backend in _NATIVE else "agentrl"
+        return SyncError(
+            f"{error}; weights by {backend!r} need a server started with "
+            f'--weight-transfer-config \'{{"backend":"{wanted}"}}\''
+        )
+    return error if isinstance(error, SyncError) else SyncError(str(error))
