@@ -187,7 +187,7 @@ class TokenClient(Fleet):
         """Whether every engine that refused is down; those are quarantined then."""
         members = [(name, self._members[name]) for name in names if name in self._members]
         down = await asyncio.gather(*(self._is_down(name, member) for name, member in members))
-        return all(down) and not self._closed
+        return all(down)
 
     async def _note_failure(self, name: str, member: Member, error: EngineError) -> bool:
         """Count a failure and, if need be, set the engine aside; whether it is down."""

@@ -153,9 +153,8 @@ class _Server:
         if self.prefilling or not self.queue or len(self.running) >= self.model.max_sequences:
             return
         request = self.prefilling = self.queue.popleft()
-        held = self.cache.pop(request.session, 0)
-        self.cached -= held
-        request.cached = min(held, request.context)
+        request.cached = self.cache.pop(request.session, 0)
+        self.cached -= request.cached
         self.occupied += request.total
         self._make_room()
         seconds = (request.prompt - request.cached) / self.model.prefill_tokens_per_s

@@ -282,11 +282,15 @@ async def test_an_engine_that_is_not_well_after_its_recovery_stays_out():
 
 
 async def test_an_engine_that_recovers_while_the_fleet_pauses_comes_back_after_the_sync():
-    """Fails if the pause is looked at only before the hook: it would miss the new weights."""
+    """Fails if the pause is looked at only before the hook (it would miss the new weights), or only
+    after it (the hook lets an engine run while the others are paused)."""
     fleet = servers()
     begun, go_on = asyncio.Event(), asyncio.Event()
+    calls = 0
 
     async def recover(engine):
+        nonlocal calls
+        calls += 1
         begun.set()
         await go_on.wait()
 
@@ -297,6 +301,7 @@ async def test_an_engine_that_recovers_while_the_fleet_pauses_comes_back_after_t
     go_on.set()
     await asyncio.sleep(0.02)
     assert client.active() == ["e1"]
+    assert calls == 1
     await client.load_weights(ticket(1))
     await client.resume_all()
     fleet[0].take(1)
@@ -430,8 +435,9 @@ async def test_a_late_joiner_takes_the_weights_of_the_others_first():
 
 async def test_a_restarted_engine_takes_the_place_and_not_the_sessions_of_the_old_one():
     """Fails if a lone server that was restarted serves the weights it was started with."""
-    (old,) = servers(1, version=5, delay_s=0.01)
+    (old,) = servers(1, delay_s=0.01)
     client = TokenClient([old], probe_s=0.002)
+    old.take(5)
     await client.generate([1], SAMPLING, "before")
     turn = asyncio.create_task(client.generate([1], SAMPLING, "s"))
     await asyncio.sleep(0.002)

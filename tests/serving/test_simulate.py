@@ -104,6 +104,51 @@ def test_the_session_unused_for_longest_loses_the_end_of_its_prefix():
     assert serve(work, on=model(cache_tokens=0)).recomputed_tokens == 101
 
 
+def test_running_sequences_push_out_those_that_wait_for_their_tools_the_oldest_first():
+    """Fails if room is made only at the end of a turn, or if the newest session goes first."""
+    a = (turn(100, 1, then_s=2.0), turn(10, 1))
+    assert serve([a, (turn(100, 100),)], on=model(cache_tokens=250)).recomputed_tokens == 51
+    a = (turn(100, 1, then_s=9.0), turn(10, 1))
+    work = [a, (turn(100, 1),), (turn(100, 1),)]
+    assert serve(work, on=model(cache_tokens=250)).recomputed_tokens == 53
+
+
+def test_the_policy_hears_of_every_end():
+    class Listening:
+        def __init__(self) -> None:
+            self.chosen: list[tuple[str, int]] = []
+            self.over: list[str] = []
+            self.ended: list[str] = []
+
+        def choose(self, session: str, prefix_tokens: int) -> str:
+            self.chosen.append((session, prefix_tokens))
+            return TWO[int(session)]
+
+        def done(self, engine: str) -> None:
+            self.over.append(engine)
+
+        def end(self, session: str) -> None:
+            self.ended.append(session)
+
+    listening = Listening()
+    work = [(turn(100, 2, then_s=50.0), turn(5, 1)), (turn(200, 3),)]
+    simulate(work, listening, engines=TWO, model=SLOW)
+    assert listening.chosen == [("0", 0), ("1", 0), ("0", 102)]
+    assert listening.over == ["server-0", "server-1", "server-0"]
+    assert listening.ended == ["1", "0"]
+
+
+@pytest.mark.parametrize("name", ["least-loaded", "sticky", "sticky + re-pin"])
+def test_policies_that_count_give_back_what_they_have_counted(name):
+    chosen = policy(name)
+    for index in range(6):
+        assert chosen.choose(f"s{index}", 0) == TWO[index % 2]
+    for _ in range(3):
+        chosen.done(TWO[1])
+    assert [chosen.choose(f"t{index}", 0) for index in range(3)] == [TWO[1]] * 3
+    chosen.end("s0")
+
+
 def test_round_robin_finds_only_what_a_server_has_seen():
     work = [(turn(100, 1), turn(100, 1), turn(100, 1))]
     report = serve(work, "round-robin", engines=TWO)
@@ -201,6 +246,9 @@ def test_drawn_lengths_have_their_medians_and_bounds():
     assert percentile([t.new_tokens for t in later], 0.5) == pytest.approx(100, rel=0.1)
     assert max(t.generated_tokens for t in turns) <= 50 * LONGEST
     assert all(session[-1].then_s == 0.0 for session in sessions)
+    # In every process and on every machine: Python seeds by a hash of the text, not by `hash`.
+    first = synthetic_sessions(1, Lengths(), seed=1)[0]
+    assert [t.new_tokens for t in first] == [800, 299, 126, 293, 64, 155, 85, 338, 142]
     equal = synthetic_sessions(3, Lengths(sigma=0.0, turns=2), seed=9)
     assert equal == [(turn(800, 250, then_s=2.0), turn(200, 250))] * 3
 
