@@ -12,6 +12,7 @@ from tiny_llama import algorithm, make_groups, make_step, tiny_model
 from agentrl.config.schema import ModelSection, TrainSection
 from agentrl.errors import TrainError
 from agentrl.train.logprob_worker import LogProbWorker, in_batch_order
+from agentrl.train.pretrained import load_pretrained
 from agentrl.train.reference import FrozenPolicy, load_reference
 from agentrl.train.torch_backend import TorchBackend
 from agentrl.train.trainer import Trainer
@@ -82,6 +83,14 @@ def test_a_frozen_policy_stays_out_of_training():
     assert not any(param.requires_grad for param in policy._model.parameters())
 
 
+@pytest.fixture
+def quickstart_step():
+    """The real model, and rows that its vocabulary holds."""
+    section = ModelSection(device="cpu")
+    step = make_step(make_groups(sizes=(3,)), algorithm=algorithm(kl_coef=0.1))
+    return section, step, load_pretrained(section).model
+
+
 def reference(model):
     return LogProbWorker(FrozenPolicy(model), name="reference policy")
 
@@ -128,6 +137,21 @@ def test_without_a_penalty_no_reference_is_loaded_or_asked(tmp_path):
         reference=Refusing(),
     )  # fmt: skip
     assert "kl" not in trainer.step(make_step(make_groups())).result()
+
+
+def test_a_reference_is_what_the_run_began_with_in_its_dtype(quickstart_step):
+    # Loaded from the section of the run; a policy that has moved on is told apart from it.
+    section, step, policy = quickstart_step
+    worker = load_reference(section, algorithm(kl_coef=0.1))
+    assert worker is not None
+    micros = step.updates[0].micro_batches
+    known = worker.row_log_probs(micros)
+    again = LogProbWorker(FrozenPolicy(policy), name="copy").row_log_probs(micros)
+    assert all(np.array_equal(known[key], again[key]) for key in known)
+    with torch.no_grad():
+        policy.model.norm.weight.mul_(1.5)
+    moved = LogProbWorker(FrozenPolicy(policy), name="copy").row_log_probs(micros)
+    assert not any(np.array_equal(known[key], moved[key]) for key in known)
 
 
 def test_rows_the_reference_does_not_know_are_named():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_llama import (
     algorithm,
     make_groups,
@@ -259,3 +260,20 @@ def test_a_saved_checkpoint_loads_as_an_ordinary_model(tmp_path):
     assert loaded.dtype == torch.bfloat16
     assert loaded.config._attn_implementation != "agentrl_packed_rows"
     assert same(weights(loaded), weights(model))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_weights_to_send_are_those_of_a_checkpoint_by_name(tmp_path, tied):
+    """Fails if the tied head comes along under a second name, or if values lag behind the step."""
+    model = tiny_model(torch.bfloat16, tied=tied)
+    trainer = Trainer(model, train=TRAIN, algorithm=algorithm())
+    names = [name for name, _ in trainer.weights()]
+    trainer.step(make_step(make_groups()))
+    sent = dict(trainer.weights())
+    assert list(sent) == names
+    save_checkpoint(model, None, tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert sent.keys() == saved.keys()
+    assert same(sent, saved)
+    assert ("lm_head.weight" in sent) == (not tied)
+    assert not any(tensor.requires_grad for tensor in sent.values())
