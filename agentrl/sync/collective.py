@@ -10,6 +10,8 @@ leaves, and `connect` makes a new one.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +27,9 @@ from agentrl.sync.buckets import Bucket, BucketHeader, pack, unpack
 from agentrl.sync.group import Group, make_store, own_address
 from agentrl.sync.patches import PatchBase, PatchDecoder, PatchEncoder
 from agentrl.sync.transfer import Weights
+
+POLL_S = 0.0005
+"""Seconds between two looks at who is ready."""
 
 
 def drain(weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -66,6 +71,7 @@ class CollectiveSender:
         self._dense_every = dense_every
         self._store: TCPStore | None = None
         self._group: Group | None = None
+        self._aborted = threading.Event()
         self._keys: list[str] = []
         self._size = 0
         self._epoch = 0
@@ -104,6 +110,7 @@ class CollectiveSender:
         """
         if self._store is None:
             raise SyncError("connect the collective sender before it sends")
+        self._aborted.clear()
         try:
             moved = self._broadcast(self._join(), weights, version)
         except BaseException as error:
@@ -137,6 +144,7 @@ class CollectiveSender:
         self._keys.clear()
         base = self._encoder.base
         self._say(store, f"{version}/base", _base_to_json(base))
+        self._wait_until_ready(store, version)
         flight: Any = None
         moved = 0
         stream = self._encoder.encode(weights, version)
@@ -152,13 +160,31 @@ class CollectiveSender:
             group.wait(flight)
         return moved
 
+    def _wait_until_ready(self, store: TCPStore, version: int) -> None:
+        """Begin only when all listen: from then on a missing one would cost the whole time limit.
+
+        Raises:
+            SyncError: one did not come in time, or `abort` was called.
+        """
+        missing = [_ready(version, rank) for rank in range(1, self._size)]
+        self._keys += missing
+        deadline = time.monotonic() + self._timeout_s
+        while missing := [key for key in missing if not store.check([key])]:
+            if self._aborted.wait(POLL_S):
+                raise SyncError(f"version {version} was given up: an engine did not take part")
+            if time.monotonic() > deadline:
+                raise SyncError(
+                    f"{len(missing)} of {self._size - 1} engines did not come to receive version "
+                    f"{version} within {self._timeout_s:g} s"
+                )
+
     def _say(self, store: TCPStore, key: str, value: bytes) -> None:
         store.set(key, value)  # type: ignore[arg-type] - the stub forgets bytes
         self._keys.append(key)
 
     def abort(self) -> None:
         """From another thread: end a `send` that waits for engines that will not come."""
-        self.close()
+        self._aborted.set()
 
     def close(self) -> None:
         """Leave the group and close the rendezvous. Idempotent."""
@@ -225,6 +251,9 @@ class CollectiveReceiver:
             return PatchBase(version=version, checksum=checksum)
 
         base = _base_from_json(store.get(f"{version}/base"))
+        if base is not None:
+            self._decoder.expect(base)
+        store.set(_ready(version, info["rank"]), b"")  # type: ignore[arg-type] - as above
         stream = unpack(self._buckets(store, group, version), version=version)
         if base is not None:
             yield from self._decoder.apply(stream, base, arrived)
@@ -258,6 +287,10 @@ class CollectiveReceiver:
         group, self._group, self._store, self._info = self._group, None, None, None
         if group is not None:
             group.close()
+
+
+def _ready(version: int, rank: int) -> str:
+    return f"{version}/ready/{rank}"
 
 
 def _buffers(size: int, group: Group) -> list[Tensor]:

@@ -200,6 +200,19 @@ class PatchDecoder:
         """Give the kept weights back."""
         self._kept, self._have = {}, None
 
+    def expect(self, base: PatchBase) -> None:
+        """Check that a patch of this base can be applied.
+
+        Raises:
+            SyncError: other weights are kept, or none.
+        """
+        if self._have != base:
+            held = f"version {self._have.version}" if self._have else "none"
+            raise SyncError(
+                f"a patch of version {base.version} came, but this receiver holds {held}; it needs "
+                "all weights"
+            )
+
     def dense(
         self, weights: Iterable[tuple[str, Tensor]], arrived: Arrived, *, keep: bool
     ) -> Iterator[tuple[str, Tensor]]:
@@ -224,12 +237,7 @@ class PatchDecoder:
         Raises:
             SyncError: the kept weights are not the base, or did not become the new ones.
         """
-        if self._have != base:
-            held = f"version {self._have.version}" if self._have else "none"
-            raise SyncError(
-                f"a patch of version {base.version} came, but this receiver holds {held}; it needs "
-                "all weights"
-            )
+        self.expect(base)
         self._have = None
         for name, patch in patches:
             if name not in self._kept:

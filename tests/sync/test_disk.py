@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from sync_weights import assert_same, nudged, run_python, weights
+
+from agentrl.errors import SyncError
+from agentrl.sync.disk import DiskReceiver, DiskSender
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_whole_versions_arrive_and_the_newest_two_stay(tmp_path: Path) -> None:
+    sender, receiver = DiskSender(tmp_path), DiskReceiver()
+    receiver.connect(sender.connect(1)[0])
+    tickets = []
+    for version in range(1, 5):
+        tickets.append(sender.send(iter(weights(version)), version))
+        assert_same(receiver.receive(tickets[-1]), weights(version))
+    assert names(tmp_path) == ["version-00000003", "version-00000004"]
+    assert_same(DiskReceiver().receive(tickets[-2]), weights(3))
+    with pytest.raises(SyncError, match="no weights in .*version-00000001"):
+        list(receiver.receive(tickets[0]))
+    sender.close()
+    assert names(tmp_path) == []
+
+
+def test_anyone_can_read_the_files(tmp_path: Path) -> None:
+    ticket = DiskSender(tmp_path).send(weights(1), 1)
+    read = load_file(Path(ticket.info["path"]) / "00000.safetensors")
+    assert_same(sorted(read.items()), sorted(weights(1), key=lambda pair: pair[0]))
+
+
+def test_patches_are_small_and_a_late_joiner_reads_the_chain(tmp_path: Path) -> None:
+    """Fails if a version that others are based on is removed with the old ones."""
+    sender, receiver = DiskSender(tmp_path, dense_every=5), DiskReceiver()
+    sent, sizes = weights(0), []
+    for version in range(1, 8):
+        ticket = sender.send(sent, version)
+        sizes.append(ticket.info["size_bytes"])
+        assert_same(receiver.receive(ticket), sent)
+        assert_same(DiskReceiver().receive(ticket), sent)
+        sent = nudged(sent, version)
+    assert sizes[0] == sizes[5] > 100 * max(*sizes[1:5], sizes[6])
+    assert names(tmp_path) == ["version-00000006", "version-00000007"]
+
+
+def test_a_receiver_that_missed_some_versions_catches_up(tmp_path: Path) -> None:
+    sender, receiver = DiskSender(tmp_path, dense_every=9), DiskReceiver()
+    sent = weights(0)
+    for version in range(1, 6):
+        ticket = sender.send(sent, version)
+        if version != 3:
+            assert_same(receiver.receive(ticket), sent)
+        sent = nudged(sent, version)
+
+
+def test_a_flipped_byte_and_a_cut_file_are_found(tmp_path: Path) -> None:
+    ticket = DiskSender(tmp_path).send(weights(1), 1)
+    file = tmp_path / "version-00000001" / "00000.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1000] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(SyncError, match=r"'model\.ids' arrived damaged"):
+        list(DiskReceiver().receive(ticket))
+    file.write_bytes(data[:-1000])
+    with pytest.raises(SyncError, match="cannot read"):
+        list(DiskReceiver().receive(ticket))
+
+
+def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """Fails if the hidden folder stays, or the error does not say where and what to do."""
+    process = run_python(
+        """
+        import resource, sys
+        from pathlib import Path
+        from sync_weights import assert_same, weights
+        from agentrl.errors import SyncError
+        from agentrl.sync.disk import DiskReceiver, DiskSender
+        sender = DiskSender(Path(sys.argv[1]), dense_every=3)
+        first = sender.send(weights(1)[1:], 1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+        try:
+            sender.send(weights(2)[1:], 2)
+        except SyncError as error:
+            print(error)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        """,
+        str(tmp_path),
+    )
+    said, _ = process.communicate(timeout=60)
+    assert f"cannot write weights to {tmp_path}" in said
+    assert "free some space" in said
+    assert names(tmp_path) == ["version-00000001"]
+
+
+def test_what_a_killed_sender_left_is_swept(tmp_path: Path) -> None:
+    process = run_python("import os; print(os.getpid())")
+    pid = int(process.communicate(timeout=60)[0])
+    (tmp_path / f".version-00000004.{pid}.tmp").mkdir()
+    (tmp_path / "version-00000003").mkdir()
+    (tmp_path / "mine").mkdir()
+    DiskSender(tmp_path)
+    assert names(tmp_path) == ["mine"]
+
+
+def test_a_folder_that_is_not_shared_is_said_when_they_meet(tmp_path: Path) -> None:
+    with pytest.raises(SyncError, match=r"no folder on this engine's host.*sync\.directory"):
+        DiskReceiver().connect({"directory": str(tmp_path / "elsewhere")})
+    (tmp_path / "file").touch()
+    with pytest.raises(SyncError, match=r"sync\.directory"):
+        DiskSender(tmp_path / "file")
