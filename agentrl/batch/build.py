@@ -10,7 +10,7 @@ import numpy as np
 
 from agentrl.batch.denominators import count, token_weight
 from agentrl.batch.packing import pack_rows
-from agentrl.batch.records import PackedBatch, Row, RowKey, StepBatch
+from agentrl.batch.records import BoolArray, PackedBatch, Row, RowKey, StepBatch
 from agentrl.batch.select import SelectedRollout, select_rollouts
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import DataError
@@ -25,11 +25,15 @@ def build_step(
     minibatches: int = 1,
     epochs: int = 1,
     seed: int,
+    oldest_version: int | None = None,
 ) -> StepBatch:
     """Advantages, denominators and packing for one step.
 
     Rows whose advantage is exactly zero have no gradient under a policy loss; they are counted in
     every denominator and left out of the micro-batches. A KL penalty gives them one: they stay.
+    Tokens of weights older than `oldest_version` have no gradient either, and they too are counted:
+    the denominators are taken before any filter (FORMULAS C.1), so that masking a part of the
+    tokens does not make the others louder.
 
     Args:
         groups: the rollouts of the step; groups may be uneven.
@@ -38,6 +42,7 @@ def build_step(
         minibatches: optimizer updates per pass; each has its own global counts.
         epochs: passes over the rollouts.
         seed: decides which rollouts share a minibatch.
+        oldest_version: tokens sampled by older weights are masked; None masks none.
 
     Raises:
         DataError: a broken row, naming it and the value.
@@ -49,7 +54,13 @@ def build_step(
         )
     selection = select_rollouts(groups, algorithm)
     updates = [
-        _build_update(part, epoch=epoch, algorithm=algorithm, micro_batch_tokens=micro_batch_tokens)
+        _build_update(
+            part,
+            epoch=epoch,
+            algorithm=algorithm,
+            micro_batch_tokens=micro_batch_tokens,
+            oldest_version=oldest_version,
+        )
         for epoch in range(epochs)
         for part in split_minibatches(
             selection.rollouts, minibatches=minibatches, seed=seed, epoch=epoch
@@ -58,6 +69,10 @@ def build_step(
     metrics = selection.metrics
     metrics.sum("batch/micro_batches", sum(len(update.micro_batches) for update in updates))
     metrics.sum("batch/tokens", sum(update.num_tokens for update in updates))
+    if oldest_version is not None:
+        rows = [row for rollout in selection.rollouts for row in rollout.rows]
+        masked = sum(row.num_action_tokens - int(_mask(row, oldest_version).sum()) for row in rows)
+        metrics.sum("batch/tokens_masked_stale", masked)
     for rollout in selection.rollouts:
         metrics.mean("batch/advantage_abs_mean", abs(rollout.advantage))
     return StepBatch(
@@ -96,6 +111,7 @@ def _build_update(
     epoch: int,
     algorithm: AlgorithmSection,
     micro_batch_tokens: int,
+    oldest_version: int | None,
 ) -> PackedBatch:
     assert algorithm.loss_agg_mode is not None
     assert algorithm.horizon is not None
@@ -112,9 +128,9 @@ def _build_update(
                 horizon=counts.horizon,
             ),
         )
-        built = [_build_row(trajectory, numbers) for trajectory in rollout.rows]
+        built = [_build_row(trajectory, numbers, oldest_version) for trajectory in rollout.rows]
         if rollout.advantage != 0.0 or algorithm.kl_coef > 0.0:
-            rows.extend(built)
+            rows.extend(row for row in built if row is not None)
     return PackedBatch(
         micro_batches=pack_rows(rows, micro_batch_tokens=micro_batch_tokens),
         global_tokens=counts.global_tokens,
@@ -130,8 +146,21 @@ class _RolloutNumbers:
     weight: float
 
 
-def _build_row(trajectory: Trajectory, numbers: _RolloutNumbers) -> Row:
-    """One checked row. What follows the last trained token conditions nothing and is cut off."""
+def _mask(trajectory: Trajectory, oldest_version: int | None) -> BoolArray:
+    """[T] True where a token is trained."""
+    mask = np.array(trajectory.response_mask, dtype=np.bool_)
+    if oldest_version is not None:
+        mask &= np.array(trajectory.policy_versions, dtype=np.int64) >= oldest_version
+    return mask
+
+
+def _build_row(
+    trajectory: Trajectory, numbers: _RolloutNumbers, oldest_version: int | None
+) -> Row | None:
+    """One checked row; None if every token is too old.
+
+    What follows the last trained token conditions nothing and is cut off.
+    """
     key = RowKey(
         group_id=trajectory.group_id,
         rollout_id=trajectory.rollout_id,
@@ -147,7 +176,9 @@ def _build_row(trajectory: Trajectory, numbers: _RolloutNumbers) -> Row:
     odd = sorted(set(trajectory.response_mask) - {0, 1})
     if odd:
         raise DataError(f"row {key}: response_mask holds {odd}, expected only 0 and 1")
-    mask = np.array(trajectory.response_mask, dtype=np.bool_)
+    mask = _mask(trajectory, oldest_version)
+    if not mask.any():
+        return None
     length = int(np.flatnonzero(mask)[-1]) + 1
     mask = mask[:length]
     log_probs = np.array(trajectory.rollout_log_probs[:length], dtype=np.float64)

@@ -2,17 +2,34 @@
 
 The order of an epoch is a pure function of the seed, the epoch and the set of task ids, by sorting
 hashes; no random generator's version takes part in it, so a resume years later continues the same
-epoch. The whole state is four numbers and a fingerprint of the ids.
+epoch. All epochs one after the other are an endless stream, and a task's place in it is its index.
+
+A driver that works on many steps at once claims an index, and commits it when its step is stored;
+tasks may be committed in any order. Invariants: no index is committed twice; what was claimed and
+not committed is claimed again before anything new, also by the process that resumes the run. The
+state is four numbers, a fingerprint of the ids, and the indices committed before their turn.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import DataError
 from agentrl.types import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One task at one place of the stream."""
+
+    index: int
+    """Epoch times the number of tasks, plus the position in the epoch's order."""
+    task: Task
+    """What stands there."""
 
 
 class TaskCursor:
@@ -40,43 +57,98 @@ class TaskCursor:
             )
         self._fingerprint = _fingerprint(self._tasks)
         self._seed = seed
-        self._epoch = 0
-        self._position = 0
-        self._order = _order(self._tasks, seed, 0)
+        self._orders: dict[int, list[str]] = {}
+        self._frontier = 0  # every index below it is committed
+        self._ahead: set[int] = set()  # committed, above the frontier
+        self._next = 0  # no index from here on was ever claimed
+        self._gaps: list[int] = []  # heap: below _next, neither claimed nor committed
 
     @property
     def epoch(self) -> int:
-        """The epoch the next task belongs to, from 0."""
-        return self._epoch
+        """The epoch of the first task that is not committed, from 0."""
+        return self._frontier // len(self._tasks)
 
     @property
     def position(self) -> int:
-        """Tasks of this epoch that were handed out, in [0, number of tasks)."""
-        return self._position
+        """Tasks of this epoch before the first that is not committed."""
+        return self._frontier % len(self._tasks)
+
+    @property
+    def gaps(self) -> int:
+        """Tasks that were claimed and given back, or lost with an earlier process."""
+        return len(self._gaps)
+
+    @property
+    def left_in_epoch(self) -> int:
+        """Tasks of the epoch being claimed that were never claimed; 0 while it has only gaps."""
+        size = len(self._tasks)
+        left = size - self._next % size
+        return 0 if left == size and self._gaps else left
+
+    def claim(self) -> Claim:
+        """The first gap, or else the next task of the stream."""
+        if self._gaps:
+            return self._claim(heapq.heappop(self._gaps))
+        return self.claim_new()
+
+    def claim_new(self) -> Claim:
+        """The next task that was never claimed."""
+        self._next += 1
+        return self._claim(self._next - 1)
+
+    def release(self, index: int) -> None:
+        """Give a claimed task back; it is the first to be claimed again."""
+        heapq.heappush(self._gaps, index)
+
+    def commit(self, indices: Iterable[int]) -> None:
+        """These are stored. An index that this process did not claim came from the store.
+
+        Raises:
+            DataError: one of them is committed already.
+        """
+        for index in indices:
+            if index < self._frontier or index in self._ahead:
+                raise DataError(
+                    f"task {index} of the stream would be trained twice: everything below "
+                    f"{self._frontier} and {len(self._ahead)} later ones are committed"
+                )
+            if index >= self._next:
+                for gap in range(self._next, index):
+                    heapq.heappush(self._gaps, gap)
+                self._next = index + 1
+            elif index in self._gaps:
+                self._gaps.remove(index)
+                heapq.heapify(self._gaps)
+            self._ahead.add(index)
+        while self._frontier in self._ahead:
+            self._ahead.remove(self._frontier)
+            self._frontier += 1
 
     def take(self, n: int) -> list[Task]:
-        """The next `n` tasks. Across the border of two epochs a task may come twice."""
+        """Claim and commit `n` tasks. Across the border of two epochs a task may come twice."""
         if n < 0:
             raise ValueError(f"cannot take {n} tasks; n must not be negative")
-        taken: list[Task] = []
-        while len(taken) < n:
-            ids = self._order[self._position : self._position + n - len(taken)]
-            taken += [self._tasks[task_id] for task_id in ids]
-            self._position += len(ids)
-            if self._position == len(self._order):
-                self._epoch += 1
-                self._position = 0
-                self._order = _order(self._tasks, self._seed, self._epoch)
-        return taken
+        claims = [self.claim() for _ in range(n)]
+        self.commit(claim.index for claim in claims)
+        return [claim.task for claim in claims]
+
+    def _claim(self, index: int) -> Claim:
+        epoch, position = divmod(index, len(self._tasks))
+        if epoch not in self._orders:
+            oldest = min(self.epoch, epoch)
+            self._orders = {e: order for e, order in self._orders.items() if e >= oldest}
+            self._orders[epoch] = _order(self._tasks, self._seed, epoch)
+        return Claim(index=index, task=self._tasks[self._orders[epoch][position]])
 
     def state(self) -> dict[str, Any]:
-        """Everything `restore` needs, JSON-serialisable and of constant size."""
+        """Everything `restore` needs, JSON-serialisable; what is only claimed is not in it."""
         return {
             "seed": self._seed,
-            "epoch": self._epoch,
-            "position": self._position,
+            "epoch": self.epoch,
+            "position": self.position,
             "tasks": len(self._tasks),
             "fingerprint": self._fingerprint,
+            "ahead": sorted(self._ahead),
         }
 
     @classmethod
@@ -100,9 +172,8 @@ class TaskCursor:
                 f"task cursor at epoch {epoch}, position {position} of {len(tasks)} tasks: "
                 "expected an epoch from 0 and a position below the number of tasks"
             )
-        cursor._epoch = epoch
-        cursor._position = position
-        cursor._order = _order(cursor._tasks, cursor._seed, epoch)
+        cursor._frontier = cursor._next = epoch * len(tasks) + position
+        cursor.commit(_indices(state))
         return cursor
 
 
@@ -111,6 +182,16 @@ def _field(state: Mapping[str, Any], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise DataError(
             f"task cursor state: {name!r} must be an integer, got {value!r}; expected what "
+            "TaskCursor.state() returned"
+        )
+    return value
+
+
+def _indices(state: Mapping[str, Any]) -> list[int]:
+    value = state.get("ahead", [])
+    if not isinstance(value, list) or not all(type(index) is int for index in value):
+        raise DataError(
+            f"task cursor state: 'ahead' must be a list of integers, got {value!r}; expected what "
             "TaskCursor.state() returned"
         )
     return value

@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentrl.data import TrajectoryStore
 from agentrl.engine import WeightTicket
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assemble import TaskSets
+from agentrl.runtime.drivers import make_run
 from agentrl.runtime.launch import open_metrics, resume_point
 from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts
 from agentrl.runtime.progress import Progress
@@ -24,7 +26,7 @@ from agentrl.runtime.run_dir import RunDir
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import StopSwitch
 from agentrl.runtime.stored import stored_groups
-from agentrl.runtime.synchronous import SynchronousRun
+from agentrl.serving.records import EngineStats
 from agentrl.types import SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
 
 
@@ -84,22 +86,55 @@ class FakeWorker:
         )
 
 
+class StreamingWorker(FakeWorker):
+    """Samples token by token beside the trainer: each waits while the engine is paused, and keeps
+    the version that sampled it. How long a group takes is drawn from its name."""
+
+    client: FakeClient
+
+    async def run_group(
+        self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
+    ) -> TrajectoryGroup:
+        self.fuse(f"rollout {group_id}")
+        self.started.append(group_id)
+        delay_s = 0.0002 * (1 + hashlib.sha256(group_id.encode()).digest()[0] % 12)
+        versions: list[int] = []
+        for _ in range(3):
+            await asyncio.sleep(delay_s)
+            await self.client.sampling.wait()
+            versions.append(self.client.version)
+        rows = tuple(
+            replace(self._row(task, group_id, index, seed), policy_versions=tuple(versions))
+            for index in range(n)
+        )
+        self.fuse(f"rolled out {group_id}")
+        return TrajectoryGroup(group_id=group_id, task_id=task.id, trajectories=rows)
+
+
 class FakeClient:
     """Has a version."""
 
     def __init__(self, version: int) -> None:
         self.version = version
-        self.paused = False
+        self.sampling = asyncio.Event()
+        self.sampling.set()
+
+    @property
+    def paused(self) -> bool:
+        return not self.sampling.is_set()
 
     async def pause_all(self) -> None:
-        self.paused = True
+        self.sampling.clear()
 
     async def resume_all(self) -> None:
-        self.paused = False
+        self.sampling.set()
 
     async def load_weights(self, ticket: WeightTicket) -> None:
         assert self.paused, "weights changed under a running engine"
         self.version = ticket.version
+
+    def stats(self) -> dict[str, EngineStats]:
+        return {}
 
 
 def chain(digest: str, batch: StepBatch) -> str:
@@ -151,7 +186,13 @@ class FusedStore(TrajectoryStore):
         return path
 
 
-def fake_config(tmp_path: Path, **train: Any) -> RunConfig:
+def fake_config(
+    tmp_path: Path,
+    *,
+    schedule: Mapping[str, Any] | None = None,
+    engine: str = "embedded",
+    **train: Any,
+) -> RunConfig:
     """Seven steps of three tasks out of ten, a checkpoint every three, an evaluation every two."""
     return parse_config(
         {
@@ -163,6 +204,8 @@ def fake_config(tmp_path: Path, **train: Any) -> RunConfig:
             "eval": {"datasets": {"held": {"source": "x.jsonl"}}, "n_samples": 2, "every_steps": 2},
             "checkpoint": {"every_steps": 3},
             "log": {"tensorboard": False},
+            "schedule": dict(schedule or {}),
+            "serving": {"engine": engine},
         }
     )
 
@@ -197,16 +240,25 @@ async def drive(
     metrics = open_metrics(directory, config)
     store = FusedStore(directory.trajectories, fuse)
     client = FakeClient(trainer.version)
+    worker = worker or FakeWorker(fuse)
+    if isinstance(worker, StreamingWorker):
+        worker.client = client
 
     async def push(version: int) -> MetricBag:
+        fuse(f"sync to {version}")
+        await client.pause_all()
         await client.load_weights(WeightTicket(backend="inprocess", version=version))
         await client.resume_all()
         return MetricBag()
 
     parts = Parts(
         stages=Stages(
-            rollouts=LocalRollouts(worker or FakeWorker(fuse)),
-            engines=LocalEngines(client, push, shared=True),  # pyright: ignore[reportArgumentType]
+            rollouts=LocalRollouts(worker),
+            engines=LocalEngines(
+                client,  # pyright: ignore[reportArgumentType]
+                push,
+                shared=config.serving.engine == "embedded",
+            ),
             learner=LocalLearner(
                 config,
                 trainer,  # pyright: ignore[reportArgumentType]
@@ -220,7 +272,7 @@ async def drive(
         metrics=metrics,
         in_flight=128,
     )
-    run = SynchronousRun(
+    run = make_run(
         config,
         directory,
         parts,
