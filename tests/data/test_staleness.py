@@ -105,6 +105,7 @@ def test_no_group_is_trained_beyond_the_bound(
     run.run()
     ahead = (1 + Fraction(str(section.staleness_threshold))) * section.trigger_parameter_sync_step
     assert pace.lag_bound == math.ceil(ahead) - 1
+    assert pace.lag_bound is not None
     assert max(run.lags) <= pace.lag_bound
     assert len(run.lags) == sum(run.begun.values()) == 25 * size
 
