@@ -10,9 +10,10 @@ leaves, and `connect` makes a new one.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -24,10 +25,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] - a re-expo
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
 from agentrl.sync.buckets import Bucket, BucketHeader, pack, unpack
-from agentrl.sync.group import Group, make_store, own_address
+from agentrl.sync.group import Group, MemberLost, make_store, own_address
 from agentrl.sync.patches import PatchBase, PatchDecoder, PatchEncoder
-from agentrl.sync.transfer import Weights
+from agentrl.sync.transfer import NotAllCame, Weights
 
+_GO = b"go"
 POLL_S = 0.0005
 """Seconds between two looks at who is ready."""
 
@@ -71,6 +73,9 @@ class CollectiveSender:
         self._dense_every = dense_every
         self._store: TCPStore | None = None
         self._group: Group | None = None
+        self.culprits: list[int] = []
+        """Receivers, by their place in `connect`, that left the last `send` for a reason of their
+        own; the others failed with them, or were killed."""
         self._aborted = threading.Event()
         self._keys: list[str] = []
         self._size = 0
@@ -100,6 +105,8 @@ class CollectiveSender:
 
     def announce(self, version: int) -> WeightTicket:
         """The ticket of a coming `send`; its checksum follows with the last bucket."""
+        self._aborted.clear()
+        self.culprits = []
         return WeightTicket(backend="collective", version=version, info={"epoch": self._epoch})
 
     def send(self, weights: Weights, version: int) -> WeightTicket:
@@ -110,11 +117,11 @@ class CollectiveSender:
         """
         if self._store is None:
             raise SyncError("connect the collective sender before it sends")
-        self._aborted.clear()
         try:
-            moved = self._broadcast(self._join(), weights, version)
+            moved = self._broadcast(self._store, weights, version)
         except BaseException as error:
             # Also on cancellation: who waits for a bucket must hear that none will come.
+            self.culprits = self.culprits or self._who_left(self._store, version)
             self.close()
             if isinstance(error, dist.DistError):
                 raise SyncError(f"the weight group failed: {error}") from error
@@ -136,28 +143,33 @@ class CollectiveSender:
             self._buffers = _buffers(self._bucket_bytes, self._group)
         return self._group
 
-    def _broadcast(self, group: Group, weights: Weights, version: int) -> int:
-        store = self._store
-        assert store is not None
+    def _broadcast(self, store: TCPStore, weights: Weights, version: int) -> int:
         for key in self._keys:
             store.delete_key(key)
         self._keys.clear()
         base = self._encoder.base
         self._say(store, f"{version}/base", _base_to_json(base))
-        self._wait_until_ready(store, version)
-        flight: Any = None
+        try:
+            self._wait_until_ready(store, version)
+        except SyncError:
+            self._say(store, f"{version}/go", b"no")
+            raise
+        self._say(store, f"{version}/go", _GO)
+        group = self._join()
+        busy = False
         moved = 0
         stream = self._encoder.encode(weights, version)
         for index, (buffer, header) in enumerate(pack(stream, self._buffers)):
             if header.last:
                 self._say(store, f"{version}/checksum", self._encoder.checksum.encode())
             self._say(store, f"{version}/{index}", header.to_json())
-            if flight is not None:
-                group.wait(flight)
-            flight = group.broadcast(buffer[: header.size_bytes]) if header.size_bytes else None
+            if busy:
+                group.wait()
+            if busy := header.size_bytes > 0:
+                group.broadcast(buffer[: header.size_bytes])
             moved += header.size_bytes
-        if flight is not None:
-            group.wait(flight)
+        if busy:
+            group.wait()
         return moved
 
     def _wait_until_ready(self, store: TCPStore, version: int) -> None:
@@ -166,17 +178,28 @@ class CollectiveSender:
         Raises:
             SyncError: one did not come in time, or `abort` was called.
         """
-        missing = [_ready(version, rank) for rank in range(1, self._size)]
-        self._keys += missing
+        wanted = [_ready(version, rank) for rank in range(1, self._size)]
+        self._keys += wanted
+        missing = wanted
         deadline = time.monotonic() + self._timeout_s
         while missing := [key for key in missing if not store.check([key])]:
             if self._aborted.wait(POLL_S):
-                raise SyncError(f"version {version} was given up: an engine did not take part")
+                raise NotAllCame(f"version {version} was given up: an engine did not take part")
             if time.monotonic() > deadline:
-                raise SyncError(
+                late = [i for i, key in enumerate(wanted) if key in missing]
+                self.culprits = sorted({i // self._workers for i in late})
+                raise NotAllCame(
                     f"{len(missing)} of {self._size - 1} engines did not come to receive version "
                     f"{version} within {self._timeout_s:g} s"
                 )
+
+    def _who_left(self, store: TCPStore, version: int) -> list[int]:
+        ranks = range(1, self._size)
+        try:
+            left = [rank for rank in ranks if store.check([_left(version, rank)])]
+        except RuntimeError:
+            return []
+        return sorted({(rank - 1) // self._workers for rank in left})
 
     def _say(self, store: TCPStore, key: str, value: bytes) -> None:
         store.set(key, value)  # type: ignore[arg-type] - the stub forgets bytes
@@ -214,7 +237,7 @@ class CollectiveReceiver:
             info["host"], info["port"], is_master=False, timeout_s=info["timeout_s"]
         )
 
-    def receive(self, ticket: WeightTicket) -> Iterator[tuple[str, Tensor]]:
+    def receive(self, ticket: WeightTicket) -> Generator[tuple[str, Tensor]]:
         """Take the coming broadcasts."""
         info = self._info
         if info is None or self._store is None or info["epoch"] != ticket.info["epoch"]:
@@ -223,9 +246,12 @@ class CollectiveReceiver:
                 f"is in {info['epoch'] if info else 'none'}; prepare it first"
             )
         try:
-            yield from self._receive(info, self._join(info, self._store), ticket.version)
+            yield from self._receive(info, self._store, ticket.version)
         except BaseException as error:
             # Also when the engine stops listening: the others must not wait for it.
+            if not isinstance(error, MemberLost | dist.DistError):
+                with contextlib.suppress(RuntimeError):
+                    self._store.set(_left(ticket.version, info["rank"]), b"")  # type: ignore[arg-type] - as above
             self.close()
             if isinstance(error, dist.DistError):
                 raise SyncError(f"the weight group failed: {error}") from error
@@ -241,11 +267,8 @@ class CollectiveReceiver:
         return self._group
 
     def _receive(
-        self, info: Mapping[str, Any], group: Group, version: int
+        self, info: Mapping[str, Any], store: TCPStore, version: int
     ) -> Iterator[tuple[str, Tensor]]:
-        store = self._store
-        assert store is not None
-
         def arrived() -> PatchBase:
             checksum = store.get(f"{version}/checksum").decode()
             return PatchBase(version=version, checksum=checksum)
@@ -254,6 +277,9 @@ class CollectiveReceiver:
         if base is not None:
             self._decoder.expect(base)
         store.set(_ready(version, info["rank"]), b"")  # type: ignore[arg-type] - as above
+        if store.get(f"{version}/go") != _GO:
+            raise MemberLost(f"version {version} was given up: another engine did not take part")
+        group = self._join(info, store)
         stream = unpack(self._buckets(store, group, version), version=version)
         if base is not None:
             yield from self._decoder.apply(stream, base, arrived)
@@ -263,18 +289,19 @@ class CollectiveReceiver:
     def _buckets(self, store: TCPStore, group: Group, version: int) -> Iterator[Bucket]:
         """The buckets in turn, the next one on its way while one is used."""
 
-        def begin(index: int) -> tuple[Tensor, BucketHeader, Any]:
+        def begin(index: int) -> Bucket:
             header = BucketHeader.from_json(store.get(f"{version}/{index}"))
             buffer = self._buffers[index % 2]
-            busy = group.broadcast(buffer[: header.size_bytes]) if header.size_bytes else None
-            return buffer, header, busy
+            if header.size_bytes:
+                group.broadcast(buffer[: header.size_bytes])
+            return buffer, header
 
         index = 0
         coming = begin(index)
         while True:
-            buffer, header, busy = coming
-            if busy is not None:
-                group.wait(busy)
+            buffer, header = coming
+            if header.size_bytes:
+                group.wait()
             if not header.last:
                 index += 1
                 coming = begin(index)
@@ -291,6 +318,10 @@ class CollectiveReceiver:
 
 def _ready(version: int, rank: int) -> str:
     return f"{version}/ready/{rank}"
+
+
+def _left(version: int, rank: int) -> str:
+    return f"{version}/left/{rank}"
 
 
 def _buffers(size: int, group: Group) -> list[Tensor]:

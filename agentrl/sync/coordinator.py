@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.engine import Engine, WeightTicket
@@ -26,7 +26,7 @@ from agentrl.metrics import MetricBag
 from agentrl.serving.client import TokenClient
 from agentrl.serving.member import ANSWER_LIMIT_S
 from agentrl.serving.threads import run_computing
-from agentrl.sync.transfer import WeightSender
+from agentrl.sync.transfer import NotAllCame, WeightSender
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -163,7 +163,6 @@ class WeightSync:
         returning = await self._answering()
         last: BaseException | None = None
         done: WeightTicket | None = None
-        suspects: set[str] = set()
         for _ in range(ATTEMPTS):
             names = [n for n in [*self._client.active(), *returning] if self._lags(n, version)]
             if not names:
@@ -171,12 +170,11 @@ class WeightSync:
             gone = await self._meet(names) if names != self._members else {}
             failed: Mapping[str, BaseException] = {}
             if not gone:
-                ticket, failed = await self._send_once(names, weights, version)
+                ticket, failed, left = await self._send_once(names, weights, version)
                 done = ticket or done
-                # A member lost in mid-broadcast takes healthy ones with it; the first to fail
-                # twice is it. Where the broadcast went well, who failed did so alone.
-                gone = {n: e for n, e in failed.items() if ticket is not None or n in suspects}
-                suspects = set(list(failed)[:1])
+                # One lost in mid-broadcast takes healthy ones with it. Where it is not known who
+                # it was, it is down, and will not meet the others.
+                gone = {name: error for name, error in failed.items() if name in left}
             if gone or failed:
                 self._members = []
                 last = next(iter((gone or failed).values()))
@@ -197,11 +195,11 @@ class WeightSync:
 
     async def _send_once(
         self, names: Sequence[str], weights: WeightsFactory, version: int
-    ) -> tuple[WeightTicket | None, dict[str, BaseException]]:
+    ) -> tuple[WeightTicket | None, dict[str, BaseException], Collection[str]]:
         """One broadcast.
 
         Returns:
-            The ticket, None if it was not sent whole, and who failed, the first one first.
+            The ticket, None if it was not sent whole; who failed; and who of them is to blame.
         """
         ticket = self._sender.announce(version)
         failed: dict[str, BaseException] = {}
@@ -211,22 +209,28 @@ class WeightSync:
                 await self._client.engine(name).load_weights(ticket)
             except EngineError as error:
                 failed[name] = error
-                if not sending.done():
-                    # The others wait in the broadcast for one that will not come.
-                    await run_computing(getattr(self._sender, "abort", self._sender.close))
+                await self._give_up(sending)
 
         sending = asyncio.ensure_future(run_computing(self._sender.send, weights(), version))
         try:
             async with asyncio.TaskGroup() as group:
                 for name in names:
                     group.create_task(load(name))
-            return await sending, failed
+            return await sending, failed, failed.keys()
         except SyncError as error:
             logger.warning("version %d was not sent whole: %s", version, error)
-            return None, failed or dict.fromkeys(names, error)
+            culprits: list[str] = [names[i] for i in getattr(self._sender, "culprits", ())]
+            if isinstance(error, NotAllCame) and not culprits:
+                # Nothing had been sent that could have failed the first one.
+                culprits = [*failed][:1]
+            return None, failed or dict.fromkeys(names, error), culprits
         finally:
-            if not sending.done():
-                await run_computing(getattr(self._sender, "abort", self._sender.close))
+            await self._give_up(sending)
+
+    async def _give_up(self, sending: asyncio.Future[WeightTicket]) -> None:
+        """End a broadcast in which the others wait for one that will not come."""
+        if not sending.done():
+            await run_computing(getattr(self._sender, "abort", self._sender.close))
 
     async def _answering(self) -> list[str]:
         """Quarantined engines that can take part: those that let themselves be paused."""

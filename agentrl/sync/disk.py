@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ class DiskReceiver:
                 "trainer and engines share"
             )
 
-    def receive(self, ticket: WeightTicket) -> Iterator[tuple[str, Tensor]]:
+    def receive(self, ticket: WeightTicket) -> Generator[tuple[str, Tensor]]:
         """The weights of a version, from its base if it holds patches."""
         directory = Path(ticket.info["directory"])
         folder = directory / ticket.info["folder"]

@@ -6,7 +6,9 @@ of `torch.distributed`, which the trainer may use for its gradients.
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from collections import deque
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +18,10 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined] - a re-export
 
 from agentrl.errors import SyncError
+
+
+class MemberLost(SyncError):
+    """Another member of the group is gone."""
 
 
 def make_store(host: str, port: int, *, is_master: bool, timeout_s: float) -> TCPStore:
@@ -64,6 +70,7 @@ class Group:
             SyncError: they did not come in time.
         """
         self.rank = rank
+        self._flights: deque[Any] = deque()
         self._timeout_s = timeout_s
         limit = timedelta(seconds=timeout_s)
         self.device = torch.device("cpu")
@@ -79,38 +86,46 @@ class Group:
                 nccl._timeout = limit
                 self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
         except (RuntimeError, ValueError) as error:
-            raise SyncError(
+            raise MemberLost(
                 f"rank {rank} of {size} did not meet the others within {timeout_s:g} s: {error}"
             ) from error
 
-    def broadcast(self, tensor: Tensor) -> Any:
-        """Begin to move a tensor from rank 0 to all others; `wait` for what this returns."""
+    def broadcast(self, tensor: Tensor) -> None:
+        """Begin to move a tensor from rank 0 to all others.
+
+        All members must name the same size: gloo ends the process of one that expects another.
+        """
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
         try:
-            return self._group.broadcast([tensor], options)
+            self._flights.append(self._group.broadcast([tensor], options))
         except RuntimeError as error:
             raise SyncError(f"broadcast failed on rank {self.rank}: {error}") from error
 
-    def wait(self, work: Any) -> None:
-        """Wait until a broadcast has ended.
+    def wait(self) -> None:
+        """Wait until the oldest broadcast has ended.
 
         Raises:
             SyncError: a member is gone, or too slow.
         """
         try:
-            work.wait(timedelta(seconds=self._timeout_s))
+            self._flights.popleft().wait(timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
-            raise SyncError(
+            raise MemberLost(
                 f"a member of the weight group failed, seen by rank {self.rank}: {error}"
             ) from error
 
     def close(self) -> None:
-        """Leave: the others hear of it at once instead of by timeout. Idempotent."""
-        group, self._group = self._group, None
-        if group is not None:
-            group.abort()
+        """Leave: the others hear of it at once instead of by timeout. Idempotent.
+
+        gloo closes its connections when nothing refers to the group, and a broadcast that has
+        begun does; so those are awaited first, and nobody else may hold one.
+        """
+        while self._flights:
+            with contextlib.suppress(SyncError):
+                self.wait()
+        self._group = None
 
 
 def own_address(host: str, port: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl.engine import WeightTicket
@@ -44,7 +44,7 @@ class InProcessReceiver:
     def connect(self, info: Mapping[str, Any]) -> None:
         """Nothing to meet for."""
 
-    def receive(self, ticket: WeightTicket) -> Iterator[tuple[str, Tensor]]:
+    def receive(self, ticket: WeightTicket) -> Generator[tuple[str, Tensor]]:
         """An engine with weights of its own cannot be synced this way."""
         raise SyncError(
             "backend inprocess moves no weights: this engine does not share the trainer's; set "

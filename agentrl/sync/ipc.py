@@ -8,7 +8,7 @@ The sender keeps the tensors of the last send alive; an engine copies them while
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,7 +114,7 @@ class IpcReceiver:
                 "both on one device or set `sync.backend: collective`"
             )
 
-    def receive(self, ticket: WeightTicket) -> Iterator[tuple[str, Tensor]]:
+    def receive(self, ticket: WeightTicket) -> Generator[tuple[str, Tensor]]:
         """The trainer's own tensors."""
         digest = WeightDigest()
         for row in ticket.info["handles"]:

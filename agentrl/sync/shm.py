@@ -14,7 +14,7 @@ import os
 import secrets
 import select
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -143,7 +143,7 @@ class ShmReceiver:
         for fd in info["fds"]:
             map_segment(dict(info), fd)
 
-    def receive(self, ticket: WeightTicket) -> Iterator[tuple[str, Tensor]]:
+    def receive(self, ticket: WeightTicket) -> Generator[tuple[str, Tensor]]:
         """Views into the segment of the ticket, each checked before it is yielded."""
         info = dict(ticket.info)
         memory = self._memory(info)

@@ -13,15 +13,20 @@ A streaming sender needs all its engines in `load_weights` while it sends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentrl.engine import WeightTicket
+from agentrl.errors import SyncError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Weights = Iterable[tuple[str, "Tensor"]]
+
+
+class NotAllCame(SyncError):
+    """A streaming send was given up before its first byte: an engine did not take part."""
 
 
 class WeightSender(Protocol):
@@ -65,7 +70,7 @@ class WeightReceiver(Protocol):
         """Take the info from `WeightSender.connect`."""
         ...
 
-    def receive(self, ticket: WeightTicket) -> Iterator[tuple[str, Tensor]]:
+    def receive(self, ticket: WeightTicket) -> Generator[tuple[str, Tensor]]:
         """The weights of a ticket; a tensor is valid until the next one is asked for.
 
         Raises:

@@ -14,6 +14,7 @@ the server then holds may be partly old and partly new: it must not sample until
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -123,9 +124,11 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _load(self, ticket: WeightTicket) -> None:
         receiver = self._take(ticket.backend)
-        stream = _Stream(receiver.receive(ticket), keeps=getattr(receiver, "keeps", False))
-        # Name by name the first time, which is slower and proves that every name has its place.
-        loaded = self._load_all(stream) if self._proved else self._load_each(stream)
+        # Closed at once on errors: other engines may be waiting for this one in a broadcast.
+        with contextlib.closing(receiver.receive(ticket)) as weights:
+            stream = _Stream(weights, keeps=getattr(receiver, "keeps", False))
+            # Name by name the first time, slower, to prove that every name has its place.
+            loaded = self._load_all(stream) if self._proved else self._load_each(stream)
         self._check_complete(loaded)
         self._proved = True
 
@@ -140,13 +143,16 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _load_each(self, stream: _Stream) -> set[str]:
         loaded: set[str] = set()
         unused: list[str] = []
-        tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
         for name, tensor in stream:
             try:
                 places = self._put([(name, tensor)])
             except Exception as error:  # vLLM's loaders raise all kinds, without the name
                 raise SyncError(f"{stream.current} does not fit the model: {error!r}") from error
-            if places is not None and not places and not (tied and name.startswith("lm_head.")):
+            if (
+                places is not None
+                and not places
+                and not (self._tied and name.startswith("lm_head."))
+            ):
                 unused.append(name)
             loaded |= places or set()
         if unused:
@@ -155,6 +161,10 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 f"{_listed(unused)}"
             )
         return loaded
+
+    @property
+    def _tied(self) -> bool:
+        return bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False))
 
     def _put(self, weights: Iterable[tuple[str, Tensor]]) -> set[str] | None:
         """Names of the parameters that were filled; None from models that do not say."""
@@ -166,6 +176,9 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if self.model_config.quantization is not None or not loaded:
             return
         missing = sorted({name for name, _ in self.model.named_parameters()} - loaded)
+        if self._tied:
+            # While layers wait for their weights, a tied head looks like a parameter of its own.
+            missing = [name for name in missing if not name.startswith("lm_head.")]
         if missing:
             raise SyncError(
                 f"{len(missing)} parameters of {type(self.model).__name__} got no weight: "
