@@ -19,6 +19,7 @@ _COMMANDS = {
     "train": "Train a policy from a run file.",
     "eval": "Score a policy on held-out tasks.",
     "rollout": "Collect trajectories without training.",
+    "serve": "Start one vLLM server by hand.",
 }
 """Single commands: module of the same name with a function of the same name."""
 

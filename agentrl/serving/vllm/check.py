@@ -2,13 +2,12 @@
 
 Everything that is wrong is found at once, each with what was found, what is needed and what to do.
 What matters is tried rather than looked up: ids at the edge of the vocabulary, log-probabilities at
-a temperature at which only the right kind is flat, and, where the caller can compute them, the
-log-probabilities of a few tokens under the model that will be trained.
+two temperatures, of which only the right kind takes notice, and, where the caller can compute them,
+the log-probabilities of a few tokens under the model that will be trained.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,8 @@ from agentrl.types import FinishReason, Generation, SamplingParams
 Score = Callable[[Sequence[int], Sequence[int], float], Sequence[float]]
 """`(prompt_ids, ids, temperature)` to the log-probability of each id under the expected model."""
 
-_HOT = 100.0
+_COLD, _HOT = 0.5, 2.0
+"""vLLM takes no temperature above 2."""
 _PROBE_TOKENS = 16
 _TEMPERATURE = 0.7
 
@@ -251,22 +251,38 @@ class _Check:
     async def _log_probs(self, name: str) -> None:
         expected = self._expected
         prompt = [(7 * position) % expected.vocab_size for position in range(1, 33)]
-        hot = await self._sample(name, prompt, _HOT)
-        if isinstance(hot, Answer):
-            if not self._findings:
-                self._add("turns", found=hot.reason(), needed="tokens", fix="read its log")
+        cold, hot = await self._spread(name, prompt, _COLD), await self._spread(name, prompt, _HOT)
+        if cold is None or hot is None:
             return
-        off = _mean(abs(value + math.log(expected.vocab_size)) for value in hot.log_probs)
-        if off > 1.0:
+        both = [[top[token] for token in cold.keys() & hot.keys()] for top in (cold, hot)]
+        gaps = [max(values, default=0.0) - min(values, default=0.0) for values in both]
+        # Divided by the temperature, logits lie 4 times as far apart at 0.5 as at 2; else equally.
+        if gaps[0] > 0.01 and gaps[0] < 2 * gaps[1]:
             self._add(
                 "log-probs",
-                found=f"of logits before the temperature ({off:.1f} nats from flat at "
-                f"temperature {_HOT:g})",
-                needed="those of the distribution that was sampled",
+                found="those of logits before the temperature divides them",
+                needed="those of the distribution that is sampled from",
                 fix="start it with --logprobs-mode processed_logprobs",
             )
         elif expected.score is not None:
             await self._weights(name, prompt, expected.score)
+
+    async def _spread(
+        self, name: str, prompt: Sequence[int], temperature: float
+    ) -> Mapping[int, float] | None:
+        """The likeliest tokens after the prompt and their log-probs."""
+        sampling = SamplingParams(temperature=temperature, max_tokens=1, seed=1)
+        body = orjson.loads(generate_body(prompt, sampling, model=name, max_tokens=1))
+        body["sampling_params"]["logprobs"] = 5
+        answer = await self._http.send(
+            "POST", "/inference/v1/generate", orjson.dumps(body), limit_s=self._limit_s
+        )
+        if answer.status != 200:
+            if not self._findings:
+                self._add("turns", found=answer.reason(), needed="tokens", fix="read its log")
+            return None
+        first = answer.json()["choices"][0]["logprobs"]["content"][0]
+        return {entry["token_id"]: entry["logprob"] for entry in first["top_logprobs"]}
 
     async def _weights(self, name: str, prompt: Sequence[int], score: Score) -> None:
         warm = await self._sample(name, prompt, _TEMPERATURE)

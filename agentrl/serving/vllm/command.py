@@ -25,8 +25,8 @@ SERVED_NAME = "policy"
 _OURS = {
     "model": "model.path",
     "served_model_name": "nothing: agentrl asks for 'policy'",
-    "host": "the launcher, which listens on 127.0.0.1",
-    "port": "the launcher, which finds a free one",
+    "host": "the launcher, which listens on 127.0.0.1 (agentrl serve: --host)",
+    "port": "the launcher, which finds a free one (agentrl serve: --port)",
     "uds": "nothing: agentrl talks TCP",
 }
 """Options that `serving.args` cannot hold, and where they come from."""

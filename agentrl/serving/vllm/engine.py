@@ -50,6 +50,7 @@ class VllmEngine(Engine):
         model: str = "policy",
         max_context_tokens: int | None = None,
         start_version: int = 0,
+        adopt: bool = False,
         turn_limit_s: float = 3600.0,
         control_limit_s: float = 600.0,
         probe_limit_s: float = 5.0,
@@ -62,6 +63,8 @@ class VllmEngine(Engine):
             model: the served model name.
             max_context_tokens: most tokens of prompt and turn together; None asks the server.
             start_version: the version of the weights that the server was started with.
+            adopt: whatever weights the server holds, call them `start_version` at `connect`: for
+                a server that ran before the run did, whose number is that of another run.
             turn_limit_s: seconds a turn may take, pauses included.
             control_limit_s: seconds for a pause, an update or another change.
             probe_limit_s: seconds for each question of `health`.
@@ -72,6 +75,7 @@ class VllmEngine(Engine):
         self._http = Http(url)
         self._turn = f"a turn at {self._http.url}"
         self._max_context = max_context_tokens
+        self._adopt = adopt
         self._turn_limit_s = turn_limit_s
         self._control_limit_s = control_limit_s
         self._probe_limit_s = probe_limit_s
@@ -104,6 +108,9 @@ class VllmEngine(Engine):
             )
         theirs = served[self.model].get("max_model_len") or 0
         self._max_context = min(self._max_context or theirs, theirs or self._max_context or 0)
+        if self._adopt:
+            await self.adopt_version(self.start_version)
+            self._adopt = False
         await self._read_version(limit_s)
         self._connected = True
 
@@ -172,10 +179,7 @@ class VllmEngine(Engine):
         await self._ask("POST", "/abort_requests", {})
 
     async def adopt_version(self, version: int) -> None:
-        """Say which version the weights have that the server holds, loading nothing.
-
-        For a server that ran before the run did, whose version is a number of another run.
-        """
+        """Say which version the weights have that the server holds, loading nothing."""
         async with self._control:
             await self._ask("POST", "/update_weight_version", {"new_version": str(version)})
             self._version = version

@@ -1,0 +1,148 @@
+"""`agentrl serve`: one vLLM server in the foreground, ready for runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from agentrl.cli.setup import open_console, prepare
+from agentrl.config import RunConfig, parse_config
+from agentrl.config.schema import ServingSection
+from agentrl.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from agentrl.serving.vllm.command import ServerCommand
+    from agentrl.serving.vllm.launcher import VllmServer
+
+_LOOK_S = 0.5
+
+
+def command(
+    model: Annotated[
+        str, typer.Argument(help="Checkpoint, hub name, run directory, or 'quickstart'.")
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[key=value]...",
+            help="Keys of the serving section (kv_cache_gb=2), or vLLM's own options "
+            "(tensor_parallel_size=2).",
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    max_context: Annotated[
+        int, typer.Option(min=16, help="Most tokens of prompt and turn together.")
+    ] = 8192,
+    dtype: Annotated[str, typer.Option(help="Of the weights, as model.dtype.")] = "auto",
+    log: Annotated[Path | None, typer.Option(help="File for what the server prints.")] = None,
+) -> None:
+    """Start one vLLM server in the foreground; Ctrl-C ends it."""
+    from agentrl.runtime.stop import Interrupted
+    from agentrl.serving.vllm.launcher import VllmServer
+
+    prepare()
+    config = _settings(model, options or [])
+    server = VllmServer(
+        _command(config, max_context, dtype),
+        name="server",
+        log=log or Path(tempfile.gettempdir()) / f"agentrl-serve-{port}.log",
+        host=host,
+        port=port,
+        start_limit_s=config.serving.start_timeout_s,
+    )
+    console = open_console()
+    try:
+        asyncio.run(_serve(server, console, host))
+    except Interrupted as stop:
+        console.print("stopped")
+        raise typer.Exit(128 + stop.signal) from None
+
+
+def _settings(model: str, options: list[str]) -> RunConfig:
+    """A config of which only `model.path` and `serving` are used."""
+    words = []
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise ConfigError(f"expected key=value, got {option!r}")
+        key = key.removeprefix("serving.").lstrip("-").replace("-", "_")
+        known = key.partition(".")[0] in ServingSection.model_fields
+        words.append(f"serving.{key if known else f'args.{key}'}={value}")
+    data = {
+        "run": {"name": "serve"},
+        "model": {"path": model},
+        "env": {"target": "none:None"},
+        "dataset": {"source": "none.jsonl"},
+        "serving": {"engine": "vllm"},
+    }
+    return parse_config(data, words, where="the command line")
+
+
+def _command(config: RunConfig, max_context: int, dtype: str) -> ServerCommand:
+    from agentrl.runtime.assemble import model_source
+    from agentrl.runtime.engines import LEAN
+    from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
+    from agentrl.serving.vllm.command import server_command
+    from agentrl.train.pretrained import check_model_path
+
+    source = model_source(config)
+    check_model_path(source)
+    return server_command(
+        config.serving,
+        model_path=source,
+        max_context_tokens=max_context,
+        dtype=dtype,
+        # Whoever connects must know the secret, so without one there is nobody to listen for.
+        middleware=(LEAN,) if os.environ.get(SECRET_VARIABLE) else (),
+    )
+
+
+async def _serve(server: VllmServer, console: Console, host: str) -> None:
+    """Start, tell, and wait for a signal or the server's end."""
+    from agentrl.runtime.stop import StopSwitch
+
+    switch = StopSwitch()
+
+    def progress(name: str, text: str) -> None:
+        console.print(f"{name}: {text}", markup=False, soft_wrap=True)
+
+    async def work() -> None:
+        await server.start(progress)
+        for line in _told(server, host):
+            console.print(line, markup=False, soft_wrap=True)
+        while server.running:
+            await asyncio.sleep(_LOOK_S)
+        raise EngineError(f"the server has ended; the end of {server.log}:\n{server.tail()}")
+
+    with switch.on_signals():
+        try:
+            await switch.guard(work())
+        finally:
+            await server.stop()
+
+
+def _told(server: VllmServer, host: str) -> list[str]:
+    lines = [
+        f"what it prints goes to {server.log}",
+        "to use it, write in a run file:",
+        "serving:",
+        "  engine: vllm",
+        f'  urls: ["{server.url}"]',
+    ]
+    local = host == "localhost"
+    with contextlib.suppress(ValueError):
+        local = ipaddress.ip_address(host).is_loopback
+    if not local:
+        lines.append(
+            f"anyone who reaches {host} can replace its weights: keep it behind a firewall"
+        )
+    return lines
