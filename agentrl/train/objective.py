@@ -20,6 +20,7 @@ from agentrl.metrics.bag import MetricBag
 from agentrl.train.logprob_worker import RowLogProbs, in_batch_order
 from agentrl.train.logprobs import TokenLogProbs
 from agentrl.train.losses import (
+    LossSums,
     entropy_metrics,
     kl_loss,
     policy_loss,
@@ -109,19 +110,25 @@ def objective(
     if compare_sampler:
         metrics.merge(sampler_metrics(old, rollout, mask))
     if algorithm.kl_coef > 0.0:
-        if fixed.ref_R is None:
-            raise TrainError(
-                f"algorithm.kl_coef is {algorithm.kl_coef}, but there are no log-probabilities of "
-                "a reference policy"
-            )
-        kl = kl_loss(
-            out.log_probs_R,
-            ref_log_probs_R=fixed.ref_R,
-            weights_R=tensors.weights_R,
-            mask_R=mask,
-            kl_coef=algorithm.kl_coef,
-            estimator=algorithm.kl_estimator,
-        )
+        kl = _penalty(out, tensors, fixed, algorithm)
         loss, penalty = loss + kl.loss, float(kl.loss.detach())
         metrics.merge(kl.metrics)
     return Objective(loss=loss, penalty=penalty, metrics=metrics)
+
+
+def _penalty(
+    out: TokenLogProbs, tensors: TensorBatch, fixed: FixedLogProbs, algorithm: AlgorithmSection
+) -> LossSums:
+    if fixed.ref_R is None:
+        raise TrainError(
+            f"algorithm.kl_coef is {algorithm.kl_coef}, but there are no log-probabilities of "
+            "a reference policy"
+        )
+    return kl_loss(
+        out.log_probs_R,
+        ref_log_probs_R=fixed.ref_R,
+        weights_R=tensors.weights_R,
+        mask_R=tensors.mask_R,
+        kl_coef=algorithm.kl_coef,
+        estimator=algorithm.kl_estimator,
+    )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from crew import Crew, joined
+from crew import joined
 from tiny_llama import (
     MODES,
     algorithm,
@@ -21,22 +18,12 @@ from tiny_llama import (
 )
 
 from agentrl.config.schema import TrainSection
-from agentrl.errors import TrainError
 from agentrl.train.data_parallel import DataParallelBackend
-from agentrl.train.ranks import Meeting
-from agentrl.train.routing import assign
 from agentrl.train.torch_backend import TorchBackend
 from agentrl.train.trainer import Trainer
 
 TRAIN = TrainSection(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5)
 PLACE_AND_TIME = {"train/tokens_per_second"}
-
-
-@pytest.fixture(scope="module")
-def crew():
-    made = Crew(3)
-    yield made
-    made.close()
 
 
 class Keeping:
@@ -179,92 +166,6 @@ def test_denominators_of_a_rank_of_its_own_give_another_gradient(crew):
     assert relative_error(ranks[0]["gradients"][0], alone) > 1e-3
 
 
-def train_on_bad_rows(address, rank, world_size, bad, good, temperature):
-    """What a rank says about a batch that cannot be trained on, and whether it goes on."""
-    ranks = joined(address, rank, world_size)
-    model = tiny_model(torch.float32)
-    before = {name: param.detach().clone() for name, param in model.named_parameters()}
-    backend = DataParallelBackend(model, train=TRAIN, gradient_checkpointing=False, ranks=ranks)
-    trainer = Trainer(
-        model, train=TRAIN, algorithm=algorithm(), backend=backend, temperature=temperature
-    )
-    try:
-        with pytest.raises(TrainError) as caught:
-            trainer.step(bad)
-        moved = not same_bits(dict(model.named_parameters()), before)
-        metrics = trainer.step(good).result()
-    finally:
-        ranks.close()
-    return str(caught.value), moved, metrics["train/grad_norm"]
-
-
-def spoiled(step, name, value, *, rank):
-    """The same step with a number replaced in one row, of those that `rank` of three gets."""
-    (update,) = step.updates
-    micros = list(update.micro_batches)
-    place = assign(micros, 3)[rank][0]
-    micro = micros[place]
-    if name == "temperature_S":
-        changed = np.where(np.arange(len(micro.rows)) == 0, value, micro.temperature_S)
-    else:
-        changed = np.where(micro.row_R == 0, value, getattr(micro, name))
-    micros[place] = replace(micro, **{name: changed})
-    return replace(step, updates=(replace(update, micro_batches=tuple(micros)),)), micro.rows[0]
-
-
-def test_a_gradient_that_is_not_finite_is_given_up_by_all_ranks(crew):
-    """Fails (others name no row, or hang) if only the rank that has the row looks for it."""
-    good = make_step(make_groups(), micro_batch_tokens=32)
-    bad, row = spoiled(good, "advantages_R", float("inf"), rank=2)
-    answers = crew.run(3, train_on_bad_rows, bad, good, None)
-    messages = {message for message, _, _ in answers}
-    assert len(messages) == 1
-    assert str(row) in messages.pop()
-    assert not any(moved for _, moved, _ in answers)
-    assert len({norm for _, _, norm in answers}) == 1
-
-
-def test_a_rank_that_refuses_its_rows_takes_the_others_along(crew):
-    good = make_step(make_groups(), micro_batch_tokens=32)
-    bad, row = spoiled(good, "temperature_S", 0.7, rank=1)
-    answers = crew.run(3, train_on_bad_rows, bad, good, 1.0)
-    assert not any(moved for _, moved, _ in answers)
-    own = [message for message, _, _ in answers if message.startswith("row ")]
-    assert own == [f"row {row} was sampled at temperature 0.7, the trainer expects 1.0"]
-    told = f"1 of 3 ranks failed; rank 1: TrainError: {own[0]}"
-    assert [message for message, _, _ in answers] == [told, own[0], told]
-    assert len({norm for _, _, norm in answers}) == 1
-
-
-def begin_apart(address, rank, world_size):
-    ranks = joined(address, rank, world_size)
-    try:
-        with pytest.raises(TrainError, match=r"rank 1 holds other weights.*model\.embed_tokens"):
-            OneOfMany(tiny_model(torch.float32, seed=rank), ranks)
-    finally:
-        ranks.close()
-    return "refused"
-
-
-def take_other_batches(address, rank, world_size, steps):
-    ranks = joined(address, rank, world_size)
-    model = tiny_model(torch.float32)
-    trainer = Trainer(model, train=TRAIN, algorithm=algorithm(), backend=OneOfMany(model, ranks))
-    try:
-        with pytest.raises(TrainError, match="rank 1 holds another batch than rank 0"):
-            trainer.step(steps[rank])
-    finally:
-        ranks.close()
-    return "refused"
-
-
-def test_ranks_that_could_not_agree_are_refused(crew):
-    # Both would train without an error, each its own model.
-    assert crew.run(2, begin_apart) == ["refused"] * 2
-    steps = [make_step(make_groups(seed)) for seed in (0, 1)]
-    assert crew.run(2, take_other_batches, steps) == ["refused"] * 2
-
-
 def resume(address, rank, world_size, folder, step):
     ranks = joined(address, rank, world_size)
     model = tiny_model(torch.float32, seed=5)
@@ -288,52 +189,6 @@ def test_what_one_process_saved_two_go_on_with(crew, tmp_path):
     assert same_bits(ours, theirs)
     trainer.step(step)
     assert relative_error(ours, dict(trainer.weights())) < 1e-4
-
-
-def die_in_the_middle(address, rank, world_size, step, timeout_s, how):
-    """Rank 1 ends, or hangs, before its gradients are summed."""
-
-    class Ending(OneOfMany):
-        def reduce_gradients(self):
-            if rank == 1:
-                os._exit(9) if how == "end" else time.sleep(timeout_s + 3)
-            super().reduce_gradients()
-
-    model = tiny_model(torch.float32)
-    ranks = joined(address, rank, world_size, timeout_s)
-    trainer = Trainer(model, train=TRAIN, algorithm=algorithm(), backend=Ending(model, ranks))
-    with pytest.raises(TrainError) as caught:
-        trainer.step(step)
-    ranks.close()
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("how", ["end", "hang"])
-def test_a_rank_that_is_lost_ends_the_step_of_the_others(how):
-    """Fails (hangs for the test's limit) without a time limit on the group."""
-    lost = Crew(2)
-    try:
-        meeting = Meeting()
-        step = make_step(make_groups())
-        for rank in range(2):
-            lost.ask(rank, die_in_the_middle, meeting.address, rank, 2, step, 3.0, how)
-        message = lost.answer(0)
-    finally:
-        lost.close()
-    assert "rank 0 of 2 failed while" in message
-    assert "a rank that ended, hangs or was never started" in message
-
-
-def test_a_meeting_that_nobody_holds_or_nobody_comes_to_is_an_error():
-    meeting = Meeting()
-    with pytest.raises(TrainError, match=r"rank 0 of 2 failed while meeting .* within 1 s"):
-        joined(meeting.address, 0, 2, timeout_s=1.0)
-    address = meeting.address
-    meeting.close()
-    with pytest.raises(TrainError, match="rank 1 of 2 failed while meeting"):
-        joined(address, 1, 2, timeout_s=1.0)
-    with pytest.raises(TrainError, match="rank 2 is not one of 2"):
-        joined(address, 2, 2)
 
 
 def gather_sizes(address, rank, world_size):
