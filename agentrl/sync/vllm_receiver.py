@@ -105,6 +105,18 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def finish_weight_update(self) -> None:
         """Bring the layers into the layout of their kernels."""
         finalize_layerwise_reload(self.model, self.model_config)
+        self._prepare_tied_head()
+
+    def _prepare_tied_head(self) -> None:
+        """Let a head that is tied to the embeddings make its kernels' layout from the new weights.
+
+        It is given no weight of its own, so the reload passes it over; on a CPU it multiplies with
+        a packed copy, and would go on sampling from the old one.
+        """
+        head = getattr(self.model, "lm_head", None)
+        method = getattr(head, "quant_method", None)
+        if self._tied and method is not None:
+            method.process_weights_after_loading(head)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base class, which would wait for an accelerator that a CPU has not."""
