@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from agentrl.errors import EngineError, EngineRefused, SyncError
 from agentrl.serving.lean import frames, turns
@@ -233,10 +233,10 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say hello."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        # Those of uvloop, which vLLM runs on, are not subclasses of asyncio's.
+        self._transport = cast(asyncio.WriteTransport, transport)
         self._stats.connections += 1
-        transport.write(self._handshake.hello())
+        self._transport.write(self._handshake.hello())
 
     def data_received(self, data: bytes) -> None:
         """Complete what is answered."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
 
 from agentrl.engine import Engine
 from agentrl.errors import EngineError, EngineRefused, SyncError
@@ -72,8 +72,8 @@ class ServedConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a hello."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        # Those of uvloop, which vLLM runs on, are not subclasses of asyncio's.
+        self._transport = cast(asyncio.WriteTransport, transport)
         self._connections.add(self)
         self._watch = self._loop.call_later(self._handshake_s, self._on_watch)
 
