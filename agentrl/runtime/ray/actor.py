@@ -1,0 +1,116 @@
+"""What every actor of a run does first, whatever it is: see the run's folder, log into it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import RunConfig
+from agentrl.errors import RunError
+from agentrl.runtime.logs import log_to, quiet_libraries, quiet_transformers
+
+logger = logging.getLogger(__name__)
+
+INLINE_BYTES = 16 * 1024
+"""Results of rollout workers up to this size come back in the answer itself: the reports of a
+driver do. Larger ones, as groups of trajectories are, stay in the shared memory of the machine that
+made them until a rank asks for them. (Ray's own bound of 100 KiB lets small groups through.)"""
+
+ENVIRONMENT = {"RAY_USE_UVLOOP": "0"}
+"""Of every actor: environments, sandboxes and engines run on the event loop they run on without
+Ray."""
+SHARED_FOLDER_S = 10.0
+"""Seconds a new file may take to be seen on another machine, as network file systems do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorSpec:
+    """What an actor is told when it is made."""
+
+    name: str
+    """As in its log file: `worker-0`, `rank-1`."""
+    config: RunConfig
+    """Of the run; `model.path` is a folder or hub name that every machine can read."""
+    base: Path
+    """Where relative paths of the config start; absolute."""
+    run_dir: Path
+    """Of the run; absolute."""
+    host: str | None
+    """Address to listen on, where all actors are on one machine; None takes the machine's own."""
+    identity: str
+    """`run_identity` of `run_dir` as the driver sees it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """Where an actor lives."""
+
+    node_ip: str
+    """Address of its machine for the others."""
+    pid: int
+    """Its process."""
+
+
+def settle_in(spec: ActorSpec) -> contextlib.ExitStack:
+    """Check the run's folder and log into `logs/NAME.log`; close the result at the end.
+
+    Raises:
+        RunError: this machine does not see the folder.
+    """
+    quiet_libraries()
+    deadline = time.monotonic() + SHARED_FOLDER_S
+    while run_identity(spec.run_dir) != spec.identity:
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"{spec.name} on {where().node_ip} does not see the run directory {spec.run_dir} "
+                "of the driver; run.dir must be a folder that all machines of the cluster share, "
+                "under the same path"
+            )
+        time.sleep(0.1)
+    stack = contextlib.ExitStack()
+    folder = spec.run_dir / "logs"
+    folder.mkdir(exist_ok=True)
+    stack.enter_context(log_to(folder / f"{spec.name}.log"))
+    logger.info("%s: process %d on %s", spec.name, os.getpid(), where().node_ip)
+    return stack
+
+
+def listening_host(spec: ActorSpec) -> str:
+    """Address on which the other actors of the run can reach this one."""
+    return spec.host or where().node_ip
+
+
+def where() -> Whereabouts:
+    """Where this actor lives."""
+    import ray
+
+    return Whereabouts(node_ip=ray.util.get_node_ip_address(), pid=os.getpid())
+
+
+def run_identity(run_dir: Path) -> str:
+    """What tells this run's directory from any other under the same path: its `run.json`."""
+    try:
+        return hashlib.sha256((run_dir / "run.json").read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def load_tokenizer(spec: ActorSpec) -> Any:
+    """The tokenizer of the run, without its model."""
+    from agentrl.train.pretrained import load_tokenizer as load
+
+    quiet_transformers()
+    return load(spec.config.model)
+
+
+def threads_of_a_rank(config: RunConfig) -> int:
+    """Cores that one trainer rank computes with on a CPU: the user's word, or an equal part."""
+    if said := os.environ.get("OMP_NUM_THREADS"):
+        return int(said)
+    return max(1, len(os.sched_getaffinity(0)) // config.ray.trainer_ranks)

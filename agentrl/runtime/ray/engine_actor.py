@@ -1,0 +1,122 @@
+"""One vLLM server on whatever machine Ray has put this actor; the server never outlives it.
+
+The actor holds the devices in Ray's books and starts a process that uses them. The launcher's
+supervisor ends the whole tree of the server when its parent, which is this actor, is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, listening_host, settle_in, where
+from agentrl.runtime.ray.engines import EngineAddress
+from agentrl.runtime.ray.group import Mode, dispatch
+
+if TYPE_CHECKING:
+    from agentrl.serving.vllm.command import ServerCommand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """What an engine actor is told beside what every actor is told."""
+
+    source: str
+    """Folder or hub name that the server loads."""
+    neighbours: int
+    """Servers on this machine, this one included; on CPUs they share the cores."""
+    backend: str
+    """Weight backend of the run."""
+    secret: str
+    """Of the lean listener."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """What an engine actor says once its server answers."""
+
+    place: Whereabouts
+    """Where the actor lives, and the server with it."""
+    engine: EngineAddress
+    """How to reach the server."""
+
+
+class EngineActor:
+    """A `VllmServer`."""
+
+    def __init__(self, spec: ActorSpec, engine: EngineSpec) -> None:
+        self._spec, self._engine = spec, engine
+        self._stack = AsyncExitStack()
+
+    @dispatch(Mode.BROADCAST)
+    async def open(self) -> EngineReport:
+        """Start the server; returns when it answers."""
+        from agentrl.serving.vllm.launcher import VllmServer
+
+        spec = self._spec
+        self._stack.enter_context(settle_in(spec))
+        self._server = VllmServer(
+            server_command_here(spec, self._engine),
+            name=spec.name,
+            log=spec.run_dir / "logs" / f"{spec.name}.vllm.log",
+            host=listening_host(spec),
+            start_limit_s=spec.config.serving.start_timeout_s,
+        )
+        self._stack.push_async_callback(self._server.stop)
+        await self._server.start()
+        return self._report()
+
+    @dispatch(Mode.BROADCAST)
+    async def alive(self) -> bool:
+        """Whether the server runs."""
+        return self._server.running
+
+    @dispatch(Mode.BROADCAST)
+    async def restart(self) -> EngineReport:
+        """End what is left of the server and start it again, with the weights it began with."""
+        await self._server.restart()
+        return self._report()
+
+    @dispatch(Mode.BROADCAST)
+    async def close(self) -> None:
+        """Stop the server."""
+        await asyncio.shield(self._stack.aclose())
+
+    def _report(self) -> EngineReport:
+        spec = self._spec
+        address = EngineAddress(
+            name=spec.name,
+            address=self._server.url,
+            secret=self._engine.secret,
+            transport=spec.config.serving.transport,
+            max_context_tokens=spec.config.rollout.max_context_tokens,
+        )
+        return EngineReport(place=where(), engine=address)
+
+
+def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
+    """How the server is started on this machine, on the devices that Ray made visible.
+
+    Raises:
+        ConfigError: vLLM is not installed here, or an option is not the user's to set.
+    """
+    from agentrl.runtime.engines import LEAN
+    from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
+    from agentrl.serving.vllm.command import server_command, vllm_device
+
+    section = spec.config.serving
+    device = vllm_device()
+    command = server_command(
+        section,
+        model_path=engine.source,
+        max_context_tokens=spec.config.rollout.max_context_tokens,
+        replicas=engine.neighbours if device == "cpu" else 1,
+        device=device,
+        dtype=spec.config.model.dtype,
+        weight_transfer=engine.backend if engine.backend in ("nccl", "ipc") else "agentrl",
+        middleware=() if section.transport == "http" else (LEAN,),
+    )
+    more = {SECRET_VARIABLE: engine.secret, "AGENTRL_LEAN_HOST": listening_host(spec)}
+    return replace(command, env={**command.env, **more})

@@ -1,0 +1,134 @@
+"""The engines of a run as the driver sees them: control here, traffic in the workers.
+
+The driver's own client asks for nothing but pauses, weights and health. What it knows of them (who
+serves) goes to the workers; what they know (requests, sessions) comes back once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from agentrl.errors import EngineError
+from agentrl.metrics import MetricBag
+from agentrl.runtime.ray.engines import EngineAddress
+from agentrl.runtime.ray.fate import Fate
+from agentrl.runtime.ray.group import ActorLost, WorkerGroup
+from agentrl.serving import TokenClient
+from agentrl.serving.records import EngineStats, Routed, Served
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Seconds between two looks at who serves."""
+
+Push = Callable[[int], Awaitable[MetricBag]]
+
+
+class RayEngines:
+    """An `EngineStage`."""
+
+    def __init__(
+        self,
+        client: TokenClient,
+        workers: WorkerGroup,
+        push: Push,
+        fate: Fate,
+        *,
+        addresses: Mapping[str, EngineAddress],
+        shared: bool,
+    ) -> None:
+        """Take the engines.
+
+        Args:
+            client: of the driver.
+            workers: of `RolloutActor`; they were opened with all of `addresses`.
+            push: makes all engines of `client` sample from the weights of a version.
+            fate: ends what is under way when a rank dies.
+            addresses: by name; an engine that is restarted changes its entry.
+            shared: whether they sample from the tensors that training changes.
+        """
+        self._client, self._workers = client, workers
+        self._push, self._fate = push, fate
+        self._addresses, self._shared = addresses, shared
+        self._told: Sequence[EngineAddress] = tuple(addresses.values())
+        self._seen: Sequence[Mapping[str, EngineStats]] = ()
+
+    @property
+    def version(self) -> int:
+        """See `EngineStage`."""
+        return self._client.version
+
+    @property
+    def shares_weights(self) -> bool:
+        """See `EngineStage`."""
+        return self._shared
+
+    @property
+    def serving(self) -> list[EngineAddress]:
+        """Where workers may ask."""
+        return [self._addresses[name] for name in self._client.active()]
+
+    async def pause(self) -> None:
+        """See `EngineStage`."""
+        await self._fate.guard(self._client.pause_all())
+
+    async def sync(self, version: int) -> MetricBag:
+        """See `EngineStage`."""
+        bag = await self._fate.guard(self._push(version))
+        await self._tell()
+        return bag
+
+    def stats(self) -> Mapping[str, EngineStats]:
+        """See `EngineStage`; as of the last second."""
+        own = self._client.stats()
+        return {name: added(own[name], (s[name] for s in self._seen if name in s)) for name in own}
+
+    async def watch(self) -> None:
+        """Keep driver and workers of one mind; runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if tuple(self.serving) != self._told:
+                    await self._tell()
+                # A worker that is gone is replaced, and opened with the engines of that moment.
+                self._seen = [
+                    stats for stats in await self._of_each("stats") if isinstance(stats, Mapping)
+                ]
+            except EngineError as error:
+                logger.warning("engines: %s", error)
+
+    async def _tell(self) -> None:
+        serving = tuple(self.serving)
+        self._told = serving
+        for result in await self._of_each("serve_from", serving):
+            if isinstance(result, EngineError):
+                # It asks again within a second; until then its turns wait or fail over.
+                logger.warning("engines: a worker did not hear who serves: %s", result)
+                self._told = ()
+
+    async def _of_each(self, method: str, *args: object) -> list[Any]:
+        """Ask every worker that lives; what one of them raises stands in its place."""
+        calls = (self._workers.one(index, method, *args) for index in self._workers.usable)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(
+                result, ActorLost | EngineError
+            ):
+                raise result
+        return results
+
+
+def added(own: EngineStats, seen: Iterable[EngineStats]) -> EngineStats:
+    """What the driver knows of an engine, with the requests of all workers."""
+    routed, served, in_flight = Routed(), Served(), 0
+    for stats in seen:
+        in_flight += stats.in_flight
+        for whole, part in ((routed, stats.routed), (served, stats.served)):
+            for field in fields(part):
+                name = field.name
+                setattr(whole, name, getattr(whole, name) + getattr(part, name))
+    return replace(own, in_flight=in_flight, routed=routed, served=served)

@@ -1,0 +1,102 @@
+"""The engines of a run as other processes see them: addresses, not objects.
+
+The driver says which engines serve, as one list; every rollout worker makes its own connections to
+exactly those. A change costs one call for each worker, never one for each turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentrl.engine import Engine
+from agentrl.runtime.engines import UNKNOWN_VERSION
+from agentrl.serving import TokenClient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAddress:
+    """How to reach an engine."""
+
+    name: str
+    """Unique in the run."""
+    address: str
+    """`lean://host:port` or `http://host:port`."""
+    secret: str = field(default="", repr=False)
+    """What a lean listener wants to hear."""
+    transport: Literal["auto", "http", "lean"] = "auto"
+    """How turns reach it; see `serving.transport`."""
+    max_context_tokens: int | None = None
+    """Of a vLLM server, most tokens of prompt and turn; None for an embedded engine."""
+
+
+async def connect(entry: EngineAddress) -> Engine:
+    """A connection of our own to an engine.
+
+    Raises:
+        EngineError: nobody answers there, or not as expected.
+        ConfigError: the address is none, or its secret is not known.
+    """
+    from agentrl.serving.connect import connect_engine
+
+    options: dict[str, Any] = {}
+    if entry.max_context_tokens is not None:
+        options = {
+            "max_context_tokens": entry.max_context_tokens,
+            "start_version": UNKNOWN_VERSION,
+        }
+    return await connect_engine(
+        entry.address,
+        name=entry.name,
+        secret=entry.secret or None,
+        transport=entry.transport,
+        **options,
+    )
+
+
+async def connect_all(entries: Sequence[EngineAddress]) -> list[Engine]:
+    """Connections to several engines; if one fails, none stays open.
+
+    Raises:
+        EngineError: as `connect`.
+    """
+    engines: list[Engine] = []
+    try:
+        for entry in entries:
+            engines.append(await connect(entry))
+    except BaseException:
+        for engine in engines:
+            await engine.close()
+        raise
+    return engines
+
+
+async def follow(
+    client: TokenClient, known: Sequence[EngineAddress], entries: Sequence[EngineAddress]
+) -> None:
+    """Make a worker's client serve from exactly `entries`.
+
+    An engine that left takes what is in flight there with it: those turns are asked of another.
+
+    Args:
+        client: serves from `known`.
+        known: as `entries` of the last call.
+        entries: engines that serve now; an engine that was restarted has another address.
+
+    Raises:
+        EngineError: an engine that is said to serve does not answer.
+    """
+    for entry in entries:
+        if entry not in known:
+            engine = await connect(entry)
+            if entry.name in client.names():
+                client.replace(entry.name, engine)
+            else:
+                client.add_engine(engine)
+    names = {entry.name for entry in entries}
+    for name in client.names():
+        if name not in names:
+            await client.remove_engine(name, limit_s=0.0)
+    # Asking is how a connection learns of versions that others have loaded.
+    await client.health()

@@ -1,0 +1,130 @@
+"""From a config to the stages of a run on Ray: what is opened here is closed here.
+
+    cluster -> pool -> ranks, engines -> workers -> stages
+
+Processes start side by side; who needs whom is a matter of `open`. Nothing is detached: when the
+driver ends, however it ends, Ray ends the actors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.runtime.assemble import model_source
+from agentrl.runtime.checkpoint import Checkpoint
+from agentrl.runtime.ray.cast import Cast
+from agentrl.runtime.ray.cluster import check_cluster, machines, open_cluster
+from agentrl.runtime.ray.engine_stage import RayEngines
+from agentrl.runtime.ray.fate import Fate
+from agentrl.runtime.ray.fleet import open_fleet
+from agentrl.runtime.ray.layout import plan
+from agentrl.runtime.ray.pool import ResourcePool
+from agentrl.runtime.ray.stages import RayLearner, RayRollouts
+from agentrl.runtime.stages import Stages
+
+__all__ = ["RayStages", "check_cluster", "open_ray_stages"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayStages:
+    """A run's stages, and what to say of them."""
+
+    stages: Stages
+    """For a driver."""
+    model: str
+    """Describes the model and who samples from it."""
+    sandbox: str
+    """Backend of the workers and how strong it is."""
+    places: Sequence[str]
+    """One line an actor: `rank 0: process 123 on 10.0.0.1`."""
+
+
+@contextlib.asynccontextmanager
+async def open_ray_stages(
+    config: RunConfig,
+    *,
+    base: Path,
+    run_dir: Path,
+    trajectories: Path,
+    checkpoint: Checkpoint | None = None,
+    note: Callable[[str], None] = logger.warning,
+) -> AsyncIterator[RayStages]:
+    """Start the actors of a run, and end them in any case.
+
+    Args:
+        config: of the run.
+        base: where its relative paths start.
+        run_dir: of the run, with its `run.json`; a folder that all machines share.
+        trajectories: folder of the store; likewise.
+        checkpoint: to go on from.
+        note: told what the user should read.
+
+    Raises:
+        ConfigError: no cluster, or too small a one.
+        AgentrlError: whatever does not fit, named.
+    """
+    layout = plan(config.ray, config.serving)
+    path = model_source(config)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(open_cluster(config, layout))
+        pool = await ResourcePool.reserve(layout, limit_s=config.serving.start_timeout_s)
+        stack.callback(pool.release)
+        cast = Cast(
+            config,
+            pool,
+            base=base.absolute(),
+            run_dir=run_dir.absolute(),
+            trajectories=trajectories.absolute(),
+            checkpoint=checkpoint.path.absolute() if checkpoint else None,
+            one_machine=len(machines()) == 1,
+        )
+        yield await _open(cast, stack, note)
+
+
+async def _open(
+    cast: Cast, stack: contextlib.AsyncExitStack, note: Callable[[str], None]
+) -> RayStages:
+    # Closed in the opposite order: no worker asks an engine that is gone.
+    ranks, servers = cast.start_ranks(stack), cast.start_servers(stack)
+    workers = cast.start_workers(stack)
+    reports, served = await cast.opened(ranks, servers)
+    fate = Fate(ranks)
+    cast.beside(stack, fate.watch())
+    fleet = await open_fleet(cast, stack, ranks, servers, reports, served, note=note)
+    opened = await cast.opened_workers(workers, list(fleet.addresses.values()))
+    engines = RayEngines(
+        fleet.client,
+        workers.group,
+        fleet.push,
+        fate,
+        addresses=fleet.addresses,
+        shared=fleet.shares_weights,
+    )
+    workers.engines = lambda: engines.serving
+    cast.beside(stack, engines.watch())
+    rollouts = RayRollouts(workers, fate, limit_s=cast.group_limit_s)
+    learner = RayLearner(ranks, fate, version=reports[0].version, counts=rollouts.counts)
+    groups = (("rank", reports), ("worker", opened), ("engine", served))
+    return RayStages(
+        stages=Stages(
+            rollouts=rollouts,
+            engines=engines,
+            learner=learner,
+            stop_token_ids=opened[0].stop_token_ids,
+        ),
+        model=f"{reports[0].model} on {len(reports)} ranks; sampled by {fleet.text}",
+        sandbox=f"{opened[0].sandbox_text} in {len(opened)} workers",
+        places=[
+            f"{name} {index}: process {report.place.pid} on {report.place.node_ip}"
+            for name, group in groups
+            for index, report in enumerate(group)
+        ],
+    )

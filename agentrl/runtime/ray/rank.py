@@ -1,0 +1,211 @@
+"""One trainer rank without Ray: what a `TrainerActor` is wrapped around."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.metrics import MetricBag
+from agentrl.runtime.ray.engines import EngineAddress
+from agentrl.runtime.ray.layout import engine_width
+from agentrl.runtime.ray.sender import SenderFacts
+
+if TYPE_CHECKING:
+    from agentrl.config import RunConfig
+    from agentrl.data import TrajectoryStore
+    from agentrl.runtime.ray.actor import ActorSpec
+    from agentrl.runtime.ray.trainer_actor import RankSpec
+    from agentrl.sync import WeightSender
+    from agentrl.train import Trainer
+    from agentrl.train.pretrained import Pretrained
+    from agentrl.train.ranks import Ranks
+    from agentrl.types import TrajectoryGroup
+
+
+class Rank:
+    """Model, trainer, store and engine of one rank. Blocks; one call at a time."""
+
+    def __init__(
+        self,
+        spec: ActorSpec,
+        place: RankSpec,
+        pretrained: Pretrained,
+        trainer: Trainer,
+        others: Ranks | None,
+    ) -> None:
+        from agentrl.data import TrajectoryStore
+
+        self.trainer: Trainer = trainer
+        """Changes the weights of the model."""
+        self.store: TrajectoryStore = TrajectoryStore(place.trajectories)
+        """Where rank 0 writes."""
+        self._config, self._place = spec.config, place
+        self._pretrained = pretrained
+        self._others = others
+        self._weights = spec.run_dir / "weights"
+        self._sender: WeightSender | None = None
+
+    @classmethod
+    def load(cls, spec: ActorSpec, place: RankSpec, meeting: str) -> Rank:
+        """Load the model and the trainer state, and meet the other ranks.
+
+        Args:
+            spec: of the actor.
+            place: of the rank.
+            meeting: where the ranks meet, from rank 0.
+
+        Raises:
+            AgentrlError: whatever does not fit, named.
+        """
+        from agentrl.runtime.assemble import load_model
+        from agentrl.train import Trainer, load_reference
+
+        config = spec.config
+        algorithm = config.resolved_algorithm()
+        # The reference is what the run began with, also when it goes on from a checkpoint.
+        pretrained = load_model(config, path=str(place.checkpoint) if place.checkpoint else None)
+        backend, others = _backend(config, pretrained.model, place, meeting)
+        trainer = Trainer(
+            pretrained.model,
+            train=config.train,
+            algorithm=algorithm,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            backend=backend,
+            reference=load_reference(config.model, algorithm),
+        )
+        if place.checkpoint:
+            trainer.load(place.checkpoint)
+        return cls(spec, place, pretrained, trainer, others)
+
+    @property
+    def description(self) -> str:
+        """Describes the model."""
+        from agentrl.runtime.assemble import describe_model
+
+        return describe_model(self._pretrained)
+
+    @property
+    def version(self) -> int:
+        """Of the weights."""
+        return self.trainer.version
+
+    async def serve(self, stack: AsyncExitStack, *, host: str) -> EngineAddress | None:
+        """Sample from these very weights, for whoever knows the secret; None with vLLM.
+
+        Args:
+            stack: closes it.
+            host: address to listen on.
+        """
+        from agentrl.serving.embedded import EmbeddedEngine
+        from agentrl.serving.lean import EngineServer
+
+        if self._config.serving.engine != "embedded":
+            return None
+        engine = EmbeddedEngine(
+            self._pretrained.model,
+            section=self._config.serving,
+            max_context_tokens=self._config.rollout.max_context_tokens,
+            version=self.version,
+            name=f"embedded-{self._place.rank}",
+        )
+        stack.push_async_callback(engine.close)
+        server = await stack.enter_async_context(EngineServer(engine, host=host))
+        return EngineAddress(name=engine.name, address=server.address, secret=server.secret)
+
+    def prepare(
+        self, step: int, groups: Sequence[TrajectoryGroup], *, stored: bool
+    ) -> tuple[MetricBag, Any]:
+        """The batch of a step and what is to be said of it; rank 0 stores the groups.
+
+        Args:
+            step: from 1.
+            groups: all of the step.
+            stored: whether they came from the store.
+        """
+        from agentrl.rollout import rollout_metrics
+        from agentrl.runtime.local import build, drop_too_old
+
+        groups = drop_too_old(self._config, step, groups)
+        bag = rollout_metrics(groups)
+        batch = build(self._config, step, groups)
+        bag.merge(batch.metrics)
+        if self._place.rank == 0 and not stored:
+            self.store.write(step, "train", groups, batch.advantages)
+        if not any(update.micro_batches for update in batch.updates):
+            bag.sum("train/steps_without_signal", 1)
+        return bag, batch
+
+    def save(self, folder: Path) -> None:
+        """Write weights, tokenizer and trainer state into `folder`."""
+        self._pretrained.model.save_pretrained(folder)
+        self._pretrained.tokenizer.save_pretrained(folder)
+        self.trainer.save(folder)
+
+    def open_sender(self, backend: str, *, address: str, cuda: bool) -> SenderFacts:
+        """Make the weight sender.
+
+        Args:
+            backend: as in `agentrl.sync.make_sender`.
+            address: of this machine as the engines reach it.
+            cuda: whether trainer and engines have GPUs.
+        """
+        from agentrl.sync import make_sender
+
+        self._sender = make_sender(
+            self._config.sync,
+            backend=backend,
+            directory=self._weights,
+            address=address,
+            cuda=cuda,
+            workers=engine_width(self._config.serving),
+            describe=lambda: [
+                (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+                for name, tensor in self.trainer.weights()
+            ],
+        )
+        return SenderFacts(
+            backend=self._sender.backend,
+            streams=self._sender.streams,
+            meets=hasattr(self._sender, "meet"),
+        )
+
+    def ask_sender(self, method: str, *args: Any) -> Any:
+        """Call the sender; `send` with a version sends the weights of this rank.
+
+        Every rank holds all weights, so no other rank has to take part.
+        """
+        assert self._sender is not None
+        if method == "send":
+            return self._sender.send(self.trainer.weights(), *args)
+        if method == "abort":
+            return getattr(self._sender, "abort", self._sender.close)()
+        return getattr(self._sender, method)(*args)
+
+    def close(self) -> None:
+        """Leave the other ranks, and give back what the sender holds."""
+        if self._sender is not None:
+            self._sender.close()
+        if self._others is not None:
+            self._others.close()
+
+
+def _backend(
+    config: RunConfig, model: Any, place: RankSpec, meeting: str
+) -> tuple[Any, Ranks | None]:
+    """Who runs the model: with others, or this process alone, which is the trainer's default."""
+    from agentrl.train.data_parallel import DataParallelBackend
+    from agentrl.train.ranks import Ranks
+
+    if place.world_size == 1:
+        return None, None
+    device = next(model.parameters()).device
+    ranks = Ranks(meeting, rank=place.rank, world_size=place.world_size, device=device)
+    backend = DataParallelBackend(
+        model,
+        train=config.train,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        ranks=ranks,
+    )
+    return backend, ranks

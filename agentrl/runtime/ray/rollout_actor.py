@@ -1,0 +1,102 @@
+"""A rollout worker: hundreds of agent loops in one process without a GPU, and without a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, load_tokenizer, settle_in, where
+from agentrl.runtime.ray.engines import EngineAddress, connect_all, follow
+from agentrl.runtime.ray.group import Mode, dispatch
+from agentrl.runtime.stages import GroupReport, report_of
+from agentrl.serving.records import EngineStats
+from agentrl.types import SamplingParams, Task, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """What a worker says once it is open."""
+
+    place: Whereabouts
+    """Where it lives."""
+    sandbox_text: str
+    """Backend and how strong it is there."""
+    stop_token_ids: tuple[int, ...] = field(default=())
+    """Ends an assistant turn."""
+
+
+class RolloutActor:
+    """A `RolloutWorker`, its client and its sandboxes."""
+
+    def __init__(self, spec: ActorSpec, index: int) -> None:
+        self._spec, self._index = spec, index
+        self._groups: dict[str, asyncio.Task[TrajectoryGroup]] = {}
+        self._engines: Sequence[EngineAddress] = ()
+        self._stack = AsyncExitStack()
+
+    @dispatch(Mode.BROADCAST)
+    async def open(self, engines: Sequence[EngineAddress]) -> WorkerReport:
+        """Open sandboxes and connections; the worker serves until its process ends."""
+        from agentrl.runtime.assemble import make_worker, open_sandboxes
+        from agentrl.serving import LoadBalancer, TokenClient
+
+        spec = self._spec
+        self._stack.enter_context(settle_in(spec))
+        sandboxes = await open_sandboxes(spec.config.sandbox, base=spec.base)
+        self._stack.push_async_callback(sandboxes.close)
+        probe = await sandboxes.probe()
+        self._client = TokenClient(await connect_all(engines), LoadBalancer(offset=self._index))
+        self._stack.push_async_callback(self._client.close)
+        self._engines = engines
+        self._worker, chat = make_worker(
+            spec.config,
+            generator=self._client,
+            tokenizer=load_tokenizer(spec),
+            sandboxes=sandboxes,
+            base=spec.base,
+        )
+        return WorkerReport(
+            place=where(),
+            sandbox_text=f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)",
+            stop_token_ids=chat.stop_token_ids,
+        )
+
+    @dispatch(Mode.LEAST_LOADED, returns=2)
+    async def run_group(
+        self, task: Task, group_id: str, n: int, sampling: SamplingParams, seed: int
+    ) -> tuple[GroupReport, TrajectoryGroup]:
+        """See `RolloutWorker.run_group`; the report travels, the group stays here."""
+        work = self._worker.run_group(task, group_id=group_id, n=n, sampling=sampling, seed=seed)
+        self._groups[group_id] = running = asyncio.ensure_future(work)
+        try:
+            group = await running
+        finally:
+            del self._groups[group_id]
+        return report_of(group), group
+
+    @dispatch(Mode.BROADCAST)
+    async def cancel(self, group_id: str) -> None:
+        """End a group if it runs here; returns once it has given everything back."""
+        if (running := self._groups.get(group_id)) is not None:
+            running.cancel()
+            await asyncio.wait([running])
+
+    @dispatch(Mode.BROADCAST)
+    async def serve_from(self, engines: Sequence[EngineAddress]) -> None:
+        """Use exactly these engines from now on, and learn which weights they have."""
+        await follow(self._client, self._engines, engines)
+        self._engines = engines
+
+    @dispatch(Mode.BROADCAST)
+    async def stats(self) -> Mapping[str, EngineStats]:
+        """What this worker has had from each engine since it was opened."""
+        return self._client.stats()
+
+    @dispatch(Mode.BROADCAST)
+    async def close(self) -> None:
+        """Give sandboxes and connections back."""
+        for running in list(self._groups.values()):
+            running.cancel()
+        await self._stack.aclose()

@@ -1,0 +1,75 @@
+"""A `WeightSender` that lives in trainer rank 0, for a coordinator that lives in the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentrl.engine import WeightTicket
+from agentrl.errors import SyncError
+from agentrl.runtime.ray.group import ActorLost, WorkerGroup, ask_blocking
+
+if TYPE_CHECKING:
+    from agentrl.sync.transfer import Weights
+
+SEND_LIMIT_S = 3600.0
+"""Seconds one call may take; the sender has its own, shorter limits on every wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderFacts:
+    """What the driver must know of the sender."""
+
+    backend: str
+    """As in its tickets."""
+    streams: bool
+    """Whether engines must be receiving while it sends."""
+    meets: bool
+    """Whether it takes part in the meeting by a call of its own."""
+
+
+class RemoteSender:
+    """Forwards every call. Only tickets and infos travel; weights go from rank 0 to the engines."""
+
+    def __init__(self, ranks: WorkerGroup, facts: SenderFacts) -> None:
+        self.backend = facts.backend
+        self.streams = facts.streams
+        self._ranks = ranks
+        if facts.meets:
+            self.meet = lambda: self._ask("meet")
+
+    def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
+        """See `WeightSender`."""
+        return self._ask("connect", receivers)
+
+    def announce(self, version: int) -> WeightTicket:
+        """See `WeightSender`."""
+        return self._ask("announce", version)
+
+    def send(self, weights: Weights, version: int) -> WeightTicket:
+        """See `WeightSender`; `weights` are not looked at, those of rank 0 are sent."""
+        return self._ask("send", version)
+
+    def abort(self) -> None:
+        """End a send that engines have left."""
+        self._ask("abort")
+
+    def close(self) -> None:
+        """See `WeightSender`."""
+        self._ask("close")
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        try:
+            return ask_blocking(
+                self._ranks.handle(0),
+                "sender",
+                method,
+                *args,
+                who="trainer rank 0",
+                limit_s=SEND_LIMIT_S,
+            )
+        except ActorLost as error:
+            if method == "close":
+                return None  # what it held went with it
+            raise SyncError(str(error)) from error

@@ -1,0 +1,181 @@
+"""The stages of a run over groups of actors.
+
+driver --task--> worker      --report--> driver          a few hundred bytes
+                   `--group--> shared memory --> ranks   never through the driver
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from agentrl.errors import RunError
+from agentrl.metrics import MetricBag
+from agentrl.runtime.ray.fate import Fate
+from agentrl.runtime.ray.group import ActorLost, WorkerGroup
+from agentrl.runtime.ray.workers import Workers
+from agentrl.runtime.stages import GroupHandle, GroupReport, report_of
+from agentrl.types import SamplingParams, Task, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+GROUP_ATTEMPTS = 3
+"""Workers that may die under one group of rollouts before it is taken for the reason."""
+PROGRESS_S = 0.3
+"""Seconds between two looks at the progress of a training step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteGroup:
+    """A group in the shared memory of some machine."""
+
+    report: GroupReport
+    """What the driver knows of it."""
+    ref: Any
+    """Ray's reference. The group lives as long as somebody holds one, whoever made it."""
+
+
+class RayRollouts:
+    """A `RolloutStage` over workers that may die."""
+
+    def __init__(self, workers: Workers, fate: Fate, *, limit_s: float) -> None:
+        """Take the workers.
+
+        Args:
+            workers: who run groups.
+            fate: ends what is under way when a rank dies.
+            limit_s: seconds a group, or the return of a worker, may take.
+        """
+        self._workers, self._fate = workers, fate
+        self._limit_s = limit_s
+        self._counts = MetricBag()
+
+    async def run_group(
+        self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
+    ) -> RemoteGroup:
+        """See `RolloutStage`. A group whose worker dies is run again by another, same seed.
+
+        Raises:
+            RunError: the group has cost several workers, none is left, or a rank died.
+        """
+        return await self._fate.guard(self._run(task, group_id, n, sampling, seed))
+
+    async def _run(
+        self, task: Task, group_id: str, n: int, sampling: SamplingParams, seed: int
+    ) -> RemoteGroup:
+        group = self._workers.group
+        for _ in range(GROUP_ATTEMPTS):
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    await self._workers.usable()
+                    report, ref = await group.run_group(task, group_id, n, sampling, seed)
+                return RemoteGroup(report=report, ref=ref)
+            except asyncio.CancelledError:
+                await self._cancel(group_id)
+                raise
+            except ActorLost as error:
+                logger.warning("group %s is run again: %s", group_id, error)
+                self._counts.sum("rollout/groups_run_again", 1)
+                if self._workers.lost(error.index):
+                    self._counts.sum("rollout/workers_lost", 1)
+        raise RunError(
+            f"{GROUP_ATTEMPTS} rollout workers died one after the other while they ran group "
+            f"{group_id}; most likely the environment of task {task.id!r} takes all memory, or "
+            "ends its process. Look into logs/ of the run"
+        )
+
+    def adopt(self, group: TrajectoryGroup) -> RemoteGroup:
+        """See `RolloutStage`; only a replay has groups in the driver."""
+        import ray
+
+        return RemoteGroup(report=report_of(group), ref=ray.put(group))
+
+    def counts(self) -> MetricBag:
+        """What has happened since this was last asked."""
+        bag, self._counts = self._counts, MetricBag()
+        return bag
+
+    async def _cancel(self, group_id: str) -> None:
+        """Wherever it runs; a worker that is gone has nothing to give back."""
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await self._workers.group.cancel(group_id)
+        except (ActorLost, TimeoutError) as error:
+            logger.warning("group %s may not have cleaned up: %r", group_id, error)
+
+
+class RayLearner:
+    """A `LearnStage` over trainer ranks. A rank that dies ends the run; it can be resumed."""
+
+    def __init__(
+        self, ranks: WorkerGroup, fate: Fate, *, version: int, counts: Callable[[], MetricBag]
+    ) -> None:
+        """Take the ranks.
+
+        Args:
+            ranks: of `TrainerActor`.
+            fate: says that one died.
+            version: of their weights.
+            counts: what the metrics of a step say beside what the ranks say.
+        """
+        self._ranks, self._fate = ranks, fate
+        self._version = version
+        self._counts = counts
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def version(self) -> int:
+        """See `LearnStage`."""
+        return self._version
+
+    async def learn(
+        self,
+        step: int,
+        groups: Sequence[GroupHandle],
+        *,
+        stored: bool,
+        on_progress: Callable[[int, int], None],
+    ) -> MetricBag:
+        """See `LearnStage`."""
+        bag = self._counts()
+        refs = [cast(RemoteGroup, group).ref for group in groups]
+        prepared = await self._fate.guard(self._ranks.prepare(step, refs, stored))
+        watch = asyncio.ensure_future(self._watch(on_progress))
+        try:
+            learned = await self._fate.guard(self._ranks.learn())
+        finally:
+            watch.cancel()
+        # Every rank says the same of the whole step.
+        bag.merge(prepared[0])
+        bag.merge(learned[0])
+        self._version += 1
+        return bag
+
+    async def keep(self, step: int, kind: str, groups: Sequence[GroupHandle]) -> None:
+        """See `LearnStage`."""
+        refs = [cast(RemoteGroup, group).ref for group in groups]
+        await self._fate.guard(self._ranks.keep(step, kind, refs))
+
+    def save(self, folder: Path) -> None:
+        """See `LearnStage`; rank 0 writes into the shared folder. Not from the event loop."""
+        saving = asyncio.run_coroutine_threadsafe(
+            self._fate.guard(self._ranks.save(folder.absolute())), self._loop
+        )
+        saving.result()
+
+    async def _watch(self, on_progress: Callable[[int, int], None]) -> None:
+        """Pass progress on, a few times a second however fast the ranks are."""
+        seen = (0, 0)
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            try:
+                done = tuple(await self._ranks.progress())
+            except ActorLost:
+                return
+            if done != seen and done[1]:
+                seen = cast(tuple[int, int], done)
+                on_progress(*seen)

@@ -1,0 +1,168 @@
+"""A trainer rank: model, optimizer, and with an embedded engine the engine on the same weights.
+
+Every rank fetches the groups of a step from where they were made and builds the same batch from
+them; which part it computes is the business of its backend. The order of a step:
+
+    prepare (all ranks: fetch, build; rank 0: store)  ->  learn (all ranks: gradients, update)
+
+The driver awaits the first before it asks for the second, so what a step trains on is on the disk
+before any rank has computed a gradient.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.errors import RunError
+from agentrl.metrics import MetricBag
+from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, listening_host, settle_in, where
+from agentrl.runtime.ray.engines import EngineAddress
+from agentrl.runtime.ray.group import Mode, dispatch
+from agentrl.runtime.ray.sender import SenderFacts
+from agentrl.serving.threads import reserve_cores, run_computing
+
+if TYPE_CHECKING:
+    from agentrl.types import TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpec:
+    """What a trainer rank is told beside what every actor is told."""
+
+    rank: int
+    """From 0."""
+    world_size: int
+    """Ranks that train together."""
+    threads: int
+    """Threads it computes with."""
+    trajectories: Path
+    """Folder of the store."""
+    checkpoint: Path | None
+    """To go on from; None begins with the model of the config."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What a rank says once it is open."""
+
+    place: Whereabouts
+    """Where it lives."""
+    model: str
+    """Describes the model."""
+    version: int
+    """Of the weights."""
+    engine: EngineAddress | None
+    """The engine on them, if it is embedded."""
+
+
+class TrainerActor:
+    """A rank; everything that computes happens in a thread, so that its engine can be asked."""
+
+    def __init__(self, spec: ActorSpec, rank: RankSpec) -> None:
+        self._spec, self._rank = spec, rank
+        self._stack = AsyncExitStack()
+        self._progress = (0, 0)
+        self._batch: Any = None
+        self._closed = asyncio.Event()
+
+    @dispatch(Mode.RANK_ZERO)
+    async def meet(self) -> str:
+        """Let the ranks meet here; returns the address."""
+        from agentrl.train.ranks import Meeting
+
+        meeting = Meeting(host=listening_host(self._spec))
+        self._stack.callback(meeting.close)
+        return meeting.address
+
+    @dispatch(Mode.BROADCAST)
+    async def open(self, meeting: str) -> RankReport:
+        """Load the model, meet the other ranks, serve the engine."""
+        import torch
+
+        from agentrl.runtime.ray.rank import Rank
+
+        self._stack.enter_context(settle_in(self._spec))
+        torch.set_num_threads(self._rank.threads)
+        reserve_cores()
+        self._own = await run_computing(Rank.load, self._spec, self._rank, meeting)
+        self._stack.callback(self._own.close)
+        engine = await self._own.serve(self._stack, host=listening_host(self._spec))
+        return RankReport(
+            place=where(), model=self._own.description, version=self._own.version, engine=engine
+        )
+
+    @dispatch(Mode.BROADCAST)
+    async def prepare(self, step: int, refs: Sequence[Any], stored: bool) -> MetricBag:
+        """Fetch the groups and build the batch; rank 0 stores them first."""
+        groups = await fetch(refs)
+        bag, self._batch = await run_computing(self._own.prepare, step, groups, stored=stored)
+        return bag
+
+    @dispatch(Mode.BROADCAST)
+    async def learn(self) -> MetricBag:
+        """Train on the prepared batch; the same metrics on every rank."""
+        self._progress = (0, 0)
+        batch, self._batch = self._batch, None
+        return await run_computing(self._own.trainer.step, batch, self._note_progress)
+
+    @dispatch(Mode.RANK_ZERO)
+    async def progress(self) -> tuple[int, int]:
+        """(micro-batches done, micro-batches of the step), on rank 0."""
+        return self._progress
+
+    @dispatch(Mode.RANK_ZERO)
+    async def keep(self, step: int, kind: str, refs: Sequence[Any]) -> None:
+        """Store groups that are not trained on."""
+        await asyncio.to_thread(self._own.store.write, step, kind, await fetch(refs), None)
+
+    @dispatch(Mode.RANK_ZERO)
+    async def save(self, folder: Path) -> None:
+        """Write weights, tokenizer and trainer state."""
+        await run_computing(self._own.save, folder)
+
+    @dispatch(Mode.RANK_ZERO)
+    async def open_sender(self, backend: str, cuda: bool) -> SenderFacts:
+        """Make the weight sender of the run."""
+        return self._own.open_sender(backend, address=listening_host(self._spec), cuda=cuda)
+
+    @dispatch(Mode.RANK_ZERO)
+    async def sender(self, method: str, *args: Any) -> Any:
+        """Call the weight sender; `send` takes the version alone, the weights are here."""
+        return await run_computing(self._own.ask_sender, method, *args)
+
+    @dispatch(Mode.BROADCAST)
+    async def until_closed(self) -> None:
+        """Wait; the caller hears at once if this process dies."""
+        await self._closed.wait()
+
+    @dispatch(Mode.BROADCAST)
+    async def close(self) -> None:
+        """Give everything back."""
+        self._closed.set()
+        await self._stack.aclose()
+
+    def _note_progress(self, done: int, total: int) -> None:
+        self._progress = (done, total)
+
+
+async def fetch(refs: Sequence[Any]) -> list[TrajectoryGroup]:
+    """The groups behind references, straight from the machines that hold them.
+
+    Raises:
+        RunError: one is lost with its machine.
+    """
+    import ray
+    from ray.exceptions import ObjectLostError, OwnerDiedError
+
+    try:
+        return await asyncio.to_thread(ray.get, list(refs))
+    except (ObjectLostError, OwnerDiedError) as error:
+        raise RunError(
+            f"trajectories were lost with the machine that held them ({type(error).__name__}); go "
+            "on from the last stored step with --resume"
+        ) from error

@@ -1,0 +1,90 @@
+"""The rollout workers of a run, and others in the place of those that died."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentrl.errors import AgentrlError, RunError
+from agentrl.runtime.ray.engines import EngineAddress
+from agentrl.runtime.ray.group import WorkerGroup, ask
+
+logger = logging.getLogger(__name__)
+
+RESTARTS = 5
+"""Times one worker is replaced; whoever dies more often does not die by accident."""
+BACK_OFF_S = 0.5
+"""Seconds before the first of them; doubles each time."""
+
+
+class Workers:
+    """The group, and a new actor wherever one dies. Its tasks end with `close`."""
+
+    engines: Callable[[], Sequence[EngineAddress]]
+    """Those that serve at this moment; set before anything can die."""
+
+    def __init__(
+        self, group: WorkerGroup, start: Callable[[int], Any], *, open_limit_s: float
+    ) -> None:
+        """Take the workers.
+
+        Args:
+            group: of `RolloutActor`s.
+            start: makes a new actor for an index.
+            open_limit_s: seconds a new worker may take to open.
+        """
+        self.group = group
+        """Those that live."""
+        self._start = start
+        self._open_limit_s = open_limit_s
+        self._restarts = [0] * len(group)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def lost(self, index: int) -> bool:
+        """Hear that a worker died; whether that is news."""
+        if index not in self.group.usable:
+            return False
+        self.group.retire(index)
+        task = asyncio.create_task(self._replace(index))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    async def usable(self) -> None:
+        """Return once a worker takes groups.
+
+        Raises:
+            RunError: none is left, and none will come.
+        """
+        while not self.group.usable:
+            if not self._tasks:
+                raise RunError(
+                    f"all {len(self.group)} rollout workers died, each more than {RESTARTS} times; "
+                    "look into logs/worker-*.log of the run, and at the memory of the machines; "
+                    "then go on with --resume"
+                )
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    async def close(self) -> None:
+        """End the replacing."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _replace(self, index: int) -> None:
+        while self._restarts[index] < RESTARTS:
+            await asyncio.sleep(BACK_OFF_S * 2 ** self._restarts[index])
+            self._restarts[index] += 1
+            try:
+                handle = self._start(index)
+                async with asyncio.timeout(self._open_limit_s):
+                    await ask(handle, "open", self.engines(), who=f"worker {index}")
+            except (AgentrlError, TimeoutError) as error:
+                logger.warning("worker %d could not be started again: %r", index, error)
+                continue
+            logger.warning("worker %d was started again", index)
+            self.group.replace(index, handle)
+            return
+        logger.error("worker %d died more than %d times and stays out", index, RESTARTS)

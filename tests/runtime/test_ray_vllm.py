@@ -1,0 +1,98 @@
+"""Real vLLM servers as Ray actors: weights reach them, and one that is killed comes back."""
+
+import asyncio
+import importlib.util
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from ray_runs import children, drive, gone, line_of
+from tiny_project import write_project
+
+from agentrl.data import TrajectoryStore
+from agentrl.runtime.ray.launch import RayStages
+from agentrl.runtime.run_dir import RunDir
+from agentrl.runtime.stop import Interrupted, StopSwitch
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
+]
+
+
+def write_larger_model(folder: Path) -> None:
+    """The smallest heads that vLLM computes with on a CPU."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.mark.timeout(400)
+async def test_a_server_whose_actor_is_killed_comes_back_with_the_newest_weights(
+    tmp_path: Path,
+) -> None:
+    """Fails if the run stops, if the server comes back with old weights, or leaves a process."""
+    path = write_project(
+        tmp_path,
+        train__steps=100_000,
+        serving={"engine": "vllm", "replicas": 2, "kv_cache_gb": 0.1, "max_batch_size": 16},
+        ray={"rollout_workers": 1},
+        eval={"datasets": {}},
+    )
+    write_larger_model(tmp_path / "model")
+    stop = StopSwitch()
+    seen: list[int] = []
+
+    async def watch(opened: RayStages, run_dir: RunDir) -> None:
+        try:
+            store = TrajectoryStore(run_dir.trajectories)
+            engines = opened.stages.engines
+            while 2 not in store.steps("train"):
+                await asyncio.sleep(0.05)
+            assert {stats.state for stats in engines.stats().values()} == {"active"}
+            place = next(line for line in opened.places if line.startswith("engine 0"))
+            actor = int(place.split()[3])
+            tree = children(actor)
+            assert tree
+            os.kill(actor, signal.SIGKILL)
+            while engines.stats()["vllm-0"].state == "active":
+                await asyncio.sleep(0.05)
+            assert await asyncio.to_thread(gone, tree, limit_s=30.0), [line_of(p) for p in tree]
+            turns = engines.stats()["vllm-0"].served.turns
+            while engines.stats()["vllm-0"].served.turns <= turns:
+                await asyncio.sleep(0.05)
+            seen.append(engines.stats()["vllm-0"].version)
+        finally:
+            stop.request()
+
+    with pytest.raises(Interrupted):
+        await drive(path, watch=watch, stop=stop)
+    assert seen
+    assert seen[0] > 2
+    store = TrajectoryStore(tmp_path / "runs" / "tiny" / "trajectories")
+    for step in store.steps("train"):
+        for row in store.read("train", step=step):
+            sampled = [
+                version
+                for version, mask in zip(
+                    row.trajectory.policy_versions, row.trajectory.response_mask, strict=True
+                )
+                if mask
+            ]
+            assert set(sampled) <= {step - 1}, "sampled with other weights than those it trains"
+    assert await asyncio.to_thread(gone, children(os.getpid(), "vllm", "ray"))
