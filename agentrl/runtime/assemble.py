@@ -175,6 +175,17 @@ def load_model(config: RunConfig, *, path: str | None = None) -> Pretrained:
     return load_pretrained(config.model.model_copy(update={"path": source}))
 
 
+def model_source(config: RunConfig, *, path: str | None = None) -> str:
+    """The folder or hub name that the policy, or the checkpoint at `path`, is loaded from."""
+    from agentrl.train.pretrained import QUICKSTART, quickstart_checkpoint
+
+    source = resolve_model_path(path or config.model.path)
+    if source == QUICKSTART:
+        return str(quickstart_checkpoint())
+    folder = Path(source).expanduser()
+    return str(folder.absolute()) if folder.is_dir() else source
+
+
 def describe_model(pretrained: Pretrained) -> str:
     """As in `SmolLM2-135M-Instruct, 135M parameters, bfloat16 on cpu`."""
     model = pretrained.model

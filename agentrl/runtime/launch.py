@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
-from agentrl.engine import WeightTicket
 from agentrl.errors import AgentrlError
-from agentrl.metrics import MetricBag
 from agentrl.runtime.assemble import (
     TaskSets,
     describe_model,
@@ -21,25 +19,26 @@ from agentrl.runtime.assemble import (
     make_env_factory,
     make_tools,
     make_worker,
+    model_source,
     open_sandboxes,
 )
 from agentrl.runtime.checkpoint import Checkpoint, latest_checkpoint, sweep
-from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts
+from agentrl.runtime.drivers import check_schedule, make_run
+from agentrl.runtime.engines import UNKNOWN_VERSION, OpenEngines, open_engines, section_backend
+from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts, Push
 from agentrl.runtime.logs import log_to
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.records import History, Parts, RunResult
 from agentrl.runtime.run_dir import RunDir, holds_a_run, run_path
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import Interrupted, StopSwitch
-from agentrl.runtime.synchronous import SynchronousRun
 from agentrl.serving.threads import reserve_cores, run_computing
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
-    from agentrl.data import TaskCursor
+    from agentrl.data import TaskCursor, TrajectoryStore
     from agentrl.metrics.sinks import MetricsLog
-    from agentrl.sandbox import SandboxBackend
-    from agentrl.serving import TokenClient
+    from agentrl.train import Trainer
     from agentrl.train.pretrained import Pretrained
 
 logger = logging.getLogger(__name__)
@@ -49,64 +48,85 @@ _ELAPSED = "timing_s/elapsed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A loaded model behind an engine, ready to roll out."""
+    """A model behind engines, ready to roll out."""
 
-    pretrained: Pretrained
-    """Model and tokenizer."""
-    client: TokenClient
-    """The generator, and control over its engine."""
+    pretrained: Pretrained | None
+    """Model and tokenizer; None where only servers hold the model."""
+    model: str
+    """Describes the model."""
+    engines: OpenEngines
+    """Who samples from it."""
     rollouts: LocalRollouts
     """Makes groups with it."""
     chat: ChatFormat
     """How messages become ids."""
-    sandboxes: SandboxBackend
-    """Where code runs."""
     sandbox_text: str
     """Backend and how strong it is."""
 
 
 @contextlib.asynccontextmanager
 async def open_policy(
-    config: RunConfig, *, base: Path, model_path: str | None = None, version: int = 0
+    config: RunConfig,
+    *,
+    base: Path,
+    logs: Path,
+    note: Callable[[str], None],
+    model_path: str | None = None,
+    version: int = 0,
+    train: bool = False,
 ) -> AsyncIterator[Policy]:
-    """Load the model, start the engine and the sandboxes; close them in any case.
+    """Load the model, start the engines and the sandboxes; close them in any case.
+
+    Args:
+        config: of the run.
+        base: where its relative paths start.
+        logs: folder for the output of servers.
+        note: told what the user should read.
+        model_path: overrides `model.path`.
+        version: of the weights there.
+        train: whether the model is needed in this process, wherever it samples.
 
     Raises:
         AgentrlError: whatever does not fit, named.
     """
-    from agentrl.serving import TokenClient
-    from agentrl.serving.embedded import EmbeddedEngine
+    from agentrl.train.pretrained import load_tokenizer
 
+    embedded = config.serving.engine == "embedded"
     sandboxes = await open_sandboxes(config.sandbox, base=base)
     try:
         probe = await sandboxes.probe()
-        reserve_cores()
-        pretrained = await run_computing(load_model, config, path=model_path)
-        engine = EmbeddedEngine(
-            pretrained.model,
-            section=config.serving,
-            max_context_tokens=config.rollout.max_context_tokens,
-            version=version,
-        )
-        client = TokenClient([engine])
-        try:
+        source = model_source(config, path=model_path)
+        pretrained: Pretrained | None = None
+        if embedded or train:
+            reserve_cores()
+            pretrained = await run_computing(load_model, config, path=model_path)
+            tokenizer = pretrained.tokenizer
+        else:
+            tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
+        async with open_engines(
+            config,
+            model=pretrained.model if pretrained else None,
+            source=source,
+            logs=logs,
+            # A sync before the first rollout brings servers to the trainer's version.
+            version=UNKNOWN_VERSION if train and not embedded else version,
+            note=note,
+        ) as engines:
             worker, chat = make_worker(
                 config,
-                generator=client,
-                tokenizer=pretrained.tokenizer,
+                generator=engines.client,
+                tokenizer=tokenizer,
                 sandboxes=sandboxes,
                 base=base,
             )
             yield Policy(
                 pretrained=pretrained,
-                client=client,
+                model=describe_model(pretrained) if pretrained else f"{source} on {engines.text}",
+                engines=engines,
                 rollouts=LocalRollouts(worker),
                 chat=chat,
-                sandboxes=sandboxes,
                 sandbox_text=f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)",
             )
-        finally:
-            await client.close()
     finally:
         await sandboxes.close()
 
@@ -157,6 +177,7 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     from agentrl.chat import build_parser
     from agentrl.train.pretrained import check_model_path
 
+    check_schedule(config)
     check_model_path(config.model.path)
     build_parser(config.chat.tool_parser)
     make_tools(config.env, base=base)
@@ -191,74 +212,147 @@ async def _run_in(
     stop: StopSwitch,
 ) -> RunResult:
     from agentrl.data import TrajectoryStore
-    from agentrl.train import Trainer
 
     sweep(directory.checkpoints)
     point = resume_point(directory, config, tasks)
-    history, checkpoint = point.history, point.checkpoint
-    async with open_policy(
-        config,
-        base=base,
-        model_path=str(checkpoint.path) if checkpoint else None,
-        version=checkpoint.state.version if checkpoint else 0,
-    ) as policy:
-        trainer = Trainer(
-            policy.pretrained.model,
-            train=config.train,
-            algorithm=config.resolved_algorithm(),
-            gradient_checkpointing=config.model.gradient_checkpointing,
-        )
-        if checkpoint:
-            trainer.load(checkpoint.path)
+    store = TrajectoryStore(directory.trajectories)
+    async with _open_stages(directory, config, base, point, store, progress) as opened:
         metrics = open_metrics(directory, config)
         try:
             progress.started(
                 RunPlan(
                     run_dir=directory.path,
                     steps=config.train.steps,
-                    done=history.done,
+                    done=point.history.done,
                     max_minutes=config.train.max_minutes,
-                    model=describe_model(policy.pretrained),
-                    sandbox=policy.sandbox_text,
+                    model=opened.model,
+                    sandbox=opened.sandbox,
                     tasks=len(tasks.train),
                     rollouts_per_step=config.rollout.prompts_per_step
                     * config.rollout.n_samples_per_prompt,
                 )
             )
-            store = TrajectoryStore(directory.trajectories)
-
-            async def push(version: int) -> MetricBag:
-                # The embedded engine samples from the trainer's parameters: the version moves.
-                await policy.client.load_weights(WeightTicket(backend="inprocess", version=version))
-                await policy.client.resume_all()
-                return MetricBag()
-
             parts = Parts(
-                stages=Stages(
-                    rollouts=policy.rollouts,
-                    engines=LocalEngines(policy.client, push, shared=True),
-                    learner=LocalLearner(
-                        config,
-                        trainer,
-                        store,
-                        save=lambda folder: _save(folder, policy.pretrained, trainer),
-                    ),
-                    stop_token_ids=policy.chat.stop_token_ids,
-                ),
+                stages=opened.stages,
                 cursor=point.cursor,
                 eval_tasks=tasks.evals,
                 store=store,
                 metrics=metrics,
                 in_flight=in_flight(config),
             )
-            run = SynchronousRun(
-                config, directory, parts, history=history, progress=progress, stop=stop
+            run = make_run(
+                config, directory, parts, history=point.history, progress=progress, stop=stop
             )
             result = await run.run()
             progress.finished(result)
             return result
         finally:
             metrics.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStages:
+    """The stages of a run, and what to say of them."""
+
+    stages: Stages
+    """For a driver."""
+    model: str
+    """Describes the model."""
+    sandbox: str
+    """Describes the sandboxes."""
+
+
+@contextlib.asynccontextmanager
+async def _open_stages(
+    directory: RunDir,
+    config: RunConfig,
+    base: Path,
+    point: ResumePoint,
+    store: TrajectoryStore,
+    progress: Progress,
+) -> AsyncIterator[OpenStages]:
+    """As `runtime` says: in this process, or on Ray."""
+    if config.runtime == "ray":
+        from agentrl.runtime.ray.launch import open_ray_stages
+
+        async with open_ray_stages(
+            config,
+            base=base,
+            run_dir=directory.path,
+            trajectories=directory.trajectories,
+            checkpoint=point.checkpoint,
+        ) as ray:
+            for place in ray.places:
+                logger.info("%s", place)
+            yield OpenStages(stages=ray.stages, model=ray.model, sandbox=ray.sandbox)
+        return
+    checkpoint = point.checkpoint
+    async with open_policy(
+        config,
+        base=base,
+        logs=directory.path / "logs",
+        note=progress.note,
+        model_path=str(checkpoint.path) if checkpoint else None,
+        version=checkpoint.state.version if checkpoint else 0,
+        train=True,
+    ) as policy:
+        learner, trainer = open_learner(config, policy, store, checkpoint)
+        async with _syncing(config, policy, trainer, directory) as push:
+            engines = LocalEngines(
+                policy.engines.client, push, shared=policy.engines.shares_weights
+            )
+            stages = Stages(
+                rollouts=policy.rollouts,
+                engines=engines,
+                learner=learner,
+                stop_token_ids=policy.chat.stop_token_ids,
+            )
+            model = f"{policy.model}; sampled by {policy.engines.text}"
+            yield OpenStages(stages=stages, model=model, sandbox=policy.sandbox_text)
+
+
+def open_learner(
+    config: RunConfig, policy: Policy, store: TrajectoryStore, checkpoint: Checkpoint | None
+) -> tuple[LocalLearner, Trainer]:
+    """The trainer of a policy, where its checkpoint left it."""
+    from agentrl.train import Trainer, load_reference
+
+    pretrained = policy.pretrained
+    assert pretrained is not None
+    # The reference is what the run began with, also when it goes on from a checkpoint.
+    began = config.model.model_copy(update={"path": model_source(config)})
+    trainer = Trainer(
+        pretrained.model,
+        train=config.train,
+        algorithm=config.resolved_algorithm(),
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        reference=load_reference(began, config.algorithm),
+    )
+    if checkpoint:
+        trainer.load(checkpoint.path)
+    learner = LocalLearner(
+        config, trainer, store, save=lambda folder: _save(folder, pretrained, trainer)
+    )
+    return learner, trainer
+
+
+@contextlib.asynccontextmanager
+async def _syncing(
+    config: RunConfig, policy: Policy, trainer: Trainer, directory: RunDir
+) -> AsyncIterator[Push]:
+    """How the trainer's weights reach the engines; what moves them is closed at the end."""
+    from agentrl.sync import WeightSync, make_sender
+
+    backend = section_backend(config)
+    sender = make_sender(
+        config.sync, backend=backend, directory=directory.path / "weights", cuda=False
+    )
+    sync = WeightSync(policy.engines.client, sender)
+    try:
+        await sync.connect()
+        yield lambda version: sync.push(trainer.weights, version)
+    finally:
+        await sync.close()
 
 
 def in_flight(config: RunConfig) -> int:

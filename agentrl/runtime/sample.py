@@ -9,7 +9,7 @@ from statistics import fmean
 
 from agentrl.config import RunConfig
 from agentrl.errors import RunError
-from agentrl.runtime.assemble import describe_model, load_task_sets
+from agentrl.runtime.assemble import load_task_sets
 from agentrl.runtime.collect import (
     infrastructure_failure,
     rollouts_of,
@@ -66,7 +66,9 @@ async def evaluate(
         store = TrajectoryStore(out / "trajectories")
         n = config.eval.n_samples
         summaries = []
-        async with open_policy(config, base=base, model_path=model_path) as policy:
+        async with open_policy(
+            config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
+        ) as policy:
             progress.started(_plan(config, policy, out, sum(map(len, chosen.values()))))
             for name, tasks in chosen.items():
                 groups = await stop.guard(
@@ -103,7 +105,9 @@ async def collect(
         check_parts(config, base=base)
         chosen = load_task_sets(config, base=base).train[:tasks]
         n = config.rollout.n_samples_per_prompt
-        async with open_policy(config, base=base, model_path=model_path) as policy:
+        async with open_policy(
+            config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
+        ) as policy:
             progress.started(_plan(config, policy, out, len(chosen)))
             groups = await stop.guard(
                 _roll_out(
@@ -162,7 +166,7 @@ def _plan(config: RunConfig, policy: Policy, out: Path, tasks: int) -> RunPlan:
         steps=0,
         done=0,
         max_minutes=None,
-        model=describe_model(policy.pretrained),
+        model=policy.model,
         sandbox=policy.sandbox_text,
         tasks=tasks,
         rollouts_per_step=0,
