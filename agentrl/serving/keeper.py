@@ -1,6 +1,6 @@
-"""Servers that die are started again, a bounded number of times, and rejoin with the newest weights.
+"""Servers that die are started again, not too often, and come back with the newest weights.
 
-    alive? --no--> quarantine --> start again --> replace in the client --> `Fleet.recover` --> serves
+    alive? --no--> quarantine --> start again --> replace in the client --> recover --> serves
                                       |
                                       +-- too often: stays out, and the run goes on without it
 """

@@ -1,0 +1,97 @@
+"""Servers that die come back, with the newest weights, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from agentrl.engine import Engine, WeightTicket
+from agentrl.errors import EngineError
+from agentrl.serving import EngineState, TokenClient
+from agentrl.serving.keeper import MAX_RESTARTS, Keeper
+from agentrl.testing import ByteTokenizer, ScriptedEngine
+from agentrl.types import SamplingParams
+
+SAMPLING = SamplingParams()
+
+
+def engine(name: str, version: int = 0) -> ScriptedEngine:
+    return ScriptedEngine(["hello"], ByteTokenizer(), name=name, version=version)
+
+
+class Server:
+    """A process that dies when told, and starts with the weights it was first given."""
+
+    def __init__(self, name: str, *, starts: Callable[[], bool] = lambda: True) -> None:
+        self.name = name
+        self.engine = engine(name)
+        self.running = True
+        self.tries = 0
+        self._starts = starts
+
+    async def kill(self) -> None:
+        self.running = False
+        await self.engine.close()
+
+    async def alive(self) -> bool:
+        return self.running
+
+    async def start_again(self) -> Engine:
+        self.tries += 1
+        if not self._starts():
+            raise EngineError("it ended with status 1 while starting")
+        self.engine, self.running = engine(self.name), True
+        return self.engine
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_dead_server_comes_back_with_the_newest_weights() -> None:
+    """Fails if the engine serves before `recover`, or if its sessions are not asked elsewhere."""
+    servers = [Server("a"), Server("b")]
+    newest = WeightTicket(backend="inprocess", version=7)
+
+    async def recover(restarted: Engine) -> None:
+        await restarted.pause()
+        await restarted.load_weights(newest)
+        await restarted.resume()
+
+    client = TokenClient([server.engine for server in servers], probe_s=0.001, recover=recover)
+    await client.pause_all()
+    await client.load_weights(newest)
+    await client.resume_all()
+    notes: list[str] = []
+    keeper = Keeper(client, servers, note=notes.append, look_s=0.001, back_off_s=0.001)
+    keeping = asyncio.create_task(keeper.run())
+    await servers[0].kill()
+    await until(lambda: keeper.restarts["a"] == 1)
+    generation = await client.generate([1], SAMPLING, "s")
+    assert set(generation.policy_versions) == {7}
+    await until(lambda: client.balancer.state("a") is EngineState.ACTIVE)
+    assert servers[0].engine.loaded == [newest]
+    assert keeper.restarts == {"a": 1, "b": 0}
+    assert notes == ["a ended; starting it again (1 of 3)"]
+    keeping.cancel()
+    await client.close()
+
+
+async def test_a_server_that_never_starts_is_given_up_and_the_others_go_on() -> None:
+    """Fails if restarts are not counted: the machine would start servers for ever."""
+    servers = [Server("a", starts=lambda: False), Server("b")]
+    client = TokenClient([server.engine for server in servers], probe_s=0.001)
+    notes: list[str] = []
+    keeper = Keeper(client, servers, note=notes.append, look_s=0.001, back_off_s=0.001)
+    keeping = asyncio.create_task(keeper.run())
+    await servers[0].kill()
+    await until(lambda: any("given up" in note for note in notes))
+    await asyncio.sleep(0.02)
+    assert servers[0].tries == MAX_RESTARTS
+    assert client.balancer.state("a") is EngineState.QUARANTINED
+    assert await client.generate([1], SAMPLING, "s")
+    assert not keeping.done()
+    keeping.cancel()
+    await client.close()
