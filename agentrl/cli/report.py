@@ -13,8 +13,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from agentrl.runtime.evaluate import EvalSummary
-    from agentrl.runtime.preflight import Check
-    from agentrl.runtime.records import RunResult
+    from agentrl.runtime.records import Check, RunResult
     from agentrl.runtime.stats import Interval
 
 _TITLE = "Scores: mean over tasks [95 % interval over tasks]"

@@ -37,7 +37,8 @@ def command(
 
 def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
     from agentrl.cli.report import preflight_table
-    from agentrl.runtime.preflight import Status, preflight
+    from agentrl.runtime.preflight import preflight
+    from agentrl.runtime.records import Status
 
     config, base = read_config(path, overrides)
     checks = asyncio.run(preflight(config, base=base, resume=resume))

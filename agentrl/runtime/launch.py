@@ -25,6 +25,7 @@ from agentrl.runtime.assemble import (
 from agentrl.runtime.checkpoint import Checkpoint, latest_checkpoint, sweep
 from agentrl.runtime.drivers import check_schedule, make_run
 from agentrl.runtime.engines import UNKNOWN_VERSION, OpenEngines, open_engines, section_backend
+from agentrl.runtime.fleet_checks import require_fleet
 from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts, Push
 from agentrl.runtime.logs import log_to
 from agentrl.runtime.progress import Progress, RunPlan
@@ -151,6 +152,7 @@ async def train(
     with stop.on_signals():
         check_parts(config, base=base)
         tasks = load_task_sets(config, base=base)
+        await require_fleet(config)
         directory = run_dir or RunDir.create(config, base=base)
         try:
             with log_to(directory.log_file):

@@ -9,14 +9,13 @@ import asyncio
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.env import EnvContext
 from agentrl.errors import AgentrlError, RunError
+from agentrl.runtime import fleet_checks
 from agentrl.runtime.assemble import (
     load_task_sets,
     make_env_factory,
@@ -25,32 +24,13 @@ from agentrl.runtime.assemble import (
     sandbox_limits,
 )
 from agentrl.runtime.checkpoint import resolve_model_path
+from agentrl.runtime.records import Check, Status
 from agentrl.runtime.run_dir import free_name, holds_a_run, run_path
 from agentrl.sandbox import Isolation
 from agentrl.types import Message, Task
 
 _SAMPLE = 32
 """Tasks whose prompts are measured."""
-
-
-class Status(StrEnum):
-    """How a check came out."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One line of the report."""
-
-    name: str
-    """What was looked at."""
-    status: Status
-    """How it came out."""
-    detail: str
-    """What was found, and for anything but `ok` what to do."""
 
 
 async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> list[Check]:
@@ -70,6 +50,9 @@ async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> l
         ("datasets", lambda: _datasets(config, base, found)),
         ("prompts", lambda: _prompts(config, base, found)),
         ("sandbox", lambda: _sandbox(config, base)),
+        ("schedule", lambda: fleet_checks.schedule(config)),
+        ("engines", lambda: fleet_checks.engines(config, found)),
+        ("cluster", lambda: fleet_checks.cluster(config)),
         ("run directory", lambda: _run_directory(config, resume)),
         ("disk", lambda: _disk(config, found)),
         ("budget", lambda: _budget(config, found)),

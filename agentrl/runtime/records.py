@@ -1,9 +1,10 @@
-"""The records a run is made of: its parts, what earlier processes left, how it ended."""
+"""The records of a run: its parts, what earlier processes left, how it ended, what was checked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,3 +70,23 @@ class History:
     """Step to its line in `metrics.jsonl`."""
     elapsed_s: float = 0.0
     """Wall time of earlier processes in seconds."""
+
+
+class Status(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    """What was looked at."""
+    status: Status
+    """How it came out."""
+    detail: str
+    """What was found, and for anything but `ok` what to do."""

@@ -1,0 +1,113 @@
+"""Checks of `agentrl train --dry-run` that concern engines, schedule and cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.config import RunConfig
+from agentrl.config.schema import RaySection
+from agentrl.errors import ConfigError
+from agentrl.runtime.assemble import model_source
+from agentrl.runtime.drivers import check_schedule, runs_ahead
+from agentrl.runtime.engines import section_backend, server_commands
+from agentrl.runtime.records import Check, Status
+from agentrl.serving.vllm.command import vllm_device
+
+_TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14", "  a  b")
+"""Texts that tokenizers are told apart by."""
+_TRANSFER = {"nccl": "nccl", "ipc": "ipc"}
+"""Backends that vLLM brings itself; ours are all behind one name."""
+
+
+async def schedule(config: RunConfig) -> str:
+    """What the schedule means, in words."""
+    check_schedule(config)
+    schedule = config.schedule
+    if schedule.oversample > 1:
+        return f"on-policy, {schedule.oversample:g} groups begun for each that is trained"
+    if not runs_ahead(config):
+        return "on-policy: every step is sampled by the weights it trains"
+    ways = "go on with new weights" if schedule.partial_rollout else "end before a sync"
+    return (
+        f"a sync every {schedule.trigger_parameter_sync_step} steps, rollouts run ahead by "
+        f"{1.0 if schedule.one_step_off else schedule.staleness_threshold:g} of what it takes and "
+        f"{ways}"
+    )
+
+
+async def engines(config: RunConfig, found: Mapping[str, Any]) -> Check | str:
+    """Whether the engines that the config names can be had, and fit."""
+    section = config.serving
+    if section.engine == "embedded":
+        if section.urls or section.replicas > 1 or section.args:
+            raise ConfigError(
+                "serving.engine is 'embedded', so serving.urls, serving.replicas and serving.args "
+                "have no effect; set serving.engine: vllm or remove them"
+            )
+        return "embedded: samples from the trainer's own weights"
+    backend = section_backend(config)
+    if section.urls:
+        return await _strangers(config, found, backend)
+    server_commands(config, source=config.model.path, secret="")
+    text = f"{section.replicas} vLLM servers on {vllm_device()}, weights by {backend}"
+    cores = os.cpu_count() or 1
+    if vllm_device() == "cpu" and section.replicas > cores:
+        detail = f"{text}; they share {cores} cores, so lower serving.replicas"
+        return Check(name="engines", status=Status.WARN, detail=detail)
+    return text
+
+
+async def require_fleet(config: RunConfig) -> None:
+    """Before anything is started: what `--dry-run` would say of engines and cluster.
+
+    Raises:
+        ConfigError: the run cannot have the engines or the machines it asks for.
+    """
+    from agentrl.train.pretrained import load_tokenizer
+
+    found: dict[str, Any] = {}
+    if config.serving.urls:
+        section = config.model.model_copy(update={"path": model_source(config)})
+        found["tokenizer"] = await asyncio.to_thread(load_tokenizer, section)
+    await engines(config, found)
+    await cluster(config)
+
+
+async def _strangers(config: RunConfig, found: Mapping[str, Any], backend: str) -> str:
+    """Servers that somebody else started must be what this run needs, each of them."""
+    from agentrl.serving.vllm.check import Expected, check_server, require
+
+    tokenizer = found.get("tokenizer")
+    texts = None
+    if tokenizer is not None:
+        texts = {text: tokenizer.encode(text, add_special_tokens=False) for text in _TEXTS}
+    expected = Expected(
+        vocab_size=_vocabulary(config),
+        max_context_tokens=config.rollout.max_context_tokens,
+        texts=texts,
+        weight_transfer=None if backend == "disk" else _TRANSFER.get(backend, "agentrl"),
+    )
+    urls = config.serving.urls
+    answers = await asyncio.gather(*(check_server(url, expected) for url in urls))
+    require(dict(zip(urls, answers, strict=True)))
+    return f"{len(urls)} vLLM servers answer and fit, weights by {backend}"
+
+
+def _vocabulary(config: RunConfig) -> int:
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(model_source(config)).vocab_size)
+
+
+async def cluster(config: RunConfig) -> str:
+    """Where the actors of a run would be."""
+    if config.runtime == "local":
+        if config.ray != RaySection():
+            raise ConfigError("the ray section has no effect with runtime: local; set runtime: ray")
+        return "none: everything runs on this machine"
+    from agentrl.runtime.ray.launch import check_cluster
+
+    return await check_cluster(config)
