@@ -4,8 +4,8 @@
     python benchmarks/sticky_sessions.py --quick          # one small repeat
 
 Two vLLM servers of SmolLM2-135M, one core each on a machine without a GPU. Conversations begin with
-a prompt of 1,400 tokens (instructions, tools, a task) and reach 1,672 in five turns: 16 tokens are
-sampled, then a tool says 48. Two are in flight at any time. They are served once through
+a prompt of 1,600 tokens (instructions, tools, a task) and reach 1,808 in five turns: 16 tokens are
+sampled, then a tool says 32. Two are in flight at any time. They are served once through
 `TokenClient` and its balancer and once by turns going round robin, in the same process on the same
 servers, with prompts that share nothing; which goes first alternates.
 
@@ -238,8 +238,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--conversations", type=int, default=12)
     parser.add_argument("--concurrent", type=int, default=2)
-    parser.add_argument("--prompt-tokens", type=int, default=1_400)
-    parser.add_argument("--tool-tokens", type=int, default=48)
+    parser.add_argument("--prompt-tokens", type=int, default=1_600)
+    parser.add_argument("--tool-tokens", type=int, default=32)
     parser.add_argument("--generated-tokens", type=int, default=16)
     parser.add_argument("--kv-cache-gb", type=float, default=1.0)
     parser.add_argument(
