@@ -70,7 +70,7 @@ def check_schedule(config: RunConfig, *, shares_weights: bool | None = None) -> 
         ConfigError: the first thing found, with what to write instead.
     """
     if shares_weights is None:
-        shares_weights = config.serving.engine == "embedded" and config.runtime == "local"
+        shares_weights = config.serving.engine == "embedded"
     _check_one_step_off(config)
     _check_partial(config)
     _check_lag(config)

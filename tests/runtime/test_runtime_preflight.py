@@ -52,6 +52,33 @@ async def test_what_is_wrong_is_named(
     assert checks["budget"].status is Status.OK
 
 
+@pytest.mark.parametrize(
+    ("overrides", "name", "words"),
+    [
+        (["serving.replicas=2"], "engines", ["'embedded'", "serving.engine: vllm"]),
+        (
+            ["serving.engine=vllm", "serving.urls=[http://127.0.0.1:1]"],
+            "engines",
+            ["http://127.0.0.1:1", "nobody", "agentrl serve"],
+        ),
+        (["serving.engine=vllm", "serving.args={port: 1}"], "engines", ["port", "launcher"]),
+        (["serving.engine=vllm", "sync.backend=ipc"], "engines", ["ipc", "CUDA", "'shm'"]),
+        (["schedule.staleness_threshold=1"], "schedule", ["partial_rollout: true"]),
+        (["schedule.oversample=2", "schedule.one_step_off=true"], "schedule", ["oversample"]),
+        (["ray.trainer_ranks=2"], "cluster", ["no effect", "runtime: ray"]),
+        (["runtime=ray", "ray.address=127.0.0.1:1"], "cluster", ["127.0.0.1:1", "ray start"]),
+        (["runtime=ray", "ray.gpus_per_trainer=64"], "cluster", ["too small", "GPU"]),
+    ],
+)
+async def test_a_fleet_that_cannot_be_had_is_named(
+    project: Path, overrides: list[str], name: str, words: list[str]
+) -> None:
+    """Fails if a key that has no effect, or an engine nobody has, shows only once a run began."""
+    checks = await check(project, *overrides)
+    assert checks[name].status is Status.FAIL, checks
+    assert [word for word in words if word not in checks[name].detail] == [], checks[name].detail
+
+
 async def test_a_prompt_that_fills_the_context(project: Path) -> None:
     config = load_config(project)
     data = config.model_dump(mode="json")
