@@ -165,7 +165,7 @@ class ServingSection(Section):
     transport: Literal["auto", "http", "lean"] = "auto"
     """How turns reach a vLLM server: `http` works with any; `lean` keeps one connection and sends
     only new tokens; `auto` is `lean` for the servers that are started here."""
-    repin_alpha: float = Field(default=0.002, ge=0)
+    repin_alpha: float = Field(default=0.01, ge=0)
     """Requests in flight that one token to prefill again weighs as much as; decides whether a
     session leaves a crowded server."""
     repin_moves: int = Field(default=2, ge=0)

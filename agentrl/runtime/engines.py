@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN_VERSION = -1
 """What a server has before its first sync: the model it was started with, whatever that is."""
+WAIT_S = 60.0
+"""Seconds that a server which somebody else runs may be away."""
 LEAN = "agentrl.serving.lean.vllm_app:LeanMiddleware"
 """Opens the lean listener inside a vLLM server."""
 
@@ -41,6 +43,8 @@ class OpenEngines:
     """Whether all of them run on this machine."""
     text: str
     """What they are, for the log."""
+    patience_s: float
+    """Seconds that an engine which is gone may take to come back; 0 if it never does."""
 
 
 @contextlib.asynccontextmanager
@@ -91,10 +95,11 @@ def _embedded(config: RunConfig, model: Any, version: int) -> OpenEngines:
         version=version,
     )
     return OpenEngines(
-        client=_client(config, [engine]),
+        client=_client(config, [engine], wait_s=0.0),
         shares_weights=True,
         same_host=True,
         text="embedded in this process",
+        patience_s=0.0,
     )
 
 
@@ -118,10 +123,11 @@ async def _connected(config: RunConfig, version: int) -> OpenEngines:
         raise
     local = all(_is_local(url) for url in section.urls)
     return OpenEngines(
-        client=_client(config, engines),
+        client=_client(config, engines, wait_s=WAIT_S),
         shares_weights=False,
         same_host=local,
         text=f"{len(engines)} vLLM servers that run already",
+        patience_s=WAIT_S,
     )
 
 
@@ -141,7 +147,11 @@ async def _launched(
     )
     try:
         kept = [_OwnServer(server, config, secret, version) for server in servers]
-        client = _client(config, [await server.connect() for server in kept])
+        client = _client(
+            config,
+            [await server.connect() for server in kept],
+            wait_s=config.serving.start_timeout_s,
+        )
         keeping = asyncio.create_task(Keeper(client, kept, note=note).run())
         try:
             yield OpenEngines(
@@ -149,6 +159,7 @@ async def _launched(
                 shares_weights=False,
                 same_host=True,
                 text=f"{len(servers)} vLLM servers on this machine",
+                patience_s=config.serving.start_timeout_s,
             )
         finally:
             keeping.cancel()
@@ -274,10 +285,10 @@ def _devices(config: RunConfig) -> list[tuple[int, ...]]:
     ]
 
 
-def _client(config: RunConfig, engines: Sequence[Engine]) -> TokenClient:
+def _client(config: RunConfig, engines: Sequence[Engine], *, wait_s: float) -> TokenClient:
     section = config.serving
     balancer = LoadBalancer(alpha=section.repin_alpha, max_moves=section.repin_moves)
-    return TokenClient(engines, balancer)
+    return TokenClient(engines, balancer, wait_s=wait_s)
 
 
 def _is_local(url: str) -> bool:

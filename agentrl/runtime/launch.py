@@ -301,7 +301,10 @@ async def _open_stages(
         learner, trainer = open_learner(config, policy, store, checkpoint)
         async with _syncing(config, policy, trainer, directory) as push:
             engines = LocalEngines(
-                policy.engines.client, push, shared=policy.engines.shares_weights
+                policy.engines.client,
+                push,
+                shared=policy.engines.shares_weights,
+                patience_s=policy.engines.patience_s,
             )
             stages = Stages(
                 rollouts=policy.rollouts,

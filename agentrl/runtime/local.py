@@ -7,16 +7,20 @@ their own and sample on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from agentrl.config import RunConfig
+from agentrl.errors import SyncError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.collect import GroupRunner, stable_seed
 from agentrl.runtime.stages import GroupHandle, HeldGroup
 from agentrl.serving.threads import run_computing
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
@@ -102,17 +106,22 @@ class LocalLearner:
 class LocalEngines:
     """An `EngineStage` over a client in this process."""
 
-    def __init__(self, client: TokenClient, push: Push, *, shared: bool) -> None:
+    def __init__(
+        self, client: TokenClient, push: Push, *, shared: bool, patience_s: float = 0.0
+    ) -> None:
         """Take the engines.
 
         Args:
             client: in front of them.
             push: makes all of them sample from the learner's weights of a version.
             shared: whether they sample from the learner's own tensors.
+            patience_s: seconds to wait for an engine to come back when a sync reached none; 0
+                where none ever does.
         """
         self._client = client
         self._push = push
         self._shared = shared
+        self._patience_s = patience_s
 
     @property
     def version(self) -> int:
@@ -130,6 +139,13 @@ class LocalEngines:
 
     async def sync(self, version: int) -> MetricBag:
         """See `EngineStage`."""
+        try:
+            return await self._push(version)
+        except SyncError as error:
+            if not self._patience_s:
+                raise
+            logger.warning("%s; trying once more when an engine is back", error)
+            await self._client.start_over(str(error), limit_s=self._patience_s)
         return await self._push(version)
 
     def stats(self) -> Mapping[str, EngineStats]:

@@ -65,7 +65,7 @@ class LoadBalancer:
         self,
         engines: Iterable[str] = (),
         *,
-        alpha: float = 0.002,
+        alpha: float = 0.01,
         max_moves: int = 2,
         offset: int = 0,
         max_sessions: int = 100_000,

@@ -221,6 +221,24 @@ class Fleet:
         self._set_aside(name, why, wait_s=self._probe_s)
         self._members[name].evict()
 
+    async def start_over(self, why: str, *, limit_s: float) -> None:
+        """After a change that no engine took: take all of them out, and wait for one to return.
+
+        Args:
+            why: they are taken out.
+            limit_s: seconds to wait, restarts included.
+
+        Raises:
+            EngineError: none came back in time.
+        """
+        self._paused = False
+        for name in self.names():
+            self.quarantine(name, why)
+        try:
+            await self._until_active(asyncio.get_running_loop().time() + limit_s)
+        except TimeoutError:
+            raise EngineError(f"no engine came back within {limit_s:g} s: {why}") from None
+
     # -- inside -----------------------------------------------------------------------------
 
     def _state(self, name: str) -> EngineState:
