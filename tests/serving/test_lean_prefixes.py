@@ -73,8 +73,9 @@ def test_the_callers_list_is_neither_kept_nor_changed() -> None:
 def test_a_tuple_is_recognised_as_the_same_history() -> None:
     """Fails if a tuple never equals the list that is held."""
     pair = Pair()
-    pair.turn("s", (1, 2, 3), (4,))  # type: ignore[arg-type]
+    pair.turn("s", [1, 2, 3], (4,))
     pair.turn("s", (1, 2, 3, 4, 5), (6,))  # type: ignore[arg-type]
+    pair.turn("s", [1, 2, 3, 4, 5, 6], (7,))
     assert pair.sent_tokens == 4
 
 
