@@ -23,7 +23,7 @@ from agentrl.runtime.assemble import (
     open_sandboxes,
 )
 from agentrl.runtime.checkpoint import Checkpoint, latest_checkpoint, sweep
-from agentrl.runtime.drivers import check_schedule, make_run
+from agentrl.runtime.drivers import check_schedule, make_run, runs_ahead
 from agentrl.runtime.engines import UNKNOWN_VERSION, OpenEngines, open_engines, section_backend
 from agentrl.runtime.fleet_checks import require_fleet
 from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts, Push
@@ -361,10 +361,14 @@ async def _syncing(
 
 
 def in_flight(config: RunConfig) -> int:
-    """Most rollouts at once: twice what all engines decode, so that none waits for tools."""
-    return (
-        2 * config.serving.max_batch_size * max(config.serving.replicas, len(config.serving.urls))
-    )
+    """Most rollouts at once: twice what all engines decode, so that none waits for tools.
+
+    A schedule that runs ahead keeps a third one ready for each place, since a group holds its
+    places until its last rollout has ended.
+    """
+    section = config.serving
+    places = section.max_batch_size * (len(section.urls) or section.replicas)
+    return places * (3 if runs_ahead(config) else 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
