@@ -12,6 +12,7 @@ from agentrl.config import parse_config
 from agentrl.config.schema import RaySection, ServingSection
 from agentrl.errors import ConfigError
 from agentrl.metrics import MetricBag
+from agentrl.runtime.ray.actor import run_identity
 from agentrl.runtime.ray.cluster import check_cluster
 from agentrl.runtime.ray.group import (
     ActorLost,
@@ -189,3 +190,12 @@ async def test_too_few_devices_are_said_with_what_is_there(tmp_path: Path) -> No
     assert "3 CPU on this machine" in await check_cluster(config_with(tmp_path))
     with pytest.raises(ConfigError, match=r"needs 4096 GPU, found \d+; .*ray.trainer_ranks \(64\)"):
         await check_cluster(config_with(tmp_path, trainer_ranks=64, gpus_per_trainer=64))
+
+
+def test_a_folder_that_is_not_the_run_s_is_told_by_its_content(tmp_path: Path) -> None:
+    """Fails if any folder under the same path will do, as every machine has one."""
+    (tmp_path / "run.json").write_text('{"began": 1}')
+    seen = run_identity(tmp_path)
+    (tmp_path / "run.json").write_text('{"began": 2}')
+    assert run_identity(tmp_path) not in ("", seen)
+    assert run_identity(tmp_path / "nowhere") == ""

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from ray_runs import children, drive, gone, line_of, pid_of, wait_until
@@ -18,8 +19,10 @@ from agentrl.errors import RunError
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.checkpoint import latest_checkpoint
 from agentrl.runtime.ray.launch import RayStages
+from agentrl.runtime.ray.stages import RemoteGroup
 from agentrl.runtime.run_dir import RunDir
 from agentrl.runtime.stored import stored_groups
+from agentrl.types import SamplingParams, Task
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -67,24 +70,9 @@ async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path)
     import torch
     from transformers import AutoModelForCausalLM
 
-    held: list[int] = []
-
     async def watch(opened: RayStages, run_dir: RunDir) -> None:
         assert len(opened.places) == 4
         assert opened.sandbox.startswith("nothing")
-        rollouts = opened.stages.rollouts
-        run_group = rollouts.run_group
-
-        async def spy(*args: object, **kwargs: object) -> object:
-            import ray
-
-            handle = await run_group(*args, **kwargs)  # pyright: ignore
-            # A group that came inside of its answer lies on no machine's shared memory.
-            where = ray.experimental.get_object_locations([handle.ref])[handle.ref]
-            held.append(len(where["node_ids"]))
-            return handle
-
-        rollouts.run_group = spy  # pyright: ignore
 
     run = project.parent / "runs" / "two"
     result = await drive(project, "run.name=two", "ray.trainer_ranks=2", watch=watch)
@@ -104,6 +92,24 @@ async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path)
         assert torch.allclose(a, b, atol=1e-6), name
 
 
+async def machines_that_hold_a_large_group(opened: RayStages) -> int:
+    """Nobody's shared memory holds a group that travelled inside of the answer."""
+    import ray
+
+    handle = await opened.stages.rollouts.run_group(
+        Task(id="large", prompt="say much"),
+        group_id="large",
+        n=48,
+        sampling=SamplingParams(
+            temperature=1.0, max_tokens=8, stop_token_ids=opened.stages.stop_token_ids
+        ),
+        seed=1,
+    )
+    assert len(handle.report.rollouts) == 48
+    ref = cast(RemoteGroup, handle).ref
+    return len(ray.experimental.get_object_locations([ref])[ref]["node_ids"])
+
+
 async def test_a_worker_and_a_rank_are_killed_in_one_run(project: Path) -> None:
     """A worker costs nothing but time; a rank ends the run, which can be resumed.
 
@@ -112,6 +118,7 @@ async def test_a_worker_and_a_rank_are_killed_in_one_run(project: Path) -> None:
     the groups that were run again are those that were trained.
     """
     killed: list[int] = []
+    held: list[int] = []
 
     async def kill(opened: RayStages, place: str) -> None:
         line = next(line for line in opened.places if line.startswith(place))
@@ -119,6 +126,7 @@ async def test_a_worker_and_a_rank_are_killed_in_one_run(project: Path) -> None:
         os.kill(killed[-1], signal.SIGKILL)
 
     async def watch(opened: RayStages, run_dir: RunDir) -> None:
+        held.append(await machines_that_hold_a_large_group(opened))
         store = TrajectoryStore(run_dir.trajectories)
         while 1 not in store.steps("train"):
             await asyncio.sleep(0.01)
@@ -136,6 +144,7 @@ async def test_a_worker_and_a_rank_are_killed_in_one_run(project: Path) -> None:
         await drive(project, *overrides, watch=watch)
     assert time.monotonic() - began < 60  # a rollout waits that long for an engine to come back
     assert len(killed) == 2
+    assert held == [1], "the group came to the driver inside of the answer"
     assert gone(killed)
     store = TrajectoryStore(run / "trajectories")
     made = {step: store.path(step, "train").stat().st_mtime_ns for step in store.steps("train")}

@@ -58,7 +58,9 @@ class Whereabouts:
 
 
 def settle_in(spec: ActorSpec) -> contextlib.ExitStack:
-    """Check the run's folder and log into `logs/NAME.log`; close the result at the end.
+    """Check the run's folder and write into `logs/NAME.log`; close the result at the end.
+
+    Whatever the process prints goes there, too: Ray's own files are gone with the cluster.
 
     Raises:
         RunError: this machine does not see the folder.
@@ -76,7 +78,11 @@ def settle_in(spec: ActorSpec) -> contextlib.ExitStack:
     stack = contextlib.ExitStack()
     folder = spec.run_dir / "logs"
     folder.mkdir(exist_ok=True)
-    stack.enter_context(log_to(folder / f"{spec.name}.log"))
+    path = folder / f"{spec.name}.log"
+    with path.open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    stack.enter_context(log_to(path))
     logger.info("%s: process %d on %s", spec.name, os.getpid(), where().node_ip)
     return stack
 

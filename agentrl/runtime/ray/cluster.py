@@ -2,7 +2,7 @@
 
 What is started here is gone when the run ends, however it ends: Ray's processes die with the
 process that started them (the kernel sees to it), and a shell that only waits for that process
-to end removes their folder.
+to end removes what they leave.
 """
 
 from __future__ import annotations
@@ -37,8 +37,23 @@ ASK_S = 60.0
 """Seconds a head has to say what it has."""
 HOW_TO_START = (
     "start one with `ray start --head --port=6379` on the first machine and `ray start "
-    "--address=HEAD:6379` on the others, or leave ray.address out to use this machine alone"
+    "--address=HEAD:6379` on the others, or leave ray.address out to use this machine alone; a "
+    "cluster that wants a token is joined with RAY_AUTH_MODE=token in the environment"
 )
+
+_GUARD = """
+trap "" INT TERM HUP
+cat > /dev/null
+sleep 1
+for process in /proc/[0-9]*; do
+    ls -l "$process/fd" 2> /dev/null | grep -qF -- "$1/" && kill -9 "${process#/proc/}"
+done
+rm -rf -- "$1"
+sleep 1
+rm -rf -- "$1"
+"""
+"""Ends what has a file of Ray's folder open, and removes the folder; again, if something that was
+ending has just written to it."""
 
 _ASK = (
     "import json, sys, ray, logging\n"
@@ -162,13 +177,10 @@ def _signal_handlers_kept() -> Any:
 def _remove_when_we_end(folder: Path) -> subprocess.Popen[bytes]:
     """A shell that reads a pipe which only this process holds: it ends when we do, even by kill -9.
 
-    The second's sleep lets Ray's processes, which die at the same moment, stop writing.
+    Most of Ray ends with us, too, but its agents spend a minute on telling a head that is gone.
     """
-    script = (
-        'trap "" INT TERM HUP; cat >/dev/null; sleep 1; rm -rf -- "$1"; sleep 2; rm -rf -- "$1"'
-    )
     return subprocess.Popen(
-        ["/bin/sh", "-c", script, "agentrl-ray-guard", str(folder)],
+        ["/bin/sh", "-c", _GUARD, "agentrl-ray-guard", str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

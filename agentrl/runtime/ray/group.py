@@ -227,7 +227,7 @@ async def ask(
 
     Raises:
         ActorLost: it died.
-        AgentrlError: as raised there.
+        AgentrlError, OSError: as raised there.
     """
     remote = getattr(handle, method)
     with _translated(who):
@@ -263,7 +263,7 @@ def _translated(who: str) -> Iterator[None]:
         yield
     except RayTaskError as error:
         # Of anybody else's error the traceback of the other process is wanted, too.
-        if isinstance(error.cause, AgentrlError):
+        if isinstance(error.cause, AgentrlError | OSError):
             raise error.cause from None
         raise
     except RayActorError as error:

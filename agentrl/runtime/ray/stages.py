@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 GROUP_ATTEMPTS = 3
 """Workers that may die under one group of rollouts before it is taken for the reason."""
+CANCEL_S = 60.0
+"""Seconds a cancelled group has to give environments and sandboxes back."""
 PROGRESS_S = 0.3
 """Seconds between two looks at the progress of a training step."""
 
@@ -77,6 +79,12 @@ class RayRollouts:
             except asyncio.CancelledError:
                 await self._cancel(group_id)
                 raise
+            except TimeoutError:
+                raise RunError(
+                    f"group {group_id} did not come back within {self._limit_s:g} s, far beyond "
+                    "its own limits: a rollout worker hangs, or none could be started; look into "
+                    "logs/worker-*.log of the run, and go on with --resume"
+                ) from None
             except ActorLost as error:
                 logger.warning("group %s is run again: %s", group_id, error)
                 self._counts.sum("rollout/groups_run_again", 1)
@@ -101,11 +109,13 @@ class RayRollouts:
 
     async def _cancel(self, group_id: str) -> None:
         """Wherever it runs; a worker that is gone has nothing to give back."""
+        group = self._workers.group
+        calls = (group.one(index, "cancel", group_id) for index in group.usable)
         try:
-            async with asyncio.timeout(self._limit_s):
-                await self._workers.group.cancel(group_id)
-        except (ActorLost, TimeoutError) as error:
-            logger.warning("group %s may not have cleaned up: %r", group_id, error)
+            async with asyncio.timeout(CANCEL_S):
+                await asyncio.gather(*calls, return_exceptions=True)
+        except TimeoutError:
+            logger.warning("group %s has not cleaned up within %g s", group_id, CANCEL_S)
 
 
 class RayLearner:

@@ -156,12 +156,11 @@ async def fetch(refs: Sequence[Any]) -> list[TrajectoryGroup]:
     Raises:
         RunError: one is lost with its machine.
     """
-    import ray
-    from ray.exceptions import ObjectLostError, OwnerDiedError
+    from ray.exceptions import ObjectLostError
 
     try:
-        return await asyncio.to_thread(ray.get, list(refs))
-    except (ObjectLostError, OwnerDiedError) as error:
+        return list(await asyncio.gather(*refs))
+    except ObjectLostError as error:  # OwnerDiedError is one, too
         raise RunError(
             f"trajectories were lost with the machine that held them ({type(error).__name__}); go "
             "on from the last stored step with --resume"

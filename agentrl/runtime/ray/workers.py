@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentrl.errors import AgentrlError, RunError
+from agentrl.errors import RunError
 from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.group import WorkerGroup, ask
 
@@ -80,11 +80,16 @@ class Workers:
             try:
                 handle = self._start(index)
                 async with asyncio.timeout(self._open_limit_s):
-                    await ask(handle, "open", self.engines(), who=f"worker {index}")
-            except (AgentrlError, TimeoutError) as error:
+                    engines = self.engines()
+                    await ask(handle, "open", engines, who=f"worker {index}")
+                    while engines != self.engines():
+                        engines = self.engines()
+                        await ask(handle, "serve_from", engines, who=f"worker {index}")
+            except Exception as error:  # recording boundary: sandboxes may be a user's
                 logger.warning("worker %d could not be started again: %r", index, error)
                 continue
-            logger.warning("worker %d was started again", index)
+            # No await since the engines were compared: from here on it hears of every change.
             self.group.replace(index, handle)
+            logger.warning("worker %d was started again", index)
             return
         logger.error("worker %d died more than %d times and stays out", index, RESTARTS)
