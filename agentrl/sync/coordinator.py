@@ -219,7 +219,7 @@ class WeightSync:
             return await sending, failed, failed.keys()
         except SyncError as error:
             logger.warning("version %d was not sent whole: %s", version, error)
-            culprits: list[str] = [names[i] for i in getattr(self._sender, "culprits", ())]
+            culprits = [names[int(i)] for i in getattr(self._sender, "culprits", ())]
             if isinstance(error, NotAllCame) and not culprits:
                 # Nothing had been sent that could have failed the first one.
                 culprits = [*failed][:1]

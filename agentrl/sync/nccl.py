@@ -7,6 +7,7 @@ every other backend, too. Needs CUDA and vLLM on both sides, on devices of their
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,20 +26,17 @@ def need_nccl() -> None:
     Raises:
         ConfigError: no CUDA device, or no vLLM.
     """
-    try:
-        import torch
+    import torch
 
-        cuda = torch.cuda.is_available()
-        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"sync.backend is 'nccl', which needs vLLM beside the trainer: {error}; install "
-            "agentrl[vllm] or set `sync.backend: collective`"
-        ) from error
-    if not cuda:
+    if not torch.cuda.is_available():
         raise ConfigError(
             "sync.backend is 'nccl', but torch sees no CUDA device here; set `sync.backend` to "
             "`shm` or `collective`"
+        )
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "sync.backend is 'nccl', which needs vLLM beside the trainer; install agentrl[vllm] or "
+            "set `sync.backend: collective`"
         )
 
 

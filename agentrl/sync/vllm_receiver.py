@@ -27,6 +27,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.model_loader.reload.layerwise import (
     finalize_layerwise_reload,
     get_layerwise_info,
@@ -73,7 +74,8 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         super().__init__(*args, **kwargs)
         self._receiver: WeightReceiver | None = None
         self._backend = ""
-        self._proved = False
+        self._proved: set[str] = set()
+        """Names that are known to have a place, each, and to fill the model, together."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Meet the sender."""
@@ -131,6 +133,7 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._load(ticket)
         except BaseException:
             # Also when the worker is stopped: layers must not stay taken apart.
+            self._proved = set()
             self._put_together()
             raise
 
@@ -142,7 +145,9 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             # Name by name the first time, slower, to prove that every name has its place.
             loaded = self._load_all(stream) if self._proved else self._load_each(stream)
         self._check_complete(loaded)
-        self._proved = True
+        if self._proved and (changed := self._proved ^ stream.seen):
+            raise SyncError(f"other names than in the last update: {_listed(sorted(changed))}")
+        self._proved = stream.seen
 
     def _load_all(self, stream: _Stream) -> set[str]:
         try:
@@ -191,6 +196,12 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if self._tied:
             # While layers wait for their weights, a tied head looks like a parameter of its own.
             missing = [name for name in missing if not name.startswith("lm_head.")]
+        # A fused parameter counts as loaded as soon as one of its parts is.
+        for name, layer in self.model.named_modules():
+            info = get_layerwise_info(layer)
+            total = info.load_numel_total
+            if isinstance(layer, LinearBase) and total and 0 < info.load_numel < total:
+                missing.append(f"{name} ({total - info.load_numel} of {total} elements)")
         if missing:
             raise SyncError(
                 f"{len(missing)} parameters of {type(self.model).__name__} got no weight: "
@@ -220,10 +231,12 @@ class _Stream:
         self._weights = weights
         self._keeps = keeps
         self.current = "no weight"
+        self.seen: set[str] = set()
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._weights:
             self.current = f"weight {name!r} of shape {tuple(tensor.shape)}"
+            self.seen.add(name)
             # A layer's parts wait until the layer is whole, longer than a bucket stays filled.
             yield name, tensor if self._keeps else tensor.clone()
 

@@ -7,14 +7,14 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from sync_weights import assert_same, nudged, run_python, weights
+from sync_weights import nudged, run_python, weights
 
 from agentrl.errors import SyncError
 from agentrl.sync.collective import CollectiveReceiver, CollectiveSender, drain
 
 RECEIVER = """
     import json, sys
-    from sync_weights import assert_same, nudged, weights
+    from sync_weights import nudged, weights
     from agentrl.engine import WeightTicket
     from agentrl.sync.collective import CollectiveReceiver
     from agentrl.errors import SyncError

@@ -74,8 +74,8 @@ Fleet = Callable[..., WeightSync]
 
 
 @pytest.fixture
-async def engines() -> AsyncIterator[list[ReceivingEngine]]:
-    yield [ReceivingEngine(f"e{i}") for i in range(3)]
+async def engines() -> list[ReceivingEngine]:
+    return [ReceivingEngine(f"e{i}") for i in range(3)]
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ async def test_mode_wait_lets_turns_end(engines, fleet: Fleet) -> None:
         engine._delay_s = 1.0
     turn = asyncio.create_task(sync._client.generate([1], SamplingParams(), "s"))
     await asyncio.sleep(0.02)
-    with pytest.raises(SyncError, match="still in flight after 0.2 s"):
+    with pytest.raises(SyncError, match=r"still in flight after 0\.2 s"):
         await sync.push(lambda: [], 2, mode="wait")
     assert not any(engine.paused for engine in engines)
     await turn

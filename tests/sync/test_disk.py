@@ -23,7 +23,7 @@ def test_whole_versions_arrive_and_the_newest_two_stay(tmp_path: Path) -> None:
         assert_same(receiver.receive(tickets[-1]), weights(version))
     assert names(tmp_path) == ["version-00000003", "version-00000004"]
     assert_same(DiskReceiver().receive(tickets[-2]), weights(3))
-    with pytest.raises(SyncError, match="no weights in .*version-00000001"):
+    with pytest.raises(SyncError, match=r"no weights in .*version-00000001"):
         list(receiver.receive(tickets[0]))
     sender.close()
     assert names(tmp_path) == []
