@@ -67,8 +67,11 @@ async def http(lean_server: VllmServer) -> AsyncIterator[VllmEngine]:
 
 async def until_running(engine: VllmEngine, count: int) -> None:
     deadline = time.monotonic() + 20
-    while ((await engine.health()).metrics or {}).get("running") != count:
-        assert time.monotonic() < deadline
+    while True:
+        health = await engine.health()
+        if (health.metrics or {}).get("running") == count:
+            return
+        assert time.monotonic() < deadline, health
         await asyncio.sleep(0.02)
 
 
