@@ -50,11 +50,28 @@ class Answer:
         return self.body[:300].decode(errors="replace").strip() or "no text"
 
 
+class _Pool:
+    """One session of aiohttp and who uses it."""
+
+    def __init__(self, keep_alive_s: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.users = 0
+        self.retired = False
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive_s),
+            timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_LIMIT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+            trust_env=False,  # a proxy in the environment is not meant for the next machine
+        )
+
+
 class Http:
     """Persistent connections to one server, as many as there are requests at once.
 
     A session of aiohttp belongs to the event loop in which it was made, so there is one per loop;
-    `close` ends them all.
+    `close` ends them all. After an answer of 5xx the session is exchanged: uvicorn closes that
+    connection without saying so, and what is written into it next would be lost without a verdict.
     """
 
     def __init__(self, url: str, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
@@ -66,20 +83,16 @@ class Http:
         """
         self.url = url.rstrip("/")
         self._keep_alive_s = keep_alive_s
-        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._pools: list[_Pool] = []
 
-    def _session(self) -> aiohttp.ClientSession:
+    def _pool(self) -> _Pool:
         loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None or session.closed:
-            session = self._sessions[loop] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keep_alive_s),
-                timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_LIMIT_S),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-                trust_env=False,  # a proxy in the environment is not meant for the next machine
-            )
-        return session
+        for pool in self._pools:
+            if pool.loop is loop and not pool.retired:
+                return pool
+        pool = _Pool(self._keep_alive_s)
+        self._pools.append(pool)
+        return pool
 
     async def send(
         self, method: str, path: str, body: bytes | None = None, *, limit_s: float
@@ -97,11 +110,14 @@ class Http:
             EngineError: the connection broke or the time was up; the server may have acted.
         """
         what = f"{method} {self.url}{path.partition('?')[0]}"
+        pool = self._pool()
+        pool.users += 1
         try:
             async with asyncio.timeout(limit_s):
-                async with self._session().request(
+                async with pool.session.request(
                     method, self.url + path, data=body, headers=_HEADERS if body else None
                 ) as response:
+                    pool.retired = pool.retired or response.status >= 500
                     return Answer(status=response.status, body=await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineRefused(f"{what}: no connection ({error or 'timed out'})") from None
@@ -112,6 +128,11 @@ class Http:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # ValueError: bytes that are no HTTP, found by the parser.
             raise EngineError(f"{what}: the connection broke ({error!r})") from None
+        finally:
+            pool.users -= 1
+            if pool.retired and not pool.users and pool in self._pools:
+                self._pools.remove(pool)
+                await pool.session.close()
 
     async def expect(
         self, method: str, path: str, content: Any = None, *, limit_s: float
@@ -129,12 +150,12 @@ class Http:
     async def close(self) -> None:
         """Close every connection. Idempotent."""
         here = asyncio.get_running_loop()
-        for loop, session in list(self._sessions.items()):
-            del self._sessions[loop]
-            if loop is here:
-                await session.close()
-            elif not loop.is_closed():
-                asyncio.run_coroutine_threadsafe(session.close(), loop)
+        pools, self._pools = self._pools, []
+        for pool in pools:
+            if pool.loop is here:
+                await pool.session.close()
+            elif not pool.loop.is_closed():
+                asyncio.run_coroutine_threadsafe(pool.session.close(), pool.loop)
 
 
 def accept(answer: Answer, what: str) -> Answer:
