@@ -113,6 +113,7 @@ async def test_calls_go_to_who_has_least_to_do_and_never_to_the_retired() -> Non
     handles[1].gate.set()
     await asyncio.sleep(0.01)
     assert [call.done() for call in calls] == [False, True, False, True]
+    assert (await asyncio.wait_for(group.hold(), 1))[0] == 1
     group.retire(1)
     more = asyncio.ensure_future(group.hold())
     handles[0].gate.set()
