@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,46 @@ async def test_partial_rollouts_go_on_in_the_middle(tmp_path: Path) -> None:
     rows = [row for groups in stored(config).values() for g in groups for row in g.trajectories]
     assert any(len(set(row.policy_versions)) > 1 for row in rows)
     assert all(list(row.policy_versions) == sorted(row.policy_versions) for row in rows)
+
+
+async def test_the_trainer_waits_for_a_long_rollout_before_it_is_too_old(tmp_path: Path) -> None:
+    """Fails if short ones overtake it without an end."""
+
+    class OneIsLong(StreamingWorker):
+        async def run_group(self, task, **kwargs):  # type: ignore[no-untyped-def]
+            if kwargs["group_id"].startswith("stream/00000000"):
+                versions = self.client.version
+                await asyncio.sleep(0.3)
+                group = await super().run_group(task, **kwargs)
+                rows = (replace(row, policy_versions=(versions,) * 3) for row in group.trajectories)
+                return replace(group, trajectories=tuple(rows))
+            return await super().run_group(task, **kwargs)
+
+    config = config_of(tmp_path, "d")
+    await drive(config, worker=OneIsLong(Fuse()))
+    (step,) = [n for n, groups in stored(config).items() if 0 in map(stream_index, groups)]
+    # The bound is 1 and it began at version 0: the first step may overtake it, the second not.
+    assert step == 2
+
+
+async def test_rollouts_after_a_replay_use_the_replayed_weights(tmp_path: Path) -> None:
+    """Fails if the engines keep the weights of the checkpoint until a sync is due."""
+
+    class AfterTraining(Fuse):
+        def __call__(self, place: str) -> None:
+            super().__call__(place)
+            if place == "train ends":
+                raise Killed(place)
+
+    config = config_of(tmp_path, "b")
+    config = config.model_copy(update={"eval": config.eval.model_copy(update={"every_steps": 0})})
+    fuse = AfterTraining()
+    with pytest.raises(Killed):
+        await drive(config, fuse=fuse, worker=StreamingWorker(fuse))
+    assert list(stored(config)) == [1]
+    await drive(config, worker=StreamingWorker(Fuse()))
+    rows = [row for group in stored(config)[2] for row in group.trajectories]
+    assert {version for row in rows for version in row.policy_versions} == {1}
 
 
 async def test_old_rollouts_are_dropped_counted_and_kept(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from agentrl.runtime.tail_rounds import plan_round, run_first
 from agentrl.types import Task, TrajectoryGroup
 
 
-def config_of(tmp_path: Path, **train: int) -> RunConfig:
-    return fake_config(tmp_path, schedule={"oversample": 1.5}, **train)
+def config_of(tmp_path: Path, *, steps: int) -> RunConfig:
+    return fake_config(tmp_path, schedule={"oversample": 1.5}, steps=steps)
 
 
 @given(
