@@ -207,7 +207,9 @@ class ScheduleSection(Section):
     one_step_off: bool = False
     """Roll out the next step while this one trains, and nothing beyond it."""
     max_version_lag: int | None = Field(default=None, ge=0)
-    """Most versions between a sampled token and the weights it trains; None does not look."""
+    """Most versions between a sampled token and the weights it trains; what is older is dropped or
+    masked. None waits for late rollouts instead, so that nothing exceeds the bound that the other
+    keys imply."""
     stale: Literal["drop", "mask"] = "drop"
     """What happens beyond `max_version_lag`: `drop` the rollout, or `mask` the old tokens."""
     oversample: float = Field(default=1.0, ge=1)

@@ -96,6 +96,7 @@ class Driver:
             raise
         finally:
             watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
         return self._result(reason)
 
     async def _watch_engines(self) -> None:
