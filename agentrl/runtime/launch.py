@@ -283,6 +283,7 @@ async def _open_stages(
             run_dir=directory.path,
             trajectories=directory.trajectories,
             checkpoint=point.checkpoint,
+            note=progress.note,
         ) as ray:
             for place in ray.places:
                 logger.info("%s", place)
