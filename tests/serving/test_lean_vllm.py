@@ -20,7 +20,9 @@ from agentrl.serving.connect import connect_engine
 from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
 from agentrl.serving.lean.vllm_engine import VllmLeanEngine
 from agentrl.serving.vllm import VllmEngine
+from agentrl.serving.vllm.http import Http
 from agentrl.serving.vllm.launcher import VllmServer
+from agentrl.serving.vllm.metrics import read_metrics
 from agentrl.types import FinishReason, SamplingParams
 
 CONTEXT = 2048
@@ -66,12 +68,15 @@ async def http(lean_server: VllmServer) -> AsyncIterator[VllmEngine]:
 
 
 async def until_running(engine: VllmEngine, count: int) -> None:
+    """By the server's own counter alone: what goes to its engine core may wait behind a turn."""
+    http = Http(engine.url)
     deadline = time.monotonic() + 20
     while True:
-        health = await engine.health()
-        if (health.metrics or {}).get("running") == count:
-            return
-        assert time.monotonic() < deadline, health
+        page = await http.expect("GET", "/metrics", limit_s=20)
+        numbers = read_metrics(page.body.decode())
+        if numbers.get("running") == count:
+            return await http.close()
+        assert time.monotonic() < deadline, numbers
         await asyncio.sleep(0.02)
 
 
