@@ -68,9 +68,12 @@ class AsynchronousRun(Driver):
             cursor=self._parts.cursor,
             pressure=self._pressure,
             queue=self._queue,
-            version=lambda: self._stages.engines.version,
+            version=lambda: self._served,
             places=min(self._pace.limit, max(1, in_flight // n)),
         )
+        # What engines sample between two syncs. They are not asked: one that is on its way back has
+        # other weights, and takes no turn before it has these.
+        self._served = self._stages.learner.version
         self._streams = False  # whether rollouts have begun; before, stored steps are replayed
         self._waits = False  # whether the trainer waits for groups; then those that end are shown
 
@@ -179,9 +182,12 @@ class AsynchronousRun(Driver):
 
     # -- weights ------------------------------------------------------------------------------
 
+    async def _sync(self, bag: MetricBag) -> None:
+        await super()._sync(bag)
+        self._served = self._stages.learner.version
+
     async def _swap_if_due(self, bag: MetricBag) -> None:
-        behind = self._stages.learner.version - self._stages.engines.version
-        if behind < self._pace.trigger:
+        if self._stages.learner.version - self._served < self._pace.trigger:
             return
         try:
             await self._swap(bag)
@@ -191,10 +197,13 @@ class AsynchronousRun(Driver):
             return
 
     async def _swap(self, bag: MetricBag) -> None:
-        """The learner's weights on the engines: at once, or when nothing is in flight."""
+        """The learner's weights on the engines: at once, or when nothing is in flight.
+
+        No group begins meanwhile, since engines take the weights at different moments.
+        """
         was_open = self._rollouter.is_open
+        self._rollouter.hold()
         if not self._pace.partial and self._rollouter.running:
-            self._rollouter.hold()
             began = _now()
             await self._stop.guard(self._rollouter.drained())
             bag.sum("timing_s/drain", _now() - began)
@@ -208,7 +217,7 @@ class AsynchronousRun(Driver):
         self._rollouter.hold()
         if self._reason_to_end() is not None:
             await self._rollouter.close()  # nothing more will be trained
-        if self._stages.learner.version > self._stages.engines.version:
+        if self._stages.learner.version > self._served:
             await self._swap(MetricBag())
         return await super()._evaluate(step)
 

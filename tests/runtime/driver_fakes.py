@@ -15,6 +15,7 @@ from agentrl.batch import StepBatch
 from agentrl.config import RunConfig, parse_config
 from agentrl.data import TrajectoryStore
 from agentrl.engine import WeightTicket
+from agentrl.errors import EngineError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assemble import TaskSets
 from agentrl.runtime.drivers import make_run
@@ -112,12 +113,20 @@ class StreamingWorker(FakeWorker):
 
 
 class FakeClient:
-    """Has a version."""
+    """Has a version; none while its engines load, each at a moment of its own."""
 
     def __init__(self, version: int) -> None:
-        self.version = version
+        self._version = version
+        self.load_s = 0.0
+        self.loading = False
         self.sampling = asyncio.Event()
         self.sampling.set()
+
+    @property
+    def version(self) -> int:
+        if self.loading:
+            raise EngineError("engines have different weight versions")
+        return self._version
 
     @property
     def paused(self) -> bool:
@@ -131,7 +140,10 @@ class FakeClient:
 
     async def load_weights(self, ticket: WeightTicket) -> None:
         assert self.paused, "weights changed under a running engine"
-        self.version = ticket.version
+        self.loading = True
+        await asyncio.sleep(self.load_s)
+        self.loading = False
+        self._version = ticket.version
 
     def stats(self) -> dict[str, EngineStats]:
         return {}

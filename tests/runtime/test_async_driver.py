@@ -125,6 +125,30 @@ async def test_partial_rollouts_go_on_in_the_middle(tmp_path: Path) -> None:
     assert all(list(row.policy_versions) == sorted(row.policy_versions) for row in rows)
 
 
+async def test_a_group_may_end_while_engines_load(tmp_path: Path) -> None:
+    """Fails if another begins then, under weights that are not yet those of all engines."""
+
+    class Graded(StreamingWorker):
+        ended = False
+
+        async def run_group(self, task, *, group_id, n, sampling, seed):  # type: ignore[no-untyped-def]
+            assert group_id.startswith("eval") or not self.client.loading
+            self.client.load_s = 0.01
+            group = await super().run_group(
+                task, group_id=group_id, n=n, sampling=sampling, seed=seed
+            )
+            if group_id.startswith("stream/00000003-"):
+                async with asyncio.timeout(10):
+                    while not self.client.loading:
+                        await asyncio.sleep(0.001)
+                self.ended = True
+            return group
+
+    worker = Graded(Fuse())
+    result, _ = await drive(config_of(tmp_path, "d"), worker=worker)
+    assert (result.steps, worker.ended) == (7, True)
+
+
 async def test_the_trainer_waits_for_a_long_rollout_before_it_is_too_old(tmp_path: Path) -> None:
     """Fails if short ones overtake it without an end."""
 
