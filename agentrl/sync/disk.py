@@ -74,6 +74,10 @@ class DiskSender:
         """
         folder = self._directory / f"version-{version:08d}"
         base = self._encoder.base
+        if base is not None and base.version >= version:
+            # Sent once more: a patch on itself would replace what it is based on.
+            self._encoder.forget()
+            base = None
         writer = FolderWriter(folder)
         try:
             writer.write(self._encoder.encode(weights, version))
@@ -110,6 +114,8 @@ class DiskSender:
         needed = set(sorted(versions)[-KEPT:])
         for version in sorted(needed):
             while (base := read_manifest(versions[version]).base) is not None:
+                if base.version >= version:
+                    break  # no chain of ours, and without an end
                 version = base.version
                 needed.add(version)
         for version in versions.keys() - needed:

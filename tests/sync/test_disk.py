@@ -59,6 +59,17 @@ def test_a_receiver_that_missed_some_versions_catches_up(tmp_path: Path) -> None
         sent = nudged(sent, version)
 
 
+def test_a_version_can_be_sent_again(tmp_path: Path) -> None:
+    """Fails if it becomes a patch on itself: then nobody can read it, and whoever follows its
+    chain never comes to an end."""
+    sender, receiver = DiskSender(tmp_path, dense_every=5), DiskReceiver()
+    first, second = weights(0), nudged(weights(0), 1)
+    for sent, version in [(first, 1), (second, 2), (second, 2), (nudged(second, 2), 3)]:
+        ticket = sender.send(sent, version)
+        assert_same(receiver.receive(ticket), sent)
+        assert_same(DiskReceiver().receive(ticket), sent)
+
+
 def test_a_flipped_byte_and_a_cut_file_are_found(tmp_path: Path) -> None:
     ticket = DiskSender(tmp_path).send(weights(1), 1)
     file = tmp_path / "version-00000001" / "00000.safetensors"
