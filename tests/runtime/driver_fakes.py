@@ -237,6 +237,7 @@ async def drive(
     stop: StopSwitch | None = None,
     tasks: TaskSets = TASKS,
     save: Callable[[Path], None] | None = None,
+    in_flight: int = 128,
 ) -> tuple[RunResult, FakeTrainer]:
     """One process of a run: as `launch.train`, with the fakes; goes on where the disk says."""
     fuse = fuse or Fuse()
@@ -282,7 +283,7 @@ async def drive(
         eval_tasks=tasks.evals,
         store=store,
         metrics=metrics,
-        in_flight=128,
+        in_flight=in_flight,
     )
     run = make_run(
         config,

@@ -145,7 +145,9 @@ async def test_a_group_may_end_while_engines_load(tmp_path: Path) -> None:
             return group
 
     worker = Graded(Fuse())
-    result, _ = await drive(config_of(tmp_path, "d"), worker=worker)
+    schedule = {"staleness_threshold": 3.0, "partial_rollout": True}
+    config = fake_config(tmp_path, schedule=schedule, engine="vllm")
+    result, _ = await drive(config, worker=worker, in_flight=6)
     assert (result.steps, worker.ended) == (7, True)
 
 
