@@ -1,8 +1,8 @@
 """Servers that die are started again, not too often, and come back with the newest weights.
 
-    alive? --no--> quarantine --> start again --> replace in the client --> recover --> serves
-                                      |
-                                      +-- too often: stays out, and the run goes on without it
+alive? --no--> quarantine --> start again --> replace in the client --> recover --> serves
+                                  |
+                                  +-- too often: stays out, and the run goes on without it
 """
 
 from __future__ import annotations
@@ -83,9 +83,12 @@ class Keeper:
     async def _keep(self, server: Kept) -> None:
         while True:
             await asyncio.sleep(self._look_s)
-            if await server.alive():
+            try:
+                if await server.alive():
+                    continue
+            except Exception as error:  # recording boundary: the others are watched on
+                logger.warning("cannot tell whether %s runs: %r", server.name, error)
                 continue
-            self._client.quarantine(server.name, "its process ended")
             if not await self._bring_back(server):
                 return
 
@@ -93,15 +96,19 @@ class Keeper:
         while self.restarts[server.name] < MAX_RESTARTS:
             tried = self.restarts[server.name]
             self.restarts[server.name] = tried + 1
-            if tried:
-                await asyncio.sleep(self._back_off_s * 2 ** (tried - 1))
-            self._note(f"{server.name} ended; starting it again ({tried + 1} of {MAX_RESTARTS})")
             try:
-                engine = await server.start_again()
-            except AgentrlError as error:
-                logger.warning("%s did not start again: %s", server.name, error)
+                await self._restart(server, tried)
+            except Exception as error:  # recording boundary: the others are watched on
+                known = isinstance(error, AgentrlError)
+                logger.warning("%s did not start again: %r", server.name, error, exc_info=not known)
                 continue
-            self._client.replace(server.name, engine)
             return True
         self._note(f"{server.name} is given up after {MAX_RESTARTS} restarts")
         return False
+
+    async def _restart(self, server: Kept, tried: int) -> None:
+        self._client.quarantine(server.name, "its process ended")
+        if tried:
+            await asyncio.sleep(self._back_off_s * 2 ** (tried - 1))
+        self._note(f"{server.name} ended; starting it again ({tried + 1} of {MAX_RESTARTS})")
+        self._client.replace(server.name, await server.start_again())

@@ -95,3 +95,32 @@ async def test_a_server_that_never_starts_is_given_up_and_the_others_go_on() -> 
     assert not keeping.done()
     keeping.cancel()
     await client.close()
+
+
+async def test_whatever_goes_wrong_with_one_server_the_others_are_watched_on() -> None:
+    """Fails if an error that is not ours (no process, no log file) or one of the client ends the
+    watch of all servers without a word."""
+
+    class Unstartable(Server):
+        async def start_again(self) -> Engine:
+            self.tries += 1
+            raise OSError(11, "Resource temporarily unavailable")
+
+    class Unseen(Server):
+        async def alive(self) -> bool:
+            raise OSError("no answer")
+
+    servers = [Unstartable("a"), Server("b"), Unseen("c"), Server("nobody's")]
+    client = TokenClient([server.engine for server in servers[:3]], probe_s=0.001)
+    notes: list[str] = []
+    keeper = Keeper(client, servers, note=notes.append, look_s=0.001, back_off_s=0.001)
+    keeping = asyncio.create_task(keeper.run())
+    await servers[0].kill()
+    await servers[3].kill()
+    await until(lambda: sum("given up" in note for note in notes) == 2)
+    assert servers[0].tries == MAX_RESTARTS
+    await servers[1].kill()
+    await until(lambda: keeper.restarts["b"] == 1 and servers[1].running)
+    assert not keeping.done()
+    keeping.cancel()
+    await client.close()
