@@ -96,6 +96,7 @@ class TokenClient(Fleet):
                 # The others have left since they were asked; who refused may have room by now.
                 refused.clear()
             name, member = self._seat(session_id, len(prompt_ids), refused)
+            deadline = 0.0  # the next wait is for another loss
             try:
                 return await self._ask_turn(name, member, prompt_ids, sampling, session_id)
             except EngineRefused:

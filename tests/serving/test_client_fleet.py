@@ -174,6 +174,25 @@ async def test_turns_wait_for_an_engine_to_come_back():
     await client.close()
 
 
+async def test_each_wait_for_an_engine_has_the_whole_limit():
+    """Fails if the time that a turn was in flight counts as a wait for an engine."""
+    server = Server("only", delay_s=0.6)
+    client = TokenClient([server], probe_s=0.01, wait_s=0.5)
+    server.kill()
+    client.quarantine("only", "gone")
+    turn = asyncio.create_task(client.generate([1], SAMPLING, "s"))
+    await asyncio.sleep(0.05)
+    server.revive()
+    await until(lambda: client.balancer.in_flight("only") == 1)
+    await asyncio.sleep(0.55)
+    server.kill()
+    await until(lambda: not client.active())
+    await asyncio.sleep(0.1)
+    server.revive()
+    assert (await turn).ids
+    await client.close()
+
+
 async def test_waiting_for_an_engine_has_a_limit_and_says_what_is_wrong():
     (only,) = servers(1)
     only.kill()
