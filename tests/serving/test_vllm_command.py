@@ -39,13 +39,22 @@ def test_what_the_section_says_reaches_the_server() -> None:
     assert found["--model"] == ["m"]
     assert found["--max-model-len"] == ["2048"]
     assert found["--max-num-seqs"] == ["16"]
-    assert found["--max-num-batched-tokens"] == ["512"]
+    assert options(command(device="cuda"))["--max-num-batched-tokens"] == ["512"]
     assert found["--kv-cache-memory-bytes"] == [str(2**29)]
     assert found["--dtype"] == ["float32"]
     assert found["--logprobs-mode"] == ["processed_logprobs"]
     assert found["--weight-transfer-config"] == ['{"backend": "agentrl"}']
     assert {"--enable-scale-out", "--enable-prompt-tokens-details", "--enforce-eager"} <= set(found)
     assert "--weight-transfer-config" not in options(command(weight_transfer=None))
+
+
+def test_a_cpu_server_computes_every_prompt_in_one_piece() -> None:
+    """Fails if the budget of a pass is below the longest prompt, which vLLM refuses then."""
+    found = options(command(max_context_tokens=2048))
+    assert "--no-enable-chunked-prefill" in found
+    assert found["--max-num-batched-tokens"] == ["2048"]
+    assert options(command(max_context_tokens=256))["--max-num-batched-tokens"] == ["512"]
+    assert "--no-enable-chunked-prefill" not in options(command(device="cuda"))
 
 
 def test_args_win_in_any_spelling() -> None:

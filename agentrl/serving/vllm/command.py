@@ -111,6 +111,11 @@ def server_command(
         options["weight_transfer_config"] = {"backend": weight_transfer}
     if device == "cpu":
         options["enforce_eager"] = True  # compiling takes minutes and gains little here
+        # A seeded prompt that is computed in pieces kills a CPU server: between the pieces vLLM
+        # turns the request's generator back, which generators of CPUs cannot do.
+        options["enable_chunked_prefill"] = False
+        batched = options["max_num_batched_tokens"]
+        options["max_num_batched_tokens"] = max(batched, max_context_tokens)
     options |= _theirs(section.args, middleware)
     argv = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_render(options))
     width = int(options.get("tensor_parallel_size", 1)) * int(
