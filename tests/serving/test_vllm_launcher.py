@@ -143,6 +143,14 @@ async def test_a_server_that_ends_shows_why(tmp_path: Path) -> None:
     assert not server.running
 
 
+async def test_a_log_that_cannot_be_written_is_the_users(tmp_path: Path) -> None:
+    """Fails if a folder in the place of the log file ends the command with a traceback."""
+    server = VllmServer(fake("serve"), name="a", log=tmp_path)
+    with pytest.raises(ConfigError, match=r"server a with its log at .*: Is a directory; name"):
+        await server.start()
+    assert not server.running
+
+
 async def test_an_unknown_option_is_the_users(tmp_path: Path) -> None:
     server = VllmServer(fake("option"), name="a", log=tmp_path / "log")
     with pytest.raises(ConfigError, match=r"serving\.args: unrecognized arguments: --frobnicate 3"):

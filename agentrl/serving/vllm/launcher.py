@@ -98,7 +98,8 @@ class VllmServer:
         """Start and wait until it answers; on any failure nothing of it is left.
 
         Raises:
-            ConfigError: the wanted port is taken, or vLLM does not know an option.
+            ConfigError: the wanted port is taken, the log cannot be written, or vLLM does not know
+                an option.
             EngineError: it ended or did not answer in time; with the end of its log.
         """
         if self.running:
@@ -177,6 +178,15 @@ class VllmServer:
             return probe.getsockname()[1]
 
     def _spawn(self, alias: str) -> None:
+        try:
+            self._open(alias)
+        except OSError as error:
+            raise ConfigError(
+                f"server {self.name} with its log at {self.log}: {error.strerror or error}; name "
+                "another file for the log, or make room for the process"
+            ) from error
+
+    def _open(self, alias: str) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         words = [
             *(sys.executable, str(Path(supervisor.__file__)), str(os.getpid())),
