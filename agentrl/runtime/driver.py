@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
-from agentrl.errors import RunError
+from agentrl.errors import EngineError, RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.checkpoint import CheckpointState, save_checkpoint
 from agentrl.runtime.collect import run_groups, stable_seed
@@ -131,8 +131,18 @@ class Driver:
 
     async def _sync(self, bag: MetricBag) -> None:
         version = self._stages.learner.version
-        if version <= self._stages.engines.version:
+        try:
+            serving = self._stages.engines.version
+        except EngineError:
+            serving = None  # they do not agree: a sync makes them
+        if serving == version:
             return
+        if serving is not None and serving > version:
+            raise RunError(
+                f"the engines serve version {serving} of the weights, but the trainer is at "
+                f"{version}: what they sample is not what is trained. Does another run use these "
+                "servers? Give each run its own, or restart them"
+            )
         self._progress.phase("sync")
         began = time.monotonic()
         bag.merge(await self._stages.engines.sync(version))

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNKNOWN_VERSION = -1
-"""What a server has before its first sync: the model it was started with, whatever that is."""
+"""What a server has before its first sync: the model it was started with, or what an earlier run
+left there, whatever that is."""
 WAIT_S = 60.0
 """Seconds that a server which somebody else runs may be away."""
 LEAN = "agentrl.serving.lean.vllm_app:LeanMiddleware"
@@ -115,6 +116,8 @@ async def _connected(config: RunConfig, version: int) -> OpenEngines:
                 name=f"server-{index}",
                 transport=section.transport,
                 start_version=version,
+                # What an earlier run left there has a number of that run, often a larger one.
+                adopt=version == UNKNOWN_VERSION,
                 max_context_tokens=config.rollout.max_context_tokens,
             )
             engines.append(engine)

@@ -31,8 +31,13 @@ class EngineAddress:
     """Of a vLLM server, most tokens of prompt and turn; None for an embedded engine."""
 
 
-async def connect(entry: EngineAddress) -> Engine:
+async def connect(entry: EngineAddress, *, adopt: bool = False) -> Engine:
     """A connection of our own to an engine.
+
+    Args:
+        entry: where it is.
+        adopt: whatever weights a vLLM server holds, call them `UNKNOWN_VERSION`, for everybody
+            who asks it: their number is that of an earlier run.
 
     Raises:
         EngineError: nobody answers there, or not as expected.
@@ -45,6 +50,7 @@ async def connect(entry: EngineAddress) -> Engine:
         options = {
             "max_context_tokens": entry.max_context_tokens,
             "start_version": UNKNOWN_VERSION,
+            "adopt": adopt,
         }
     return await connect_engine(
         entry.address,
@@ -55,8 +61,8 @@ async def connect(entry: EngineAddress) -> Engine:
     )
 
 
-async def connect_all(entries: Sequence[EngineAddress]) -> list[Engine]:
-    """Connections to several engines; if one fails, none stays open.
+async def connect_all(entries: Sequence[EngineAddress], *, adopt: bool = False) -> list[Engine]:
+    """Connections to several engines, as `connect`; if one fails, none stays open.
 
     Raises:
         EngineError: as `connect`.
@@ -64,7 +70,7 @@ async def connect_all(entries: Sequence[EngineAddress]) -> list[Engine]:
     engines: list[Engine] = []
     try:
         for entry in entries:
-            engines.append(await connect(entry))
+            engines.append(await connect(entry, adopt=adopt))
     except BaseException:
         for engine in engines:
             await engine.close()

@@ -66,7 +66,8 @@ async def open_fleet(
     embedded = [report.engine for report in reports if report.engine is not None]
     entries = embedded or [report.engine for report in served] or _urls(cast.config)
     addresses = {entry.name: entry for entry in entries}
-    client = TokenClient(await connect_all(entries))
+    # Before any worker asks: what an earlier run left on a server has a number of that run.
+    client = TokenClient(await connect_all(entries, adopt=bool(section.urls)))
     stack.push_async_callback(client.close)
     if embedded:
 
