@@ -65,7 +65,7 @@ def test_what_needs_no_tensors_loads_none(modules: tuple[str, ...]) -> None:
 
 
 def test_an_environment_author_loads_little() -> None:
-    assert imported("agentrl") & {"pyarrow", "numpy", "yaml", "typer", "httpx", "jinja2"} == set()
+    assert imported("agentrl") & {"pyarrow", "numpy", "yaml", "typer", "aiohttp", "jinja2"} == set()
 
 
 PUBLIC = {

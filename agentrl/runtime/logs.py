@@ -15,7 +15,7 @@ _QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
-_LOUD = ("httpx", "httpcore", "urllib3", "filelock", "fsspec", "matplotlib", "asyncio")
+_LOUD = ("aiohttp", "httpx", "httpcore", "urllib3", "filelock", "fsspec", "matplotlib", "asyncio")
 
 
 def quiet_libraries() -> None:
