@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.config import parse_config
 from agentrl.config.schema import RaySection, ServingSection
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.ray.actor import run_identity
 from agentrl.runtime.ray.cluster import check_cluster
@@ -24,6 +24,7 @@ from agentrl.runtime.ray.group import (
     least_loaded,
 )
 from agentrl.runtime.ray.layout import missing, plan
+from agentrl.runtime.ray.workers import RESTARTS, Workers
 
 
 @given(st.lists(st.integers()), st.integers(1, 9))
@@ -123,6 +124,52 @@ async def test_calls_go_to_who_has_least_to_do_and_never_to_the_retired() -> Non
         await group.hold()
     group.replace(1, handles[1])
     assert (await group.hold())[0] == 1
+
+
+class Plain:
+    """An actor that opens where there is an engine to ask, as a worker does."""
+
+    @dispatch(Mode.BROADCAST)
+    async def open(self, engines: list[Any]) -> None: ...
+
+
+class Opening:
+    """Its handle."""
+
+    def __init__(self, opened: list[int]) -> None:
+        self.opened = opened
+
+    @property
+    def open(self) -> Any:
+        return self
+
+    async def remote(self, engines: list[Any]) -> None:
+        self.opened.append(len(engines))
+        if not engines:
+            raise ValueError("a client needs at least one engine")
+
+
+@pytest.mark.parametrize(("comes_back", "opened"), [(True, [1]), (False, [0] * RESTARTS)])
+async def test_a_worker_is_replaced_when_an_engine_serves_again(
+    comes_back: bool, opened: list[int]
+) -> None:
+    """Fails if an outage of all engines uses up the restarts of a worker, or is waited for
+    without end."""
+    tries: list[int] = []
+    serving: list[Any] = []
+    group = WorkerGroup(Plain, [Opening(tries)], name="worker")
+    limit_s = 10.0 if comes_back else 0.01
+    workers = Workers(group, lambda _: Opening(tries), open_limit_s=limit_s, back_off_s=0.001)
+    workers.engines = lambda: list(serving)
+    assert workers.lost(0)
+    if comes_back:
+        asyncio.get_running_loop().call_later(0.05, serving.append, object())
+        await asyncio.wait_for(workers.usable(), 10)
+    else:
+        with pytest.raises(RunError, match="workers died"):
+            await asyncio.wait_for(workers.usable(), 10)
+    assert tries == opened
+    await workers.close()
 
 
 def test_engines_have_bundles_of_their_own_or_share_those_of_the_ranks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,19 +27,26 @@ class Workers:
     """Those that serve at this moment; set before anything can die."""
 
     def __init__(
-        self, group: WorkerGroup, start: Callable[[int], Any], *, open_limit_s: float
+        self,
+        group: WorkerGroup,
+        start: Callable[[int], Any],
+        *,
+        open_limit_s: float,
+        back_off_s: float = BACK_OFF_S,
     ) -> None:
         """Take the workers.
 
         Args:
             group: of `RolloutActor`s.
             start: makes a new actor for an index.
-            open_limit_s: seconds a new worker may take to open.
+            open_limit_s: seconds a new worker may take to open, and wait for an engine before.
+            back_off_s: seconds before the first restart, and between two looks for an engine.
         """
         self.group = group
         """Those that live."""
         self._start = start
         self._open_limit_s = open_limit_s
+        self._back_off_s = back_off_s
         self._restarts = [0] * len(group)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -73,9 +81,17 @@ class Workers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _until_served(self) -> None:
+        """Return once an engine serves, without which no worker opens, or when none comes back."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._open_limit_s):
+                while not self.engines():
+                    await asyncio.sleep(self._back_off_s)
+
     async def _replace(self, index: int) -> None:
         while self._restarts[index] < RESTARTS:
-            await asyncio.sleep(BACK_OFF_S * 2 ** self._restarts[index])
+            await asyncio.sleep(self._back_off_s * 2 ** self._restarts[index])
+            await self._until_served()
             self._restarts[index] += 1
             try:
                 handle = self._start(index)
