@@ -225,7 +225,10 @@ class AsynchronousRun(Driver):
 
     def _groups_to_make(self) -> int:
         """Groups of all steps that are neither trained nor stored."""
-        stored = sum(step > self._done for step in self._parts.store.steps("train"))
+        store = self._parts.store
+        newer = (step for step in store.steps("train") if step > self._done)
+        # A damaged file holds none, and its step is made again.
+        stored = sum(bool(stored_groups(store, "train", step)) for step in newer)
         steps = self._config.train.steps - self._done - stored
         return steps * self._config.rollout.prompts_per_step
 

@@ -279,6 +279,27 @@ async def test_a_kill_at_every_place_loses_nothing(tmp_path: Path, mode: str) ->
         assert result.comparisons[0].before.step == 0, place
 
 
+async def test_a_damaged_step_is_made_again(tmp_path: Path) -> None:
+    """Fails if its groups count as made: the last step then waits for ever for them."""
+
+    class AtSync(Fuse):
+        def __call__(self, place: str) -> None:
+            super().__call__(place)
+            if place == "sync to 2":
+                raise Killed(place)
+
+    config = config_of(tmp_path, "c", steps=4)
+    fuse = AtSync()
+    with pytest.raises(Killed):
+        await drive(config, fuse=fuse, worker=StreamingWorker(fuse))
+    path = TrajectoryStore(tmp_path / "fake" / "trajectories").path(2, "train")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    async with asyncio.timeout(20):
+        result, _ = await drive(config, worker=StreamingWorker(Fuse()))
+    assert result.steps == 4
+    check_stream(config, 4)
+
+
 @every_mode
 async def test_killed_again_and_again(tmp_path: Path, mode: str) -> None:
     config = config_of(tmp_path, mode, steps=12)
