@@ -11,7 +11,8 @@ always run to their end.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
@@ -58,7 +59,7 @@ class SynchronousRun(Driver):
                 name=f"step-{step}",
                 n=section.n_samples_per_prompt,
                 temperature=section.temperature,
-                seed=lambda task: stable_seed(self._config.run.seed, "train", step, task.id),
+                seed=step_seeds(self._config.run.seed, step),
             )
             seconds = time.monotonic() - began
             reports = [handle.report for handle in groups]
@@ -68,6 +69,22 @@ class SynchronousRun(Driver):
             bag.mean("perf/tokens_per_second", tokens, count=seconds)
         self._count(groups, bag, started=len(tasks) * section.n_samples_per_prompt)
         return groups, not stored
+
+
+def step_seeds(seed: int, step: int) -> Callable[[Task], int]:
+    """Seeds of the groups of a step, to be asked for once a group.
+
+    A step larger than what is left of an epoch may hold a task twice. Its second group has a seed
+    of its own: the same rollouts twice would count double and teach nothing new.
+    """
+    seen: Counter[str] = Counter()
+
+    def of(task: Task) -> int:
+        again = seen[task.id]
+        seen[task.id] += 1
+        return stable_seed(seed, "train", step, task.id, *([again] if again else []))
+
+    return of
 
 
 def _check_replay(step: int, tasks: Sequence[Task], groups: Sequence[TrajectoryGroup]) -> None:

@@ -139,6 +139,28 @@ async def test_killed_again_and_again(tmp_path: Path) -> None:
     assert [line["step"] for line in lines(config)] == list(range(8))
 
 
+async def test_a_task_that_comes_twice_in_a_step_is_rolled_out_anew(tmp_path: Path) -> None:
+    """Fails if both groups have one seed: the same rollouts would count double. The first of them
+    has the seed of a task that comes once."""
+    seeds: dict[str, list[int]] = {}
+
+    class Noting(FakeWorker):
+        async def run_group(self, task, *, group_id, n, sampling, seed):  # type: ignore[no-untyped-def]
+            if group_id.startswith("step-1/"):
+                seeds.setdefault(task.id, []).append(seed)
+            return await super().run_group(
+                task, group_id=group_id, n=n, sampling=sampling, seed=seed
+            )
+
+    config = fake_config(tmp_path, steps=1)
+    rollout = config.rollout.model_copy(update={"prompts_per_step": 12})
+    await drive(config.model_copy(update={"rollout": rollout}), worker=Noting(Fuse()))
+    assert sorted(map(len, seeds.values())) == [1] * 8 + [2] * 2
+    for task, of_task in seeds.items():
+        assert len(set(of_task)) == len(of_task)
+        assert of_task[0] == stable_seed(config.run.seed, "train", 1, task)
+
+
 async def test_another_dataset_is_refused(tmp_path: Path) -> None:
     from agentrl.errors import DataError
     from agentrl.runtime.assemble import TaskSets
