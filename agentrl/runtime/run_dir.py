@@ -40,11 +40,17 @@ _MAY_CHANGE = (
     "checkpoint.",
     "log.",
     "serving.",
+    "sync.",
+    "ray.",
+    "runtime",
     "sandbox.",
     "run.dir",
     "run.name",
 )
-"""Keys a resumed run may change: they do not alter what a finished step was trained on."""
+"""Keys a resumed run may change: they do not alter what a finished step was trained on.
+
+`schedule` is not among them: groups that one schedule has begun or put off are not what another
+would go on with."""
 
 
 class RunDir:

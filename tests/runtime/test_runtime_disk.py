@@ -151,3 +151,18 @@ def test_not_a_run_directory(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not a directory"):
         RunDir.resume(tmp_path / "nowhere")
     assert not holds_a_run(tmp_path / "nowhere")
+
+
+def test_a_resumed_run_may_move_to_other_machines_but_not_to_another_schedule(
+    tmp_path: Path,
+) -> None:
+    """Fails if a run that has outgrown its machine, or its weight backend, cannot go on."""
+    RunDir.create(config(tmp_path), base=tmp_path).close()
+    run, stored, _ = RunDir.resume(tmp_path / "one")
+    data = stored.model_dump(mode="json")
+    data |= {"runtime": "ray", "ray": {"trainer_ranks": 2}, "sync": {"backend": "collective"}}
+    run.adopt(parse_config(data), base=tmp_path)
+    data["schedule"] = {"oversample": 2.0}
+    with pytest.raises(RunError, match=r"schedule\.oversample: 1\.0 in the run, 2\.0 now"):
+        run.adopt(parse_config(data), base=tmp_path)
+    run.close()
