@@ -144,8 +144,8 @@ async def train(
         progress: told what happens.
 
     Raises:
-        AgentrlError: anything wrong with config, data, model, sandbox or run directory. A run
-            directory made by this call that holds nothing worth keeping is removed again.
+        AgentrlError: anything wrong with config, data, model, sandbox or run directory. Of a run
+            directory made by this call that holds nothing worth keeping, only logs of servers stay.
         Interrupted: SIGINT or SIGTERM; everything is closed and the last finished step is saved.
     """
     stop = StopSwitch()
@@ -293,7 +293,7 @@ async def _open_stages(
     async with open_policy(
         config,
         base=base,
-        logs=directory.path / "logs",
+        logs=directory.logs,
         note=progress.note,
         model_path=str(checkpoint.path) if checkpoint else None,
         version=checkpoint.state.version if checkpoint else 0,
@@ -350,9 +350,7 @@ async def _syncing(
     from agentrl.sync import WeightSync, make_sender
 
     backend = section_backend(config)
-    sender = make_sender(
-        config.sync, backend=backend, directory=directory.path / "weights", cuda=False
-    )
+    sender = make_sender(config.sync, backend=backend, directory=directory.weights, cuda=False)
     sync = WeightSync(policy.engines.client, sender)
     try:
         await sync.connect()

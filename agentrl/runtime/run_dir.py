@@ -8,6 +8,8 @@
     RUN/checkpoints/      step-N, Hugging Face format plus trainer state
     RUN/run.log           everything that was logged, tracebacks too
     RUN/result.json       final scores
+    RUN/logs/             output of servers and of other processes of the run
+    RUN/weights/          what the `disk` backend hands over
     RUN/.lock             held (flock) by the one process that writes here
 
 The lock dies with its process, so a `kill -9` never leaves a run locked.
@@ -22,6 +24,7 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
@@ -91,6 +94,16 @@ class RunDir:
         return self.path / "run.log"
 
     @property
+    def logs(self) -> Path:
+        """Output of servers and of other processes."""
+        return self.path / "logs"
+
+    @property
+    def weights(self) -> Path:
+        """Of the `disk` backend."""
+        return self.path / "weights"
+
+    @property
     def result_file(self) -> Path:
         """Final scores."""
         return self.path / "result.json"
@@ -157,9 +170,15 @@ class RunDir:
         write_atomic(self.result_file, json.dumps(result, indent=2).encode() + b"\n")
 
     def discard(self) -> None:
-        """Delete a run that failed before it produced anything, and let go of the lock."""
+        """Delete a run that failed before it produced anything, and let go of the lock.
+
+        Logs of servers stay, because errors name them; the next run of this name replaces them.
+        """
         if not holds_a_run(self.path):
-            shutil.rmtree(self.path, ignore_errors=True)
+            if any(self.logs.glob("*")):
+                _empty(self.path, but=(_IDENTITY, "logs"))
+            else:
+                shutil.rmtree(self.path, ignore_errors=True)
         self.close()
 
     def close(self) -> None:
@@ -198,7 +217,7 @@ class RunDir:
             "python": platform.python_version(),
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        write_atomic(self.path / "run.json", json.dumps(identity, indent=1).encode())
+        write_atomic(self.path / _IDENTITY, json.dumps(identity, indent=1).encode())
         write_atomic(self.config_file, dump_config(config).encode())
 
 
@@ -213,7 +232,7 @@ def read_identity(path: Path) -> tuple[RunConfig, Path]:
         what = "holds no config.yaml" if path.is_dir() else "is not a directory"
         raise RunError(f"{path} {what}, so it is not a run directory")
     try:
-        identity = json.loads((path / "run.json").read_bytes())
+        identity = json.loads((path / _IDENTITY).read_bytes())
         return load_config(path / "config.yaml"), Path(identity["base"])
     except ConfigError:
         raise
@@ -236,7 +255,9 @@ def holds_a_run(path: Path) -> bool:
         return False
     if any((path / "trajectories").rglob("*.parquet")) or list_checkpoints(path / "checkpoints"):
         return True
-    return any(entry.name not in _OURS and not _is_debris(entry) for entry in path.iterdir())
+    # Folders of these names are ours only where a run has been.
+    ours = _OURS | _OF_A_RUN if (path / _IDENTITY).is_file() else _OURS
+    return any(entry.name not in ours and not _is_debris(entry) for entry in path.iterdir())
 
 
 def free_name(path: Path) -> str:
@@ -247,9 +268,11 @@ def free_name(path: Path) -> str:
     return f"{path.name}-{number}"
 
 
+_IDENTITY = "run.json"
+_OF_A_RUN = {"logs", "weights"}
 _OURS = {
     "config.yaml",
-    "run.json",
+    _IDENTITY,
     "metrics.jsonl",
     "tensorboard",
     "trajectories",
@@ -264,10 +287,10 @@ def _is_debris(entry: Path) -> bool:
     return entry.name.startswith(".making-")
 
 
-def _empty(path: Path) -> None:
+def _empty(path: Path, *, but: Collection[str] = ()) -> None:
     """Clear what a run that got nowhere left; the lock file stays, it is ours."""
     for entry in path.iterdir():
-        if entry.name == ".lock":
+        if entry.name == ".lock" or entry.name in but:
             continue
         if entry.is_dir():
             shutil.rmtree(entry)

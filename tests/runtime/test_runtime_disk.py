@@ -166,3 +166,24 @@ def test_a_resumed_run_may_move_to_other_machines_but_not_to_another_schedule(
     with pytest.raises(RunError, match=r"schedule\.oversample: 1\.0 in the run, 2\.0 now"):
         run.adopt(parse_config(data), base=tmp_path)
     run.close()
+
+
+def test_a_server_that_did_not_start_leaves_its_log_and_a_free_name(tmp_path: Path) -> None:
+    """Fails if the log that an error names is deleted, or stands in the way of the next try."""
+    run = RunDir.create(config(tmp_path), base=tmp_path)
+    for folder, file in ((run.logs, "vllm-0.log"), (run.weights, "step-1")):
+        folder.mkdir()
+        (folder / file).write_text("why")
+    run.discard()
+    assert (run.logs / "vllm-0.log").read_text() == "why"
+    assert not run.weights.exists()
+    again = RunDir.create(config(tmp_path), base=tmp_path)
+    assert not again.logs.exists()
+    again.close()
+
+
+def test_logs_that_are_not_of_a_run_are_the_users(tmp_path: Path) -> None:
+    """Fails if the name of a folder alone makes it ours to delete."""
+    (tmp_path / "one" / "logs").mkdir(parents=True)
+    with pytest.raises(RunError, match="already holds"):
+        RunDir.create(config(tmp_path), base=tmp_path)
