@@ -22,11 +22,11 @@ from agentrl.runtime.assemble import (
     model_source,
     open_sandboxes,
 )
-from agentrl.runtime.checkpoint import Checkpoint, latest_checkpoint, sweep
+from agentrl.runtime.checkpoint import Checkpoint, latest_checkpoint, resolve_model_path, sweep
 from agentrl.runtime.drivers import check_schedule, make_run, runs_ahead
 from agentrl.runtime.engines import UNKNOWN_VERSION, OpenEngines, open_engines, section_backend
 from agentrl.runtime.fleet_checks import require_fleet
-from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts, Push
+from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts
 from agentrl.runtime.logs import log_to
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.records import History, Parts, RunResult
@@ -150,11 +150,13 @@ async def train(
     """
     stop = StopSwitch()
     with stop.on_signals():
+        config = run_dir.settle(config) if run_dir else config
         check_parts(config, base=base)
         tasks = load_task_sets(config, base=base)
         await require_fleet(config)
         directory = run_dir or RunDir.create(config, base=base)
         try:
+            config = directory.settle(config)
             with log_to(directory.log_file):
                 try:
                     return await _run_in(directory, config, base, tasks, progress, stop)
@@ -180,7 +182,7 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     from agentrl.train.pretrained import check_model_path
 
     check_schedule(config)
-    check_model_path(config.model.path)
+    check_model_path(resolve_model_path(config.model.path))
     build_parser(config.chat.tool_parser)
     make_tools(config.env, base=base)
     make_env_factory(config.env, base=base)

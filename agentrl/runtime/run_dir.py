@@ -1,7 +1,8 @@
 """The run directory: everything one run leaves on disk, and who may write it.
 
     RUN/config.yaml       the resolved config
-    RUN/run.json          where relative paths of the config start, versions, when it began
+    RUN/run.json          where relative paths of the config start, which model it began with,
+                          versions, when it was written
     RUN/metrics.jsonl     one line a step
     RUN/tensorboard/      the same numbers for TensorBoard
     RUN/trajectories/     every rollout; also the log that `--resume` trains from again
@@ -30,8 +31,9 @@ from typing import IO, Any
 
 import agentrl
 from agentrl.config import RunConfig, dump_config, load_config
+from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError, RunError
-from agentrl.runtime.checkpoint import list_checkpoints, write_atomic
+from agentrl.runtime.checkpoint import list_checkpoints, resolve_model_path, write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +119,8 @@ class RunDir:
             base: where relative paths of the config start; remembered for `--resume`.
 
         Raises:
-            RunError: another process runs there, it already holds a run, or it is not writable.
+            RunError: another process runs there, it already holds a run, or it is not writable; or
+                `model.path` names a run without a checkpoint.
         """
         path = run_path(config)
         run = cls._locked(path)
@@ -128,7 +131,7 @@ class RunDir:
                     f"start another with run.name={free_name(path)}"
                 )
             _empty(path)
-            run._write_identity(config, base)
+            run._write_identity(config, base, model=_model(config))
         except BaseException:
             run.close()
             raise
@@ -163,7 +166,18 @@ class RunDir:
                 + "\n".join(wrong)
                 + "\nundo the change, or start another run with another run.name"
             )
-        self._write_identity(config, base)
+        began = self.settle(config).model.path
+        self._write_identity(config, base, model=began)
+
+    def settle(self, config: RunConfig) -> RunConfig:
+        """`config` with the model that this run began with, whatever its name stands for now.
+
+        A `model.path` that names another run stands for the latest checkpoint there, and that run
+        may go on.
+        """
+        identity = json.loads((self.path / _IDENTITY).read_bytes())
+        path = identity.get("model") or _model(config)  # run.json of an older make has none
+        return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write the final scores."""
@@ -210,9 +224,10 @@ class RunDir:
         lock.flush()
         return cls(path, lock)
 
-    def _write_identity(self, config: RunConfig, base: Path) -> None:
+    def _write_identity(self, config: RunConfig, base: Path, *, model: str) -> None:
         identity = {
             "base": str(base.resolve()),
+            "model": model,
             "agentrl": agentrl.__version__,
             "python": platform.python_version(),
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -238,6 +253,15 @@ def read_identity(path: Path) -> tuple[RunConfig, Path]:
         raise
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{path}/run.json cannot be read: {error}") from error
+
+
+def _model(config: RunConfig) -> str:
+    """What `model.path` stands for now: a checkpoint folder, or a name."""
+    if config.model.path == ModelSection().path:
+        return config.model.path  # the quickstart model, also beside a folder of that name
+    path = resolve_model_path(config.model.path)
+    folder = Path(path).expanduser()
+    return str(folder.absolute()) if folder.is_dir() else path
 
 
 def run_path(config: RunConfig) -> Path:

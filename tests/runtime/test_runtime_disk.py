@@ -187,3 +187,22 @@ def test_logs_that_are_not_of_a_run_are_the_users(tmp_path: Path) -> None:
     (tmp_path / "one" / "logs").mkdir(parents=True)
     with pytest.raises(RunError, match="already holds"):
         RunDir.create(config(tmp_path), base=tmp_path)
+
+
+def test_a_run_keeps_the_model_it_began_with(tmp_path: Path) -> None:
+    """Fails if a run that began with another run's checkpoint goes on, or measures its penalty,
+    from whatever that run has reached since."""
+    other = tmp_path / "other"
+    save_checkpoint(other / "checkpoints", state(1), fill, keep_last=5)
+    data = config(tmp_path).model_dump(mode="json")
+    began = parse_config({**data, "model": {"path": str(other)}})
+    run = RunDir.create(began, base=tmp_path)
+    save_checkpoint(other / "checkpoints", state(2), fill, keep_last=5)
+    first = str(other / "checkpoints" / "step-1")
+    assert run.settle(began).model.path == first
+    run.close()
+    run, stored, _ = RunDir.resume(run.path)
+    assert stored == began
+    run.adopt(stored, base=tmp_path)
+    assert run.settle(stored).model.path == first
+    run.close()
