@@ -12,6 +12,7 @@ lost. What is paid again is the training time (not the rollout time) since the l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import shutil
@@ -59,6 +60,7 @@ class Driver:
         self._stages = parts.stages
         self._progress = progress
         self._stop = stop
+        self._stages.engines.guard = stop.guard
         self._done = self._saved = history.done
         self._logged = {step for step, line in history.logged.items() if "timing_s/step" in line}
         self._cursor_state = parts.cursor.state()
@@ -147,6 +149,14 @@ class Driver:
         began = time.monotonic()
         bag.merge(await self._stages.engines.sync(version))
         bag.sum("timing_s/sync", time.monotonic() - began)
+
+    async def _sync_trained(self, bag: MetricBag) -> None:
+        """Sync after a trained step, which is complete also if a signal ends the wait for engines.
+
+        It stays so without new weights on them; the next look at the switch ends the run.
+        """
+        with contextlib.suppress(Interrupted):
+            await self._sync(bag)
 
     def _count(self, groups: Sequence[GroupHandle], bag: MetricBag, *, started: int) -> None:
         """Every rollout that was started comes back as something."""

@@ -26,7 +26,7 @@ from agentrl.runtime.checkpoint import Checkpoint, latest_checkpoint, resolve_mo
 from agentrl.runtime.drivers import check_schedule, make_run, runs_ahead
 from agentrl.runtime.engines import UNKNOWN_VERSION, OpenEngines, open_engines, section_backend
 from agentrl.runtime.fleet_checks import require_fleet
-from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts
+from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts, Push
 from agentrl.runtime.logs import log_to
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.records import History, Parts, RunResult

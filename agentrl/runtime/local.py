@@ -7,28 +7,23 @@ their own and sample on.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from agentrl.config import RunConfig
-from agentrl.errors import SyncError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.collect import GroupRunner, stable_seed
+from agentrl.runtime.patience import Guard, Push, push_patiently, to_the_end
 from agentrl.runtime.stages import GroupHandle, HeldGroup
 from agentrl.serving.threads import run_computing
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
-
-logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
     from agentrl.serving import TokenClient
     from agentrl.serving.records import EngineStats
     from agentrl.train import Trainer
-
-Push = Callable[[int], Awaitable[MetricBag]]
 
 
 class LocalRollouts:
@@ -122,6 +117,8 @@ class LocalEngines:
         self._push = push
         self._shared = shared
         self._patience_s = patience_s
+        self.guard: Guard = to_the_end
+        """See `EngineStage`."""
 
     @property
     def version(self) -> int:
@@ -139,14 +136,9 @@ class LocalEngines:
 
     async def sync(self, version: int) -> MetricBag:
         """See `EngineStage`."""
-        try:
-            return await self._push(version)
-        except SyncError as error:
-            if not self._patience_s:
-                raise
-            logger.warning("%s; trying once more when an engine is back", error)
-            await self._client.start_over(str(error), limit_s=self._patience_s)
-        return await self._push(version)
+        return await push_patiently(
+            self._client, self._push, version, patience_s=self._patience_s, guard=self.guard
+        )
 
     def stats(self) -> Mapping[str, EngineStats]:
         """See `EngineStage`."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.metrics import MetricBag
+from agentrl.runtime.patience import Guard
 from agentrl.serving.records import EngineStats
 from agentrl.types import (
     TERMINATION_RULES,
@@ -185,6 +186,9 @@ class LearnStage(Protocol):
 class EngineStage(Protocol):
     """Who samples: one engine or a fleet, as seen by a driver."""
 
+    guard: Guard
+    """Set by the driver: cuts the wait of a sync for an engine to come back, and nothing else."""
+
     @property
     def version(self) -> int:
         """The weights all serving engines sample from."""
@@ -204,6 +208,8 @@ class EngineStage(Protocol):
 
         Raises:
             SyncError: no engine has them.
+            EngineError: none has them, and none came back.
+            Interrupted: `guard` cut the wait for one that comes back.
         """
         ...
 

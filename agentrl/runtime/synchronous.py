@@ -37,7 +37,7 @@ class SynchronousRun(Driver):
         tasks = self._parts.cursor.take(self._config.rollout.prompts_per_step)
         groups, fresh = await self._rollouts(step, tasks, bag)
         await self._learn(step, groups, bag, stored=not fresh)
-        await self._sync(bag)
+        await self._sync_trained(bag)
         await self._finish_step(step, bag, began=began, fresh=fresh)
 
     async def _rollouts(

@@ -87,7 +87,7 @@ class TailBatchingRun(Driver):
             finished = await self._roll_out(step, bag)
             await self._train(step, [item.group for item in finished], bag, stored=False)
             self._parts.cursor.commit(item.claim.index for item in finished)
-        await self._sync(bag)
+        await self._sync_trained(bag)
         await self._finish_step(step, bag, began=began, fresh=not stored)
 
     async def _train(

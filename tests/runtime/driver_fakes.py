@@ -15,7 +15,7 @@ from agentrl.batch import StepBatch
 from agentrl.config import RunConfig, parse_config
 from agentrl.data import TrajectoryStore
 from agentrl.engine import WeightTicket
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, SyncError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assemble import TaskSets
 from agentrl.runtime.drivers import make_run
@@ -145,6 +145,9 @@ class FakeClient:
         self.loading = False
         self._version = ticket.version
 
+    async def start_over(self, why: str, *, limit_s: float) -> None:
+        await asyncio.sleep(limit_s)
+
     def stats(self) -> dict[str, EngineStats]:
         return {}
 
@@ -238,6 +241,7 @@ async def drive(
     tasks: TaskSets = TASKS,
     save: Callable[[Path], None] | None = None,
     in_flight: int = 128,
+    broken_sync: str = "",
 ) -> tuple[RunResult, FakeTrainer]:
     """One process of a run: as `launch.train`, with the fakes; goes on where the disk says."""
     fuse = fuse or Fuse()
@@ -259,6 +263,8 @@ async def drive(
 
     async def push(version: int) -> MetricBag:
         fuse(f"sync to {version}")
+        if broken_sync == f"sync to {version}":
+            raise SyncError("it reached no engine")
         await client.pause_all()
         await client.load_weights(WeightTicket(backend="inprocess", version=version))
         await client.resume_all()
@@ -271,6 +277,7 @@ async def drive(
                 client,  # pyright: ignore[reportArgumentType]
                 push,
                 shared=config.serving.engine == "embedded",
+                patience_s=60.0 if broken_sync else 0.0,
             ),
             learner=LocalLearner(
                 config,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from agentrl.errors import EngineError
 from agentrl.metrics import MetricBag
+from agentrl.runtime.patience import Guard, Push, push_patiently, to_the_end
 from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.fate import Fate
 from agentrl.runtime.ray.group import ActorLost, WorkerGroup
@@ -24,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """Seconds between two looks at who serves."""
-
-Push = Callable[[int], Awaitable[MetricBag]]
 
 
 class RayEngines:
@@ -40,6 +39,7 @@ class RayEngines:
         *,
         addresses: Mapping[str, EngineAddress],
         shared: bool,
+        patience_s: float = 0.0,
     ) -> None:
         """Take the engines.
 
@@ -50,10 +50,15 @@ class RayEngines:
             fate: ends what is under way when a rank dies.
             addresses: by name; an engine that is restarted changes its entry.
             shared: whether they sample from the tensors that training changes.
+            patience_s: seconds to wait for an engine to come back when a sync reached none; 0
+                where none ever does.
         """
         self._client, self._workers = client, workers
         self._push, self._fate = push, fate
         self._addresses, self._shared = addresses, shared
+        self._patience_s = patience_s
+        self.guard: Guard = to_the_end
+        """See `EngineStage`."""
         self._told: Sequence[EngineAddress] = tuple(addresses.values())
         self._seen: Sequence[Mapping[str, EngineStats]] = ()
 
@@ -78,7 +83,10 @@ class RayEngines:
 
     async def sync(self, version: int) -> MetricBag:
         """See `EngineStage`."""
-        bag = await self._fate.guard(self._push(version))
+        work = push_patiently(
+            self._client, self._push, version, patience_s=self._patience_s, guard=self.guard
+        )
+        bag = await self._fate.guard(work)
         await self._tell()
         return bag
 

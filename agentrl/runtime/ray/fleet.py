@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from agentrl.config import RunConfig
 from agentrl.engine import WeightTicket
 from agentrl.metrics import MetricBag
+from agentrl.runtime.engines import WAIT_S
+from agentrl.runtime.patience import Push
 from agentrl.runtime.ray.cast import Cast
 from agentrl.runtime.ray.engine_actor import EngineReport
-from agentrl.runtime.ray.engine_stage import Push
 from agentrl.runtime.ray.engines import EngineAddress, connect_all
 from agentrl.runtime.ray.group import WorkerGroup
 from agentrl.runtime.ray.sender import RemoteSender
@@ -32,6 +33,8 @@ class RayFleet:
     """Makes them sample from the weights of a version."""
     addresses: dict[str, EngineAddress]
     """By name, for the workers; a server that is started again changes its entry."""
+    patience_s: float
+    """Seconds to wait for one to come back when none answers; 0 where none ever does."""
     shares_weights: bool
     """Whether they sample from the tensors that training changes."""
     text: str
@@ -81,6 +84,7 @@ async def open_fleet(
             client=client,
             push=move,
             addresses=addresses,
+            patience_s=0.0,
             shares_weights=True,
             text="an engine embedded in each rank",
         )
@@ -103,6 +107,7 @@ async def open_fleet(
         client=client,
         push=push,
         addresses=addresses,
+        patience_s=WAIT_S if servers is None else section.start_timeout_s,
         shares_weights=False,
         text=f"{len(entries)} vLLM servers {which}",
     )

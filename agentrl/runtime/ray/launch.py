@@ -107,6 +107,7 @@ async def _open(
         fate,
         addresses=fleet.addresses,
         shared=fleet.shares_weights,
+        patience_s=fleet.patience_s,
     )
     workers.engines = lambda: engines.serving
     cast.beside(stack, engines.watch())
