@@ -165,7 +165,7 @@ def make_receiver(backend: str) -> WeightReceiver:
 
         return DiskReceiver()
     if backend == "collective":
-        from agentrl.sync.collective import CollectiveReceiver
+        from agentrl.sync.collective_receiver import CollectiveReceiver
 
         return CollectiveReceiver()
     if backend == "ipc":

@@ -10,26 +10,23 @@ leaves, and `connect` makes a new one.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import orjson
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined] - a re-export
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
-from agentrl.sync.buckets import Bucket, BucketHeader, pack, unpack
-from agentrl.sync.group import Group, MemberLost, make_store, own_address
-from agentrl.sync.patches import PatchBase, PatchDecoder, PatchEncoder
+from agentrl.sync.buckets import pack
+from agentrl.sync.group import Group
+from agentrl.sync.meeting import GO, base_to_json, left_key, make_store, ready_key, say
+from agentrl.sync.patches import PatchEncoder
 from agentrl.sync.transfer import NotAllCame, Weights
 
-_GO = b"go"
 POLL_S = 0.0005
 """Seconds between two looks at who is ready."""
 
@@ -140,7 +137,7 @@ class CollectiveSender:
                 self._store, rank=0, size=self._size, kind=self._kind, address=self._address,
                 timeout_s=self._timeout_s,
             )  # fmt: skip
-            self._buffers = _buffers(self._bucket_bytes, self._group)
+            self._buffers = self._group.make_buffers(self._bucket_bytes)
         return self._group
 
     def _broadcast(self, store: TCPStore, weights: Weights, version: int) -> int:
@@ -148,13 +145,13 @@ class CollectiveSender:
             store.delete_key(key)
         self._keys.clear()
         base = self._encoder.base
-        self._say(store, f"{version}/base", _base_to_json(base))
+        self._say(store, f"{version}/base", base_to_json(base))
         try:
             self._wait_until_ready(store, version)
         except SyncError:
             self._say(store, f"{version}/go", b"no")
             raise
-        self._say(store, f"{version}/go", _GO)
+        self._say(store, f"{version}/go", GO)
         group = self._join()
         busy = False
         moved = 0
@@ -178,7 +175,7 @@ class CollectiveSender:
         Raises:
             SyncError: one did not come in time, or `abort` was called.
         """
-        wanted = [_ready(version, rank) for rank in range(1, self._size)]
+        wanted = [ready_key(version, rank) for rank in range(1, self._size)]
         self._keys += wanted
         missing = wanted
         deadline = time.monotonic() + self._timeout_s
@@ -196,13 +193,13 @@ class CollectiveSender:
     def _who_left(self, store: TCPStore, version: int) -> list[int]:
         ranks = range(1, self._size)
         try:
-            left = [rank for rank in ranks if store.check([_left(version, rank)])]
+            left = [rank for rank in ranks if store.check([left_key(version, rank)])]
         except RuntimeError:
             return []
         return sorted({(rank - 1) // self._workers for rank in left})
 
     def _say(self, store: TCPStore, key: str, value: bytes) -> None:
-        store.set(key, value)  # type: ignore[arg-type] - the stub forgets bytes
+        say(store, key, value)
         self._keys.append(key)
 
     def abort(self) -> None:
@@ -214,124 +211,3 @@ class CollectiveSender:
         group, self._group, self._store = self._group, None, None
         if group is not None:
             group.close()
-
-
-class CollectiveReceiver:
-    """Takes part in the broadcasts; see `agentrl.sync.transfer.WeightReceiver`."""
-
-    keeps = False
-    """A tensor is overwritten when later ones arrive."""
-
-    def __init__(self) -> None:
-        self._decoder = PatchDecoder()
-        self._info: Mapping[str, Any] | None = None
-        self._store: TCPStore | None = None
-        self._group: Group | None = None
-        self._buffers: list[Tensor] = []
-
-    def connect(self, info: Mapping[str, Any]) -> None:
-        """Leave the group there is and reach the rendezvous of the new one."""
-        self.close()
-        self._info = info
-        self._store = make_store(
-            info["host"], info["port"], is_master=False, timeout_s=info["timeout_s"]
-        )
-
-    def receive(self, ticket: WeightTicket) -> Generator[tuple[str, Tensor]]:
-        """Take the coming broadcasts."""
-        info = self._info
-        if info is None or self._store is None or info["epoch"] != ticket.info["epoch"]:
-            raise SyncError(
-                f"version {ticket.version} comes through group {ticket.info['epoch']}, this engine "
-                f"is in {info['epoch'] if info else 'none'}; prepare it first"
-            )
-        try:
-            yield from self._receive(info, self._store, ticket.version)
-        except BaseException as error:
-            # Also when the engine stops listening: the others must not wait for it.
-            if not isinstance(error, MemberLost | dist.DistError):
-                with contextlib.suppress(RuntimeError):
-                    self._store.set(_left(ticket.version, info["rank"]), b"")  # type: ignore[arg-type] - as above
-            self.close()
-            if isinstance(error, dist.DistError):
-                raise SyncError(f"the weight group failed: {error}") from error
-            raise
-
-    def _join(self, info: Mapping[str, Any], store: TCPStore) -> Group:
-        if self._group is None:
-            self._group = Group(
-                store, rank=info["rank"], size=info["size"], kind=info["kind"],
-                address=own_address(info["host"], info["port"]), timeout_s=info["timeout_s"],
-            )  # fmt: skip
-            self._buffers = _buffers(info["bucket_bytes"], self._group)
-        return self._group
-
-    def _receive(
-        self, info: Mapping[str, Any], store: TCPStore, version: int
-    ) -> Iterator[tuple[str, Tensor]]:
-        def arrived() -> PatchBase:
-            checksum = store.get(f"{version}/checksum").decode()
-            return PatchBase(version=version, checksum=checksum)
-
-        base = _base_from_json(store.get(f"{version}/base"))
-        if base is not None:
-            self._decoder.expect(base)
-        store.set(_ready(version, info["rank"]), b"")  # type: ignore[arg-type] - as above
-        if store.get(f"{version}/go") != _GO:
-            raise MemberLost(f"version {version} was given up: another engine did not take part")
-        group = self._join(info, store)
-        stream = unpack(self._buckets(store, group, version), version=version)
-        if base is not None:
-            yield from self._decoder.apply(stream, base, arrived)
-            return
-        yield from self._decoder.dense(stream, arrived, keep=info["patches_follow"])
-
-    def _buckets(self, store: TCPStore, group: Group, version: int) -> Iterator[Bucket]:
-        """The buckets in turn, the next one on its way while one is used."""
-
-        def begin(index: int) -> Bucket:
-            header = BucketHeader.from_json(store.get(f"{version}/{index}"))
-            buffer = self._buffers[index % 2]
-            if header.size_bytes:
-                group.broadcast(buffer[: header.size_bytes])
-            return buffer, header
-
-        index = 0
-        coming = begin(index)
-        while True:
-            buffer, header = coming
-            if header.size_bytes:
-                group.wait()
-            if not header.last:
-                index += 1
-                coming = begin(index)
-            yield buffer, header
-            if header.last:
-                return
-
-    def close(self) -> None:
-        """Leave the group; weights kept for patches stay, their next base decides. Idempotent."""
-        group, self._group, self._store, self._info = self._group, None, None, None
-        if group is not None:
-            group.close()
-
-
-def _ready(version: int, rank: int) -> str:
-    return f"{version}/ready/{rank}"
-
-
-def _left(version: int, rank: int) -> str:
-    return f"{version}/left/{rank}"
-
-
-def _buffers(size: int, group: Group) -> list[Tensor]:
-    return [torch.empty(size, dtype=torch.uint8, device=group.device) for _ in range(2)]
-
-
-def _base_to_json(base: PatchBase | None) -> bytes:
-    return orjson.dumps([base.version, base.checksum] if base else None)
-
-
-def _base_from_json(data: bytes) -> PatchBase | None:
-    row = orjson.loads(data)
-    return PatchBase(version=row[0], checksum=row[1]) if row else None

@@ -102,10 +102,11 @@ class WeightSync:
             bag.mean("sync/stage_s", time.perf_counter() - started)
         if mode == "wait":
             await self._wait_for_turns()
-        paused = time.perf_counter()
+        stopping = time.perf_counter()
         try:
             await self._client.pause_all()
             loading = time.perf_counter()
+            bag.mean("sync/stop_s", loading - stopping)
             if ticket is None:
                 ticket = await self._stream(weights, version)
             else:
@@ -119,7 +120,8 @@ class WeightSync:
             raise
         except EngineError as error:
             raise SyncError(f"version {version} reached no engine: {error}") from error
-        bag.mean("sync/pause_s", time.perf_counter() - paused)
+        # From the last token of the slowest engine to stop; until then it was still sampling.
+        bag.mean("sync/pause_s", time.perf_counter() - loading)
         serving = len(self._client.active())
         bag.sum("sync/bytes", ticket.info.get("size_bytes", 0))
         bag.mean("sync/replicas", serving)

@@ -7,7 +7,6 @@ of `torch.distributed`, which the trainer may use for its gradients.
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections import deque
 from datetime import timedelta
 from typing import Any
@@ -22,25 +21,6 @@ from agentrl.errors import SyncError
 
 class MemberLost(SyncError):
     """Another member of the group is gone."""
-
-
-def make_store(host: str, port: int, *, is_master: bool, timeout_s: float) -> TCPStore:
-    """Serve or reach the store at which the group meets; port 0 takes a free one.
-
-    Raises:
-        SyncError: the port is in use, or nobody answers.
-    """
-    try:
-        return TCPStore(
-            host,
-            port,
-            is_master=is_master,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_s),
-        )
-    except (RuntimeError, ValueError) as error:
-        what = "serve" if is_master else "reach"
-        raise SyncError(f"cannot {what} the rendezvous at {host}:{port}: {error}") from error
 
 
 class Group:
@@ -90,6 +70,10 @@ class Group:
                 f"rank {rank} of {size} did not meet the others within {timeout_s:g} s: {error}"
             ) from error
 
+    def make_buffers(self, size: int) -> list[Tensor]:
+        """Two, where the group moves them."""
+        return [torch.empty(size, dtype=torch.uint8, device=self.device) for _ in range(2)]
+
     def broadcast(self, tensor: Tensor) -> None:
         """Begin to move a tensor from rank 0 to all others.
 
@@ -126,11 +110,3 @@ class Group:
             with contextlib.suppress(SyncError):
                 self.wait()
         self._group = None
-
-
-def own_address(host: str, port: int) -> str:
-    """The address of this host from which `host` is reached."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket sends nothing; it only chooses a route.
-        probe.connect((host, port))
-        return probe.getsockname()[0]

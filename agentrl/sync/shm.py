@@ -15,6 +15,7 @@ import secrets
 import select
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
-from agentrl.sync.checksum import WeightDigest, check_all, check_tensor, copy_with_digest
+from agentrl.sync.checksum import THREADS, WeightDigest, check_ahead, check_all, copy_with_digest
 from agentrl.sync.segment import (
     DATA,
     WRITING,
@@ -40,6 +41,8 @@ from agentrl.sync.transfer import Weights
 
 GROWTH = 1 << 30
 """Most bytes by which a segment of unknown final size grows at once."""
+IN_FLIGHT = 4 * THREADS
+"""Tensors that wait to be copied, at most."""
 MANIFEST_ROW = 256
 """Bytes that a record takes in the manifest, generously."""
 
@@ -106,17 +109,26 @@ class ShmSender:
         return WeightTicket(backend="shm", version=version, info=info, checksum=checksum)
 
     def _copy(self, segment: Segment, weights: Weights) -> tuple[list[TensorRecord], str, int]:
-        digest = WeightDigest()
-        records: list[TensorRecord] = []
+        placed: list[TensorRecord] = []
+        copies: list[Future[str]] = []
         size = DATA
-        for bare, tensor in self._layout.watch(weights):
-            offset = aligned(size)
-            size = offset + tensor.numel() * tensor.element_size()
-            if size > segment.size:
-                segment.reserve(max(size, min(2 * segment.size, segment.size + GROWTH)))
-            copied = copy_with_digest(segment.data[offset:size], tensor)
-            records.append(replace(bare, digest=copied, offset=offset))
-            digest.add(records[-1])
+        with ThreadPoolExecutor(THREADS) as pool:
+            for bare, tensor in self._layout.watch(weights):
+                offset = aligned(size)
+                size = offset + tensor.numel() * tensor.element_size()
+                if size > segment.size:
+                    segment.reserve(max(size, min(2 * segment.size, segment.size + GROWTH)))
+                target = segment.data[offset:size]
+                placed.append(replace(bare, offset=offset))
+                copies.append(_begin_copy(pool, target, tensor))
+                if len(copies) > IN_FLIGHT:
+                    # A generator that gathers must not fill the memory with tensors that wait.
+                    copies[-IN_FLIGHT].result()
+            digests = [copy.result() for copy in copies]
+        digest = WeightDigest()
+        records = [replace(row, digest=d) for row, d in zip(placed, digests, strict=True)]
+        for record in records:
+            digest.add(record)
         return records, digest.hexdigest(), size
 
     def close(self) -> None:
@@ -158,12 +170,12 @@ class ShmReceiver:
         except orjson.JSONDecodeError as error:
             raise SyncError(f"manifest of version {ticket.version} is damaged: {error}") from error
         digest = WeightDigest()
-        for row in rows:
-            record = TensorRecord.from_json(row)
-            tensor = tensor_at(buffer, record)
-            check_tensor(record, tensor)
-            digest.add(record)
-            yield record.name, tensor
+        records = map(TensorRecord.from_json, rows)
+        pairs = ((record, tensor_at(buffer, record)) for record in records)
+        with contextlib.closing(check_ahead(pairs)) as checked:
+            for record, tensor in checked:
+                digest.add(record)
+                yield record.name, tensor
         # Whoever used the views by now did so before the sender began to write over them.
         _check_version(read_header(memory).version, ticket.version)
         check_all(digest.hexdigest(), ticket.checksum, ticket.version)
@@ -205,6 +217,15 @@ class ShmReceiver:
         """Let go of the segments. Idempotent."""
         with self._lock:
             self._maps.clear()
+
+
+def _begin_copy(pool: ThreadPoolExecutor, target: Tensor, source: Tensor) -> Future[str]:
+    if source.device.type == "cpu":
+        return pool.submit(copy_with_digest, target, source)
+    # The stream that the source is computed on belongs to this thread.
+    done: Future[str] = Future()
+    done.set_result(copy_with_digest(target, source))
+    return done
 
 
 def _is_whole(memory: mmap.mmap) -> bool:

@@ -10,13 +10,14 @@ import torch.distributed as dist
 from sync_weights import nudged, run_python, weights
 
 from agentrl.errors import SyncError
-from agentrl.sync.collective import CollectiveReceiver, CollectiveSender, drain
+from agentrl.sync.collective import CollectiveSender, drain
+from agentrl.sync.collective_receiver import CollectiveReceiver
 
 RECEIVER = """
     import json, sys
-    from sync_weights import nudged, weights
+    from sync_weights import assert_same, nudged, weights
     from agentrl.engine import WeightTicket
-    from agentrl.sync.collective import CollectiveReceiver
+    from agentrl.sync.collective_receiver import CollectiveReceiver
     from agentrl.errors import SyncError
     receiver = CollectiveReceiver()
     sent = weights(0)
