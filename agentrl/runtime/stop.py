@@ -11,7 +11,8 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,44 @@ class StopSwitch:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+
+    @contextlib.asynccontextmanager
+    async def opening(self, context: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+        """`async with context`, whose opening a stop request cancels; it cleans up what it has.
+
+        The body and the closing are not cut. All of it runs in the task of the caller, as scopes
+        of timeouts and task groups inside `context` demand.
+
+        Raises:
+            Interrupted: the run was asked to stop before `context` was open.
+        """
+        self.check()
+        caller = asyncio.current_task()
+        assert caller is not None
+        opens, cut = True, False
+
+        def cut_it(future: asyncio.Future[Any]) -> None:
+            nonlocal cut
+            if opens and not future.cancelled():
+                cut = True
+                caller.cancel()
+
+        asked = asyncio.ensure_future(self._event.wait())
+        asked.add_done_callback(cut_it)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                opened = await stack.enter_async_context(context)
+            except (asyncio.CancelledError, Exception) as error:
+                if cut and caller.uncancel() == 0:
+                    raise Interrupted(int(self._signal)) from error
+                raise
+            finally:
+                opens = False
+                asked.cancel()
+            if cut:  # it was open before it heard
+                caller.uncancel()
+                self.check()
+            yield opened
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
