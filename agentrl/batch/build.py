@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +12,7 @@ import numpy as np
 from agentrl.batch.denominators import count, token_weight
 from agentrl.batch.packing import pack_rows
 from agentrl.batch.records import BoolArray, PackedBatch, Row, RowKey, StepBatch
-from agentrl.batch.select import SelectedRollout, select_rollouts
+from agentrl.batch.select import SelectedRollout, Selection, select_rollouts
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import DataError
 from agentrl.types import Trajectory, TrajectoryGroup
@@ -73,6 +74,7 @@ def build_step(
         rows = [row for rollout in selection.rollouts for row in rollout.rows]
         masked = sum(row.num_action_tokens - int(_mask(row, oldest_version).sum()) for row in rows)
         metrics.sum("batch/tokens_masked_stale", masked)
+        _recount_rows(selection, oldest_version)
     for rollout in selection.rollouts:
         metrics.mean("batch/advantage_abs_mean", abs(rollout.advantage))
     return StepBatch(
@@ -80,6 +82,17 @@ def build_step(
         advantages={rollout.rollout_id: rollout.advantage for rollout in selection.rollouts},
         metrics=metrics,
     )
+
+
+def _recount_rows(selection: Selection, oldest_version: int) -> None:
+    """Rows of which age leaves no token are trained as little as those that were dropped."""
+    gone: Counter[str] = Counter()
+    for rollout in selection.rollouts:
+        fate = "zero_advantage" if rollout.advantage == 0.0 else "trained"
+        gone[fate] += sum(not _mask(row, oldest_version).any() for row in rollout.rows)
+    for fate, number in gone.items():
+        selection.metrics.sum(f"batch/rows_{fate}", -number)
+    selection.metrics.sum("batch/rows_masked_stale", sum(gone.values()))
 
 
 def split_minibatches(

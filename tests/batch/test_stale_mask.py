@@ -43,6 +43,17 @@ def test_the_mask_is_narrowed_and_the_denominators_are_not() -> None:
     assert step.advantages == {"a": 0.5, "b": -0.5, "c": 0.0}
 
 
+def test_rows_without_a_token_left_are_not_called_trained() -> None:
+    """Fails if they count as trained, or twice: the counts add up to what was started."""
+    for oldest, trained, zero, masked in ((4, 2, 0, 1), (5, 2, 0, 1), (2, 2, 1, 0), (9, 0, 0, 3)):
+        values = built(oldest)[0].metrics.result()
+        assert values["batch/rows_trained"] == trained
+        assert values["batch/rows_zero_advantage"] == zero
+        assert values["batch/rows_masked_stale"] == masked
+        assert trained + zero + masked == values["batch/rows_started"]
+    assert "batch/rows_masked_stale" not in built(None)[0].metrics.result()
+
+
 def test_nothing_is_masked_without_a_bound() -> None:
     step, update = built(None)
     assert sum(micro.num_action_tokens for micro in update.micro_batches) == 6
