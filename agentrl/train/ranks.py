@@ -11,6 +11,7 @@ error the group is of no use any more, and its ranks meet again at a new meeting
 from __future__ import annotations
 
 import pickle
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -47,12 +48,16 @@ class Meeting:
             host: name or address of this machine as the ranks reach it.
             join_timeout_s: limit of each wait on the store.
         """
+        # A store that opens its port itself listens at every address of this machine.
+        family, *_, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(place[:2], family=family)
         self._store: TCPStore | None = TCPStore(
             host,
-            0,
+            listener.getsockname()[1],
             is_master=True,
             wait_for_workers=False,
             timeout=timedelta(seconds=join_timeout_s),
+            master_listen_fd=listener.detach(),
         )
         self.address = f"{host}:{self._store.port}"
         """What the ranks are given, as `host:port`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,6 +150,17 @@ def test_a_rank_that_is_lost_ends_the_step_of_the_others(how):
         lost.close()
     assert "rank 0 of 2 failed while" in message
     assert "a rank that ended, hangs or was never started" in message
+
+
+def test_a_meeting_listens_only_where_it_was_asked_to():
+    """Fails if any host that reaches this one may join or stop the ranks, whose objects are
+    pickled."""
+    meeting = Meeting()
+    port = int(meeting.address.rpartition(":")[2])
+    tables = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    rows = [row.split() for row in tables.splitlines()]
+    where = [row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")]
+    assert where == [f"0100007F:{port:04X}"]
 
 
 def test_a_meeting_that_nobody_holds_or_nobody_comes_to_is_an_error():
