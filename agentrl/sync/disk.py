@@ -1,29 +1,38 @@
 """Weights through a folder that trainer and engines share: slow, and open to whoever comes.
 
-    DIRECTORY/version-00000012/   weights.json  00000.safetensors  ...
+    DIRECTORY/sender-5c1e.../owner.json
+                             version-00000012/   weights.json  00000.safetensors  ...
 
 The newest two versions stay, and those that their patches are based on; an engine that joins late
-reads the chain from the last version that holds all weights.
+reads the chain from the last version that holds all weights. Every sender has a folder of its own,
+so that runs may share a directory; it goes with the sender, or with the next one if that was
+killed.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
+import socket
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
 from torch import Tensor
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
 from agentrl.sync.checksum import WeightDigest, check_all
 from agentrl.sync.patches import PatchBase, PatchDecoder, PatchEncoder
+from agentrl.sync.segment import host_identity
 from agentrl.sync.shards import FolderWriter, Manifest, read_manifest, read_tensors
 from agentrl.sync.transfer import Weights
 
+OWNER = "owner.json"
+"""Says whose folder it is."""
 KEPT = 2
 """Versions that can be taken at any time."""
 
@@ -35,24 +44,24 @@ class DiskSender:
     streams = False
 
     def __init__(self, directory: Path, *, dense_every: int = 1) -> None:
-        """Make the folder, and remove what a sender left there that was killed.
+        """Make a folder of its own, and remove those of senders that were killed on this host.
 
         Args:
-            directory: for the versions of one run.
+            directory: of all senders; engines see it under the same name.
             dense_every: all weights go with every so many sends, between them patches.
 
         Raises:
             SyncError: the folder cannot be written.
         """
-        self._directory = directory.absolute()
+        root = directory.absolute()
+        self._directory = root / f"sender-{secrets.token_hex(8)}"
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            for leftover in self._directory.glob(".version-*.tmp"):
-                if _ended(int(leftover.suffixes[-2][1:])):
-                    shutil.rmtree(leftover)
-            for folder in self._versions().values():
-                # Of an earlier run of this directory: its numbers may come again.
-                shutil.rmtree(folder)
+            root.mkdir(parents=True, exist_ok=True)
+            for folder in root.glob("sender-*"):
+                if _owner_ended(folder):
+                    shutil.rmtree(folder)
+            self._directory.mkdir()
+            (self._directory / OWNER).write_bytes(orjson.dumps(_owner(os.getpid())))
         except OSError as error:
             raise SyncError(f"sync.directory {directory}: {error.strerror or error}") from error
         self._encoder = PatchEncoder(dense_every)
@@ -101,9 +110,8 @@ class DiskSender:
         )
 
     def close(self) -> None:
-        """Remove the versions: what a run keeps are its checkpoints."""
-        for folder in self._versions().values():
-            shutil.rmtree(folder, ignore_errors=True)
+        """Remove the versions: what a run keeps are its checkpoints. Idempotent."""
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _versions(self) -> dict[int, Path]:
         found = (re.fullmatch(r"version-(\d{8,})", path.name) for path in self._directory.iterdir())
@@ -112,10 +120,19 @@ class DiskSender:
     def _remove_old(self) -> None:
         versions = self._versions()
         needed = set(sorted(versions)[-KEPT:])
-        for version in sorted(needed):
+        for kept in sorted(needed):
+            version = kept
             while (base := read_manifest(versions[version]).base) is not None:
                 if base.version >= version:
                     break  # no chain of ours, and without an end
+                if base.version not in versions:
+                    # Nobody can read it, so the next one must not be a patch of it either.
+                    shutil.rmtree(versions[kept], ignore_errors=True)
+                    self._encoder.forget()
+                    raise SyncError(
+                        f"version {base.version}, which version {version} is a patch of, is gone "
+                        f"from {self._directory}; let nobody else write there"
+                    )
                 version = base.version
                 needed.add(version)
         for version in versions.keys() - needed:
@@ -182,11 +199,26 @@ def _checked(folder: Path, manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
     check_all(digest.hexdigest(), manifest.checksum, manifest.version)
 
 
-def _ended(pid: int) -> bool:
+def _owner(pid: int) -> list[str | int | None]:
+    """Says whose a folder is, and is never said of another process."""
+    return [socket.gethostname(), host_identity(), pid, _began(pid)]
+
+
+def _owner_ended(folder: Path) -> bool:
+    """Whether a sender of this host was killed; of other hosts, and without a name, unknown."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
+        host, since, pid, began = orjson.loads((folder / OWNER).read_bytes())
+    except (OSError, ValueError, TypeError):
         return False
-    return False
+    if host != socket.gethostname():
+        return False
+    return since != host_identity() or _began(pid) != began
+
+
+def _began(pid: int) -> str | None:
+    """When a process began, in ticks since this host did; None if there is no such process."""
+    try:
+        # After the name, which may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from agentrl.sync.disk import DiskReceiver, DiskSender
 
 
 def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+    """Of the versions that the one sender of this directory holds."""
+    return sorted(path.name for path in directory.glob("sender-*/*version-*"))
 
 
 def test_whole_versions_arrive_and_the_newest_two_stay(tmp_path: Path) -> None:
@@ -26,7 +28,7 @@ def test_whole_versions_arrive_and_the_newest_two_stay(tmp_path: Path) -> None:
     with pytest.raises(SyncError, match=r"no weights in .*version-00000001"):
         list(receiver.receive(tickets[0]))
     sender.close()
-    assert names(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_anyone_can_read_the_files(tmp_path: Path) -> None:
@@ -72,7 +74,7 @@ def test_a_version_can_be_sent_again(tmp_path: Path) -> None:
 
 def test_a_flipped_byte_and_a_cut_file_are_found(tmp_path: Path) -> None:
     ticket = DiskSender(tmp_path).send(weights(1), 1)
-    file = tmp_path / "version-00000001" / "00000.safetensors"
+    file = Path(ticket.info["path"]) / "00000.safetensors"
     data = bytearray(file.read_bytes())
     data[-1000] ^= 1
     file.write_bytes(data)
@@ -110,13 +112,49 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path: Path) -> Non
 
 
 def test_what_a_killed_sender_left_is_swept(tmp_path: Path) -> None:
-    process = run_python("import os; print(os.getpid())")
-    pid = int(process.communicate(timeout=60)[0])
-    (tmp_path / f".version-00000004.{pid}.tmp").mkdir()
-    (tmp_path / "version-00000003").mkdir()
+    """Fails if the weights of killed runs fill the disk, or what is not a sender's goes."""
+    process = run_python(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        from sync_weights import weights
+        from agentrl.sync.disk import DiskSender
+        DiskSender(Path(sys.argv[1])).send(weights(0), 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        str(tmp_path),
+    )
+    process.communicate(timeout=60)
+    assert names(tmp_path) == ["version-00000001"]
     (tmp_path / "mine").mkdir()
-    DiskSender(tmp_path)
-    assert names(tmp_path) == ["mine"]
+    (tmp_path / "sender-unknown").mkdir()
+    DiskSender(tmp_path).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "sender-unknown"]
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_two_runs_share_a_directory(tmp_path: Path, every: int) -> None:
+    """Fails if the start or the end of one takes the weights of the other away."""
+    first, sent = DiskSender(tmp_path, dense_every=every), weights(0)
+    first.send(sent, 1)
+    sent = nudged(sent, 1)
+    ticket = first.send(sent, 2)
+    second = DiskSender(tmp_path, dense_every=every)
+    assert_same(DiskReceiver().receive(second.send(weights(9), 2)), weights(9))
+    second.close()
+    assert_same(DiskReceiver().receive(ticket), sent)
+    sent = nudged(sent, 2)
+    assert_same(DiskReceiver().receive(first.send(sent, 3)), sent)
+
+
+def test_a_base_that_is_gone_is_said_and_all_weights_follow(tmp_path: Path) -> None:
+    """Fails if somebody's clean-up of the directory ends the run with a `KeyError`."""
+    sender = DiskSender(tmp_path, dense_every=9)
+    ticket = sender.send(weights(0), 1)
+    shutil.rmtree(ticket.info["path"])
+    with pytest.raises(SyncError, match="version 1, which version 2 is a patch of, is gone"):
+        sender.send(weights(0), 2)
+    assert_same(DiskReceiver().receive(sender.send(weights(3), 3)), weights(3))
 
 
 def test_a_folder_that_is_not_shared_is_said_when_they_meet(tmp_path: Path) -> None:
