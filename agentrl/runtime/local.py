@@ -7,6 +7,7 @@ their own and sample on.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,7 @@ from agentrl.serving.threads import run_computing
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
+    from agentrl.batch import StepBatch
     from agentrl.data import TrajectoryStore
     from agentrl.serving import TokenClient
     from agentrl.serving.records import EngineStats
@@ -76,22 +78,30 @@ class LocalLearner:
         on_progress: Callable[[int, int], None],
     ) -> MetricBag:
         """See `LearnStage`."""
-        from agentrl.rollout import rollout_metrics
-
-        held = drop_too_old(self._config, step, _held(groups))
-        bag = rollout_metrics(held)
-        batch = build(self._config, step, held)
-        bag.merge(batch.metrics)
-        if not stored:
-            self._store.write(step, "train", held, batch.advantages)
+        # Rollouts go on beside it, so none of it runs on the event loop.
+        batch, bag = await asyncio.to_thread(self._prepare, step, _held(groups), stored)
         if not any(update.micro_batches for update in batch.updates):
             bag.sum("train/steps_without_signal", 1)
         bag.merge(await run_computing(self._trainer.step, batch, on_progress))
         return bag
 
+    def _prepare(
+        self, step: int, groups: Sequence[TrajectoryGroup], stored: bool
+    ) -> tuple[StepBatch, MetricBag]:
+        """The batch of a step, whose groups are on disk when this returns."""
+        from agentrl.rollout import rollout_metrics
+
+        held = drop_too_old(self._config, step, groups)
+        bag = rollout_metrics(held)
+        batch = build(self._config, step, held)
+        bag.merge(batch.metrics)
+        if not stored:
+            self._store.write(step, "train", held, batch.advantages)
+        return batch, bag
+
     async def keep(self, step: int, kind: str, groups: Sequence[GroupHandle]) -> None:
         """See `LearnStage`."""
-        self._store.write(step, kind, _held(groups), None)
+        await asyncio.to_thread(self._store.write, step, kind, _held(groups), None)
 
     def save(self, folder: Path) -> None:
         """See `LearnStage`."""
