@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config import RunConfig
 from agentrl.engine import Engine
 from agentrl.errors import ConfigError
+from agentrl.runtime.ray.layout import engine_width
+from agentrl.runtime.reach import gpus_needed, section_backend, transfer_name, urls_are_local
 from agentrl.serving.balancer import LoadBalancer
 from agentrl.serving.client import TokenClient
 from agentrl.serving.keeper import Keeper
@@ -96,11 +98,11 @@ def _embedded(config: RunConfig, model: Any, version: int) -> OpenEngines:
         version=version,
     )
     return OpenEngines(
-        client=_client(config, [engine], wait_s=0.0),
+        client=make_client(config, [engine]),
         shares_weights=True,
         same_host=True,
         text="embedded in this process",
-        patience_s=0.0,
+        patience_s=patience_s(config),
     )
 
 
@@ -108,29 +110,24 @@ async def _connected(config: RunConfig, version: int) -> OpenEngines:
     from agentrl.serving.connect import connect_engine
 
     section = config.serving
-    engines: list[Engine] = []
-    try:
-        for index, url in enumerate(section.urls):
-            engine = await connect_engine(
-                url,
-                name=f"server-{index}",
-                transport=section.transport,
-                start_version=version,
-                # What an earlier run left there has a number of that run, often a larger one.
-                adopt=version == UNKNOWN_VERSION,
-                max_context_tokens=config.rollout.max_context_tokens,
-            )
-            engines.append(engine)
-    except BaseException:
-        await asyncio.gather(*(engine.close() for engine in engines))
-        raise
-    local = all(_is_local(url) for url in section.urls)
+    engines = await connected(
+        connect_engine(
+            url,
+            name=f"server-{index}",
+            transport=section.transport,
+            start_version=version,
+            # What an earlier run left there has a number of that run, often a larger one.
+            adopt=version == UNKNOWN_VERSION,
+            max_context_tokens=config.rollout.max_context_tokens,
+        )
+        for index, url in enumerate(section.urls)
+    )
     return OpenEngines(
-        client=_client(config, engines, wait_s=WAIT_S),
+        client=make_client(config, engines),
         shares_weights=False,
-        same_host=local,
+        same_host=urls_are_local(config),
         text=f"{len(engines)} vLLM servers that run already",
-        patience_s=WAIT_S,
+        patience_s=patience_s(config),
     )
 
 
@@ -150,11 +147,7 @@ async def _launched(
     )
     try:
         kept = [_OwnServer(server, config, secret, version) for server in servers]
-        client = _client(
-            config,
-            [await server.connect() for server in kept],
-            wait_s=config.serving.start_timeout_s,
-        )
+        client = make_client(config, await connected(server.connect() for server in kept))
         keeping = asyncio.create_task(Keeper(client, kept, note=note).run())
         try:
             yield OpenEngines(
@@ -162,7 +155,7 @@ async def _launched(
                 shares_weights=False,
                 same_host=True,
                 text=f"{len(servers)} vLLM servers on this machine",
-                patience_s=config.serving.start_timeout_s,
+                patience_s=patience_s(config),
             )
         finally:
             keeping.cancel()
@@ -216,7 +209,6 @@ def server_commands(config: RunConfig, *, source: str, secret: str) -> Sequence[
 
     section = config.serving
     device = vllm_device()
-    backend = section_backend(config)
     devices = _devices(config) if device == "cuda" else [None] * section.replicas
     commands = [
         server_command(
@@ -228,7 +220,7 @@ def server_commands(config: RunConfig, *, source: str, secret: str) -> Sequence[
             device=device,
             devices=devices[replica],
             dtype=config.model.dtype,
-            weight_transfer=backend if backend in ("nccl", "ipc") else "agentrl",
+            weight_transfer=transfer_name(section_backend(config)),
             middleware=() if section.transport == "http" else (LEAN,),
         )
         for replica in range(section.replicas)
@@ -236,44 +228,12 @@ def server_commands(config: RunConfig, *, source: str, secret: str) -> Sequence[
     return [replace(c, env={**c.env, SECRET_VARIABLE: secret}) for c in commands]
 
 
-def section_backend(config: RunConfig) -> str:
-    """The weight backend of a run whose engines run on this machine.
-
-    Raises:
-        ConfigError: the one that was asked for cannot reach them.
-    """
-    from agentrl.sync import resolve_backend
-
-    section = config.serving
-    return resolve_backend(
-        config.sync,
-        engine_kind=section.engine,
-        same_host=all(_is_local(url) for url in section.urls),
-        shared_weights=section.engine == "embedded",
-        cuda=_cuda(config),
-    )
-
-
-def _cuda(config: RunConfig) -> bool:
-    from agentrl.serving.vllm.command import vllm_device
-    from agentrl.train.pretrained import pick_device
-
-    if config.serving.engine == "embedded":
-        return False
-    return pick_device(config.model.device).type == "cuda" and vllm_device() == "cuda"
-
-
 def _devices(config: RunConfig) -> list[tuple[int, ...]]:
     """The GPUs of each replica: those the trainer leaves free, if they are enough."""
     import torch
 
-    section = config.serving
-    ways = ("tensor_parallel_size", "pipeline_parallel_size")
-    width = 1
-    for name in ways:
-        width *= int(section.args.get(name, section.args.get(name.replace("_", "-"), 1)))
-    have = torch.cuda.device_count()
-    needed = width * section.replicas
+    section, width = config.serving, engine_width(config.serving)
+    have, needed = torch.cuda.device_count(), gpus_needed(config)
     if have < needed:
         raise ConfigError(
             f"serving.replicas {section.replicas} with {width} GPUs each need {needed}, but this "
@@ -288,13 +248,34 @@ def _devices(config: RunConfig) -> list[tuple[int, ...]]:
     ]
 
 
-def _client(config: RunConfig, engines: Sequence[Engine], *, wait_s: float) -> TokenClient:
+def make_client(config: RunConfig, engines: Sequence[Engine], *, offset: int = 0) -> TokenClient:
+    """The client of a config over engines.
+
+    Args:
+        config: its `serving` section.
+        engines: connected.
+        offset: of the balancer, where several clients share the engines.
+    """
     section = config.serving
-    balancer = LoadBalancer(alpha=section.repin_alpha, max_moves=section.repin_moves)
-    return TokenClient(engines, balancer, wait_s=wait_s)
+    balancer = LoadBalancer(alpha=section.repin_alpha, max_moves=section.repin_moves, offset=offset)
+    return TokenClient(engines, balancer, wait_s=patience_s(config))
 
 
-def _is_local(url: str) -> bool:
-    from urllib.parse import urlsplit
+def patience_s(config: RunConfig) -> float:
+    """Seconds that an engine which is gone may take to come back; 0 if it never does."""
+    section = config.serving
+    if section.engine == "embedded":
+        return 0.0
+    return WAIT_S if section.urls else section.start_timeout_s
 
-    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+
+async def connected(connecting: Iterable[Awaitable[Engine]]) -> list[Engine]:
+    """Engines, one after the other; if one cannot be connected, none stays open."""
+    engines: list[Engine] = []
+    try:
+        for engine in connecting:
+            engines.append(await engine)
+    except BaseException:
+        await asyncio.gather(*(engine.close() for engine in engines))
+        raise
+    return engines

@@ -12,14 +12,13 @@ from agentrl.config.schema import RaySection
 from agentrl.errors import ConfigError
 from agentrl.runtime.assemble import model_source
 from agentrl.runtime.drivers import check_schedule, runs_ahead
-from agentrl.runtime.engines import section_backend, server_commands
+from agentrl.runtime.engines import server_commands
+from agentrl.runtime.reach import section_backend, transfer_name
 from agentrl.runtime.records import Check, Status
 from agentrl.serving.vllm.command import vllm_device
 
 _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14", "  a  b")
 """Texts that tokenizers are told apart by."""
-_TRANSFER = {"nccl": "nccl", "ipc": "ipc"}
-"""Backends that vLLM brings itself; ours are all behind one name."""
 
 
 async def schedule(config: RunConfig) -> str:
@@ -88,7 +87,7 @@ async def _strangers(config: RunConfig, found: Mapping[str, Any], backend: str) 
         vocab_size=_vocabulary(config),
         max_context_tokens=config.rollout.max_context_tokens,
         texts=texts,
-        weight_transfer=None if backend == "disk" else _TRANSFER.get(backend, "agentrl"),
+        weight_transfer=None if backend == "disk" else transfer_name(backend),
     )
     urls = config.serving.urls
     answers = await asyncio.gather(*(check_server(url, expected) for url in urls))

@@ -24,11 +24,13 @@ from agentrl.runtime.assemble import (
 )
 from agentrl.runtime.checkpoint import Checkpoint, latest_checkpoint, resolve_model_path, sweep
 from agentrl.runtime.drivers import check_schedule, make_run, runs_ahead
-from agentrl.runtime.engines import UNKNOWN_VERSION, OpenEngines, open_engines, section_backend
+from agentrl.runtime.engines import UNKNOWN_VERSION, OpenEngines, open_engines
 from agentrl.runtime.fleet_checks import require_fleet
 from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts, Push
 from agentrl.runtime.logs import log_to
 from agentrl.runtime.progress import Progress, RunPlan
+from agentrl.runtime.ray.layout import engine_width
+from agentrl.runtime.reach import device_to_device, own_address, section_backend
 from agentrl.runtime.records import History, Parts, RunResult
 from agentrl.runtime.run_dir import RunDir, holds_a_run, run_path
 from agentrl.runtime.stages import Stages
@@ -352,7 +354,18 @@ async def _syncing(
     from agentrl.sync import WeightSync, make_sender
 
     backend = section_backend(config)
-    sender = make_sender(config.sync, backend=backend, directory=directory.weights, cuda=False)
+    sender = make_sender(
+        config.sync,
+        backend=backend,
+        directory=directory.weights,
+        address=own_address(config),
+        cuda=device_to_device(config),
+        workers=engine_width(config.serving),
+        describe=lambda: [
+            (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, tensor in trainer.weights()
+        ],
+    )
     sync = WeightSync(policy.engines.client, sender)
     try:
         await sync.connect()

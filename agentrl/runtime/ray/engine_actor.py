@@ -103,6 +103,7 @@ def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
         ConfigError: vLLM is not installed here, or an option is not the user's to set.
     """
     from agentrl.runtime.engines import LEAN
+    from agentrl.runtime.reach import transfer_name
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
     from agentrl.serving.vllm.command import server_command, vllm_device
 
@@ -115,7 +116,7 @@ def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
         replicas=engine.neighbours if device == "cpu" else 1,
         device=device,
         dtype=spec.config.model.dtype,
-        weight_transfer=engine.backend if engine.backend in ("nccl", "ipc") else "agentrl",
+        weight_transfer=transfer_name(engine.backend),
         middleware=() if section.transport == "http" else (LEAN,),
     )
     more = {SECRET_VARIABLE: engine.secret, "AGENTRL_LEAN_HOST": listening_host(spec)}

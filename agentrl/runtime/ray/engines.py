@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentrl.engine import Engine
-from agentrl.runtime.engines import UNKNOWN_VERSION
+from agentrl.runtime.engines import UNKNOWN_VERSION, connected
 from agentrl.serving import TokenClient
 
 
@@ -67,15 +67,7 @@ async def connect_all(entries: Sequence[EngineAddress], *, adopt: bool = False) 
     Raises:
         EngineError: as `connect`.
     """
-    engines: list[Engine] = []
-    try:
-        for entry in entries:
-            engines.append(await connect(entry, adopt=adopt))
-    except BaseException:
-        for engine in engines:
-            await engine.close()
-        raise
-    return engines
+    return await connected(connect(entry, adopt=adopt) for entry in entries)
 
 
 async def follow(

@@ -24,6 +24,7 @@ from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, listening_host, se
 from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.group import Mode, dispatch
 from agentrl.runtime.ray.sender import SenderFacts
+from agentrl.runtime.reach import own_address, urls_are_local
 from agentrl.serving.threads import reserve_cores, run_computing
 
 if TYPE_CHECKING:
@@ -128,7 +129,10 @@ class TrainerActor:
     @dispatch(Mode.RANK_ZERO)
     async def open_sender(self, backend: str, cuda: bool) -> SenderFacts:
         """Make the weight sender of the run."""
-        return self._own.open_sender(backend, address=listening_host(self._spec), cuda=cuda)
+        spec = self._spec
+        elsewhere = not urls_are_local(spec.config)
+        address = own_address(spec.config) if elsewhere else listening_host(spec)
+        return self._own.open_sender(backend, address=address, cuda=cuda)
 
     @dispatch(Mode.RANK_ZERO)
     async def sender(self, method: str, *args: Any) -> Any:
