@@ -64,7 +64,7 @@ async def test_all_that_does_not_fit_is_found_at_once(
     )
     findings = await check_server(vllm_server.url, wanted)
     assert whats(findings) == ["model name", "context", "tokenizer", "weights", "weight transfer"]
-    with pytest.raises(ConfigError, match=r"context: found 4096 tokens, needed 4097 \(rollout"):
+    with pytest.raises(ConfigError, match=r"context: found 8192 tokens, needed 8193 \(rollout"):
         require({vllm_server.url: findings})
     require({vllm_server.url: []})
 
@@ -137,7 +137,7 @@ async def test_missing_endpoints_name_their_flags(plain_server: str) -> None:
 
 
 SERVE = (sys.executable, "-c", "from agentrl.cli import main; main()", "serve")
-OPTIONS = ("--max-context", "4096", "--dtype", "float32", "kv_cache_gb=0.1", "max_batch_size=8")
+OPTIONS = ("--max-context", "8192", "--dtype", "float32", "kv_cache_gb=0.1", "max_batch_size=8")
 
 
 @pytest.fixture(scope="module")
@@ -179,26 +179,34 @@ async def test_raw_log_probs_are_found(
     assert findings[0].fix == "start it with --logprobs-mode processed_logprobs"
 
 
+def shared_memory(pid: int) -> set[Path]:
+    """Segments with a name that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    words = [line.split(maxsplit=5)[-1] for line in lines]
+    return {Path(word) for word in words if word.startswith("/dev/shm/") and "deleted" not in word}
+
+
 async def test_a_run_killed_in_mid_generation_leaves_nothing(
     served: tuple[subprocess.Popen[str], str],
 ) -> None:
     """Fails if a turn that was cut off counts as refused, which would sample it again, or if a
     process or a shared-memory segment of a real server outlives the run that started it."""
     process, url = served
-    segments = set(Path("/dev/shm").iterdir())
     engine = VllmEngine(url)
-    sampling = SamplingParams(max_tokens=4000)
+    sampling = SamplingParams(max_tokens=8000)
     turn = asyncio.ensure_future(engine.generate([1, 2, 3], sampling, "s"))
     while (await engine.health()).in_flight == 0 or not (await engine.health()).ready:
         await asyncio.sleep(0.02)
     pids = tree(process.pid)[1:]
     assert len(pids) >= 4, "supervisor, API server, engine core, worker"
+    segments = {path for pid in pids for path in shared_memory(pid)}
+    assert segments
     process.kill()
     with pytest.raises(EngineError) as caught:
         await turn
     assert type(caught.value) is EngineError
     await until_gone(pids)
-    assert set(Path("/dev/shm").iterdir()) <= segments
+    assert [path for path in segments if path.exists()] == []
     await engine.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,22 +17,33 @@ from agentrl.serving.vllm.launcher import VllmServer
 from agentrl.types import FinishReason, Generation, SamplingParams
 
 PROMPT = tuple(range(40, 72))
-LONG = SamplingParams(max_tokens=3500, seed=1)
-"""Some four seconds."""
+LONG = SamplingParams(max_tokens=7500, seed=1)
+"""Some eight seconds; nothing waits for its end."""
 
 
-async def until_running(
-    engine: VllmEngine, count: int, turn: asyncio.Task[Generation] | None = None
-) -> None:
-    """Wait until the server says that it decodes `count` requests."""
+async def sampled(engine: VllmEngine) -> int:
+    """Tokens that the server has sampled since it started."""
+    health = await engine.health()
+    return int((health.metrics or {})["generated_tokens"])
+
+
+async def until_sampled(engine: VllmEngine, turn: asyncio.Task[Generation], total: int) -> None:
+    """Wait until the server has sampled more than `total` tokens, while `turn` goes on."""
     deadline = time.monotonic() + 20
-    while True:
-        assert turn is None or not turn.done(), turn
-        metrics = (await engine.health()).metrics or {}
-        if metrics.get("running") == count:
-            return
-        assert time.monotonic() < deadline, metrics
+    while await sampled(engine) <= total:
+        assert not turn.done(), turn
+        assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
+
+
+async def long_turn(
+    engine: VllmEngine, prompt: Sequence[int] = PROMPT, sampling: SamplingParams = LONG
+) -> asyncio.Task[Generation]:
+    """A turn that is being sampled, and will be for a while."""
+    before = await sampled(engine)
+    turn = asyncio.create_task(engine.generate(prompt, sampling, "s"))
+    await until_sampled(engine, turn, before)
+    return turn
 
 
 async def test_tokens_in_and_tokens_out(vllm_engine: VllmEngine) -> None:
@@ -88,10 +100,10 @@ async def test_a_repeated_prefix_is_reported_as_cached(vllm_engine: VllmEngine) 
 
 
 async def test_a_turn_ends_where_the_context_does(vllm_engine: VllmEngine) -> None:
-    answer = await vllm_engine.generate([5] * 4092, SamplingParams(max_tokens=50), "s")
+    answer = await vllm_engine.generate([5] * 8188, SamplingParams(max_tokens=50), "s")
     assert (len(answer.ids), answer.finish_reason) == (4, FinishReason.LENGTH)
-    with pytest.raises(EngineRefused, match=r"4096 prompt tokens .* context of 4096"):
-        await vllm_engine.generate([5] * 4096, SamplingParams(max_tokens=1), "s")
+    with pytest.raises(EngineRefused, match=r"8192 prompt tokens .* context of 8192"):
+        await vllm_engine.generate([5] * 8192, SamplingParams(max_tokens=1), "s")
     with pytest.raises(EngineRefused, match="0 prompt tokens"):
         await vllm_engine.generate([], SamplingParams(max_tokens=1), "s")
 
@@ -103,48 +115,49 @@ async def test_what_the_server_does_not_take_is_refused(vllm_engine: VllmEngine)
 
 async def test_cancelling_a_turn_ends_it_at_the_server(vllm_engine: VllmEngine) -> None:
     """Fails if a cancelled turn goes on sampling, into a cache that others need."""
-    turn = asyncio.create_task(vllm_engine.generate(PROMPT, LONG, "s"))
-    await until_running(vllm_engine, 1, turn)
+    turn = await long_turn(vllm_engine)
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
-    await until_running(vllm_engine, 0)
-    before = (await vllm_engine.health()).metrics
+    deadline = time.monotonic() + 4
+    while (await vllm_engine.health()).in_flight:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    before = await sampled(vllm_engine)
     await asyncio.sleep(0.2)
-    assert before is not None
-    after = (await vllm_engine.health()).metrics or {}
-    assert after["generated_tokens"] == before["generated_tokens"]
+    assert await sampled(vllm_engine) == before
 
 
 async def test_a_paused_turn_goes_on_as_if_nothing_had_been(vllm_engine: VllmEngine) -> None:
     """Fails if `pause` ends or restarts what is in flight."""
-    sampling = SamplingParams(max_tokens=1500, seed=1)
-    whole = await vllm_engine.generate(PROMPT, sampling, "s")
-    turn = asyncio.create_task(vllm_engine.generate(PROMPT, sampling, "s"))
-    await until_running(vllm_engine, 1, turn)
+    turn = await long_turn(vllm_engine)
     await vllm_engine.pause()
-    frozen = (await vllm_engine.health()).metrics or {}
+    frozen = await sampled(vllm_engine)
     late = asyncio.create_task(vllm_engine.generate(PROMPT, SamplingParams(max_tokens=3), "t"))
     await asyncio.sleep(0.2)
-    still = (await vllm_engine.health()).metrics or {}
-    assert still["generated_tokens"] == frozen["generated_tokens"]
+    assert await sampled(vllm_engine) == frozen
     assert not turn.done()
     assert not late.done()
     await vllm_engine.resume()
-    assert (await turn).ids == whole.ids
     assert len((await late).ids) == 3
+    await until_sampled(vllm_engine, turn, frozen + 100)
+    await vllm_engine.abort_all()
+    await assert_as_if_alone(vllm_engine, await turn)
 
 
 async def test_aborted_turns_keep_what_they_have(vllm_engine: VllmEngine) -> None:
-    turn = asyncio.create_task(vllm_engine.generate(PROMPT, LONG, "s"))
-    await until_running(vllm_engine, 1, turn)
+    turn = await long_turn(vllm_engine)
     await vllm_engine.abort_all()
     answer = await turn
-    sampling = SamplingParams(max_tokens=len(answer.ids), seed=1)
-    whole = await vllm_engine.generate(PROMPT, sampling, "s")
     assert answer.finish_reason is FinishReason.ABORT
-    assert answer.ids == whole.ids
-    assert 0 < len(answer.ids) < 3500
+    await assert_as_if_alone(vllm_engine, answer)
+
+
+async def assert_as_if_alone(engine: VllmEngine, answer: Generation) -> None:
+    count = len(answer.ids)
+    assert 0 < count < 7500
+    sampling = SamplingParams(max_tokens=count, seed=1)
+    assert (await engine.generate(PROMPT, sampling, "s")).ids == answer.ids
 
 
 async def test_weights_are_not_taken_while_running_or_backwards(vllm_engine: VllmEngine) -> None:
@@ -178,8 +191,7 @@ async def test_health_tells_version_and_counters(vllm_engine: VllmEngine) -> Non
 
 async def test_closing_fails_what_is_in_flight(vllm_server: VllmServer) -> None:
     engine = VllmEngine(vllm_server.url)
-    turn = asyncio.create_task(engine.generate(PROMPT, LONG, "s"))
-    await until_running(engine, 1, turn)
+    turn = await long_turn(engine)
     await engine.close()
     with pytest.raises(EngineError):
         await turn

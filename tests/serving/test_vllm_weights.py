@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from conftest import require_vllm
-from test_vllm_engine import until_running
+from test_vllm_engine import long_turn, sampled, until_sampled
 from tiny_vllm import log_probs, write_model
 
 from agentrl.engine import WeightTicket
@@ -62,19 +61,21 @@ async def test_a_frozen_turn_goes_on_with_new_weights_exactly(
     sender = DiskSender(tmp_path / "weights")
     await engine.prepare_weights("disk", {"directory": str(tmp_path / "weights")})
     ticket = stage(sender, other_model_dir, 3)
-    sampling = SamplingParams(max_tokens=1500, temperature=0.9, seed=8)
-    turn = asyncio.create_task(engine.generate(PROMPT, sampling, "s"))
-    await until_running(engine, 1, turn)
+    sampling = SamplingParams(max_tokens=7500, temperature=0.9, seed=8)
+    turn = await long_turn(engine, PROMPT, sampling)
     await engine.pause()
     await engine.load_weights(ticket)
     assert engine.version == 3
+    before = await sampled(engine)
     await engine.resume()
+    await until_sampled(engine, turn, before + 200)
+    await engine.abort_all()
     answer = await turn
     sender.close()
 
     versions = answer.policy_versions
     switch = versions.index(3)
-    assert 0 < switch < 1500
+    assert 0 < switch <= len(versions) - 200
     assert set(versions[:switch]) == {0}
     assert set(versions[switch:]) == {3}
     old = log_probs(vllm_model_dir, PROMPT, answer.ids[:switch], temperature=0.9)
@@ -99,8 +100,7 @@ async def test_a_failed_update_takes_the_engine_out_until_one_succeeds(
     good = stage(sender, vllm_model_dir, 5)
     info = {**good.info, "folder": "version-00000099"}
     bad = WeightTicket(backend="disk", version=4, info=info, checksum=good.checksum)
-    turn = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_tokens=3500), "s"))
-    await until_running(engine, 1, turn)
+    turn = await long_turn(engine)
     await engine.pause()
     with pytest.raises(SyncError):
         await engine.load_weights(bad)

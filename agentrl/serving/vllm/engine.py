@@ -161,7 +161,8 @@ class VllmEngine(Engine):
                 them at once, with the tokens they have and `FinishReason.ABORT`.
         """
         async with self._control:
-            await self._ask("POST", f"/pause?mode={mode}")
+            # The cache is emptied after new weights, and only then.
+            await self._ask("POST", f"/pause?mode={mode}&clear_cache=false")
 
     async def resume(self) -> None:
         """Go on producing tokens.
@@ -213,7 +214,9 @@ class VllmEngine(Engine):
         """No more turns; those that are frozen hear of it instead of waiting for a resume."""
         self._unfit = f"engine {self.name} failed to take version {ticket.version} of the weights"
         try:
-            await self._http.send("POST", "/pause?mode=abort", limit_s=self._probe_limit_s)
+            await self._http.send(
+                "POST", "/pause?mode=abort&clear_cache=false", limit_s=self._probe_limit_s
+            )
         except EngineError as error:
             logger.info("engine %s could not end its frozen requests: %s", self.name, error)
 
