@@ -17,7 +17,7 @@ from agentrl.serving.vllm import VllmEngine
 from agentrl.serving.vllm.command import ServerCommand, server_command
 from agentrl.serving.vllm.launcher import VllmServer
 
-CONTEXT = 4096
+CONTEXT = 8192
 
 
 def require_vllm() -> None:
