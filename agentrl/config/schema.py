@@ -7,8 +7,9 @@ checks that need two sections live in `RunConfig`. Nothing here imports anything
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -157,9 +158,11 @@ class ServingSection(Section):
     replicas: int = Field(default=1, ge=1)
     """vLLM servers to start."""
     urls: tuple[str, ...] = ()
-    """vLLM servers that already run, as `http://host:port`; none is started then."""
+    """vLLM servers that already run, as `http://host:port`; none is started then. A run brings its
+    own weights to them first, whatever they hold; give no two runs the same servers."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """More options of each vLLM server, as `tensor_parallel_size: 2`; win over ours."""
+    """More options of each vLLM server, as `tensor_parallel_size: 2`; win over ours. With `urls`,
+    only `tensor_parallel_size` and `pipeline_parallel_size`, if those servers have them."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds a server may take until it answers."""
     transport: Literal["auto", "http", "lean"] = "auto"
@@ -177,6 +180,21 @@ class ServingSection(Section):
     kv_cache_gb: float = Field(default=4.0, gt=0)
     """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
 
+    @field_validator("urls")
+    @classmethod
+    def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            try:
+                parts = urlsplit(url)
+                good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            except ValueError:  # no port, no address
+                good = False
+            if not good or any(character.isspace() for character in url):
+                raise ValueError(f"{url!r} is not the address of a vLLM server: http://host:port")
+        if len({url.rstrip("/") for url in urls}) < len(urls):
+            raise ValueError("a server is named twice; each is one engine")
+        return urls
+
 
 class SyncSection(Section):
     """How new weights reach the engines."""
@@ -186,7 +204,7 @@ class SyncSection(Section):
     `collective` (gloo or NCCL broadcast), `ipc` (CUDA, one device), `nccl` (vLLM's own engine);
     `auto` takes the fastest that reaches every engine."""
     bucket_mb: int = Field(default=64, ge=1)
-    """MiB of one transfer buffer; there are two."""
+    """MiB of one transfer buffer; there are two. For `collective` and `nccl`."""
     dense_every: int = Field(default=1, ge=1)
     """All weights go with every so many syncs, between them only those that changed; 1 always
     sends all. Lossless, for `disk` and `collective`."""
