@@ -29,7 +29,7 @@ UNKNOWN_VERSION = -1
 """What a server has before its first sync: the model it was started with, or what an earlier run
 left there, whatever that is."""
 WAIT_S = 60.0
-"""Seconds that a server which somebody else runs may be away."""
+"""Seconds that an engine which this process cannot start may be away."""
 LEAN = "agentrl.serving.lean.vllm_app:LeanMiddleware"
 """Opens the lean listener inside a vLLM server."""
 
@@ -264,9 +264,10 @@ def make_client(config: RunConfig, engines: Sequence[Engine], *, offset: int = 0
 def patience_s(config: RunConfig) -> float:
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
     section = config.serving
-    if section.engine == "embedded":
-        return 0.0
-    return WAIT_S if section.urls else section.start_timeout_s
+    if section.engine == "vllm" and not section.urls:
+        return section.start_timeout_s
+    # On Ray, a connection to an engine that is well may be lost.
+    return WAIT_S if section.urls or config.runtime == "ray" else 0.0
 
 
 async def connected(connecting: Iterable[Awaitable[Engine]]) -> list[Engine]:

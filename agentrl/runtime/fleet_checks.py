@@ -8,15 +8,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.config import RunConfig
-from agentrl.config.schema import RaySection
+from agentrl.config.schema import RaySection, SyncSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.assemble import model_source
 from agentrl.runtime.drivers import check_schedule, runs_ahead
 from agentrl.runtime.engines import server_commands
-from agentrl.runtime.reach import section_backend, transfer_name
+from agentrl.runtime.ray.layout import WIDTHS
+from agentrl.runtime.reach import rank_to_engine, section_backend, transfer_name
 from agentrl.runtime.records import Check, Status
-from agentrl.serving.vllm.command import vllm_device
+from agentrl.serving.vllm.command import server_command, vllm_device
 
+_USERS = {
+    "bucket_mb": ("collective", "nccl"),
+    "dense_every": ("disk", "collective"),
+    "directory": ("disk",),
+}
+"""Keys of `sync`, and the backends that heed them."""
 _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14", "  a  b")
 """Texts that tokenizers are told apart by."""
 
@@ -40,17 +47,18 @@ async def schedule(config: RunConfig) -> str:
 async def engines(config: RunConfig, found: Mapping[str, Any]) -> Check | str:
     """Whether the engines that the config names can be had, and fit."""
     section = config.serving
+    _refuse_idle_serving(config)
+    backend = _backend(config)
+    _refuse_idle_sync(config, backend)
     if section.engine == "embedded":
-        if section.urls or section.replicas > 1 or section.args:
-            raise ConfigError(
-                "serving.engine is 'embedded', so serving.urls, serving.replicas and serving.args "
-                "have no effect; set serving.engine: vllm or remove them"
-            )
         return "embedded: samples from the trainer's own weights"
-    backend = section_backend(config)
     if section.urls:
         return await _strangers(config, found, backend)
-    server_commands(config, source=config.model.path, secret="")
+    if config.runtime == "local":
+        server_commands(config, source=config.model.path, secret="")
+    else:  # the devices are those of other machines
+        limit = config.rollout.max_context_tokens
+        server_command(section, model_path="", max_context_tokens=limit, device="cpu")
     text = f"{section.replicas} vLLM servers on {vllm_device()}, weights by {backend}"
     cores = os.cpu_count() or 1
     if vllm_device() == "cpu" and section.replicas > cores:
@@ -73,6 +81,68 @@ async def require_fleet(config: RunConfig) -> None:
         found["tokenizer"] = await asyncio.to_thread(load_tokenizer, section)
     await engines(config, found)
     await cluster(config)
+
+
+def _refuse_idle_serving(config: RunConfig) -> None:
+    section = config.serving
+    if section.engine == "embedded" and (section.urls or section.replicas > 1 or section.args):
+        raise ConfigError(
+            "serving.engine is 'embedded', so serving.urls, serving.replicas and serving.args "
+            "have no effect; set serving.engine: vllm or remove them"
+        )
+    if not section.urls:
+        return
+    idle = [key for key in section.args if key.lstrip("-").replace("-", "_") not in WIDTHS]
+    if section.replicas > 1 or idle:
+        names = ["serving.replicas"] * (section.replicas > 1)
+        names += [f"serving.args.{key}" for key in idle]
+        raise ConfigError(
+            f"serving.urls names servers that run already, so {', '.join(names)} would have no "
+            "effect; remove it, or remove serving.urls to have servers started"
+        )
+
+
+def _backend(config: RunConfig) -> str:
+    """The weight backend, as far as it is known before the machines of a cluster are."""
+    from agentrl.sync import resolve_backend
+
+    if config.runtime == "local":
+        return section_backend(config)
+    section, asked = config.serving, config.sync.backend
+    return resolve_backend(
+        config.sync,
+        engine_kind=section.engine,
+        same_host=not section.urls and (config.ray.address is None or asked != "auto"),
+        shared_weights=section.engine == "embedded",
+        cuda=rank_to_engine(config),
+    )
+
+
+def _refuse_idle_sync(config: RunConfig, backend: str) -> None:
+    default = SyncSection()
+    idle = [
+        f"sync.{key}"
+        for key, users in _USERS.items()
+        if backend not in users and getattr(config.sync, key) != getattr(default, key)
+    ]
+    if idle:
+        raise ConfigError(
+            f"{', '.join(idle)} would have no effect: weights go by {backend!r} here; remove it, "
+            f"or set sync.backend to one that heeds it"
+        )
+
+
+def _refuse_idle_ray(config: RunConfig) -> None:
+    section, serving, default = config.ray, config.serving, RaySection()
+    if serving.engine == "vllm" and not serving.urls:
+        return
+    keys = ("gpus_per_engine", "placement")
+    idle = [f"ray.{key}" for key in keys if getattr(section, key) != getattr(default, key)]
+    if idle:
+        what = "serving.urls names servers that run already"
+        if serving.engine == "embedded":
+            what = "embedded engines are on the devices of the trainer ranks"
+        raise ConfigError(f"{', '.join(idle)} would have no effect: {what}; remove it")
 
 
 async def _strangers(config: RunConfig, found: Mapping[str, Any], backend: str) -> str:
@@ -109,4 +179,5 @@ async def cluster(config: RunConfig) -> str:
         return "none: everything runs on this machine"
     from agentrl.runtime.ray.launch import check_cluster
 
+    _refuse_idle_ray(config)
     return await check_cluster(config)

@@ -222,7 +222,8 @@ async def _run_in(
     sweep(directory.checkpoints)
     point = resume_point(directory, config, tasks)
     store = TrajectoryStore(directory.trajectories)
-    async with _open_stages(directory, config, base, point, store, progress) as opened:
+    stages = _open_stages(directory, config, base, point, store, progress)
+    async with stop.opening(stages) as opened:
         metrics = open_metrics(directory, config)
         try:
             progress.started(
@@ -381,7 +382,10 @@ def in_flight(config: RunConfig) -> int:
     places until its last rollout has ended.
     """
     section = config.serving
-    places = section.max_batch_size * (len(section.urls) or section.replicas)
+    engines = len(section.urls) or section.replicas
+    if section.engine == "embedded" and config.runtime == "ray":
+        engines = config.ray.trainer_ranks  # each has one
+    places = section.max_batch_size * engines
     return places * (3 if runs_ahead(config) else 2)
 
 

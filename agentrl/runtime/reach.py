@@ -58,6 +58,21 @@ def device_to_device(config: RunConfig) -> bool:
     return config.sync.backend == "ipc" or torch.cuda.device_count() > gpus_needed(config)
 
 
+def rank_to_engine(config: RunConfig) -> bool:
+    """Whether weights can go from the GPUs of ranks to those of engines, on Ray."""
+    section, serving = config.ray, config.serving
+    if serving.engine == "embedded" or section.gpus_per_trainer == 0:
+        return False
+    if serving.urls:
+        return strangers_take_cuda(config)
+    if section.gpus_per_engine == 0:
+        return False
+    apart = section.placement == "disaggregated" and (
+        min(section.gpus_per_trainer, section.gpus_per_engine) >= 1
+    )
+    return apart or config.sync.backend == "ipc"
+
+
 def strangers_take_cuda(config: RunConfig) -> bool:
     """Whether servers that run already have GPUs that are not the trainer's.
 

@@ -14,10 +14,9 @@ from agentrl.config import RunConfig, parse_config
 from agentrl.engine import Engine
 from agentrl.errors import ConfigError, EngineRefused, SyncError
 from agentrl.runtime import engines, reach
-from agentrl.runtime.launch import _syncing
-from agentrl.runtime.ray.cast import _device_to_device
+from agentrl.runtime.launch import _syncing, in_flight
 from agentrl.runtime.run_dir import RunDir
-from agentrl.serving import TokenClient
+from agentrl.serving import LoadBalancer, TokenClient
 from agentrl.serving.vllm import command
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.train import pretrained
@@ -81,7 +80,7 @@ def test_on_ray_it_is_a_matter_of_its_books(
     four_gpus: None, ray: dict[str, Any], serving: dict[str, Any], apart: bool
 ) -> None:
     """Fails if servers that run already are taken for such without GPUs."""
-    assert _device_to_device(config_of(ray=ray, serving=serving, runtime="ray")) is apart
+    assert reach.rank_to_engine(config_of(ray=ray, serving=serving, runtime="ray")) is apart
 
 
 async def test_the_sender_knows_where_it_is_and_how_wide_servers_are(tmp_path: Path) -> None:
@@ -137,3 +136,48 @@ async def test_half_a_fleet_is_not_left_open() -> None:
     with pytest.raises(EngineRefused):
         await engines.connected(make() for make in (come, fail))
     assert first.closed
+
+
+async def test_a_worker_on_ray_heeds_the_keys_of_serving() -> None:
+    """Fails if a rollout worker pins sessions, or waits for servers, by defaults of its own."""
+    serving = {"repin_alpha": 0.5, "repin_moves": 7, "start_timeout_s": 900.0}
+    held = [ScriptedEngine(("x",), ByteTokenizer(), name=name) for name in ("a", "b")]
+    config = config_of(serving=serving, runtime="ray")
+    client = engines.make_client(config, held, offset=1)
+    wanted = LoadBalancer(alpha=0.5, max_moves=7, offset=1)
+    for name in ("a", "b"):
+        wanted.add(name)
+    assert settings(client.balancer) == settings(wanted)
+    assert engines.patience_s(config) == 900.0
+    await client.close()
+
+
+def settings(balancer: LoadBalancer) -> dict[str, Any]:
+    """What a balancer was made with."""
+    return {name: value for name, value in vars(balancer).items() if not hasattr(value, "__len__")}
+
+
+def test_every_rank_with_an_engine_is_kept_busy() -> None:
+    """Fails if ranks beyond the first have no rollouts to sample."""
+    serving = {"engine": "embedded", "max_batch_size": 8}
+    assert in_flight(config_of(serving=serving)) == 16
+    assert in_flight(config_of(serving=serving, runtime="ray", ray={"trainer_ranks": 3})) == 48
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "lean://127.0.0.1:7000",
+        "127.0.0.1:8000",
+        "http://127.0.0.1:99999",
+        "http://[::1",
+        "",
+        "http://a b:1",
+    ],
+)
+def test_what_is_no_address_of_a_server(url: str) -> None:
+    """Fails if a run that cannot bring weights to an address finds out once it has begun."""
+    with pytest.raises(ConfigError, match=r"serving\.urls.*http://host:port"):
+        config_of(serving={"urls": [url]})
+    with pytest.raises(ConfigError, match="named twice"):
+        config_of(serving={"urls": ["http://a:1", "http://a:1/"]})

@@ -20,7 +20,7 @@ from agentrl.runtime.ray.pool import ResourcePool
 from agentrl.runtime.ray.rollout_actor import RolloutActor, WorkerReport
 from agentrl.runtime.ray.trainer_actor import RankReport, RankSpec, TrainerActor
 from agentrl.runtime.ray.workers import Workers
-from agentrl.runtime.reach import strangers_take_cuda
+from agentrl.runtime.reach import rank_to_engine
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Cast:
         self._identity = run_identity(run_dir)
         self._secret = secrets.token_hex(16)
         self._limit_s = config.serving.start_timeout_s
-        self.cuda = _device_to_device(config)
+        self.cuda = rank_to_engine(config)
         """Whether weights can go from device to device."""
         self.backend = resolve_backend(
             config.sync,
@@ -197,21 +197,6 @@ class Cast:
             host="127.0.0.1" if self.config.ray.address is None else None,
             identity=self._identity,
         )
-
-
-def _device_to_device(config: RunConfig) -> bool:
-    """Whether weights can go from the GPUs of ranks to those of engines; see `runtime.reach`."""
-    section, serving = config.ray, config.serving
-    if serving.engine == "embedded" or section.gpus_per_trainer == 0:
-        return False
-    if serving.urls:
-        return strangers_take_cuda(config)
-    if section.gpus_per_engine == 0:
-        return False
-    apart = section.placement == "disaggregated" and (
-        min(section.gpus_per_trainer, section.gpus_per_engine) >= 1
-    )
-    return apart or config.sync.backend == "ipc"
 
 
 async def _close(group: WorkerGroup) -> None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from agentrl.config.schema import RaySection, ServingSection
 from agentrl.errors import ConfigError
 
 Resources = Mapping[str, float]
 """Ray's names: `CPU`, `GPU`, `memory`, ..."""
+WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size")
+"""Options of a vLLM server that make it several processes, which all receive weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +132,12 @@ def missing(needed: Sequence[Resources], have: Sequence[Resources]) -> str:
 
 def engine_width(serving: ServingSection) -> int:
     """Devices, and worker processes, of one vLLM server."""
-    width = 1
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        width *= int(serving.args.get(name, serving.args.get(name.replace("_", "-"), 1)))
-    return width
+    widths = (
+        int(value)
+        for name, value in serving.args.items()
+        if name.lstrip("-").replace("-", "_") in WIDTHS
+    )
+    return prod(widths)
 
 
 def describe(resources: Resources) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+from agentrl.runtime.engines import make_client
 from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, load_tokenizer, settle_in, where
 from agentrl.runtime.ray.engines import EngineAddress, connect_all, follow
 from agentrl.runtime.ray.group import Mode, dispatch
@@ -40,14 +41,14 @@ class RolloutActor:
     async def open(self, engines: Sequence[EngineAddress]) -> WorkerReport:
         """Open sandboxes and connections; the worker serves until its process ends."""
         from agentrl.runtime.assemble import make_worker, open_sandboxes
-        from agentrl.serving import LoadBalancer, TokenClient
 
         spec = self._spec
         self._stack.enter_context(settle_in(spec))
         sandboxes = await open_sandboxes(spec.config.sandbox, base=spec.base)
         self._stack.push_async_callback(sandboxes.close)
         probe = await sandboxes.probe()
-        self._client = TokenClient(await connect_all(engines), LoadBalancer(offset=self._index))
+        held = await connect_all(engines)
+        self._client = make_client(spec.config, held, offset=self._index)
         self._stack.push_async_callback(self._client.close)
         self._engines = engines
         self._worker, chat = make_worker(
