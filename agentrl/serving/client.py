@@ -218,26 +218,32 @@ class TokenClient(Fleet):
 
     @property
     def version(self) -> int:
-        """The version that the engines which take requests sample from; of all, if none does.
+        """The version that the engines which take requests sample from, or the last ones did.
 
         Raises:
             EngineError: they do not agree.
         """
-        names = self.active() or self.names()
-        versions = {name: self._members[name].engine.version for name in names}
+        versions = {name: self._members[name].engine.version for name in self.active()}
+        if not versions:
+            return self._served
         if len(set(versions.values())) != 1:
             raise EngineError(f"engines have different weight versions: {versions}")
         return next(iter(versions.values()))
 
-    async def pause_all(self) -> None:
+    async def pause_all(self, *, or_none: bool = False) -> None:
         """Stop every engine that serves from producing tokens; returns once all have stopped.
 
         Nobody joins or comes back until `resume_all`. An engine that does not stop is quarantined.
+
+        Args:
+            or_none: it is no error that none serves.
 
         Raises:
             EngineError: none has stopped.
         """
         self._paused = True
+        if or_none and not self._serving():
+            return
         await self._all("pause", lambda engine: engine.pause())
 
     async def resume_all(self) -> None:
@@ -246,9 +252,9 @@ class TokenClient(Fleet):
         Raises:
             EngineError: their versions do not agree, and none was resumed; or none resumes.
         """
-        _ = self.version
+        version = self.version
         await self._all("resume", lambda engine: engine.resume())
-        self._paused = False
+        self._paused, self._served = False, version
 
     async def load_weights(self, ticket: WeightTicket) -> None:
         """Give every engine that serves new weights, between `pause_all` and `resume_all`.
@@ -280,14 +286,17 @@ class TokenClient(Fleet):
 
     async def _all(self, what: str, act: Callable[[Engine], Awaitable[None]]) -> None:
         """Act on every engine that serves; those that fail are quarantined, unless all do."""
-        serving = (EngineState.ACTIVE, EngineState.DRAINING)
-        names = [name for name in self.names() if self._state(name) in serving]
+        names = self._serving()
         failed = await self._each(names, act)
         if len(failed) == len(names):
             raise _failure(what, failed)
         for name, error in failed.items():
             if name in self.names():
                 self.quarantine(name, f"{what} failed: {error}")
+
+    def _serving(self) -> list[str]:
+        serving = (EngineState.ACTIVE, EngineState.DRAINING)
+        return [name for name in self.names() if self._state(name) in serving]
 
     async def _each(
         self, names: Sequence[str], act: Callable[[Engine], Awaitable[None]]

@@ -81,7 +81,8 @@ class Fleet:
         self._probe_s = probe_s
         self._members: dict[str, Member] = {}
         self._gone = Served()
-        self._newest = max(engine.version for engine in engines)
+        self._newest = self._served = max(engine.version for engine in engines)
+        self._waiting: set[str] = set()
         self._paused = False
         self._closed = False
         self._changed = asyncio.Event()
@@ -205,8 +206,7 @@ class Fleet:
         """
         self._expect(name, EngineState.ACTIVE, EngineState.DRAINING)
         if self._agrees(name, self._members[name].engine.version):
-            self.balancer.restore(name)
-            self._notify()
+            self._serve(name)
         else:
             self._set_aside(name, "it missed weights while it was drained", wait_s=0.0)
 
@@ -224,6 +224,8 @@ class Fleet:
     async def start_over(self, why: str, *, limit_s: float) -> None:
         """After a change that no engine took: take all of them out, and wait for one to return.
 
+        One that `waits_for_sync` is as good: it can only return with the next change.
+
         Args:
             why: they are taken out.
             limit_s: seconds to wait, restarts included.
@@ -232,14 +234,41 @@ class Fleet:
             EngineError: none came back in time.
         """
         self._paused = False
+        self._waiting.clear()
         for name in self.names():
             self.quarantine(name, why)
         try:
-            await self._until_active(asyncio.get_running_loop().time() + limit_s)
+            async with asyncio.timeout(limit_s):
+                while not (self.active() or self._waiting or self._closed):
+                    await self._changed.wait()
         except TimeoutError:
             raise EngineError(f"no engine came back within {limit_s:g} s: {why}") from None
 
+    def waits_for_sync(self, name: str) -> None:
+        """Say of a quarantined engine that it answers, and gets weights only with the next sync."""
+        self._waiting.add(name)
+        self._notify()
+
+    def take_back(self, name: str) -> None:
+        """Let a quarantined engine serve that was given its weights together with nobody else.
+
+        Raises:
+            EngineError: there is none of that name.
+        """
+        member = self._member(name)
+        if self._state(name) is EngineState.QUARANTINED:
+            _cancel(member.probe)
+            member.failures_in_row, member.why = 0, ""
+            self._serve(name)
+
     # -- inside -----------------------------------------------------------------------------
+
+    def _serve(self, name: str) -> None:
+        """From now on it takes requests."""
+        self._waiting.discard(name)
+        self._served = self._members[name].engine.version
+        self.balancer.restore(name)
+        self._notify()
 
     def _state(self, name: str) -> EngineState:
         try:
@@ -283,8 +312,7 @@ class Fleet:
     def _join(self, name: str) -> None:
         version = self._members[name].engine.version
         if self._agrees(name, version) and not self._paused:
-            self.balancer.restore(name)
-            self._notify()
+            self._serve(name)
         else:
             self._set_aside(name, f"it joins with weights of version {version}", wait_s=0.0)
 
@@ -322,8 +350,7 @@ class Fleet:
             return False
         logger.warning("engine %s serves again, with weights %d", name, health.version)
         member.failures_in_row, member.why = 0, ""
-        self.balancer.restore(name)
-        self._notify()
+        self._serve(name)
         return True
 
     async def _is_down(self, name: str, member: Member) -> bool:

@@ -189,6 +189,20 @@ async def test_nothing_resumes_with_different_versions():
     assert client.active() == ["e0", "e1"]
 
 
+async def test_the_version_outlives_those_who_served_it():
+    """Fails if an outage of all engines makes the version that of a fresh process, or an error."""
+    client = TokenClient(engines(2))
+    await client.pause_all()
+    await client.load_weights(ticket(3))
+    await client.resume_all()
+    for name in client.names():
+        client.quarantine(name, "gone")
+    client.replace("e0", engines(1, version=-1)[0])
+    assert client.active() == []
+    assert client.version == 3
+    await client.close()
+
+
 async def test_health_and_close_reach_everybody():
     class Deaf(ScriptedEngine):
         async def health(self):
