@@ -8,8 +8,9 @@ Invariants:
 - Nothing that serves goes on with an older version than another: engines that fail are quarantined
   before the others go on, and come back through `catch_up`.
 - A push that fails on every engine leaves them paused and raises: there is nothing to go on with.
-- Staged weights stay, so an engine can catch up at any time. A streaming backend has nothing to
-  give between two pushes; an engine that is well again takes part in the next one, in a new group.
+- Staged weights stay, so an engine can catch up at any time, also with those that a push failed to
+  bring to anybody. A streaming backend has nothing to give between two pushes; an engine that is
+  well again takes part in the next one, in a new group, even if no other serves.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class WeightSync:
         self._drain_limit_s = drain_limit_s
         self._newest: WeightTicket | None = None
         # Engines of the streaming group there is; none where it must be made anew.
-        self._members: list[str] = []
+        self._members: list[Engine] = []
         client.recover = self.catch_up
 
     @property
@@ -103,8 +104,10 @@ class WeightSync:
         if mode == "wait":
             await self._wait_for_turns()
         stopping = time.perf_counter()
+        if ticket is not None:
+            self._newest = ticket
         try:
-            await self._client.pause_all()
+            await self._client.pause_all(or_none=self._sender.streams)
             loading = time.perf_counter()
             bag.mean("sync/stop_s", loading - stopping)
             if ticket is None:
@@ -136,11 +139,20 @@ class WeightSync:
         """
         health = await engine.health()
         ticket = self._newest
-        if ticket is None or health.version >= ticket.version:
-            if not health.ready:
-                raise EngineError(f"engine {engine.name} is not ready: {health.detail}")
+        if engine in self._members:
+            # Its process may be a new one at the same address, which was never in the group.
+            self._members = []
+        current = ticket is None or health.version >= ticket.version
+        if current and health.ready:
             await engine.resume()
             return
+        if self._sender.streams:
+            # What is torn is mended by the next sync, too, if it lets itself be stopped for it.
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                await engine.pause()
+            self._client.waits_for_sync(engine.name)
+        if ticket is None or current:
+            raise EngineError(f"engine {engine.name} is not ready: {health.detail}")
         if self._sender.streams:
             raise SyncError(
                 f"engine {engine.name} has version {health.version}, the others "
@@ -163,13 +175,16 @@ class WeightSync:
     async def _stream(self, weights: WeightsFactory, version: int) -> WeightTicket:
         """Send while all engines listen; in a new group without those that are lost."""
         returning = await self._answering()
+        if any(self._client.engine(name) in self._members for name in returning):
+            self._members = []  # as in `catch_up`, which may not have come to it yet
         last: BaseException | None = None
         done: WeightTicket | None = None
         for _ in range(ATTEMPTS):
             names = [n for n in [*self._client.active(), *returning] if self._lags(n, version)]
             if not names:
                 break
-            gone = await self._meet(names) if names != self._members else {}
+            met = [self._client.engine(name) for name in names] == self._members
+            gone = {} if met else await self._meet(names)
             failed: Mapping[str, BaseException] = {}
             if not gone:
                 ticket, failed, left = await self._send_once(names, weights, version)
@@ -185,11 +200,17 @@ class WeightSync:
                     returning.remove(name)
                 else:
                     self._client.quarantine(name, f"it failed to take weights: {error}")
-        if done is None or all(self._lags(name, version) for name in self._client.active()):
-            raise SyncError(f"version {version} reached no engine: {last}") from last
+        served = [*self._client.active(), *returning]
+        if done is None or all(self._lags(name, version) for name in served):
+            why = last or "none answers"
+            raise SyncError(f"version {version} reached no engine: {why}") from last
         for name in self._client.active():
             if self._lags(name, version):
                 self._client.quarantine(name, f"it missed version {version}: {last}")
+        if not self._client.active():
+            for name in returning:
+                if not self._lags(name, version):
+                    self._client.take_back(name)
         return done
 
     def _lags(self, name: str, version: int) -> bool:
@@ -249,9 +270,10 @@ class WeightSync:
         """Introduce the sender to these engines; returns those that failed."""
         infos = await run_computing(self._sender.connect, len(names))
         backend = self._sender.backend
+        engines = [self._client.engine(name) for name in names]
         work: list[Any] = [
-            self._client.engine(name).prepare_weights(backend, info)
-            for name, info in zip(names, infos, strict=True)
+            engine.prepare_weights(backend, info)
+            for engine, info in zip(engines, infos, strict=True)
         ]
         meet = getattr(self._sender, "meet", None)
         if meet is not None:
@@ -262,7 +284,7 @@ class WeightSync:
             for name, result in zip(names, results, strict=False)
             if isinstance(result, BaseException)
         }
-        self._members = [] if failed else list(names)
+        self._members = [] if failed else engines
         if not failed and isinstance(results[-1], BaseException):
             raise results[-1]
         return failed

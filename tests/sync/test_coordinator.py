@@ -184,6 +184,63 @@ async def test_if_all_fail_nothing_goes_on(engines, fleet: Fleet, sender) -> Non
     assert all(engine.paused for engine in engines)
 
 
+async def test_weights_that_nobody_took_are_caught_up(engines, fleet: Fleet, tmp_path) -> None:
+    """Fails if engines catch up with the version before: what is trained goes on from the newer."""
+    sync = fleet(DiskSender(tmp_path))
+    await sync.connect()
+    await sync.push(lambda: weights(0), 1)
+    for engine in engines:
+        engine.fail_load = True
+    with pytest.raises(SyncError, match="does not want to"):
+        await sync.push(lambda: weights(1), 2)
+    assert sync._client.version == 1
+    for engine in engines:
+        engine.fail_load = False
+    await sync._client.start_over("nobody took version 2", limit_s=10)
+    await until(lambda: len(sync._client.active()) == 3)
+    check(engines, weights(1), 2)
+    assert sync._client.version == 2
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_the_only_engine_comes_back_with_the_next_broadcast(
+    engines, fleet: Fleet, noticed: bool
+) -> None:
+    """Fails if a push needs somebody who serves, if the new process is taken for the one that was
+    in the group, or if the wait for an engine is for one that serves: none can before the push."""
+    del engines[1:]
+    sync = fleet(CollectiveSender(bucket_bytes=100_000, timeout_s=20))
+    client = sync._client
+    await sync.connect()
+    await sync.push(lambda: weights(1), 1)
+    client.quarantine("e0", "its process ended")
+    engines[0] = ReceivingEngine("e0")
+    engines[0]._version = -1
+    client.replace("e0", engines[0])
+    if noticed:
+        await client.start_over("version 2 reached no engine", limit_s=10)
+        assert not client.active()
+    assert client.version == 1
+    metrics = (await sync.push(lambda: weights(2), 2)).result()
+    check(engines, weights(2), 2)
+    assert client.active() == ["e0"]
+    assert metrics["sync/replicas"] == 1
+    assert (await client.generate([1], SamplingParams(), "s")).policy_versions[-1] == 2
+
+
+async def test_one_that_comes_back_between_broadcasts_is_met_again(engines, fleet: Fleet) -> None:
+    """Fails if an engine that was started again before the first push is taken for the one that
+    was in the group: it is set aside at every push."""
+    sync = fleet(CollectiveSender(bucket_bytes=100_000, timeout_s=20))
+    await sync.connect()
+    engines[1] = ReceivingEngine("e1")
+    sync._client.replace("e1", engines[1])
+    await until(lambda: len(sync._client.active()) == 3)
+    await sync.push(lambda: weights(1), 1)
+    assert len(sync._client.active()) == 3
+    check(engines, weights(1), 1)
+
+
 async def test_a_late_joiner_takes_the_newest(engines, fleet: Fleet, tmp_path: Path) -> None:
     sync = fleet(DiskSender(tmp_path, dense_every=4))
     await sync.connect()
