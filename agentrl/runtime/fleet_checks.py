@@ -16,6 +16,9 @@ from agentrl.runtime.engines import server_commands
 from agentrl.runtime.ray.layout import WIDTHS
 from agentrl.runtime.reach import rank_to_engine, section_backend, transfer_name
 from agentrl.runtime.records import Check, Status
+from agentrl.runtime.served_weights import load_score, require_first_weights
+from agentrl.serving.threads import run_computing
+from agentrl.serving.vllm.check import Score
 from agentrl.serving.vllm.command import server_command, vllm_device
 
 _USERS = {
@@ -145,7 +148,34 @@ def _refuse_idle_ray(config: RunConfig) -> None:
         raise ConfigError(f"{', '.join(idle)} would have no effect: {what}; remove it")
 
 
-async def _strangers(config: RunConfig, found: Mapping[str, Any], backend: str) -> str:
+async def require_engines(config: RunConfig, *, model_path: str | None) -> None:
+    """Before a policy is sampled from without training: servers that run already must have it.
+
+    Args:
+        config: whose `serving` section is meant.
+        model_path: overrides `model.path`.
+
+    Raises:
+        ConfigError: engines that cannot be had, or that would sample from something else.
+        EngineError: a server does not answer.
+    """
+    from agentrl.train.pretrained import load_tokenizer
+
+    _refuse_idle_serving(config)
+    if not config.serving.urls:
+        return
+    path = model_source(config, path=model_path)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+    await require_first_weights(config)
+    found = {"tokenizer": await asyncio.to_thread(load_tokenizer, config.model)}
+    # What is cheap to find is found before the model is loaded.
+    await _strangers(config, found, "disk")
+    await _strangers(config, found, "disk", score=await run_computing(load_score, config))
+
+
+async def _strangers(
+    config: RunConfig, found: Mapping[str, Any], backend: str, *, score: Score | None = None
+) -> str:
     """Servers that somebody else started must be what this run needs, each of them."""
     from agentrl.serving.vllm.check import Expected, check_server, require
 
@@ -156,7 +186,9 @@ async def _strangers(config: RunConfig, found: Mapping[str, Any], backend: str) 
     expected = Expected(
         vocab_size=_vocabulary(config),
         max_context_tokens=config.rollout.max_context_tokens,
+        tokenizer_size=0 if tokenizer is None else len(tokenizer),
         texts=texts,
+        score=score,
         weight_transfer=None if backend == "disk" else transfer_name(backend),
     )
     urls = config.serving.urls

@@ -17,6 +17,7 @@ from agentrl.runtime.collect import (
     stable_seed,
 )
 from agentrl.runtime.evaluate import EvalSummary, summarise
+from agentrl.runtime.fleet_checks import require_engines
 from agentrl.runtime.launch import Policy, check_parts, in_flight, open_policy
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.stages import GroupReport, HeldGroup
@@ -61,6 +62,7 @@ async def evaluate(
     stop = StopSwitch()
     with stop.on_signals():
         check_parts(config, base=base)
+        await stop.guard(require_engines(config, model_path=model_path))
         sets = load_task_sets(config, base=base)
         chosen = sets.evals or {"dataset": sets.train}
         store = TrajectoryStore(out / "trajectories")
@@ -103,6 +105,7 @@ async def collect(
     stop = StopSwitch()
     with stop.on_signals():
         check_parts(config, base=base)
+        await stop.guard(require_engines(config, model_path=model_path))
         chosen = load_task_sets(config, base=base).train[:tasks]
         n = config.rollout.n_samples_per_prompt
         async with open_policy(

@@ -7,18 +7,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from driver_fakes import fake_config
 from fake_vllm import fake_vllm
+from tiny_project import write_model, write_project
+from transformers import AutoModelForCausalLM
 
-from agentrl.config import RunConfig
+from agentrl.config import RunConfig, load_config
 from agentrl.engine import WeightTicket
-from agentrl.errors import RunError
+from agentrl.errors import ConfigError, RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.driver import Driver
 from agentrl.runtime.engines import UNKNOWN_VERSION, open_engines
+from agentrl.runtime.fleet_checks import require_engines
 from agentrl.runtime.local import LocalEngines
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.ray.engines import EngineAddress, connect, connect_all
+from agentrl.runtime.sample import evaluate
 from agentrl.sync import WeightSync
 
 
@@ -112,3 +117,43 @@ async def test_engines_ahead_of_the_trainer_end_the_run() -> None:
     with pytest.raises(RunError, match=r"serve version 26 .* trainer is at 0.*another run"):
         await sync(engines, 0)
     await sync(engines, 26)
+
+
+async def test_only_the_weights_of_the_model_are_scored(tmp_path: Path) -> None:
+    """Fails if an evaluation scores whatever a server holds: another model, or what a run that has
+    ended has brought there, however near to the model that is."""
+    config = load_config(write_project(tmp_path, serving__engine="vllm"))
+    own, other = tmp_path / "model", surer(write_model(tmp_path / "other", seed=5))
+    for model, version, words in [
+        (other, "default", "log-probs .* from those of model.path"),
+        (own, "26", r"training run \(version 26\)"),
+        (own, "-1", r"training run \(version -1\)"),
+    ]:
+        async with fake_vllm(version, model) as server:
+            with pytest.raises(ConfigError, match=words):
+                await evaluate(
+                    at(config, server.url),
+                    base=tmp_path,
+                    model_path=None,
+                    out=tmp_path / "out",
+                    progress=Progress(),
+                )
+    async with fake_vllm("default", own) as server:
+        await require_engines(at(config, server.url), model_path=None)
+    async with fake_vllm("default", other) as server:
+        await require_engines(at(config, server.url), model_path=str(other))
+
+
+def surer(folder: Path) -> Path:
+    """Make a random model's log-probabilities differ from those of any other."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(50)
+    model.save_pretrained(folder)
+    return folder
+
+
+def at(config: RunConfig, url: str) -> RunConfig:
+    """The same on a server that runs already."""
+    serving = config.serving.model_copy(update={"urls": (url,)})
+    return config.model_copy(update={"serving": serving})
