@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -146,7 +147,7 @@ async def test_only_the_weights_of_the_model_are_scored(tmp_path: Path) -> None:
 
 def surer(folder: Path) -> Path:
     """Make a random model's log-probabilities differ from those of any other."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(50)
     model.save_pretrained(folder)
