@@ -14,7 +14,7 @@ train: $(VENV)/.train  ## learn a real multi-turn code task on this machine
 	$(BIN)/agentrl train $(CONFIG) $(ARGS)
 
 test: $(VENV)/.test  ## run every test this machine has the parts for
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 fleet: $(VENV)/.fleet  ## install what runs many processes: vLLM for CPUs, and Ray
 

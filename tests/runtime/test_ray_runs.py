@@ -43,9 +43,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nothing_left() -> Iterator[None]:
     """Every test must leave no process and no folder of Ray behind."""
     before = set(Path(tempfile.gettempdir()).glob("agentrl-ray-*"))
+    known = children(os.getpid())
     yield
     assert set(Path(tempfile.gettempdir()).glob("agentrl-ray-*")) <= before
-    assert gone(children(os.getpid(), "ray")), children(os.getpid(), "ray")
+    left = [pid for pid in children(os.getpid(), "ray") if pid not in known]
+    assert gone(left), [line_of(pid) for pid in left]
 
 
 def seeds_of(run: Path) -> list[tuple[str, str, str]]:

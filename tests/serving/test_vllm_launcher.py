@@ -175,9 +175,10 @@ async def test_cancelling_a_start_ends_what_has_started(tmp_path: Path) -> None:
         if text.startswith("ready"):
             ready.set()
 
+    before = tree(os.getpid())
     task = asyncio.ensure_future(launch_servers(commands, log_dir=tmp_path, progress=progress))
     await asyncio.wait_for(ready.wait(), 20)
-    pids = tree(os.getpid())[1:]
+    pids = [pid for pid in tree(os.getpid()) if pid not in before]
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

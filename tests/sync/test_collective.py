@@ -92,7 +92,7 @@ def receivers():
 
 def test_two_processes_receive_and_the_default_group_is_untouched(receivers: Receivers) -> None:
     """Fails if the sender uses or makes the default group of torch.distributed."""
-    sender = CollectiveSender(bucket_bytes=100_000, timeout_s=30)
+    sender = CollectiveSender(bucket_bytes=100_000, timeout_s=120)
     receivers.connect(sender, 0, 1)
     sent = weights(0)
     for version in range(1, 4):
@@ -108,7 +108,7 @@ def test_two_processes_receive_and_the_default_group_is_untouched(receivers: Rec
 
 def test_patches_go_until_the_fleet_changes(receivers: Receivers) -> None:
     """Fails if a new group does not begin with all weights."""
-    sender = CollectiveSender(bucket_bytes=1 << 20, dense_every=9, timeout_s=30)
+    sender = CollectiveSender(bucket_bytes=1 << 20, dense_every=9, timeout_s=120)
     receivers.connect(sender, 0)
     sent, sizes = weights(0), []
     for version in range(1, 6):
@@ -127,7 +127,7 @@ def test_a_dead_receiver_is_an_error_in_time_and_the_others_meet_again(
     receivers: Receivers,
 ) -> None:
     """Fails if the sender waits for ever, or its group cannot be replaced."""
-    sender = CollectiveSender(bucket_bytes=1000, timeout_s=8)
+    sender = CollectiveSender(bucket_bytes=1000, timeout_s=20)
     receivers.connect(sender, 0, 1)
     ticket = sender.announce(1)
     receivers.order(0, "receive", [1, dict(ticket.info)])
@@ -138,7 +138,7 @@ def test_a_dead_receiver_is_an_error_in_time_and_the_others_meet_again(
     assert receivers.processes[1].wait(20) == -9
     assert receivers.hear(0) == "receiving"
     assert receivers.hear(0).startswith("SyncError")
-    assert time.monotonic() - begun < 3 * 8
+    assert time.monotonic() - begun < 3 * 20
     receivers.connect(sender, 0)
     receivers.receive(sender, 1, 0)
     sender.send(weights(0), 1)
@@ -147,7 +147,7 @@ def test_a_dead_receiver_is_an_error_in_time_and_the_others_meet_again(
 
 
 def test_an_engine_that_stops_listening_ends_the_broadcast(receivers: Receivers) -> None:
-    sender = CollectiveSender(bucket_bytes=1000, timeout_s=8)
+    sender = CollectiveSender(bucket_bytes=1000, timeout_s=20)
     receivers.connect(sender, 0, 1)
     ticket = sender.announce(1)
     receivers.order(0, "receive", [1, dict(ticket.info)])
@@ -170,7 +170,7 @@ def test_nobody_comes() -> None:
 
 
 def test_an_abort_from_another_thread_ends_the_wait(receivers: Receivers) -> None:
-    sender = CollectiveSender(bucket_bytes=1000, timeout_s=60)
+    sender = CollectiveSender(bucket_bytes=1000, timeout_s=120)
     receivers.connect(sender, 0)
     receivers.receive(sender, 1, 0)
     sender.send(weights(0), 1)
