@@ -57,10 +57,10 @@ class VllmLeanEngine(VllmEngine):
         self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
     ) -> Generation:
         """See `Generator.generate`. Cancelling it ends the request at the server."""
-        if self._unfit or self._closed:
-            raise EngineRefused(self._unfit or f"engine {self.name} is closed")
+        self._must_be_fit()
         if not self._connected:
             await self.connect()
+            self._must_be_fit()
         limit = (self._max_context or 0) - len(prompt_ids)
         if not prompt_ids or min(limit, sampling.max_tokens) < 1:
             raise EngineRefused(

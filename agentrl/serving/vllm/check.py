@@ -17,7 +17,7 @@ import orjson
 from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.serving.vllm.command import SERVED_NAME
 from agentrl.serving.vllm.http import Answer, Http
-from agentrl.serving.vllm.wire import generate_body, read_generation
+from agentrl.serving.vllm.wire import TORN, generate_body, read_generation
 from agentrl.types import FinishReason, Generation, SamplingParams
 
 Score = Callable[[Sequence[int], Sequence[int], float], Sequence[float]]
@@ -111,7 +111,7 @@ class _Check:
         name = self._card(cards)
         missing = await self._endpoints()
         await self._tokenizer(name)
-        if not missing and not await self._paused():
+        if not missing and not await self._torn() and not await self._paused():
             await self._vocabulary(name)
             await self._log_probs(name)
         if not missing and self._expected.weight_transfer is not None:
@@ -189,6 +189,18 @@ class _Check:
                 fix="start it with --enable-scale-out",
             )
         return missing
+
+    async def _torn(self) -> bool:
+        info = (await self._get("/weight_info")).json()
+        if not (isinstance(info, dict) and info.get("weight_version") == TORN):
+            return False
+        self._add(
+            "weights",
+            found="torn: an update was cut short, perhaps with the run that made it",
+            needed="whole ones",
+            fix="restart the server; if a run uses it now, give this one its own",
+        )
+        return True
 
     async def _paused(self) -> bool:
         state = (await self._get("/is_paused")).json()

@@ -9,8 +9,8 @@ Invariants. A turn is sent once: a failure after which the server may have sampl
 `EngineError`, never a second try. After new weights no key or value of older ones is read again:
 the prefix cache is emptied, and requests frozen in mid-generation are computed again under the new
 weights before their next token, which is exactly what the trainer computes for those tokens. A
-server whose update failed stays paused, and this engine refuses turns and `resume` until a later
-update succeeds.
+server whose update failed stays paused, says so to all who ask, and every engine of it refuses
+turns and `resume` until a later update succeeds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.vllm.http import Http, accept
 from agentrl.serving.vllm.metrics import read_metrics
 from agentrl.serving.vllm.update import prepare, update
-from agentrl.serving.vllm.wire import generate_body, read_generation, read_version
+from agentrl.serving.vllm.wire import TORN, generate_body, read_generation, read_version
 from agentrl.types import FinishReason, Generation, SamplingParams
 
 logger = logging.getLogger(__name__)
 
 GENERATE = "/inference/v1/generate"
+_NONE = -1
+"""Version of torn weights: older than any that can be brought."""
 PauseMode = Literal["keep", "wait", "abort"]
 
 
@@ -82,6 +84,7 @@ class VllmEngine(Engine):
         self._version = start_version
         self._connected = False
         self._unfit = ""
+        self._updating = False
         self._closed = False
         self._in_flight = 0
         self._control = asyncio.Lock()
@@ -108,16 +111,27 @@ class VllmEngine(Engine):
             )
         theirs = served[self.model].get("max_model_len") or 0
         self._max_context = min(self._max_context or theirs, theirs or self._max_context or 0)
-        if self._adopt:
+        await self._read_version(limit_s)
+        if self._adopt and not self._unfit:
             await self.adopt_version(self.start_version)
             self._adopt = False
-        await self._read_version(limit_s)
         self._connected = True
 
     async def _read_version(self, limit_s: float) -> None:
+        """What the server says counts: it may have been updated, or restarted, by others."""
         answer = await self._http.expect("GET", "/weight_info", limit_s=limit_s)
         text = str((answer.json() or {}).get("weight_version", ""))
-        self._version = read_version(text, self.start_version)
+        if text == TORN:
+            self._version = _NONE
+            self._unfit = self._unfit or (
+                f"engine {self.name} has torn weights: an update of them failed or is not over"
+            )
+            return
+        self._version, self._unfit = read_version(text, self.start_version), ""
+
+    def _must_be_fit(self) -> None:
+        if self._unfit or self._closed:
+            raise EngineRefused(self._unfit or f"engine {self.name} is closed")
 
     # -- turns ------------------------------------------------------------------------------
 
@@ -125,10 +139,10 @@ class VllmEngine(Engine):
         self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
     ) -> Generation:
         """See `agentrl.engine.Generator.generate`. Cancelling it ends the request at the server."""
-        if self._unfit or self._closed:
-            raise EngineRefused(self._unfit or f"engine {self.name} is closed")
+        self._must_be_fit()
         if not self._connected:
             await self.connect()
+            self._must_be_fit()
         context = self._max_context or 0
         limit = min(sampling.max_tokens, context - len(prompt_ids))
         if not prompt_ids or limit < 1:
@@ -171,6 +185,7 @@ class VllmEngine(Engine):
             EngineError: the last update failed, so nothing may be sampled.
         """
         async with self._control:
+            await self._read_version(self._control_limit_s)
             if self._unfit:
                 raise EngineError(f"{self._unfit}; it stays paused until an update succeeds")
             await self._ask("POST", "/resume")
@@ -180,8 +195,15 @@ class VllmEngine(Engine):
         await self._ask("POST", "/abort_requests", {})
 
     async def adopt_version(self, version: int) -> None:
-        """Say which version the weights have that the server holds, loading nothing."""
+        """Say which version the weights have that the server holds, loading nothing.
+
+        Raises:
+            EngineError: they are torn, and have none.
+        """
         async with self._control:
+            await self._read_version(self._control_limit_s)
+            if self._unfit:
+                raise EngineError(self._unfit)
             await self._ask("POST", "/update_weight_version", {"new_version": str(version)})
             self._version = version
 
@@ -200,11 +222,12 @@ class VllmEngine(Engine):
                     f"engine {self.name}: version {ticket.version} is not newer than "
                     f"{self._version}"
                 )
-            done = False
+            done, self._updating = False, True
             try:
                 await update(self._ask, ticket)
                 done = True
             finally:
+                self._updating = False
                 # Also when cancelled: the server may be anywhere between two versions.
                 if not done:
                     await self._declare_unfit(ticket)
@@ -239,7 +262,7 @@ class VllmEngine(Engine):
         limit_s = self._probe_limit_s
         try:
             await self._http.expect("GET", "/health", limit_s=limit_s)
-            if not self._unfit:
+            if not self._updating:
                 await self._read_version(limit_s)
             page = await self._http.expect("GET", "/metrics", limit_s=limit_s)
         except EngineError as error:

@@ -1,13 +1,16 @@
 """New weights into one vLLM server: its weight-transfer lifecycle, and what must follow it.
 
     /init_weight_transfer_engine    once; our plugin (`agentrl.sync.vllm_plugin`) meets the sender
-    /start_weight_update, /update_weights, /finish_weight_update       with the version as its name
+    /update_weight_version          "torn"
+    /start_weight_update, /update_weights, /finish_weight_update
     /reset_prefix_cache?reset_running_requests=true
+    /update_weight_version          the number
 
-The last call makes an update exact. Without it prompts that begin later would read keys and values
-of older weights out of the prefix cache, and so would the next token of every frozen request. With
-it, frozen requests lose their cache, not their tokens: they are prefilled again under the new
-weights and go on, with the draws of their seed where they were.
+Whoever finds the server between the first call and the last, whatever became of us, reads that its
+weights are torn. The reset makes an update exact. Without it prompts that begin later would read
+keys and values of older weights out of the prefix cache, and so would the next token of every
+frozen request. With it, frozen requests lose their cache, not their tokens: they are prefilled
+again under the new weights and go on, with the draws of their seed where they were.
 
 A server without the plugin can still read whole checkpoints from a folder, through vLLM's own
 `reload_weights`; nothing proves there that the tensors arrived as they were sent.
@@ -22,6 +25,7 @@ from typing import Any
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import EngineError, SyncError
+from agentrl.serving.vllm.wire import TORN
 
 Ask = Callable[..., Awaitable[dict[str, Any]]]
 """`(method, path, content=None)` to the JSON of a success; raises `EngineError`."""
@@ -54,12 +58,14 @@ async def update(ask: Ask, ticket: WeightTicket) -> None:
         SyncError: it failed somewhere; the server's weights may be torn.
     """
     try:
+        await ask("POST", "/update_weight_version", {"new_version": TORN})
         await _load(ask, ticket)
         reset = await ask("POST", "/reset_prefix_cache?reset_running_requests=true")
+        if not reset.get("success"):
+            raise SyncError(f"the server could not empty its prefix cache: {reset}")
+        await ask("POST", "/update_weight_version", {"new_version": str(ticket.version)})
     except EngineError as error:
         raise _explained(error, ticket.backend) from None
-    if not reset.get("success"):
-        raise SyncError(f"the server could not empty its prefix cache: {reset}")
 
 
 async def _load(ask: Ask, ticket: WeightTicket) -> None:
@@ -72,7 +78,7 @@ async def _load(ask: Ask, ticket: WeightTicket) -> None:
         return
     info = dict(ticket.info) if ticket.backend in _NATIVE else {"ticket": _plain(ticket)}
     await ask("POST", "/update_weights", {"update_info": info})
-    await ask("POST", "/finish_weight_update", {"weight_version": str(ticket.version)})
+    await ask("POST", "/finish_weight_update")
 
 
 async def _start(ask: Ask) -> None:
@@ -99,7 +105,6 @@ async def _reload(ask: Ask, ticket: WeightTicket) -> None:
     folder = PurePath(info["directory"]) / info["folder"]
     call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
     await ask("POST", "/collective_rpc", call)
-    await ask("POST", "/update_weight_version", {"new_version": str(ticket.version)})
 
 
 def _plain(ticket: WeightTicket) -> dict[str, Any]:

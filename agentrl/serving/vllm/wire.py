@@ -56,8 +56,22 @@ def generate_body(
     return orjson.dumps({"model": model, "token_ids": ids, "sampling_params": parameters})
 
 
+TORN = "torn"
+"""Name of the weights of a server from the beginning of an update until the cache of the ones
+before is empty, so that whoever asks the server knows, also after the updater was killed."""
+
+
 def read_version(text: str, start_version: int) -> int:
-    """Our versions are decimal numbers; any other name stands for the weights of the start."""
+    """Our versions are decimal numbers; any other name stands for the weights of the start.
+
+    Raises:
+        EngineError: they are torn.
+    """
+    if text == TORN:
+        raise EngineError(
+            "the server's weights are torn: an update of them failed or is not over; only an "
+            "update that succeeds, or a restart of the server, mends them"
+        )
     return int(text) if text.isascii() and text.isdigit() else start_version
 
 
