@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from agentrl.errors import EngineError, EngineRefused
+from agentrl.serving.vllm import VllmEngine
 from agentrl.serving.vllm.http import Http, accept
+from agentrl.types import SamplingParams
 
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -140,3 +143,33 @@ async def test_a_connection_is_not_used_again_after_a_server_error() -> None:
     async with serving(handle) as http:
         assert (await http.send("POST", "/x", b"{}", limit_s=5)).status == 500
         assert (await http.send("POST", "/x", b"{}", limit_s=5)).status == 200
+
+
+async def test_a_turn_cut_by_a_server_that_shuts_down_is_lost_and_not_an_answer() -> None:
+    """Fails if an abort that nobody here asked for ends the rollout: it would be dropped, where
+    another server can answer the turn."""
+    choice = {
+        "token_ids": [5],
+        "finish_reason": "abort",
+        "weight_versions": [{"version": "3", "start": 0, "end": 1}],
+    }
+    logprobs = {"content": [{"token_id": 5, "logprob": -1.0}]}
+    answers = {
+        b"/v1/models": {"data": [{"id": "policy", "max_model_len": 64}]},
+        b"/weight_info": {"weight_version": "3"},
+        b"/abort_requests": {},
+        b"/inference/v1/generate": {"choices": [{**choice, "logprobs": logprobs}], "usage": {}},
+    }
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            await request_of(reader)
+            writer.write(reply(200, json.dumps(answers[line.split(b" ")[1]]).encode()))
+            await writer.drain()
+
+    async with serving(handle) as http:
+        engine = VllmEngine(http.url)
+        with pytest.raises(EngineError, match="as one that shuts down does") as caught:
+            await engine.generate([1, 2], SamplingParams(max_tokens=4), "s")
+        assert type(caught.value) is EngineError
+        await engine.close()

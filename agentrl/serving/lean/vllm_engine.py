@@ -19,7 +19,7 @@ from agentrl.serving.lean.link import LinkStats
 from agentrl.serving.lean.vllm_adapter import START_VERSION
 from agentrl.serving.lean.vllm_app import PATH
 from agentrl.serving.vllm import VllmEngine
-from agentrl.types import FinishReason, Generation, SamplingParams
+from agentrl.types import Generation, SamplingParams
 
 
 class VllmLeanEngine(VllmEngine):
@@ -69,9 +69,9 @@ class VllmLeanEngine(VllmEngine):
             )
         if limit < sampling.max_tokens:
             sampling = replace(sampling, max_tokens=limit)
+        aborts = self._aborts
         generation = await self._lean.generate(prompt_ids, sampling, session_id)
-        if generation.finish_reason is FinishReason.ABORT and self._unfit:
-            raise EngineError(f"the turn of session {session_id!r} was lost: {self._unfit}")
+        self._check_whole(generation, session_id, aborts)
         if START_VERSION in generation.policy_versions:
             generation = self._numbered(generation)
         if generation.policy_versions:

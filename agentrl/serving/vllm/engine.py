@@ -87,6 +87,8 @@ class VllmEngine(Engine):
         self._updating = False
         self._closed = False
         self._in_flight = 0
+        self._aborts = 0
+        """Times that turns were ended from here."""
         self._control = asyncio.Lock()
         """Pause, resume and updates come one after the other."""
 
@@ -151,6 +153,7 @@ class VllmEngine(Engine):
                 f"max_tokens {sampling.max_tokens} do not fit a context of {context}"
             )
         body = generate_body(prompt_ids, sampling, model=self.model, max_tokens=limit)
+        aborts = self._aborts
         self._in_flight += 1
         try:
             answer = await self._http.send("POST", GENERATE, body, limit_s=self._turn_limit_s)
@@ -158,12 +161,18 @@ class VllmEngine(Engine):
             self._in_flight -= 1
         accept(answer, self._turn)
         generation = read_generation(answer.body, sampling, start_version=self.start_version)
-        if generation.finish_reason is FinishReason.ABORT and self._unfit:
-            raise EngineError(f"the turn of session {session_id!r} was lost: {self._unfit}")
+        self._check_whole(generation, session_id, aborts)
         if generation.policy_versions:
             # Another client of this server may have brought newer weights.
             self._version = max(self._version, generation.policy_versions[-1])
         return generation
+
+    def _check_whole(self, generation: Generation, session_id: str, aborts: int) -> None:
+        """A turn that was cut though nobody here asked for it is lost with its server."""
+        cut = generation.finish_reason is FinishReason.ABORT
+        if cut and (self._unfit or self._aborts == aborts):
+            why = self._unfit or "the server ended it, as one that shuts down does"
+            raise EngineError(f"the turn of session {session_id!r} was lost: {why}")
 
     # -- control ----------------------------------------------------------------------------
 
@@ -174,6 +183,7 @@ class VllmEngine(Engine):
             mode: `keep` freezes requests where they are, `wait` lets them end first, `abort` ends
                 them at once, with the tokens they have and `FinishReason.ABORT`.
         """
+        self._aborts += mode == "abort"
         async with self._control:
             # The cache is emptied after new weights, and only then.
             await self._ask("POST", f"/pause?mode={mode}&clear_cache=false")
@@ -192,6 +202,7 @@ class VllmEngine(Engine):
 
     async def abort_all(self) -> None:
         """End every request in flight, as `pause("abort")` does, without a pause."""
+        self._aborts += 1
         await self._ask("POST", "/abort_requests", {})
 
     async def adopt_version(self, version: int) -> None:
