@@ -32,6 +32,10 @@ bench: $(VENV)/.test  ## measure what the README claims, against a peer or a lim
 	$(BIN)/python benchmarks/orchestration.py
 	$(BIN)/python benchmarks/gradient_agreement.py
 	$(BIN)/python benchmarks/embedded_engine.py
+	$(BIN)/python benchmarks/transport.py
+	$(BIN)/python benchmarks/weight_sync.py
+	$(BIN)/python benchmarks/asynchrony.py
+	$(BIN)/python benchmarks/sticky_sessions.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
