@@ -11,6 +11,7 @@ import pytest
 _HEAVY = ("vllm", "ray_")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(word in item.path.stem for word in _HEAVY):
