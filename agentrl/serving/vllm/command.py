@@ -40,8 +40,8 @@ _KEEP_FREED_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
     "MALLOC_TOP_PAD_": str(256 << 20),
 }
-"""glibc gives no page back to the kernel: each sync takes and frees copies of all weights, and would
-wait for every page of them again."""
+"""glibc gives no page back to the kernel: each sync takes and frees copies of all weights, and
+would wait for every page of them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
