@@ -1,18 +1,17 @@
-"""Which tests run one after the other although pytest runs several processes.
+"""Which tests run alone, one after the other.
 
-Servers and clusters compute on all cores while they start. Several at once make each other late,
-so every test that starts one goes to the same process, and those of one session share its server.
+Servers and clusters compute on all cores while they start, and what they are asked meanwhile takes
+its time. So whatever starts one is marked `fleet` and `make test` runs it after everything else.
 """
 
 from __future__ import annotations
 
 import pytest
 
-_HEAVY = ("vllm", "ray_")
+_STARTS_PROCESSES = ("vllm", "ray_")
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(word in item.path.stem for word in _HEAVY):
-            item.add_marker(pytest.mark.xdist_group("fleet"))
+        if any(word in item.path.stem for word in _STARTS_PROCESSES):
+            item.add_marker(pytest.mark.fleet)

@@ -72,7 +72,7 @@ def vllm_server(
 @pytest.fixture
 async def vllm_engine(vllm_server: VllmServer) -> AsyncIterator[VllmEngine]:
     """A connected engine over the shared server."""
-    engine = VllmEngine(vllm_server.url, name="vllm-0")
+    engine = VllmEngine(vllm_server.url, name="vllm-0", probe_limit_s=30)
     await engine.connect()
     yield engine
     await engine.close()

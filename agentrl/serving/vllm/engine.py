@@ -55,7 +55,7 @@ class VllmEngine(Engine):
         adopt: bool = False,
         turn_limit_s: float = 3600.0,
         control_limit_s: float = 600.0,
-        probe_limit_s: float = 5.0,
+        probe_limit_s: float = 10.0,
     ) -> None:
         """Take the server; nothing is sent before `connect` or the first request.
 
