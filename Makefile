@@ -18,7 +18,8 @@ train: $(VENV)/.train  ## learn a real multi-turn code task on this machine
 
 test: $(VENV)/.test  ## run every test this machine has the parts for
 	$(PYTEST) -m "not fleet" -n 2 $(ARGS) || test $$? -eq $(NO_TESTS)
-	$(PYTEST) -m fleet $(ARGS) || test $$? -eq $(NO_TESTS)
+	$(PYTEST) -m "fleet and not ray" $(ARGS) || test $$? -eq $(NO_TESTS)
+	$(PYTEST) -m "fleet and ray" $(ARGS) || test $$? -eq $(NO_TESTS)
 
 fleet: $(VENV)/.fleet  ## install what runs many processes: vLLM for CPUs, and Ray
 

@@ -25,10 +25,11 @@ from agentrl.serving.vllm.launcher import VllmServer
 from agentrl.serving.vllm.metrics import read_metrics
 from agentrl.types import FinishReason, SamplingParams
 
-CONTEXT = 2048
+CONTEXT = 8192
 SECRET = "known to both"
 PROMPT = [token % 250 for token in range(40, 140)]
-LONG = SamplingParams(max_tokens=1900, seed=1)
+LONG = SamplingParams(max_tokens=7900, seed=1)
+"""Some eight seconds on two cores; long enough to be seen running."""
 MIDDLEWARE = ("agentrl.serving.lean.vllm_app.LeanMiddleware",)
 
 
@@ -152,7 +153,6 @@ async def test_a_turn_waits_while_the_server_is_paused(lean: VllmLeanEngine) -> 
 async def test_a_prompt_beyond_the_context_is_refused(lean: VllmLeanEngine) -> None:
     with pytest.raises(EngineRefused, match=f"do not fit a context of {CONTEXT}"):
         await lean.generate([1] * CONTEXT, LONG, "s")
-    # Without a seed: vLLM on a CPU cannot prefill a seeded request in pieces.
     answer = await lean.generate([1] * (CONTEXT - 4), SamplingParams(max_tokens=900), "s")
     assert len(answer.ids) == 4
 

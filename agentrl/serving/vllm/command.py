@@ -35,15 +35,6 @@ _REPEATED = frozenset({"middleware"})
 """Options that are given once for each of several values."""
 
 
-_KEEP_FREED_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
-    "MALLOC_TOP_PAD_": str(256 << 20),
-}
-"""glibc gives no page back to the kernel: each sync takes and frees copies of all weights, and
-would wait for every page of them again."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCommand:
     """How to start one server; host and port are added by whoever starts it."""
@@ -189,7 +180,6 @@ def _environment(
         # vLLM pins its threads to cores unless told not to, and every replica to the same ones.
         # See the README for what other divisions cost.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        env |= _KEEP_FREED_MEMORY
         cores = len(os.sched_getaffinity(0))
         env["OMP_NUM_THREADS"] = str(max(1, cores // (replicas * width)))
         return env
