@@ -17,6 +17,7 @@ import errno
 import logging
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Driver:
+class Driver(ABC):
     """One run. `run` may be called once; subclasses say what a step is."""
 
     def __init__(
@@ -107,9 +108,9 @@ class Driver:
             self._progress.engines(self._stages.engines.stats())
             await asyncio.sleep(1.0)
 
+    @abstractmethod
     async def _train_to_end(self) -> str:
         """Do every step; returns why it ended."""
-        raise NotImplementedError
 
     # -- stages -----------------------------------------------------------------------------
 
