@@ -17,9 +17,11 @@ train: $(VENV)/.train  ## learn a real multi-turn code task on this machine
 	$(BIN)/agentrl train $(CONFIG) $(ARGS)
 
 test: $(VENV)/.test  ## run every test this machine has the parts for
-	$(PYTEST) -m "not fleet" -n 2 $(ARGS) || test $$? -eq $(NO_TESTS)
-	$(PYTEST) -m "fleet and not ray" $(ARGS) || test $$? -eq $(NO_TESTS)
-	$(PYTEST) -m "fleet and ray" $(ARGS) || test $$? -eq $(NO_TESTS)
+	@failed=0; for tests in "not fleet" "fleet and not ray" "fleet and ray"; do \
+		case "$$tests" in "not fleet") more="-n 2";; *) more="";; esac; \
+		echo "agentrl: tests that are: $$tests"; \
+		$(PYTEST) -m "$$tests" $$more $(ARGS) || test $$? -eq $(NO_TESTS) || failed=1; \
+	done; exit $$failed
 
 fleet: $(VENV)/.fleet  ## install what runs many processes: vLLM for CPUs, and Ray
 

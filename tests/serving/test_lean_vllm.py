@@ -28,8 +28,8 @@ from agentrl.types import FinishReason, SamplingParams
 CONTEXT = 8192
 SECRET = "known to both"
 PROMPT = [token % 250 for token in range(40, 140)]
-LONG = SamplingParams(max_tokens=7900, seed=1)
-"""Some eight seconds on two cores; long enough to be seen running."""
+LONG = SamplingParams(max_tokens=2500, seed=1)
+"""More than ten seconds on two cores; long enough to be seen running."""
 MIDDLEWARE = ("agentrl.serving.lean.vllm_app.LeanMiddleware",)
 
 
@@ -72,13 +72,16 @@ async def until_running(engine: VllmEngine, count: int) -> None:
     """By the server's own counter alone: what goes to its engine core may wait behind a turn."""
     http = Http(engine.url)
     deadline = time.monotonic() + 20
-    while True:
-        page = await http.expect("GET", "/metrics", limit_s=20)
-        numbers = read_metrics(page.body.decode())
-        if numbers.get("running") == count:
-            return await http.close()
-        assert time.monotonic() < deadline, numbers
-        await asyncio.sleep(0.02)
+    try:
+        while True:
+            page = await http.expect("GET", "/metrics", limit_s=20)
+            numbers = read_metrics(page.body.decode())
+            if numbers.get("running") == count:
+                return
+            assert time.monotonic() < deadline, numbers
+            await asyncio.sleep(0.02)
+    finally:
+        await http.close()
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 PROMPT = tuple(range(40, 72))
 SHORT = SamplingParams(max_tokens=16, temperature=0.8, seed=3)
-LONG = SamplingParams(max_tokens=4000, seed=1)
+LONG = SamplingParams(max_tokens=1500, seed=1)
 
 
 @pytest.fixture(scope="module")
