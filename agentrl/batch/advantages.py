@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 
 from agentrl.batch.records import FloatArray
+from agentrl.config.algorithm import Estimator
 from agentrl.errors import DataError, choices
-
-Estimator = Literal["dr_grpo", "grpo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +57,10 @@ def group_statistics(rewards: Sequence[float], *, ddof: int) -> GroupStatistics:
 def group_advantages(
     rewards: Sequence[float | None], *, estimator: Estimator, ddof: int, eps: float
 ) -> FloatArray:
-    """One advantage per rollout of a group (FORMULAS F8: A2 for `dr_grpo`, A4 for `grpo`).
+    """One advantage per rollout of a group (FORMULAS F8: A2 for `dr_grpo`, A4 for `group_norm`).
 
-        dr_grpo   R - mean                  https://arxiv.org/abs/2503.20783
-        grpo      (R - mean) / (std + eps)  https://arxiv.org/abs/2402.03300, equation after (3)
+        dr_grpo     R - mean                  https://arxiv.org/abs/2503.20783
+        group_norm  (R - mean) / (std + eps)  https://arxiv.org/abs/2402.03300, equation after (3)
 
     Args:
         rewards: [G] one per rollout; None is outside the baseline and gets advantage 0. Groups may
@@ -77,7 +76,7 @@ def group_advantages(
     Raises:
         DataError: a reward that is not finite, or an unknown estimator.
     """
-    if estimator not in get_args(Estimator):
+    if estimator not in ("dr_grpo", "group_norm"):
         raise DataError(f"advantage_estimator: {choices(str(estimator), get_args(Estimator))}")
     out = np.zeros(len(rewards), dtype=np.float64)
     scored = [(index, float(r)) for index, r in enumerate(rewards) if r is not None]

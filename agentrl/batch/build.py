@@ -194,6 +194,7 @@ def _build_row(
         return None
     length = int(np.flatnonzero(mask)[-1]) + 1
     mask = mask[:length]
+    sampled = np.array(trajectory.response_mask[:length], dtype=np.bool_)
     log_probs = np.array(trajectory.rollout_log_probs[:length], dtype=np.float64)
     bad = np.flatnonzero(mask & ~np.isfinite(log_probs))
     if len(bad):
@@ -210,7 +211,8 @@ def _build_row(
         prompt_length=len(trajectory.prompt_ids),
         mask_R=mask,
         rollout_log_probs_R=log_probs,
-        advantage=numbers.advantage,
+        sampled_R=sampled,
+        advantages_R=np.full(length, numbers.advantage, dtype=np.float64),
         weight=numbers.weight,
         temperature=trajectory.temperature,
     )

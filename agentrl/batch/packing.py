@@ -79,8 +79,9 @@ def pack_micro_batch(rows: Sequence[Row]) -> MicroBatch:
         ),
         target_R=np.concatenate([row.input_ids[row.prompt_length :] for row in rows]),
         mask_R=np.concatenate([row.mask_R for row in rows]),
+        sampled_R=np.concatenate([row.sampled_R for row in rows]),
         rollout_log_probs_R=np.concatenate([row.rollout_log_probs_R for row in rows]),
-        advantages_R=np.repeat([row.advantage for row in rows], responses),
+        advantages_R=np.concatenate([row.advantages_R for row in rows]),
         weights_R=np.repeat([row.weight for row in rows], responses),
     )
 
@@ -103,6 +104,7 @@ def unpack(micro: MicroBatch) -> tuple[MicroBatch, ...]:
                 source_R=micro.source_R[response] - packed.start,
                 target_R=micro.target_R[response],
                 mask_R=micro.mask_R[response],
+                sampled_R=micro.sampled_R[response],
                 rollout_log_probs_R=micro.rollout_log_probs_R[response],
                 advantages_R=micro.advantages_R[response],
                 weights_R=micro.weights_R[response],

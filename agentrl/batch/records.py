@@ -12,7 +12,7 @@ rows may come to share the tokens of a common prefix.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +54,10 @@ class Row:
     """True where a token is trained."""
     rollout_log_probs_R: FloatArray
     """The sampler's log-probabilities; any value where the mask is False."""
-    advantage: float
-    """The rollout's advantage."""
+    sampled_R: BoolArray
+    """True where the policy sampled the token, trained or not; the environment put the others."""
+    advantages_R: FloatArray
+    """Advantage of each token; any value where the mask is False."""
     weight: float
     """Aggregation weight of each trained token, global denominator included."""
     temperature: float
@@ -89,6 +91,8 @@ class MicroBatch:
     """[R] Token id at this response position."""
     mask_R: BoolArray
     """[R] True where the token is trained. Every other `_R` array may hold anything elsewhere."""
+    sampled_R: BoolArray
+    """[R] True where the policy sampled the token, trained or not."""
     rollout_log_probs_R: FloatArray
     """[R] The sampler's log-probabilities."""
     advantages_R: FloatArray
@@ -115,7 +119,7 @@ class MicroBatch:
         response = {
             name: len(getattr(self, name))
             for name in (
-                "row_R", "source_R", "target_R", "mask_R",
+                "row_R", "source_R", "target_R", "mask_R", "sampled_R",
                 "rollout_log_probs_R", "advantages_R", "weights_R",
             )
         }  # fmt: skip
@@ -134,6 +138,36 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossNeeds:
+    """What a loss asks of the batch beside trained tokens."""
+
+    mask_keys: tuple[str, ...] = ("response_mask",)
+    """Masks whose tokens it looks at; see `MASK_KEYS`."""
+    zero_advantage_rows: bool = False
+    """Whether a row has a gradient although its advantage is zero, so that it must be computed."""
+    whole_rollouts: bool = False
+    """Whether all rows of a rollout must be in one micro-batch: its ratio is one of sequences."""
+
+
+MASK_KEYS: Mapping[str, str] = {
+    "response_mask": "tokens the policy sampled",
+    "final_response_mask": "those of them that are trained: not truncated away, not too old",
+    "observation_mask": "response tokens the environment put there",
+}
+"""Masks a loss may declare, with what they are true for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskCounts:
+    """How much of an update a mask covers, over all ranks and micro-batches (S3 6.1)."""
+
+    batch_num_tokens: int
+    """Tokens under the mask, those of rows that are not computed included."""
+    global_valid_samples: int
+    """Rollouts with at least one such token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
     """One optimizer update: micro-batches, and the global counts their weights were made with."""
 
@@ -145,6 +179,8 @@ class PackedBatch:
     """B: rollouts of the update with at least one trained token."""
     horizon: int
     """H of `seq-mean-token-sum-norm`, in tokens."""
+    counts: Mapping[str, MaskCounts] = field(default_factory=dict[str, MaskCounts])
+    """By mask key, for the keys that the loss declares."""
     epoch: int = 0
     """Which pass over the step's rollouts this update belongs to."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,12 @@ class TensorBatch:
     """[A] Sampling temperature of each trained token; None when all are 1."""
     mask_R: Tensor
     """[R] bool."""
+    sampled_R: Tensor
+    """[R] bool."""
+    sequence_R: Tensor
+    """[R] int64 index of the rollout; the rows of a rollout share it."""
+    num_sequences: int
+    """Rollouts in the micro-batch."""
     rollout_log_probs_R: Tensor
     """[R] Floating point."""
     advantages_R: Tensor
@@ -49,6 +56,10 @@ def to_tensors(micro: MicroBatch, *, device: torch.device, dtype: torch.dtype) -
     trained = micro.mask_R.nonzero()[0]
     temperature_A = micro.temperature_S[micro.row_R[trained]]
 
+    rollouts = {key.rollout_id: None for key in micro.rows}
+    number = {rollout_id: index for index, rollout_id in enumerate(rollouts)}
+    of_row = np.array([number[key.rollout_id] for key in micro.rows], dtype=np.int64)
+
     def put(array: object, kind: torch.dtype) -> Tensor:
         return torch.as_tensor(array, dtype=kind).to(device, non_blocking=True)
 
@@ -61,6 +72,9 @@ def to_tensors(micro: MicroBatch, *, device: torch.device, dtype: torch.dtype) -
         index_A=put(trained, torch.int64),
         temperature_A=None if (temperature_A == 1.0).all() else put(temperature_A, dtype),
         mask_R=put(micro.mask_R, torch.bool),
+        sampled_R=put(micro.sampled_R, torch.bool),
+        sequence_R=put(of_row[micro.row_R], torch.int64),
+        num_sequences=len(number),
         rollout_log_probs_R=put(micro.rollout_log_probs_R, dtype),
         advantages_R=put(micro.advantages_R, dtype),
         weights_R=put(micro.weights_R, dtype),

@@ -6,18 +6,14 @@ checks that need two sections live in `RunConfig`. Nothing here imports anything
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class Section(BaseModel):
-    """Base of all sections: frozen, strict about names, documented per field."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
-    )
+from agentrl.config.algorithm import AlgorithmSection, CriticSection, RewardSection
+from agentrl.config.base import Section
+from agentrl.config.training import TrainSection
 
 
 class RunSection(Section):
@@ -252,75 +248,6 @@ class RaySection(Section):
     """Engines on devices of their own, or on those of the trainer ranks."""
 
 
-class AlgorithmSection(Section):
-    """Advantage and loss. `preset` names a known assembly; other keys override it."""
-
-    preset: Literal["dr_grpo", "grpo"] = "dr_grpo"
-    """`dr_grpo`: group mean removed, summed tokens over B*H. `grpo`: divided by the group's
-    standard deviation, mean over tokens then sequences."""
-    advantage_estimator: Literal["dr_grpo", "grpo"] | None = None
-    """Overrides the preset: `dr_grpo` is R - mean, `grpo` is (R - mean) / (std + eps)."""
-    loss_agg_mode: (
-        Literal[
-            "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
-        ]
-        | None
-    ) = None
-    """Overrides the preset: how per-token losses become one number."""
-    std_ddof: Literal[0, 1] = 1
-    """Delta degrees of freedom of the group standard deviation."""
-    std_eps: float = Field(default=1e-6, gt=0)
-    """Added to the group standard deviation."""
-    eps_clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """Ratios below 1 - this are clipped."""
-    eps_clip_high: float = Field(default=0.2, gt=0)
-    """Ratios above 1 + this are clipped."""
-    old_log_probs: Literal["rollout", "recompute", "decoupled"] = "rollout"
-    """Denominator of the ratio: the sampler's log-probabilities; a forward pass before the first
-    update of the step; or that pass, weighted by how it differs from the sampler (three policies:
-    sampler, before the step, now)."""
-    kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the penalty for leaving the reference policy, which is the model the run began
-    with; 0 loads no reference."""
-    kl_estimator: Literal["k2", "k3"] = "k3"
-    """Estimator of that penalty in the loss."""
-    mask_truncated: bool = False
-    """Leave truncated rollouts out of the loss (they stay in the baseline)."""
-    horizon: int | None = Field(default=None, ge=1)
-    """H of `seq-mean-token-sum-norm` in tokens; None takes `rollout.max_response_tokens`."""
-
-
-class TrainSection(Section):
-    """The optimizer and its budget."""
-
-    steps: int = Field(default=20, ge=0)
-    """Optimizer steps of the run; 0 only evaluates."""
-    max_minutes: float | None = Field(default=None, gt=0)
-    """Time of the whole run in minutes, evaluations included: no step begins that would leave no
-    time for the final evaluation, but one always does. None trains all steps."""
-    epochs_per_batch: int = Field(default=1, ge=1)
-    """Passes over the rollouts of one step."""
-    minibatches: int = Field(default=1, ge=1)
-    """Optimizer updates per pass."""
-    micro_batch_tokens: int = Field(default=4096, ge=16)
-    """Token budget of one forward and backward pass; never changes the result."""
-    learning_rate: float = Field(default=1e-6, gt=0)
-    """Peak learning rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape after the warm-up; `linear` and `cosine` fall to zero at the last step."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps of linear warm-up."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW weight decay on matrices."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
-        0.9,
-        0.95,
-    )
-    """AdamW moments."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this global norm."""
-
-
 class EvalSection(Section):
     """Scores on tasks that are not trained on here."""
 
@@ -361,7 +288,9 @@ class RunConfig(Section):
     dataset: DatasetSection
     rollout: RolloutSection = RolloutSection()
     serving: ServingSection = ServingSection()
+    reward: RewardSection = RewardSection()
     algorithm: AlgorithmSection = AlgorithmSection()
+    critic: CriticSection = CriticSection()
     train: TrainSection = TrainSection()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
@@ -376,10 +305,13 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _combinations(self) -> RunConfig:
         rollout, train = self.rollout, self.train
-        if rollout.n_samples_per_prompt < 2 and train.steps > 0:
+        algorithm = self.resolved_algorithm()
+        alone = algorithm.advantage_estimator in ("gae", "reinforce")
+        if rollout.n_samples_per_prompt < 2 and train.steps > 0 and not alone:
             raise ValueError(
                 f"rollout.n_samples_per_prompt is {rollout.n_samples_per_prompt}, but a group "
-                "baseline needs at least 2 rollouts per prompt; raise it or set train.steps: 0"
+                "baseline needs at least 2 rollouts per prompt; raise it, set train.steps: 0, or "
+                "choose an algorithm without one (ppo, reinforce++)"
             )
         if rollout.max_turn_tokens > rollout.max_response_tokens:
             raise ValueError(
@@ -411,15 +343,4 @@ class RunConfig(Section):
 
     def resolved_algorithm(self) -> AlgorithmSection:
         """The algorithm with every None filled in from the preset and the rollout limits."""
-        section = self.algorithm
-        estimator, mode = {
-            "dr_grpo": ("dr_grpo", "seq-mean-token-sum-norm"),
-            "grpo": ("grpo", "seq-mean-token-mean"),
-        }[section.preset]
-        return section.model_copy(
-            update={
-                "advantage_estimator": section.advantage_estimator or estimator,
-                "loss_agg_mode": section.loss_agg_mode or mode,
-                "horizon": section.horizon or self.rollout.max_response_tokens,
-            }
-        )
+        return self.algorithm.resolved(horizon=self.rollout.max_response_tokens)

@@ -91,6 +91,8 @@ def objective(
     Raises:
         TrainError: a KL penalty without a reference.
     """
+    assert algorithm.eps_clip_low is not None
+    assert algorithm.eps_clip_high is not None
     current = out.log_probs_R.detach()
     old = current if fixed.old_R is None else fixed.old_R
     rollout, mask = tensors.rollout_log_probs_R, tensors.mask_R
@@ -124,6 +126,7 @@ def _penalty(
             f"algorithm.kl_coef is {algorithm.kl_coef}, but there are no log-probabilities of "
             "a reference policy"
         )
+    assert algorithm.kl_estimator in ("k2", "k3")
     return kl_loss(
         out.log_probs_R,
         ref_log_probs_R=fixed.ref_R,

@@ -39,4 +39,5 @@ def resolved(**changes: Any) -> AlgorithmSection:
         "loss_agg_mode": "token-mean",
         "horizon": 16,
     }
-    return AlgorithmSection(**{**settings, **changes})
+    section = AlgorithmSection(**{**settings, **changes})
+    return section if section.horizon is None else section.resolved(horizon=section.horizon)

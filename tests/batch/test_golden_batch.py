@@ -27,19 +27,19 @@ def test_grpo_with_eight_rollouts_and_one_success():
     rewards = [1.0] + [0.0] * 7
     mean = F(1, 8)
     variance = ((1 - mean) ** 2 + 7 * mean**2) / 7
-    assert advantages(rewards, "grpo", eps=1e-12)[0] == pytest.approx(
+    assert advantages(rewards, "group_norm", eps=1e-12)[0] == pytest.approx(
         float(1 - mean) / float(variance) ** 0.5
     )
-    assert advantages(rewards, "grpo", eps=1e-12)[0] == pytest.approx(2.475, abs=5e-4)
-    assert advantages(rewards, "grpo", ddof=0, eps=1e-12)[0] == pytest.approx(7**0.5)
+    assert advantages(rewards, "group_norm", eps=1e-12)[0] == pytest.approx(2.475, abs=5e-4)
+    assert advantages(rewards, "group_norm", ddof=0, eps=1e-12)[0] == pytest.approx(7**0.5)
 
 
 def test_eps_is_added_to_the_deviation():
     # std of (1, 0) is sqrt(1/2); with eps 1 the quotient is 0.5 / (sqrt(0.5) + 1).
-    assert advantages([1.0, 0.0], "grpo", eps=1.0)[0] == pytest.approx(0.5 / (0.5**0.5 + 1))
+    assert advantages([1.0, 0.0], "group_norm", eps=1.0)[0] == pytest.approx(0.5 / (0.5**0.5 + 1))
 
 
-@pytest.mark.parametrize("estimator", ["dr_grpo", "grpo"])
+@pytest.mark.parametrize("estimator", ["dr_grpo", "group_norm"])
 def test_a_single_rollout_and_equal_rewards_have_exactly_no_advantage(estimator):
     # 0.1 three times does not sum to 0.3: fails if the spread of equal rewards is computed.
     assert advantages([0.7], estimator) == [0.0]
@@ -49,15 +49,15 @@ def test_a_single_rollout_and_equal_rewards_have_exactly_no_advantage(estimator)
 def test_rollouts_without_a_reward_are_outside_the_baseline():
     # Fails (0.66 and -0.33) if a missing reward counts as 0.
     assert advantages([1.0, None, 0.0]) == [0.5, 0.0, -0.5]
-    assert advantages([1.0, None], "grpo") == [0.0, 0.0]
+    assert advantages([1.0, None], "group_norm") == [0.0, 0.0]
     assert advantages([None, None]) == [0.0, 0.0]
 
 
 def test_the_order_of_siblings_does_not_matter():
     rewards = [0.1, 0.2, 0.30000000000000004, 0.7]
     for order in permutations(range(4)):
-        got = advantages([rewards[i] for i in order], "grpo")
-        want = advantages(rewards, "grpo")
+        got = advantages([rewards[i] for i in order], "group_norm")
+        want = advantages(rewards, "group_norm")
         assert got == [want[i] for i in order]
 
 

@@ -171,12 +171,15 @@ def test_which_policies_a_token_is_measured_against(base, value, slope):
             index_A=index,
             temperature_A=None,
             mask_R=torch.tensor([True]),
+            sampled_R=torch.tensor([True]),
+            sequence_R=torch.tensor([0]),
+            num_sequences=1,
             rollout_log_probs_R=doubles(-1.5),
             advantages_R=doubles(2.0),
             weights_R=doubles(0.5),
         ),
         FixedLogProbs(old_R=doubles(-1.1)),
-        algorithm=AlgorithmSection(old_log_probs=base),
+        algorithm=AlgorithmSection(old_log_probs=base).resolved(horizon=4),
         compare_sampler=True,
     )
     result.loss.backward()
@@ -195,6 +198,6 @@ def test_importance_carries_no_gradient():
 
 
 def test_a_penalty_without_a_reference_is_refused_when_the_trainer_is_made():
-    section = AlgorithmSection(kl_coef=0.25, horizon=4)
+    section = AlgorithmSection(kl_coef=0.25).resolved(horizon=4)
     with pytest.raises(TrainError, match=r"kl_coef is 0\.25.*no reference"):
         Trainer(tiny_model(torch.float32), train=TrainSection(), algorithm=section)

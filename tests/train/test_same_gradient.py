@@ -121,7 +121,7 @@ def split_rows(groups, seed):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("estimator", ["dr_grpo", "grpo"])
+@pytest.mark.parametrize("estimator", ["dr_grpo", "group_norm"])
 def test_any_cut_gives_the_gradient_of_the_plain_loop(estimator, mode):
     # Fails if attention crosses rows (row_lengths merged: error 1e-1), if a weight is divided by
     # the rows of a micro-batch, or if the source position of a token is off by one.

@@ -81,7 +81,7 @@ def algorithm(**changes: Any) -> AlgorithmSection:
         "loss_agg_mode": "seq-mean-token-sum-norm",
         "horizon": 40,
     }
-    return AlgorithmSection(**{**settings, **changes})
+    return AlgorithmSection(**{**settings, **changes}).resolved(horizon=40)
 
 
 def rollout(

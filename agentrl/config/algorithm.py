@@ -1,0 +1,336 @@
+"""Algorithms as assemblies of blocks, and what happens to rewards before them.
+
+A   what a rollout's reward is compared with         advantage_estimator
+B   penalty for leaving the reference policy         kl_*, use_kl_loss
+C   how rewards become advantages of tokens          advantage_estimator (`gae`), gamma, lam
+D   whitening over the whole batch                   whiten_advantages, no_std_norm
+E   policy loss, and correction for the sampler      policy_loss, eps_clip_*, is_correction_*
+F   value loss of a critic                           section `critic`
+G   several updates on the same rollouts             train.epochs_per_batch, train.minibatches
+
+A preset names a known assembly; every block can be set beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, field_validator, model_validator
+
+from agentrl.config.base import Section
+
+Preset = Literal[
+    "dr_grpo",
+    "grpo",
+    "rloo",
+    "reinforce++",
+    "reinforce++-baseline",
+    "ppo",
+    "gspo",
+    "cispo",
+    "tis_reinforce",
+]
+Estimator = Literal["gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo"]
+LossAggMode = Literal[
+    "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+]
+IsCorrection = Literal["none", "tis", "icepop", "seq-mask-tis"]
+Bounds = tuple[float, float]
+
+_ALIASES = {
+    "grpo": "group_norm",
+    "reinforce_plus_plus": "reinforce",
+    "reinforce_plus_plus_baseline": "reinforce_baseline",
+}
+
+_CLIPPED: Mapping[str, Any] = {
+    "policy_loss": "ppo_clip",
+    "eps_clip_low": 0.2,
+    "eps_clip_high": 0.2,
+    "whiten_advantages": False,
+}
+_IN_LOSS: Mapping[str, Any] = {"use_kl_loss": True, "kl_estimator": "k3"}
+_IN_REWARD: Mapping[str, Any] = {"use_kl_loss": False, "kl_estimator": "k1"}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "dr_grpo": {
+        **_CLIPPED,
+        **_IN_LOSS,
+        "advantage_estimator": "dr_grpo",
+        "loss_agg_mode": "seq-mean-token-sum-norm",
+    },
+    "grpo": {
+        **_CLIPPED,
+        **_IN_LOSS,
+        "advantage_estimator": "group_norm",
+        "loss_agg_mode": "seq-mean-token-mean",
+    },
+    "rloo": {
+        **_CLIPPED,
+        **_IN_REWARD,
+        "advantage_estimator": "rloo",
+        "loss_agg_mode": "token-mean",
+    },
+    "reinforce++": {
+        **_CLIPPED,
+        **_IN_REWARD,
+        "advantage_estimator": "reinforce",
+        "whiten_advantages": True,
+        "loss_agg_mode": "token-mean",
+    },
+    "reinforce++-baseline": {
+        **_CLIPPED,
+        **_IN_REWARD,
+        "advantage_estimator": "reinforce_baseline",
+        "whiten_advantages": True,
+        "loss_agg_mode": "token-mean",
+    },
+    "ppo": {
+        **_CLIPPED,
+        **_IN_REWARD,
+        "advantage_estimator": "gae",
+        "whiten_advantages": True,
+        "loss_agg_mode": "token-mean",
+    },
+    "gspo": {
+        **_CLIPPED,
+        **_IN_LOSS,
+        "advantage_estimator": "group_norm",
+        "policy_loss": "gspo",
+        "eps_clip_low": 3e-4,
+        "eps_clip_high": 4e-4,
+        "loss_agg_mode": "seq-mean-token-mean",
+    },
+    "cispo": {
+        **_CLIPPED,
+        **_IN_LOSS,
+        "advantage_estimator": "group_norm",
+        "policy_loss": "cispo",
+        "eps_clip_low": 1.0,
+        "eps_clip_high": 4.0,
+        "loss_agg_mode": "token-mean",
+    },
+    "tis_reinforce": {
+        **_CLIPPED,
+        **_IN_LOSS,
+        "advantage_estimator": "dr_grpo",
+        "policy_loss": "tis_reinforce",
+        "loss_agg_mode": "seq-mean-token-sum-norm",
+    },
+}
+"""What each preset fills in where the section says nothing."""
+
+IS_BOUNDS: Mapping[str, Bounds] = {
+    "tis": (0.0, 2.0),
+    "icepop": (0.5, 5.0),
+    "seq-mask-tis": (0.5, 2.0),
+}
+"""Default bounds of each correction; they are not interchangeable (FORMULAS C.8, F16)."""
+
+
+class AlgorithmSection(Section):
+    """Advantage and loss. `preset` names a known assembly; other keys override it."""
+
+    preset: Preset = "dr_grpo"
+    """`dr_grpo`, `grpo`, `rloo`, `reinforce++`, `reinforce++-baseline`, `ppo`, `gspo`, `cispo` or
+    `tis_reinforce`. `agentrl config` prints the blocks it stands for."""
+    advantage_estimator: Estimator | None = None
+    """Blocks A and C: `reinforce` R, `reinforce_baseline` and `dr_grpo` R - mean, `rloo` R - mean
+    of the others, `group_norm` (alias `grpo`) (R - mean) / (std + eps), `gae` with a critic."""
+    std_ddof: Literal[0, 1] = 1
+    """Delta degrees of freedom of the group standard deviation."""
+    std_eps: float = Field(default=1e-6, gt=0)
+    """Added to the group standard deviation."""
+    turn_rewards: Literal["sum", "return_to_go"] = "sum"
+    """Credit of a turn: the `sum` of all rewards of its rollout, or what came from that turn on,
+    against the whole returns of the siblings."""
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount per action token (`gae` and, with `return_to_go`, per turn)."""
+    lam: float = Field(default=0.95, ge=0, le=1)
+    """Lambda of `gae`."""
+    whiten_advantages: bool | None = None
+    """Block D: zero mean and unit variance over all action tokens of the step."""
+    no_std_norm: bool = False
+    """Whitening only removes the mean."""
+    policy_loss: str | None = None
+    """Block E: `ppo_clip`, `gspo`, `cispo`, `tis_reinforce`, the name of a loss made known with
+    `@policy_loss`, or an import string of one."""
+    loss_agg_mode: LossAggMode | None = None
+    """How per-token losses become one number."""
+    horizon: int | None = Field(default=None, ge=1)
+    """H of `seq-mean-token-sum-norm` in tokens; None takes `rollout.max_response_tokens`."""
+    eps_clip_low: float | None = Field(default=None, gt=0, le=1)
+    """Ratios below 1 - this are clipped."""
+    eps_clip_high: float | None = Field(default=None, gt=0)
+    """Ratios above 1 + this are clipped."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Bounds the loss of a negative advantage at this times it; None does not."""
+    importance_level: Literal["token", "sequence"] = "token"
+    """Level of the ratio in `tis_reinforce`."""
+    old_log_probs: Literal["rollout", "recompute", "decoupled"] = "rollout"
+    """Denominator of the ratio: the sampler's log-probabilities; a forward pass before the first
+    update of the step; or that pass, weighted by how it differs from the sampler (three policies:
+    sampler, before the step, now)."""
+    is_correction_type: IsCorrection = "none"
+    """Weight for the difference between sampler and trainer, with `recompute`: `tis` clamps it,
+    `icepop` drops tokens beyond the bounds, `seq-mask-tis` drops rollouts and clamps the rest."""
+    is_correction_threshold: Bounds | None = None
+    """Bounds of that weight; None takes those usual for its type. `tis_reinforce` uses the upper
+    one."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Block B: weight of the penalty for leaving the reference policy, which is the model the run
+    began with; 0 loads no reference."""
+    use_kl_loss: bool | None = None
+    """Whether the penalty is a term of the loss, or taken off the reward of each token."""
+    kl_estimator: Literal["k1", "k2", "k3", "k3+"] | None = None
+    """Estimator of the penalty: k1 in the reward, k2 or k3 in the loss; `k3+` has the value of k3
+    and the gradient of k2."""
+    kl_controller: Literal["fixed", "proportional", "window"] = "fixed"
+    """`proportional` steers the measured KL to `kl_target[0]`; `window` multiplies or divides the
+    weight by 1.5 while it is outside `kl_target`."""
+    kl_target: Bounds = (0.05, 0.2)
+    """Where the controllers want the KL, in nats a token."""
+    kl_horizon: int = Field(default=10000, ge=1)
+    """Rollouts over which the proportional controller acts."""
+    ref_update_every: int = Field(default=0, ge=0)
+    """The reference follows the policy after every so many steps; 0 never."""
+    ref_polyak: float = Field(default=1.0, gt=0, le=1)
+    """Share of the policy in the reference at such an update; 1 copies it."""
+    mask_truncated: bool = False
+    """Leave truncated rollouts out of the loss (they stay in the baseline)."""
+
+    @field_validator("advantage_estimator", mode="before")
+    @classmethod
+    def _alias(cls, name: Any) -> Any:
+        return _ALIASES.get(name, name) if isinstance(name, str) else name
+
+    @model_validator(mode="after")
+    def _bounds(self) -> AlgorithmSection:
+        for name in ("is_correction_threshold", "kl_target"):
+            bounds = getattr(self, name)
+            if bounds is not None and not 0 <= bounds[0] < bounds[1]:
+                raise ValueError(f"{name} is {list(bounds)}, expected [low, high], 0 <= low < high")
+        if self.kl_coef == 0.0 and (self.kl_controller != "fixed" or self.ref_update_every):
+            raise ValueError(
+                "kl_controller and ref_update_every steer a penalty that is not there: kl_coef is "
+                "0; set it, or leave them at their defaults"
+            )
+        if self.is_correction_type != "none" and self.old_log_probs != "recompute":
+            raise ValueError(
+                f"is_correction_type {self.is_correction_type!r} weighs the difference between "
+                f"sampler and trainer, but old_log_probs is {self.old_log_probs!r}; set it to "
+                "'recompute'"
+            )
+        return self
+
+    def doubts(self) -> list[str]:
+        """What is allowed but rarely meant. Ask a resolved section."""
+        found = []
+        if self.needs_reference and self.use_kl_loss and self.kl_estimator == "k1":
+            found.append("kl_estimator k1 in the loss: its gradient is zero on average; use k2, k3")
+        if self.needs_reference and not self.use_kl_loss and self.kl_estimator != "k1":
+            found.append(
+                f"kl_estimator {self.kl_estimator} in the reward: its sum is no estimate of the "
+                "KL of the rollout; use k1"
+            )
+        if self.policy_loss == "gspo" and self.loss_agg_mode != "seq-mean-token-mean":
+            found.append(
+                f"policy_loss gspo with loss_agg_mode {self.loss_agg_mode}: its ratio is one of "
+                "whole sequences; use seq-mean-token-mean"
+            )
+        if self.dual_clip is not None and self.policy_loss not in ("ppo_clip", "gspo"):
+            found.append(f"dual_clip has no effect with policy_loss {self.policy_loss}")
+        return found
+
+    def resolved(self, *, horizon: int) -> AlgorithmSection:
+        """Every None filled in from the preset, with `horizon` for the `horizon` of its own."""
+        known = PRESETS[self.preset]
+        filled: dict[str, Any] = {
+            name: value for name, value in known.items() if getattr(self, name) is None
+        }
+        if self.use_kl_loss is not None and self.kl_estimator is None:
+            filled["kl_estimator"] = "k3" if self.use_kl_loss else "k1"
+        if self.is_correction_threshold is None and self.is_correction_type != "none":
+            filled["is_correction_threshold"] = IS_BOUNDS[self.is_correction_type]
+        return self.model_copy(update={**filled, "horizon": self.horizon or horizon})
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether advantages come from a critic. Ask a resolved section."""
+        return self.advantage_estimator == "gae"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reference policy is asked at all."""
+        return self.kl_coef > 0.0
+
+    @property
+    def credit_needs_model(self) -> bool:
+        """Whether advantages depend on numbers that only a model can give. Ask a resolved one."""
+        return self.needs_values or (self.needs_reference and not self.use_kl_loss)
+
+
+class CriticSection(Section):
+    """Block F: the value function, where `algorithm.advantage_estimator` is `gae`."""
+
+    path: str | None = None
+    """Checkpoint to begin from, a reward model with a `score` head or a language model; None takes
+    `model.path`."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Peak learning rate of the critic; the shape is that of `train.schedule`."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps at the start in which only the critic is trained."""
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """A value may move this far from what it was before the step until its loss no longer falls;
+    None does not clip."""
+
+
+class RewardFunction(Section):
+    """One function that scores a finished rollout."""
+
+    target: str
+    """Import string of a function `(trajectory, task) -> float`, plain or async."""
+    weight: float = 1.0
+    """Factor of its value in the reward."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """More keyword arguments."""
+
+
+class RewardSection(Section):
+    """What is done to a rollout's reward before advantages are formed, in the order of the keys."""
+
+    functions: dict[str, RewardFunction] = Field(default_factory=dict)
+    """Name to function; their weighted values are added to the environment's reward."""
+    env_weight: float = 1.0
+    """Factor of the environment's own reward; 0 leaves only `functions`."""
+    overlong_buffer_len: int | None = Field(default=None, ge=1)
+    """DAPO: a penalty grows linearly over the last so many tokens of the response budget."""
+    overlong_penalty_factor: float = Field(default=1.0, gt=0)
+    """The penalty at the end of that buffer."""
+    stop_properly_penalty_coef: float | None = Field(default=None, le=1)
+    """ProRL, truncated rollouts only: 0 to 1 multiplies the reward, below 0 replaces it."""
+    missing_eos_penalty: float | None = Field(default=None, gt=0)
+    """Taken off where the last turn ended without a stop token."""
+    clip: Bounds | None = None
+    """Bounds of the reward after the penalties."""
+    normalize: bool = False
+    """Divide by the running standard deviation of all rewards so far, after taking off their
+    running mean."""
+    clip_shaped: Bounds | None = None
+    """Bounds of what the group baseline leaves of a rollout's reward."""
+    dynamic_filtering: Bounds | None = None
+    """Train only on groups whose mean score lies strictly between these."""
+    filter_rounds: Annotated[int, Field(ge=0)] = 2
+    """Times a step asks for more tasks to replace filtered groups; on-policy only."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> RewardSection:
+        for name in ("clip", "clip_shaped", "dynamic_filtering"):
+            bounds = getattr(self, name)
+            if bounds is not None and not bounds[0] < bounds[1]:
+                raise ValueError(f"{name} is {list(bounds)}, expected [low, high] with low < high")
+        return self
+
+
+assert set(PRESETS) == set(get_args(Preset))
