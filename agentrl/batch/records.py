@@ -190,6 +190,34 @@ class PackedBatch:
         return sum(micro.num_tokens for micro in self.micro_batches)
 
 
+RowNumbers = Mapping[RowKey, FloatArray]
+"""[R of the row] One number for each response position by row; anything where it is masked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCredit:
+    """What the rewards alone say about the tokens of one row."""
+
+    key: RowKey
+    """Which row."""
+    mask_R: BoolArray
+    """True where a token is trained."""
+    credit_R: FloatArray
+    """With `gae` the reward that stands at the token, otherwise its advantage before the penalty;
+    0 where the mask is False."""
+    time_R: IntArray
+    """Number of the token (or of its turn) in the rollout: discounts go by the difference; 0 where
+    the mask is False."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditPlan:
+    """Advantages in the making: what rewards say, before a model is asked for KL or values."""
+
+    rollouts: tuple[tuple[RowCredit, ...], ...]
+    """Rows of each rollout of the step that takes part in the loss, in order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
     """Everything one `Trainer.step` needs."""
@@ -197,9 +225,14 @@ class StepBatch:
     updates: tuple[PackedBatch, ...]
     """Optimizer updates in order, over epochs and minibatches."""
     advantages: Mapping[str, float]
-    """Advantage by `rollout_id`, for every rollout that takes part in the loss."""
+    """Mean advantage of the trained tokens by `rollout_id`, for every rollout that takes part in
+    the loss; while `credit` is open, what the group baseline leaves of its reward."""
     metrics: MetricBag
     """What the batch stage counted."""
+    credit: CreditPlan | None = None
+    """What `settle_credit` needs to fill in the advantages; None when they are final."""
+    returns: RowNumbers | None = None
+    """Targets of the critic by row, once settled; None without one."""
 
     @property
     def num_tokens(self) -> int:
