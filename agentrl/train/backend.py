@@ -45,6 +45,8 @@ class TrainBackend(Protocol):
 
     loss_factor: float
     """`compensation(...)` of this backend; `backward` multiplies by it."""
+    mask_keys: tuple[str, ...]
+    """Masks whose tokens `log_probs` covers; see `MASK_KEYS`."""
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """A micro-batch on the device of the model."""

@@ -21,14 +21,20 @@ from agentrl.errors import TrainError
 from agentrl.train.backend import compensation
 from agentrl.train.ranks import Ranks
 from agentrl.train.routing import share
-from agentrl.train.torch_backend import TorchBackend
+from agentrl.train.torch_backend import RESPONSE_MASK, TorchBackend
 
 
 class DataParallelBackend(TorchBackend):
     """A `TrainBackend` of one rank among several."""
 
     def __init__(
-        self, model: Any, *, train: TrainSection, gradient_checkpointing: bool, ranks: Ranks
+        self,
+        model: Any,
+        *,
+        train: TrainSection,
+        gradient_checkpointing: bool,
+        ranks: Ranks,
+        mask_keys: tuple[str, ...] = RESPONSE_MASK,
     ) -> None:
         """Take part; returns when every rank does.
 
@@ -37,11 +43,14 @@ class DataParallelBackend(TorchBackend):
             train: the optimizer.
             gradient_checkpointing: recompute activations in the backward pass.
             ranks: joined already; closed by whoever joined.
+            mask_keys: as for `TorchBackend`.
 
         Raises:
             TrainError: the ranks hold different weights.
         """
-        super().__init__(model, train=train, gradient_checkpointing=gradient_checkpointing)
+        super().__init__(
+            model, train=train, gradient_checkpointing=gradient_checkpointing, mask_keys=mask_keys
+        )
         self._ranks = ranks
         self.loss_factor = compensation(
             data_parallel_size=ranks.world_size, averages_over_ranks=False

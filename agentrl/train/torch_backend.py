@@ -16,17 +16,28 @@ from agentrl.train.attention import packed_attention
 from agentrl.train.backend import compensation
 from agentrl.train.logprobs import TokenLogProbs, packed_log_probs
 from agentrl.train.memory import keep_freed_memory
-from agentrl.train.optimizer import MasterAdamW
+from agentrl.train.optimizer import make_optimizer
+
+RESPONSE_MASK = ("response_mask",)
+"""What most losses look at: tokens that the policy sampled."""
 
 
 class TorchBackend:
     """A `TrainBackend` of one rank. The model stays in evaluation mode: nothing is dropped out."""
 
-    def __init__(self, model: Any, *, train: TrainSection, gradient_checkpointing: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        train: TrainSection,
+        gradient_checkpointing: bool,
+        mask_keys: tuple[str, ...] = RESPONSE_MASK,
+    ) -> None:
         self._model = model
+        self.mask_keys = mask_keys
         self._max_grad_norm = train.max_grad_norm
         self._checkpointing = gradient_checkpointing
-        self._optimizer = MasterAdamW(model, betas=train.betas, weight_decay=train.weight_decay)
+        self._optimizer = make_optimizer(model, train)
         self.loss_factor = compensation(data_parallel_size=1, averages_over_ranks=False)
         if next(model.parameters()).device.type == "cpu":
             keep_freed_memory()

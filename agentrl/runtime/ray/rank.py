@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agentrl.runtime.ray.trainer_actor import RankSpec
     from agentrl.sync import WeightSender
     from agentrl.train import Trainer
+    from agentrl.train.backend import TrainBackend
     from agentrl.train.pretrained import Pretrained
     from agentrl.train.ranks import Ranks
     from agentrl.types import TrajectoryGroup
@@ -193,16 +194,16 @@ class Rank:
 
 def _backend(
     config: RunConfig, model: Any, place: RankSpec, meeting: str
-) -> tuple[Any, Ranks | None]:
-    """Who runs the model: with others, or this process alone, which is the trainer's default."""
-    from agentrl.train.data_parallel import DataParallelBackend
+) -> tuple[TrainBackend, Ranks | None]:
+    """Who runs the model: this process alone, or with others."""
+    from agentrl.train.backends import make_backend
     from agentrl.train.ranks import Ranks
 
-    if place.world_size == 1:
-        return None, None
-    device = next(model.parameters()).device
-    ranks = Ranks(meeting, rank=place.rank, world_size=place.world_size, device=device)
-    backend = DataParallelBackend(
+    ranks = None
+    if place.world_size > 1:
+        device = next(model.parameters()).device
+        ranks = Ranks(meeting, rank=place.rank, world_size=place.world_size, device=device)
+    backend = make_backend(
         model,
         train=config.train,
         gradient_checkpointing=config.model.gradient_checkpointing,

@@ -1,0 +1,61 @@
+"""Which backend a config asks for; the only place that chooses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config.schema import TrainSection
+from agentrl.errors import ConfigError
+from agentrl.train.torch_backend import RESPONSE_MASK, TorchBackend
+
+if TYPE_CHECKING:
+    from agentrl.train.backend import TrainBackend
+    from agentrl.train.ranks import Ranks
+
+
+def make_backend(
+    model: Any,
+    *,
+    train: TrainSection,
+    gradient_checkpointing: bool,
+    ranks: Ranks | None,
+    mask_keys: tuple[str, ...] = RESPONSE_MASK,
+) -> TrainBackend:
+    """The backend of `train.backend` for this process, whose `ranks` are joined already.
+
+    Args:
+        model: a `transformers` causal language model with the same weights on every rank. A sharded
+            backend takes it apart: afterwards only the backend can run it and knows its weights.
+        train: the optimizer and the backend.
+        gradient_checkpointing: recompute activations in the backward pass.
+        ranks: the group of processes that train together, closed by whoever joined; None is one
+            process.
+        mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
+
+    Raises:
+        ConfigError: settings that do not go together, or a package that is not installed.
+        TrainError: the ranks hold different weights, or one of them is gone.
+    """
+    if train.backend == "torch":
+        if train.offload:
+            raise ConfigError(
+                "train.offload is true, but train.backend is torch, which keeps all where the "
+                "model is; set train.backend: fsdp2 or deepspeed"
+            )
+        if ranks is None or ranks.world_size == 1:
+            return TorchBackend(
+                model,
+                train=train,
+                gradient_checkpointing=gradient_checkpointing,
+                mask_keys=mask_keys,
+            )
+        from agentrl.train.data_parallel import DataParallelBackend
+
+        return DataParallelBackend(
+            model,
+            train=train,
+            gradient_checkpointing=gradient_checkpointing,
+            ranks=ranks,
+            mask_keys=mask_keys,
+        )
+    raise ConfigError(f"train.backend is {train.backend}, which is not there yet; choose torch")
