@@ -1,7 +1,7 @@
-"""AdamW on float32 masters, for parameters that live in bfloat16 and belong to the engine too.
+"""Optimizers on float32 masters, for parameters that live in bfloat16 and are the engine's too.
 
 The parameters of the model are what the sampler reads: they are never copied and never change
-between `step` calls. Beside each stands a float32 master that AdamW works on, and a float32 sum of
+between `step` calls. Beside each stands a float32 master that torch works on, and a float32 sum of
 gradients that a hook fills as soon as autograd has a gradient, after which the bfloat16 one is
 freed. A parameter that is float32 or wider is its own master.
 """
@@ -14,9 +14,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentrl.config.schema import TrainSection
 from agentrl.errors import RunError
 
 _EPS = 1e-8
+ADAMW_MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
+"""What torch's AdamW keeps beside each parameter."""
+
+
+def make_optimizer(model: nn.Module, train: TrainSection) -> MasterAdamW:
+    """What `train.optimizer` names, for all parameters of `model` that ask for gradients.
+
+    Raises:
+        ConfigError: this torch has no Muon, or the model has no matrix for it.
+    """
+    if train.optimizer == "muon":
+        from agentrl.train.muon import MasterMuon  # it builds on this module
+
+        return MasterMuon(model, betas=train.betas, weight_decay=train.weight_decay)
+    return MasterAdamW(model, betas=train.betas, weight_decay=train.weight_decay)
 
 
 class MasterAdamW:
@@ -35,19 +51,13 @@ class MasterAdamW:
         for name, param in self._params.items():
             if self._masters[name] is not param:
                 param.register_post_accumulate_grad_hook(self._hook(name))
-        matrices = [master for master in self._masters.values() if master.ndim >= 2]
-        vectors = [master for master in self._masters.values() if master.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=0.0,
-            betas=betas,
-            eps=_EPS,
-            fused=all(_fusable(master) for master in self._masters.values()),
-        )
+        self._optimizers = self._make_optimizers(model, betas=betas, weight_decay=weight_decay)
+
+    def _make_optimizers(
+        self, model: nn.Module, *, betas: tuple[float, float], weight_decay: float
+    ) -> list[torch.optim.Optimizer]:
+        """Torch's optimizers; each master belongs to exactly one."""
+        return [adamw(self._masters.values(), betas=betas, weight_decay=weight_decay)]
 
     def _hook(self, name: str) -> Any:
         def move(param: Tensor) -> None:
@@ -109,9 +119,10 @@ class MasterAdamW:
         torch.nn.utils.clip_grads_with_norm_(
             list(self._masters.values()), max_grad_norm, torch.tensor(grad_norm)
         )
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
-        self._adamw.step()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
         self.clear()
         self._publish()
 
@@ -129,9 +140,10 @@ class MasterAdamW:
 
     def state_dict(self) -> dict[str, Any]:
         """Masters and moments by parameter name; plain tensors and numbers only."""
+        states = self._states()
         moments: dict[str, dict[str, Any]] = {}
         for name, master in self._masters.items():
-            moments[name] = dict(self._adamw.state.get(master, {}))
+            moments[name] = dict(states[name].get(master, {}))
         return {"masters": {n: m.detach() for n, m in self._masters.items()}, "moments": moments}
 
     @torch.no_grad()
@@ -139,23 +151,69 @@ class MasterAdamW:
         """Take over what `state_dict` gave, and write the masters into the parameters.
 
         Raises:
-            RunError: the state belongs to a model with other parameters.
+            RunError: the state belongs to a model with other parameters, or to another optimizer.
         """
         masters: dict[str, Tensor] = state["masters"]
         _check_same_parameters(self._masters, masters)
+        self._check_same_kind(state["moments"])
+        states = self._states()
         self.clear()
         for name, master in self._masters.items():
             master.copy_(masters[name])
             moments = state["moments"][name]
             if moments:
-                self._adamw.state[master] = {
+                states[name][master] = {
                     # A copy: what is loaded may be a file mapped into memory.
                     key: value.clone().to(master.device if key != "step" else value.device)
                     for key, value in moments.items()
                 }
             else:
-                self._adamw.state.pop(master, None)
+                states[name].pop(master, None)
         self._publish()
+
+    def _states(self) -> dict[str, Any]:
+        """By parameter name, the state of the optimizer that has it."""
+        owner = {
+            id(master): optimizer.state
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for master in group["params"]
+        }
+        return {name: owner[id(master)] for name, master in self._masters.items()}
+
+    def _moment_keys(self, name: str) -> frozenset[str]:
+        """What the optimizer of this parameter keeps once it has moved it."""
+        return ADAMW_MOMENTS
+
+    def _check_same_kind(self, moments: dict[str, dict[str, Any]]) -> None:
+        for name, kept in moments.items():
+            wanted = self._moment_keys(name)
+            if kept and kept.keys() != wanted:
+                raise RunError(
+                    f"the saved optimizer keeps {', '.join(sorted(kept))} for {name}, the one of "
+                    f"this run {', '.join(sorted(wanted))}: train.optimizer was another; put it "
+                    "back, or begin a new run from the checkpoint as model.path"
+                )
+
+
+def adamw(
+    masters: Iterable[Tensor], *, betas: tuple[float, float], weight_decay: float
+) -> torch.optim.Optimizer:
+    """Torch's fused AdamW; decay on what has two axes or more."""
+    every = list(masters)
+    matrices = [master for master in every if master.ndim >= 2]
+    vectors = [master for master in every if master.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=0.0,
+        betas=betas,
+        eps=_EPS,
+        fused=all(_fusable(master) for master in every),
+    )
 
 
 def _master(param: nn.Parameter) -> Tensor:
