@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agentrl.batch.records import MicroBatch, Row
+from agentrl.batch.records import IntArray, MicroBatch, Row
 from agentrl.errors import DataError
 
 
@@ -43,11 +43,23 @@ def assign_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return [sorted(members) for members in bins]
 
 
-def pack_rows(rows: Sequence[Row], *, micro_batch_tokens: int) -> tuple[MicroBatch, ...]:
+def pack_rows(
+    rows: Sequence[Row],
+    *,
+    micro_batch_tokens: int,
+    prefix_sharing: bool = False,
+    whole_rollouts: bool = False,
+) -> tuple[MicroBatch, ...]:
     """Micro-batches that hold every row once.
 
+    Args:
+        rows: in any order.
+        micro_batch_tokens: most packed tokens in a micro-batch; shared ones count once.
+        prefix_sharing: whether rows share the tokens of a common prefix.
+        whole_rollouts: keep the rows of a rollout in one micro-batch.
+
     Raises:
-        DataError: a row that is longer than the budget; names it.
+        DataError: a row, or with `whole_rollouts` a rollout, that is larger than the budget.
     """
     for row in rows:
         if row.length > micro_batch_tokens:
@@ -59,15 +71,17 @@ def pack_rows(rows: Sequence[Row], *, micro_batch_tokens: int) -> tuple[MicroBat
     return tuple(pack_micro_batch([rows[index] for index in members]) for members in bins)
 
 
-def pack_micro_batch(rows: Sequence[Row]) -> MicroBatch:
-    """Concatenate rows into one micro-batch."""
+def pack_micro_batch(rows: Sequence[Row], *, prefix_sharing: bool = False) -> MicroBatch:
+    """Lay rows out in one micro-batch."""
     lengths = np.array([row.length for row in rows], dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     responses = np.array([len(row.mask_R) for row in rows], dtype=np.int64)
     return MicroBatch(
         rows=tuple(row.key for row in rows),
+        segment_N=np.arange(len(rows), dtype=np.int64),
+        temperature_N=np.array([row.temperature for row in rows], dtype=np.float64),
         lengths_S=lengths,
-        temperature_S=np.array([row.temperature for row in rows], dtype=np.float64),
+        parents_S=np.full(len(rows), -1, dtype=np.int64),
         input_ids_T=np.concatenate([row.input_ids for row in rows]),
         position_ids_T=np.concatenate([np.arange(n, dtype=np.int64) for n in lengths]),
         row_R=np.repeat(np.arange(len(rows), dtype=np.int64), responses),
@@ -86,28 +100,67 @@ def pack_micro_batch(rows: Sequence[Row]) -> MicroBatch:
     )
 
 
+def padding_micro_batch() -> MicroBatch:
+    """A micro-batch that weighs nothing: one token, no row, no response position.
+
+    A rank that has run out of rows computes it to keep in step with the others. Its loss, an empty
+    sum, is connected to every weight, with gradient zero.
+    """
+    none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
+    nowhere = np.zeros(0, dtype=np.bool_)
+    return MicroBatch(
+        rows=(),
+        segment_N=none,
+        temperature_N=nothing,
+        lengths_S=np.ones(1, dtype=np.int64),
+        parents_S=np.full(1, -1, dtype=np.int64),
+        input_ids_T=np.zeros(1, dtype=np.int64),
+        position_ids_T=np.zeros(1, dtype=np.int64),
+        row_R=none,
+        source_R=none,
+        target_R=none,
+        mask_R=nowhere,
+        sampled_R=nowhere,
+        rollout_log_probs_R=nothing,
+        advantages_R=nothing,
+        weights_R=nothing,
+    )
+
+
 def unpack(micro: MicroBatch) -> tuple[MicroBatch, ...]:
     """One micro-batch per row, with the numbers the row has in the packed one."""
+    return tuple(_alone(micro, index) for index in range(len(micro.rows)))
+
+
+def _alone(micro: MicroBatch, index: int) -> MicroBatch:
+    packed = tokens_of_path(micro, int(micro.segment_N[index]))
+    response = micro.row_R == index
+    return MicroBatch(
+        rows=micro.rows[index : index + 1],
+        segment_N=np.zeros(1, dtype=np.int64),
+        temperature_N=micro.temperature_N[index : index + 1],
+        lengths_S=np.array([len(packed)], dtype=np.int64),
+        parents_S=np.full(1, -1, dtype=np.int64),
+        input_ids_T=micro.input_ids_T[packed],
+        position_ids_T=micro.position_ids_T[packed],
+        row_R=np.zeros(int(response.sum()), dtype=np.int64),
+        # Depth first: a path names packed tokens in ascending order.
+        source_R=np.searchsorted(packed, micro.source_R[response]),
+        target_R=micro.target_R[response],
+        mask_R=micro.mask_R[response],
+        sampled_R=micro.sampled_R[response],
+        rollout_log_probs_R=micro.rollout_log_probs_R[response],
+        advantages_R=micro.advantages_R[response],
+        weights_R=micro.weights_R[response],
+    )
+
+
+def tokens_of_path(micro: MicroBatch, segment: int) -> IntArray:
+    """[L] Packed positions from the root down to the end of a segment."""
     ends = np.cumsum(micro.lengths_S)
-    out = []
-    for index, (end, length) in enumerate(zip(ends, micro.lengths_S, strict=True)):
-        packed = slice(int(end - length), int(end))
-        response = micro.row_R == index
-        out.append(
-            MicroBatch(
-                rows=micro.rows[index : index + 1],
-                lengths_S=micro.lengths_S[index : index + 1],
-                temperature_S=micro.temperature_S[index : index + 1],
-                input_ids_T=micro.input_ids_T[packed],
-                position_ids_T=micro.position_ids_T[packed],
-                row_R=np.zeros(int(response.sum()), dtype=np.int64),
-                source_R=micro.source_R[response] - packed.start,
-                target_R=micro.target_R[response],
-                mask_R=micro.mask_R[response],
-                sampled_R=micro.sampled_R[response],
-                rollout_log_probs_R=micro.rollout_log_probs_R[response],
-                advantages_R=micro.advantages_R[response],
-                weights_R=micro.weights_R[response],
-            )
-        )
-    return tuple(out)
+    path: list[IntArray] = []
+    while segment != -1:
+        end = int(ends[segment])
+        path.append(np.arange(end - int(micro.lengths_S[segment]), end, dtype=np.int64))
+        segment = int(micro.parents_S[segment])
+    return np.concatenate(path[::-1])

@@ -1,12 +1,13 @@
 """What the batch stage hands to the trainer: micro-batches of packed rows, with every number set.
 
-Legend of the shape suffixes: `_S` sequences (rows) of a micro-batch, `_T` packed tokens (what the
-model reads), `_R` response positions of all rows (what a loss may look at).
+Legend of the shape suffixes: `_N` rows of a micro-batch, `_S` segments of it (stretches of tokens),
+`_T` packed tokens (what the model reads), `_R` response positions of all rows (what a loss may look
+at).
 
 Invariants: weights already hold the global denominator, so the loss of an optimizer update is the
 plain sum over its micro-batches, however the rows were cut into them. Response positions name the
-packed position that predicts them (`source_R`) instead of assuming it to be the one before, so that
-rows may come to share the tokens of a common prefix.
+packed position that predicts them (`source_R`) instead of assuming it to be the one before, because
+rows may share the tokens of a common prefix.
 """
 
 from __future__ import annotations
@@ -71,14 +72,31 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Rows packed one after another, for one forward and backward pass."""
+    """Rows packed for one forward and backward pass, each token of a shared prefix once.
+
+    The packed tokens are cut into segments, which form trees. A row is the path from a root to one
+    segment; a token attends to the segments above its own and causally inside its own. Without
+    sharing every row is a root.
+
+    Example:
+        Rows `[1, 2, 3]` and `[1, 2, 4]` are `input_ids_T = [1, 2, 3, 4]`, `lengths_S = [2, 1, 1]`,
+        `parents_S = [-1, 0, 0]`, `segment_N = [1, 2]` and `position_ids_T = [0, 1, 2, 2]`.
+
+    Raises:
+        DataError: lengths that differ, or a segment that does not follow the tree above it.
+    """
 
     rows: tuple[RowKey, ...]
-    """[S] Which rows."""
+    """[N] Which rows. Empty for padding."""
+    segment_N: IntArray
+    """[N] Segment with which each row ends."""
+    temperature_N: FloatArray
+    """[N] Sampling temperature of each row."""
     lengths_S: IntArray
-    """[S] Packed tokens of each row; each row attends causally to itself and to nothing else."""
-    temperature_S: FloatArray
-    """[S] Sampling temperature of each row."""
+    """[S] Packed tokens of each segment."""
+    parents_S: IntArray
+    """[S] The segment that each one continues, -1 for a root. A tree is laid out depth first: the
+    segments below one follow it without a gap."""
     input_ids_T: IntArray
     """[T] Token ids."""
     position_ids_T: IntArray
@@ -111,11 +129,17 @@ class MicroBatch:
                 f"MicroBatch: lengths_S sums to {packed}, but there are {ids} input ids and "
                 f"{positions} positions"
             )
-        if not len(self.rows) == len(self.lengths_S) == len(self.temperature_S):
+        if not len(self.rows) == len(self.segment_N) == len(self.temperature_N):
             raise DataError(
-                f"MicroBatch: {len(self.rows)} rows, {len(self.lengths_S)} lengths, "
-                f"{len(self.temperature_S)} temperatures"
+                f"MicroBatch: {len(self.rows)} rows, {len(self.segment_N)} last segments, "
+                f"{len(self.temperature_N)} temperatures"
             )
+        if len(self.lengths_S) != len(self.parents_S):
+            raise DataError(
+                f"MicroBatch: {len(self.lengths_S)} lengths of segments, "
+                f"{len(self.parents_S)} parents"
+            )
+        _check_depth_first(self.parents_S)
         response = {
             name: len(getattr(self, name))
             for name in (
@@ -135,6 +159,19 @@ class MicroBatch:
     def num_action_tokens(self) -> int:
         """Trained tokens."""
         return int(self.mask_R.sum())
+
+
+def _check_depth_first(parents_S: IntArray) -> None:
+    open_path = [-1]
+    for segment, parent in enumerate(parents_S.tolist()):
+        while open_path and open_path[-1] != parent:
+            open_path.pop()
+        if not open_path:
+            raise DataError(
+                f"MicroBatch: segment {segment} continues {parent}, which is not on the path to "
+                f"the segment before it; parents {parents_S.tolist()} are not depth first"
+            )
+        open_path.append(segment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

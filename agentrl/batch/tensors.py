@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.batch.records import MicroBatch
+from agentrl.batch.records import MASK_KEYS, BoolArray, MicroBatch
+from agentrl.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,18 +19,20 @@ class TensorBatch:
 
     lengths: tuple[int, ...]
     """[S] As plain numbers, so that attention needs no copy from the device."""
+    parents: tuple[int, ...]
+    """[S] As plain numbers."""
     input_ids_T: Tensor
     """[T] int64."""
     position_ids_T: Tensor
     """[T] int64."""
     source_A: Tensor
-    """[A] int64 packed position that predicts each trained token."""
+    """[A] int64 packed position that predicts each token the loss looks at."""
     target_A: Tensor
-    """[A] int64 id of each trained token."""
+    """[A] int64 id of each of these tokens."""
     index_A: Tensor
-    """[A] int64 response position of each trained token."""
+    """[A] int64 response position of each of these tokens."""
     temperature_A: Tensor | None
-    """[A] Sampling temperature of each trained token; None when all are 1."""
+    """[A] Sampling temperature of each of these tokens; None when all are 1."""
     mask_R: Tensor
     """[R] bool."""
     sampled_R: Tensor
@@ -45,16 +49,27 @@ class TensorBatch:
     """[R] Floating point."""
 
 
-def to_tensors(micro: MicroBatch, *, device: torch.device, dtype: torch.dtype) -> TensorBatch:
+def to_tensors(
+    micro: MicroBatch,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    mask_keys: Sequence[str] = ("response_mask",),
+) -> TensorBatch:
     """Copy a micro-batch to a device.
 
     Args:
         micro: the micro-batch.
         device: where the model is.
         dtype: of the floating-point arrays; float32, or float64 for a float64 model.
+        mask_keys: masks of `MASK_KEYS` that the loss declares. Tokens under any of them get a
+            log-probability, trained tokens always.
+
+    Raises:
+        DataError: a mask that is none of `MASK_KEYS`.
     """
-    trained = micro.mask_R.nonzero()[0]
-    temperature_A = micro.temperature_S[micro.row_R[trained]]
+    looked_at = _looked_at(micro, mask_keys).nonzero()[0]
+    temperature_A = micro.temperature_N[micro.row_R[looked_at]]
 
     rollouts = {key.rollout_id: None for key in micro.rows}
     number = {rollout_id: index for index, rollout_id in enumerate(rollouts)}
@@ -64,12 +79,13 @@ def to_tensors(micro: MicroBatch, *, device: torch.device, dtype: torch.dtype) -
         return torch.as_tensor(array, dtype=kind).to(device, non_blocking=True)
 
     return TensorBatch(
-        lengths=tuple(int(n) for n in micro.lengths_S),
+        lengths=tuple(micro.lengths_S.tolist()),
+        parents=tuple(micro.parents_S.tolist()),
         input_ids_T=put(micro.input_ids_T, torch.int64),
         position_ids_T=put(micro.position_ids_T, torch.int64),
-        source_A=put(micro.source_R[trained], torch.int64),
-        target_A=put(micro.target_R[trained], torch.int64),
-        index_A=put(trained, torch.int64),
+        source_A=put(micro.source_R[looked_at], torch.int64),
+        target_A=put(micro.target_R[looked_at], torch.int64),
+        index_A=put(looked_at, torch.int64),
         temperature_A=None if (temperature_A == 1.0).all() else put(temperature_A, dtype),
         mask_R=put(micro.mask_R, torch.bool),
         sampled_R=put(micro.sampled_R, torch.bool),
@@ -79,3 +95,15 @@ def to_tensors(micro: MicroBatch, *, device: torch.device, dtype: torch.dtype) -
         advantages_R=put(micro.advantages_R, dtype),
         weights_R=put(micro.weights_R, dtype),
     )
+
+
+def _looked_at(micro: MicroBatch, mask_keys: Sequence[str]) -> BoolArray:
+    found = micro.mask_R
+    for key in mask_keys:
+        if key == "response_mask":
+            found = found | micro.sampled_R
+        elif key == "observation_mask":
+            found = found | ~micro.sampled_R
+        elif key != "final_response_mask":
+            raise DataError(f"no mask is called {key!r}; there are {', '.join(MASK_KEYS)}")
+    return found

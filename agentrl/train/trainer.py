@@ -232,7 +232,7 @@ class Trainer:
         wanted = self._temperature
         if wanted is None:
             return
-        for key, found in zip(micro.rows, micro.temperature_S, strict=True):
+        for key, found in zip(micro.rows, micro.temperature_N, strict=True):
             if found != wanted:
                 raise TrainError(
                     f"row {key} was sampled at temperature {found}, the trainer expects {wanted}"

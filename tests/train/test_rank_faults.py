@@ -55,8 +55,8 @@ def spoiled(step, name, value, *, rank):
     micros = list(update.micro_batches)
     place = assign(micros, 3)[rank][0]
     micro = micros[place]
-    if name == "temperature_S":
-        changed = np.where(np.arange(len(micro.rows)) == 0, value, micro.temperature_S)
+    if name == "temperature_N":
+        changed = np.where(np.arange(len(micro.rows)) == 0, value, micro.temperature_N)
     else:
         changed = np.where(micro.row_R == 0, value, getattr(micro, name))
     micros[place] = replace(micro, **{name: changed})
@@ -77,7 +77,7 @@ def test_a_gradient_that_is_not_finite_is_given_up_by_all_ranks(crew):
 
 def test_a_rank_that_refuses_its_rows_takes_the_others_along(crew):
     good = make_step(make_groups(), micro_batch_tokens=32)
-    bad, row = spoiled(good, "temperature_S", 0.7, rank=1)
+    bad, row = spoiled(good, "temperature_N", 0.7, rank=1)
     answers = crew.run(3, train_on_bad_rows, bad, good, 1.0)
     assert not any(moved for _, moved, _ in answers)
     own = [message for message, _, _ in answers if message.startswith("row ")]
