@@ -1,1 +1,19 @@
-"""agentrl.reward"""
+"""What a rollout is worth: reward functions, penalties, normalisation, filters.
+
+Reward functions run where the rollout ends (`functions`). Everything else is done to whole steps
+by `RewardShaper`, once, in front of the batch; what is stored stays as it was measured.
+"""
+
+from agentrl.reward.filtering import why_filtered
+from agentrl.reward.functions import RewardFunctions, load_reward_functions
+from agentrl.reward.moments import RunningMoments
+from agentrl.reward.shaper import RewardShaper, ShapedStep
+
+__all__ = [
+    "RewardFunctions",
+    "RewardShaper",
+    "RunningMoments",
+    "ShapedStep",
+    "load_reward_functions",
+    "why_filtered",
+]

@@ -27,10 +27,10 @@ from agentrl.rollout.prompts import PromptCache
 from agentrl.rollout.records import LoopParts, Rollout
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.seeds import rollout_seed
+from agentrl.rollout.trajectories import trajectories, ungraded, with_score
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.tool import Tool
 from agentrl.types import (
-    TERMINATION_RULES,
     Message,
     SamplingParams,
     Task,
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from agentrl.chat import ChatFormat, ToolCallParser
 
 logger = logging.getLogger(__name__)
+
+Grade = Callable[[Task, Sequence[Trajectory]], Awaitable[Sequence[Trajectory]]]
+"""Rows of a rollout that can be trusted, to the same rows with their whole reward; may raise."""
 
 
 class RolloutWorker:
@@ -59,6 +62,7 @@ class RolloutWorker:
         sandboxes: SandboxBackend | None = None,
         sandbox_limits: SandboxLimits | None = None,
         section: RolloutSection,
+        grade: Grade | None = None,
     ) -> None:
         """Take the parts.
 
@@ -72,6 +76,7 @@ class RolloutWorker:
             sandboxes: makes sandboxes; None if there are none.
             sandbox_limits: of every sandbox.
             section: the limits of the loop.
+            grade: gives finished rollouts their whole reward; None leaves it to the environment.
 
         Raises:
             ConfigError: two tools share a name.
@@ -92,6 +97,7 @@ class RolloutWorker:
         self._sandboxes = sandboxes
         self._sandbox_limits = sandbox_limits or SandboxLimits()
         self._retries = section.retries
+        self._grade = grade
         self.retried: Counter[Termination] = Counter()
         """Attempts that were thrown away and made again, by what had ended them."""
 
@@ -148,22 +154,32 @@ class RolloutWorker:
         while True:
             session_id = rollout_id if attempt == 0 else f"{rollout_id}#{attempt}"
             rollout = await self._attempt(task, prompts, session_id, rollout_id, seed, sampling)
-            assert rollout.ending is not None
-            ending = rollout.ending
-            rule = TERMINATION_RULES[ending.termination]
+            rows = await self._graded(
+                task, trajectories(task, rollout, group_id=group_id, rollout_id=rollout_id)
+            )
+            ending, rule = rows[-1].termination, rows[-1].rule
             again = rule.retried and attempt < self._retries
             if not rule.reward_trusted:
                 logger.warning(
                     "rollout %s: %s%s: %s",
                     rollout_id,
-                    ending.termination,
+                    ending,
                     " (trying again)" if again else "",
-                    ending.detail,
+                    rows[-1].termination_detail,
                 )
             if not again:
-                return _trajectories(task, rollout, group_id=group_id, rollout_id=rollout_id)
-            self.retried[ending.termination] += 1
+                return rows
+            self.retried[ending] += 1
             attempt += 1
+
+    async def _graded(self, task: Task, rows: list[Trajectory]) -> list[Trajectory]:
+        """The rows with all of their reward, or ended by what could not compute it."""
+        if self._grade is not None and rows[-1].rule.reward_trusted:
+            try:
+                rows = list(await self._grade(task, rows))
+            except Exception as error:  # recording boundary: reward functions may raise anything
+                rows = ungraded(rows, crash("reward", error, Termination.GRADER_CRASHED).reached)
+        return [with_score(row) for row in rows]
 
     async def _attempt(
         self,
@@ -248,51 +264,3 @@ async def _to_the_end(work: Awaitable[None]) -> None:
             cancelled = True
     if cancelled:
         raise asyncio.CancelledError
-
-
-def _trajectories(
-    task: Task, rollout: Rollout, *, group_id: str, rollout_id: str
-) -> list[Trajectory]:
-    """Rows of one rollout; a rollout without a prompt is one row without tokens."""
-    ending = rollout.ending
-    assert ending is not None
-    trusted = TERMINATION_RULES[ending.termination].reward_trusted
-    reward = rollout.reward if trusted else None
-    score = rollout.reward if rollout.score is None else rollout.score
-    common: dict[str, Any] = {
-        "task_id": task.id,
-        "group_id": group_id,
-        "rollout_id": rollout_id,
-        "reward": reward,
-        "reward_parts": rollout.reward_parts,
-        "score": score if trusted else None,
-        "termination": ending.termination,
-        "termination_detail": ending.detail,
-        "extra_logs": rollout.extra_logs,
-        "split": task.split,
-        "duration_s": rollout.duration_s,
-    }
-    if not rollout.rows:
-        empty = dict.fromkeys(
-            ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "policy_versions"),
-            (),
-        )
-        return [Trajectory(**empty, **common)]
-    out: list[Trajectory] = []
-    for index, row in enumerate(rollout.rows):
-        split = row.prompt_length
-        out.append(
-            Trajectory(
-                row_index=index,
-                prompt_ids=tuple(row.ids[:split]),
-                prompt_text=rollout.prompt_text if index == 0 else "",
-                response_ids=tuple(row.ids[split:]),
-                response_mask=tuple(row.mask),
-                rollout_log_probs=tuple(row.log_probs),
-                policy_versions=tuple(row.versions),
-                turns=tuple(row.turns),
-                temperature=row.temperature,
-                **common,
-            )
-        )
-    return out

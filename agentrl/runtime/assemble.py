@@ -150,6 +150,7 @@ def make_worker(
 ) -> tuple[RolloutWorker, ChatFormat]:
     """The rollout worker, and the chat format whose stop tokens end its turns."""
     from agentrl.chat import build_chat, build_parser
+    from agentrl.reward import load_reward_functions
     from agentrl.rollout import RolloutWorker
 
     chat = build_chat(tokenizer, config.chat)
@@ -162,6 +163,9 @@ def make_worker(
         sandboxes=sandboxes,
         sandbox_limits=sandbox_limits(config.sandbox.limits),
         section=config.rollout,
+        grade=load_reward_functions(
+            config.reward, base=base, timeout_s=config.rollout.env_timeout_s
+        ),
     )
     return worker, chat
 

@@ -1,0 +1,90 @@
+"""Mean and deviation of all rewards a run has seen, as three numbers that a checkpoint keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agentrl.errors import DataError
+
+_SMALLEST_STD = 1e-8
+"""Below it the rewards are all one value, and dividing would only blow rounding up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningMoments:
+    """Count, mean and sum of squared deviations of a stream of numbers.
+
+    Steps are added one after the other; inside a step the order of the numbers does not matter, to
+    the bit.
+
+    Example:
+        >>> moments = RunningMoments().after([0.0, 1.0]).after([2.0])
+        >>> moments.mean, moments.std
+        (1.0, 1.0)
+    """
+
+    count: int = 0
+    """Numbers so far."""
+    mean: float = 0.0
+    """Their mean; 0 before the first."""
+    squares: float = 0.0
+    """Sum of (number - mean)^2."""
+
+    def after(self, values: Iterable[float]) -> RunningMoments:
+        """With more numbers (Chan, Golub, LeVeque 1983, eq. 2.1).
+
+        Raises:
+            DataError: one of them is not finite.
+        """
+        numbers = list(values)
+        bad = [number for number in numbers if not math.isfinite(number)]
+        if bad:
+            raise DataError(f"running reward statistics: got {bad[0]}, expected finite numbers")
+        if not numbers:
+            return self
+        added = len(numbers)
+        mean = math.fsum(numbers) / added
+        squares = math.fsum((number - mean) ** 2 for number in numbers)
+        total = self.count + added
+        apart = mean - self.mean
+        return RunningMoments(
+            count=total,
+            mean=self.mean + apart * added / total,
+            squares=self.squares + squares + apart * apart * self.count * added / total,
+        )
+
+    @property
+    def std(self) -> float:
+        """Standard deviation with ddof 1; 1 where there is none, so that it can be divided by."""
+        if self.count < 2:
+            return 1.0
+        std = math.sqrt(self.squares / (self.count - 1))
+        return std if std >= _SMALLEST_STD else 1.0
+
+    def dump(self) -> str:
+        """As JSON, exact to the bit."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> RunningMoments:
+        """What `dump` gave.
+
+        Raises:
+            DataError: it is something else.
+        """
+        try:
+            document: dict[str, Any] = json.loads(text)
+            return cls(
+                count=int(document["count"]),
+                mean=float(document["mean"]),
+                squares=float(document["squares"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"running reward statistics cannot be read ({error!r}); expected count, mean and "
+                "squares"
+            ) from error

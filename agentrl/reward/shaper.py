@@ -1,0 +1,253 @@
+"""What happens to the rewards of a step before advantages are formed: once, and in one order.
+
+    measured reward -> overlong -> stop properly -> missing EOS -> clip -> running normalisation
+
+(FORMULAS F12; group baseline, `clip_shaped`, KL and whitening follow in the batch.) The groups that
+go in are those that are stored; the shaped ones are only trained on. So a replay from the store
+shapes the very same numbers again, and needs nothing but the running statistics of the steps before
+it, which every checkpoint holds.
+
+Invariants: `score`, ids and masks are never changed; a rollout that cannot be trusted is passed on
+as it is and enters no statistic; the rewards of the turns add up to the reward of the rollout, what
+is not a turn's own standing at the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentrl.config.schema import RewardSection
+from agentrl.errors import DataError
+from agentrl.metrics.bag import MetricBag
+from agentrl.reward.filtering import why_filtered
+from agentrl.reward.moments import RunningMoments
+from agentrl.reward.penalties import clipped, misses_eos, overlong, stop_properly
+from agentrl.types import Trajectory, TrajectoryGroup, Turn
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "rewards.json"
+"""Name of the running statistics inside a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapedStep:
+    """The groups of a step as they are trained on."""
+
+    groups: tuple[TrajectoryGroup, ...]
+    """In the order in which they came, filtered ones included."""
+    skip_groups: Mapping[str, str]
+    """Group id to the reason for which the dynamic filter leaves the group out."""
+    metrics: MetricBag
+    """What was taken off, and how often; filtered groups count."""
+
+
+@dataclass(slots=True)
+class _Shaped:
+    """One trusted rollout on its way."""
+
+    rows: tuple[Trajectory, ...]
+    reward: float
+    scale: float
+    """What the rewards of its turns are multiplied by."""
+
+
+class RewardShaper:
+    """Shapes steps in their order; holds the running statistics between them."""
+
+    def __init__(self, section: RewardSection, *, max_response_tokens: int) -> None:
+        """Begin a run.
+
+        Args:
+            section: what is to be done.
+            max_response_tokens: the response budget, the length `overlong` counts back from.
+        """
+        self._section = section
+        self._most = max_response_tokens
+        self._warned = False
+        self.moments = RunningMoments()
+        """Of all trusted rewards after the clip, filtered groups included. Kept also while nothing
+        is normalised: it costs nothing, and a checkpoint is complete."""
+
+    def shape(self, groups: Sequence[TrajectoryGroup]) -> ShapedStep:
+        """Shape one step; the statistics have seen it when this returns.
+
+        Raises:
+            DataError: the reward or score of a trusted rollout is not finite, naming it.
+        """
+        bag = MetricBag()
+        shaped = {
+            rows[0].rollout_id: self._penalised(rows, bag)
+            for group in groups
+            for rows in group.rollouts()
+            if _trusted(rows[0])
+        }
+        self.moments = self.moments.after(item.reward for item in shaped.values())
+        if self._section.normalize:
+            for item in shaped.values():
+                _scale(item, 1.0 / self.moments.std, less=self.moments.mean)
+            bag.mean("reward_shaping/running_mean", self.moments.mean)
+            bag.mean("reward_shaping/running_std", self.moments.std)
+        for item in shaped.values():
+            bag.mean("reward_shaping/reward", item.reward)
+        skip = self._filtered(groups, bag)
+        return ShapedStep(
+            groups=tuple(_rebuilt(group, shaped) for group in groups),
+            skip_groups=skip,
+            metrics=bag,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the statistics into a checkpoint."""
+        (folder / STATE_FILE).write_text(self.moments.dump(), encoding="utf-8")
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint; one without statistics begins them.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        path = folder / STATE_FILE
+        if path.is_file():
+            self.moments = RunningMoments.parse(path.read_bytes())
+        elif self._section.normalize:
+            logger.warning("%s is missing: running reward statistics begin anew", path)
+
+    def _penalised(self, rows: tuple[Trajectory, ...], bag: MetricBag) -> _Shaped:
+        section, first = self._section, rows[0]
+        assert first.reward is not None
+        for name, value in first.reward_parts.items():
+            if math.isfinite(value):  # parts are for reading, so a broken one costs itself
+                bag.mean(f"rewards/{name}/mean", value)
+        item = _Shaped(rows=rows, reward=first.reward, scale=section.env_weight)
+        if section.overlong_buffer_len is not None:
+            taken = overlong(
+                sum(row.num_action_tokens for row in rows),
+                most=self._most,
+                buffer=section.overlong_buffer_len,
+                factor=section.overlong_penalty_factor,
+            )
+            _note(bag, "overlong", taken)
+            item.reward += taken
+        if section.stop_properly_penalty_coef is not None:
+            before = item.reward
+            if first.rule.truncated:
+                self._stop_properly(item, section.stop_properly_penalty_coef)
+            _note(bag, "stop_properly", item.reward - before, bites=first.rule.truncated)
+        if section.missing_eos_penalty is not None:
+            missing = misses_eos(rows)
+            taken = -section.missing_eos_penalty if missing else 0.0
+            _note(bag, "missing_eos", taken)
+            item.reward += taken
+        if section.clip is not None:
+            before, item.reward = item.reward, clipped(item.reward, section.clip)
+            _note(bag, "clip", item.reward - before)
+        return item
+
+    def _stop_properly(self, item: _Shaped, coef: float) -> None:
+        if 0 <= coef < 1 and item.reward < 0 and not self._warned:
+            self._warned = True
+            logger.warning(
+                "reward.stop_properly_penalty_coef is %g, but truncated rollout %s has the reward "
+                "%g: multiplying raises it to %g, which rewards being cut off; set it below 0, "
+                "which replaces the reward (said once)",
+                coef,
+                item.rows[0].rollout_id,
+                item.reward,
+                stop_properly(item.reward, coef),
+            )
+        item.reward = stop_properly(item.reward, coef)
+        item.scale *= max(coef, 0.0)
+
+    def _filtered(self, groups: Sequence[TrajectoryGroup], bag: MetricBag) -> dict[str, str]:
+        bounds = self._section.dynamic_filtering
+        if bounds is None:
+            return {}
+        skip = {}
+        for group in groups:
+            reason = why_filtered([_score(rows[0]) for rows in _trusted_of(group)], bounds)
+            if reason:
+                skip[group.group_id] = reason
+                bag.sum(f"batch/groups_{reason}", 1)
+            bag.mean("batch/groups_filtered_share", float(bool(reason)))
+        return skip
+
+
+def _trusted(row: Trajectory) -> bool:
+    """Whether its reward is a measurement; raises if it is one that cannot be."""
+    if not (row.rule.reward_trusted and row.rule.in_baseline) or row.reward is None:
+        return False
+    if not math.isfinite(row.reward):
+        raise DataError(
+            f"rollout {row.rollout_id} of task {row.task_id}: reward is {row.reward}, expected a "
+            "finite number; a reward that cannot be computed must end the rollout as grader_crashed"
+        )
+    return True
+
+
+def _trusted_of(group: TrajectoryGroup) -> list[tuple[Trajectory, ...]]:
+    return [rows for rows in group.rollouts() if _trusted(rows[0])]
+
+
+def _score(row: Trajectory) -> float:
+    """The environment's verdict, or the measured reward where it gives none."""
+    score = row.reward if row.score is None else row.score
+    assert score is not None
+    if not math.isfinite(score):
+        raise DataError(
+            f"rollout {row.rollout_id} of task {row.task_id}: score is {score}, expected a finite "
+            "number"
+        )
+    return score
+
+
+def _scale(item: _Shaped, factor: float, *, less: float) -> None:
+    item.reward = (item.reward - less) * factor
+    item.scale *= factor
+
+
+def _note(bag: MetricBag, name: str, taken: float, *, bites: bool | None = None) -> None:
+    """What a step of the order did to a rollout, and to how many it did anything."""
+    bag.mean(f"reward_shaping/{name}/mean", taken)
+    bag.mean(f"reward_shaping/{name}/share", float(taken != 0.0 if bites is None else bites))
+
+
+def _rebuilt(group: TrajectoryGroup, shaped: Mapping[str, _Shaped]) -> TrajectoryGroup:
+    """The group with shaped rewards; the very same one where none changed."""
+    new: dict[tuple[str, int], Trajectory] = {}
+    for rollout_id in {row.rollout_id for row in group.trajectories} & shaped.keys():
+        item = shaped[rollout_id]
+        turns = _shaped_turns(item)
+        for row, its_turns in zip(item.rows, turns, strict=True):
+            if item.reward != row.reward or its_turns != row.turns:
+                new[row.rollout_id, row.row_index] = replace(
+                    row, reward=item.reward, turns=its_turns
+                )
+    if not new:
+        return group
+    rows = (new.get((row.rollout_id, row.row_index), row) for row in group.trajectories)
+    return replace(group, trajectories=tuple(rows))
+
+
+def _shaped_turns(item: _Shaped) -> list[tuple[Turn, ...]]:
+    """Turns by row, whose rewards add up to the reward of the rollout."""
+    rewards = [turn.reward for row in item.rows for turn in row.turns if turn.reward is not None]
+    rest = item.reward - item.scale * math.fsum(rewards)
+    exact = math.isclose(item.reward, item.reward - rest, rel_tol=1e-9, abs_tol=1e-12)
+    if not rewards or (item.scale == 1.0 and exact):
+        return [row.turns for row in item.rows]
+    out: list[tuple[Turn, ...]] = []
+    for row in reversed(item.rows):
+        turns: list[Turn] = []
+        for turn in reversed(row.turns):
+            if turn.reward is None:
+                turns.append(turn)
+                continue
+            turns.append(replace(turn, reward=turn.reward * item.scale + rest))
+            rest = 0.0
+        out.append(tuple(reversed(turns)))
+    return out[::-1]
