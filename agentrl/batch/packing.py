@@ -1,15 +1,25 @@
 """Rows into micro-batches under a token budget, without padding.
 
-Packing decides what is computed together, never what is computed: weights are global and rows do
-not see each other.
+Packing decides what is computed together and how often, never what comes out: weights are global
+and rows do not see each other, even where they share the tokens of a common prefix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from agentrl.batch.prefix import (
+    PrefixTree,
+    cheapest_cuts,
+    common_prefix,
+    path_positions,
+    prefix_tree,
+    reading_order,
+    tree_tokens,
+)
 from agentrl.batch.records import IntArray, MicroBatch, Row
 from agentrl.errors import DataError
 
@@ -67,36 +77,104 @@ def pack_rows(
                 f"row {row.key} has {row.length} tokens, more than train.micro_batch_tokens "
                 f"({micro_batch_tokens}); raise that, or lower rollout.max_context_tokens"
             )
-    bins = assign_bins([row.length for row in rows], micro_batch_tokens)
-    return tuple(pack_micro_batch([rows[index] for index in members]) for members in bins)
+    items = _items(rows, prefix_sharing=prefix_sharing, whole_rollouts=whole_rollouts)
+    for item in items:
+        if item.tokens > micro_batch_tokens:
+            raise DataError(
+                f"rollout {rows[item.members[0]].key.rollout_id} has {item.tokens} tokens in "
+                f"{len(item.members)} rows, which the loss needs in one micro-batch; "
+                f"train.micro_batch_tokens is {micro_batch_tokens}: raise it"
+            )
+    if prefix_sharing:
+        items = _runs(items, micro_batch_tokens)
+    bins = assign_bins([item.tokens for item in items], micro_batch_tokens)
+    together = [
+        sorted(row for index in members for row in items[index].members) for members in bins
+    ]
+    return tuple(
+        pack_micro_batch([rows[index] for index in members], prefix_sharing=prefix_sharing)
+        for members in together
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Item:
+    """Rows that go into one micro-batch."""
+
+    members: tuple[int, ...]
+    """Which rows; the first comes first in reading order."""
+    tokens: int
+    """Packed tokens."""
+    shared: int
+    """How many of these the item before in reading order has too, at least."""
+
+
+def _items(rows: Sequence[Row], *, prefix_sharing: bool, whole_rollouts: bool) -> list[_Item]:
+    """What may not be cut: rows, or all rows of a rollout. In reading order when they share."""
+    ids = [row.input_ids for row in rows]
+    order = reading_order(ids).order if prefix_sharing else range(len(rows))
+    together: dict[str | int, list[int]] = {}
+    for index in order:
+        together.setdefault(rows[index].key.rollout_id if whole_rollouts else index, []).append(
+            index
+        )
+    items: list[_Item] = []
+    for members in together.values():
+        own = [ids[index] for index in members]
+        tokens = tree_tokens(own) if prefix_sharing else sum(map(len, own))
+        before = items[-1].members[0] if prefix_sharing and items else None
+        shared = 0 if before is None else common_prefix(ids[before], own[0])
+        items.append(_Item(members=tuple(members), tokens=tokens, shared=shared))
+    return items
+
+
+def _runs(items: Sequence[_Item], budget: int) -> list[_Item]:
+    """Neighbours that fit into the budget together, as one item each."""
+    runs: list[_Item] = []
+    sizes, shared = [item.tokens for item in items], [item.shared for item in items]
+    for start, end in cheapest_cuts(sizes, shared, budget):
+        members = tuple(row for item in items[start:end] for row in item.members)
+        tokens = sum(sizes[start:end]) - sum(shared[start + 1 : end])
+        runs.append(_Item(members=members, tokens=tokens, shared=shared[start]))
+    return runs
 
 
 def pack_micro_batch(rows: Sequence[Row], *, prefix_sharing: bool = False) -> MicroBatch:
-    """Lay rows out in one micro-batch."""
-    lengths = np.array([row.length for row in rows], dtype=np.int64)
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    """Lay rows out in one micro-batch, each a tree of its own unless they share prefixes."""
+    ids = [row.input_ids for row in rows]
+    tree = prefix_tree(ids) if prefix_sharing else _side_by_side(ids)
     responses = np.array([len(row.mask_R) for row in rows], dtype=np.int64)
+    sources = [
+        # The token before each response position predicts it.
+        path_positions(tree.lengths_S, tree.parents_S, segment)[row.prompt_length - 1 : -1]
+        for segment, row in zip(tree.segment_N.tolist(), rows, strict=True)
+    ]
     return MicroBatch(
         rows=tuple(row.key for row in rows),
-        segment_N=np.arange(len(rows), dtype=np.int64),
+        segment_N=tree.segment_N,
         temperature_N=np.array([row.temperature for row in rows], dtype=np.float64),
-        lengths_S=lengths,
-        parents_S=np.full(len(rows), -1, dtype=np.int64),
-        input_ids_T=np.concatenate([row.input_ids for row in rows]),
-        position_ids_T=np.concatenate([np.arange(n, dtype=np.int64) for n in lengths]),
+        lengths_S=tree.lengths_S,
+        parents_S=tree.parents_S,
+        input_ids_T=tree.input_ids_T,
+        position_ids_T=tree.position_ids_T,
         row_R=np.repeat(np.arange(len(rows), dtype=np.int64), responses),
-        source_R=np.concatenate(
-            [
-                start + row.prompt_length - 1 + np.arange(len(row.mask_R), dtype=np.int64)
-                for start, row in zip(starts, rows, strict=True)
-            ]
-        ),
+        source_R=np.concatenate(sources),
         target_R=np.concatenate([row.input_ids[row.prompt_length :] for row in rows]),
         mask_R=np.concatenate([row.mask_R for row in rows]),
         sampled_R=np.concatenate([row.sampled_R for row in rows]),
         rollout_log_probs_R=np.concatenate([row.rollout_log_probs_R for row in rows]),
         advantages_R=np.concatenate([row.advantages_R for row in rows]),
         weights_R=np.repeat([row.weight for row in rows], responses),
+    )
+
+
+def _side_by_side(ids: Sequence[IntArray]) -> PrefixTree:
+    return PrefixTree(
+        lengths_S=np.array([len(row) for row in ids], dtype=np.int64),
+        parents_S=np.full(len(ids), -1, dtype=np.int64),
+        input_ids_T=np.concatenate(ids),
+        position_ids_T=np.concatenate([np.arange(len(row), dtype=np.int64) for row in ids]),
+        segment_N=np.arange(len(ids), dtype=np.int64),
     )
 
 
@@ -156,11 +234,5 @@ def _alone(micro: MicroBatch, index: int) -> MicroBatch:
 
 
 def tokens_of_path(micro: MicroBatch, segment: int) -> IntArray:
-    """[L] Packed positions from the root down to the end of a segment."""
-    ends = np.cumsum(micro.lengths_S)
-    path: list[IntArray] = []
-    while segment != -1:
-        end = int(ends[segment])
-        path.append(np.arange(end - int(micro.lengths_S[segment]), end, dtype=np.int64))
-        segment = int(micro.parents_S[segment])
-    return np.concatenate(path[::-1])
+    """[L] Packed positions, ascending, from the root down to the end of a segment."""
+    return path_positions(micro.lengths_S, micro.parents_S, segment)
