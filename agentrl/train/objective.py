@@ -8,25 +8,29 @@ decoupled       the policy before the step        w, from the sampler to that po
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from agentrl.batch.records import MicroBatch
+from agentrl.batch.records import MaskCounts, MicroBatch
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.logprob_worker import RowLogProbs, in_batch_order
 from agentrl.train.logprobs import TokenLogProbs
-from agentrl.train.losses import (
-    LossSums,
+from agentrl.train.losses.contract import LossInputs, LossSpec, LossSums, TokenLosses
+from agentrl.train.losses.correction import correction_of, sampler_weights
+from agentrl.train.losses.metrics import (
+    TokenMetrics,
     entropy_metrics,
-    kl_loss,
-    policy_loss,
-    sampler_importance,
     sampler_metrics,
+    used_ratio,
 )
+from agentrl.train.losses.penalty import kl_loss
+from agentrl.train.losses.registry import find_loss, wants_whole_rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,10 @@ def objective(
     fixed: FixedLogProbs,
     *,
     algorithm: AlgorithmSection,
+    counts: Mapping[str, MaskCounts],
+    kl_coef: float,
     compare_sampler: bool,
+    loss_factor: float = 1.0,
 ) -> Objective:
     """Loss and metrics of one micro-batch.
 
@@ -85,53 +92,138 @@ def objective(
         out: of the policy at hand, with gradient.
         tensors: the micro-batch.
         fixed: of the other policies.
-        algorithm: which parts there are.
+        algorithm: resolved; which parts there are.
+        counts: of the update (`PackedBatch.counts`), by mask key.
+        kl_coef: weight of the penalty now.
         compare_sampler: measure how far the old policy is from the sampler. Once per row is enough.
+        loss_factor: what the backend multiplies the loss by before its backward pass; only a loss
+            with `apply_loss_scale=False` gets to see it.
 
     Raises:
-        TrainError: a KL penalty without a reference.
+        TrainError: a KL penalty without a reference, or a policy loss that breaks its contract.
     """
-    assert algorithm.eps_clip_low is not None
-    assert algorithm.eps_clip_high is not None
-    current = out.log_probs_R.detach()
-    old = current if fixed.old_R is None else fixed.old_R
-    rollout, mask = tensors.rollout_log_probs_R, tensors.mask_R
-    decoupled = algorithm.old_log_probs == "decoupled"
-    sums = policy_loss(
-        out.log_probs_R,
-        old_log_probs_R=rollout if algorithm.old_log_probs == "rollout" else old,
-        advantages_R=tensors.advantages_R,
-        weights_R=tensors.weights_R,
-        mask_R=mask,
-        eps_clip_low=algorithm.eps_clip_low,
-        eps_clip_high=algorithm.eps_clip_high,
-        importance_R=sampler_importance(old, rollout, mask) if decoupled else None,
-    )
-    loss, penalty, metrics = sums.loss, 0.0, sums.metrics
-    metrics.merge(entropy_metrics(out.entropy_R, mask))
+    spec = find_loss(algorithm.policy_loss)
+    old = out.log_probs_R.detach() if fixed.old_R is None else fixed.old_R
+    inputs = _inputs(out, tensors, fixed, old, spec, algorithm, counts, loss_factor)
+    found = _checked(spec.function(inputs), spec, inputs)
+    metrics = TokenMetrics()
+    metrics.add(found.metrics, tensors.mask_R)
+    weights = sampler_weights(correction_of(algorithm, spec), old, inputs)
+    loss = out.log_probs_R.new_zeros(())
+    if found.loss_R is not None:
+        token_loss = inputs.trained(found.loss_R)
+        if weights is not None:
+            token_loss = weights.weight_R * token_loss
+        loss = loss + (inputs.trained(tensors.weights_R) * token_loss).sum()
+    if found.total is not None:
+        # The backend multiplies by its factor, which such a loss has in it already.
+        loss = loss + (found.total if spec.apply_loss_scale else found.total / loss_factor)
+    metrics.add(entropy_metrics(out.entropy_R), tensors.mask_R)
     if compare_sampler:
-        metrics.merge(sampler_metrics(old, rollout, mask))
-    if algorithm.kl_coef > 0.0:
-        kl = _penalty(out, tensors, fixed, algorithm)
-        loss, penalty = loss + kl.loss, float(kl.loss.detach())
-        metrics.merge(kl.metrics)
-    return Objective(loss=loss, penalty=penalty, metrics=metrics)
+        metrics.add(sampler_metrics(old, tensors.rollout_log_probs_R), tensors.mask_R)
+        weight_R = None if weights is None else weights.weight_R
+        metrics.add(used_ratio(old, tensors.rollout_log_probs_R, weight_R), tensors.mask_R)
+        if weights is not None:
+            metrics.add(weights.metrics, tensors.mask_R)
+    penalty = None
+    if algorithm.needs_reference and algorithm.use_kl_loss:
+        penalty = _penalty(out, tensors, fixed, algorithm, kl_coef)
+        loss = loss + penalty.loss
+        metrics.add({"kl": penalty.value_R}, tensors.mask_R)
+    bag = MetricBag()
+    metrics.into(bag)
+    share = 0.0 if penalty is None else float(penalty.loss.detach())
+    return Objective(loss=loss, penalty=share, metrics=bag)
+
+
+def _inputs(
+    out: TokenLogProbs,
+    tensors: TensorBatch,
+    fixed: FixedLogProbs,
+    old_R: Tensor,
+    spec: LossSpec,
+    algorithm: AlgorithmSection,
+    counts: Mapping[str, MaskCounts],
+    loss_factor: float,
+) -> LossInputs:
+    """Everything a loss may look at, with zeros where nothing means anything."""
+    masks = {key: _mask(key, tensors) for key in spec.masks}
+    visible = tensors.mask_R
+    for mask in masks.values():
+        visible = visible | mask
+    rollout = _where(visible & tensors.sampled_R, tensors.rollout_log_probs_R)
+    ratio_to = rollout if algorithm.old_log_probs == "rollout" else _where(visible, old_R)
+    return LossInputs(
+        log_probs_R=_where(visible, out.log_probs_R),
+        old_log_probs_R=ratio_to,
+        rollout_log_probs_R=rollout,
+        ref_log_probs_R=None if fixed.ref_R is None else _where(visible, fixed.ref_R),
+        advantages_R=_where(tensors.mask_R, tensors.advantages_R),
+        entropy_R=_where(visible, out.entropy_R.detach()),
+        mask_R=tensors.mask_R,
+        masks=masks,
+        sequence_R=tensors.sequence_R,
+        num_sequences=tensors.num_sequences,
+        counts={key: counts[key] for key in spec.masks if key in counts},
+        algorithm=algorithm,
+        whole_rollouts=wants_whole_rollouts(spec, algorithm),
+        loss_scale=loss_factor,
+    )
+
+
+def _mask(key: str, tensors: TensorBatch) -> Tensor:
+    """See `MASK_KEYS`."""
+    if key == "response_mask":
+        return tensors.sampled_R
+    return tensors.mask_R if key == "final_response_mask" else ~tensors.sampled_R
+
+
+def _where(mask_R: Tensor, values_R: Tensor) -> Tensor:
+    return torch.where(mask_R, values_R, values_R.new_zeros(()))
+
+
+def _checked(found: object, spec: LossSpec, inputs: LossInputs) -> TokenLosses:
+    """Refuse what cannot be aggregated, and say what was expected."""
+    what = f"policy loss {spec.name!r}"
+    if not isinstance(found, TokenLosses):
+        raise TrainError(f"{what} returned {type(found).__name__}, expected TokenLosses")
+    if found.loss_R is None and found.total is None:
+        raise TrainError(f"{what} returned neither loss_R nor total")
+    if found.loss_R is not None and found.loss_R.shape != inputs.mask_R.shape:
+        raise TrainError(
+            f"{what} returned loss_R of shape {list(found.loss_R.shape)}, expected one loss for "
+            f"each of the {len(inputs.mask_R)} response positions; the framework aggregates"
+        )
+    if found.total is not None and found.total.ndim != 0:
+        raise TrainError(
+            f"{what} returned total of shape {list(found.total.shape)}, expected a scalar"
+        )
+    if found.loss_R is not None and not spec.apply_loss_scale:
+        raise TrainError(
+            f"{what} says apply_loss_scale=False, so it must return one scaled `total` and no "
+            "loss_R, which the framework would scale"
+        )
+    return found
 
 
 def _penalty(
-    out: TokenLogProbs, tensors: TensorBatch, fixed: FixedLogProbs, algorithm: AlgorithmSection
+    out: TokenLogProbs,
+    tensors: TensorBatch,
+    fixed: FixedLogProbs,
+    algorithm: AlgorithmSection,
+    kl_coef: float,
 ) -> LossSums:
     if fixed.ref_R is None:
         raise TrainError(
             f"algorithm.kl_coef is {algorithm.kl_coef}, but there are no log-probabilities of "
             "a reference policy"
         )
-    assert algorithm.kl_estimator in ("k2", "k3")
+    assert algorithm.kl_estimator is not None
     return kl_loss(
         out.log_probs_R,
         ref_log_probs_R=fixed.ref_R,
         weights_R=tensors.weights_R,
         mask_R=tensors.mask_R,
-        kl_coef=algorithm.kl_coef,
+        kl_coef=kl_coef,
         estimator=algorithm.kl_estimator,
     )

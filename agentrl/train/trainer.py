@@ -171,7 +171,10 @@ class Trainer:
                 tensors,
                 known.of(micro, like=out.log_probs_R),
                 algorithm=self._algorithm,
+                counts=part.counts,
+                kl_coef=self._algorithm.kl_coef,
                 compare_sampler=compare_sampler,
+                loss_factor=self._backend.loss_factor,
             )
             self._backend.backward(result.loss)
             metrics.merge(result.metrics)

@@ -1,0 +1,137 @@
+"""Metrics over tokens: summed on the device, copied to the CPU in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import TrainError
+from agentrl.metrics.bag import MetricBag
+from agentrl.train.losses.contract import MAX_LOG_RATIO
+
+_MARKS = ("mean", "sum", "max", "min")
+
+
+class TokenMetrics:
+    """Collects named numbers of one micro-batch. Nothing is copied before `into`."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, str, Tensor, Tensor]] = []
+
+    def add(
+        self, metrics: Mapping[str, Tensor | float], mask_R: Tensor, *, prefix: str = ""
+    ) -> None:
+        """Take values by marked name; see `TokenLosses.metrics`.
+
+        Raises:
+            TrainError: an unknown mark, or a tensor that is neither [R] nor a scalar.
+        """
+        for marked, value in metrics.items():
+            name, _, mark = marked.partition("@")
+            mark = mark or "mean"
+            if mark not in _MARKS:
+                valid = ", ".join(f"@{known}" for known in _MARKS)
+                raise TrainError(f"metric {marked!r}: unknown reduction {mark!r}; valid: {valid}")
+            self._add(prefix + name, mark, value, mask_R)
+
+    def _add(self, name: str, mark: str, value: Tensor | float, mask_R: Tensor) -> None:
+        count = mask_R.sum()
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            total = torch.as_tensor(value, device=mask_R.device).detach().to(torch.float64)
+            total = total * count if mark == "mean" else total
+            # A number of the micro-batch counts although nothing in it is trained, its mean not.
+            self._parts.append((name, mark, total, count if mark == "mean" else count + 1))
+            return
+        if value.shape != mask_R.shape:
+            raise TrainError(
+                f"metric {name!r} has shape {list(value.shape)}, expected one value for each of "
+                f"the {len(mask_R)} response positions, or a single one"
+            )
+        # A fill and no indexing: the number of trained tokens stays on the device.
+        fill = {"max": -torch.inf, "min": torch.inf}.get(mark, 0.0)
+        kept = value.detach().to(torch.float64)
+        kept = torch.where(mask_R, kept, kept.new_full((), fill))
+        if mark in ("mean", "sum"):
+            total = kept.sum()
+        else:
+            # A padding micro-batch has no position at all.
+            kept = torch.cat((kept, kept.new_full((1,), fill)))
+            total = kept.max() if mark == "max" else kept.min()
+        self._parts.append((name, mark, total, count))
+
+    def into(self, bag: MetricBag) -> None:
+        """Add everything to a bag; values over no token at all are left out."""
+        if not self._parts:
+            return
+        flat = [number.to(torch.float64) for part in self._parts for number in part[2:]]
+        numbers = torch.stack(flat).tolist()
+        for (name, mark, _, _), total, count in zip(
+            self._parts, numbers[::2], numbers[1::2], strict=True
+        ):
+            if mark == "mean":
+                bag.mean(name, total, count=count)
+            elif count:
+                getattr(bag, mark)(name, total)
+
+
+def entropy_metrics(entropy_R: Tensor) -> Mapping[str, Tensor]:
+    """Entropy of the policy at trained tokens, in nats at the training temperature."""
+    return {"entropy": entropy_R}
+
+
+def sampler_metrics(log_probs_R: Tensor, rollout_log_probs_R: Tensor) -> Mapping[str, Tensor]:
+    """How far the trainer's view of the sampled tokens is from the sampler's (FORMULAS F25).
+
+    Args:
+        log_probs_R: [R] of the policy before its first update in the step.
+        rollout_log_probs_R: [R] the sampler's.
+    """
+    difference = (log_probs_R - rollout_log_probs_R).detach().double()
+    ratio = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    gap = difference.abs()
+    return {
+        "sampling/sampling_logp_difference/mean": gap,
+        "sampling/sampling_logp_difference/max@max": gap,
+        "rollout_corr/kl": -difference,
+        "rollout_corr/ratio_mean": ratio,
+        "rollout_corr/ratio_min@min": ratio,
+        "rollout_corr/ratio_max@max": ratio,
+        "rollout_corr/ratio_square_mean": ratio.square(),
+    }
+
+
+def used_ratio(
+    log_probs_R: Tensor, rollout_log_probs_R: Tensor, weight_R: Tensor | None
+) -> Mapping[str, Tensor]:
+    """Importance ratios as the loss uses them: after a correction, raw without one (F25).
+
+    Args:
+        log_probs_R: [R] of the policy before its first update in the step.
+        rollout_log_probs_R: [R] the sampler's.
+        weight_R: [R] from `sampler_weights`; None without a correction.
+    """
+    if weight_R is None:
+        difference = (log_probs_R - rollout_log_probs_R).detach().double()
+        weight_R = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return {
+        f"sampling/importance_sampling_ratio/{name}@{name}": weight_R
+        for name in ("mean", "min", "max")
+    }
+
+
+def derive_metrics(bag: MetricBag) -> None:
+    """Add what is a quotient of means, once all micro-batches and ranks are merged (F25).
+
+        rollout_corr/ess   (mean w)^2 / mean w^2, the share of tokens that weigh as much as all
+        rollout_corr/chi2  mean w^2 - 1
+
+    with w = exp(lp_old - lp_rollout), not truncated.
+    """
+    known = bag.result()
+    mean, square = (known.get(f"rollout_corr/ratio_{name}") for name in ("mean", "square_mean"))
+    if mean is None or square is None:
+        return
+    bag.mean("rollout_corr/ess", mean * mean / square)
+    bag.mean("rollout_corr/chi2", square - 1.0)
