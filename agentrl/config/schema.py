@@ -267,7 +267,13 @@ class CheckpointSection(Section):
     every_steps: int = Field(default=10, ge=1)
     """Full checkpoint after every so many steps, and after the last."""
     keep_last: int = Field(default=2, ge=1)
-    """Older checkpoints are deleted."""
+    """Older checkpoints are deleted, but for the best."""
+    keep_best: int = Field(default=0, ge=0)
+    """So many checkpoints with the best evaluations stay besides; a step whose evaluation is among
+    them is saved at once."""
+    best_by: str = ""
+    """Metric that is higher for better checkpoints, as in `eval/NAME/score`; empty takes the mean
+    of all `eval/NAME/score`."""
 
 
 class LogSection(Section):
@@ -338,6 +344,23 @@ class RunConfig(Section):
             raise ValueError(
                 f"train.micro_batch_tokens ({train.micro_batch_tokens}) cannot hold one row of "
                 f"rollout.max_context_tokens ({rollout.max_context_tokens}); raise the first"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _best_checkpoints(self) -> RunConfig:
+        names, by = sorted(self.eval.datasets), self.checkpoint.best_by
+        if self.train.steps == 0:
+            return self  # nothing is saved
+        if self.checkpoint.keep_best and not names:
+            raise ValueError(
+                f"checkpoint.keep_best is {self.checkpoint.keep_best}, but eval.datasets is empty: "
+                "nothing says which checkpoint is best; add a dataset, or set keep_best: 0"
+            )
+        if by and not any(by.startswith(f"eval/{name}/") for name in names):
+            raise ValueError(
+                f"checkpoint.best_by is {by!r}, which no evaluation gives; expected as in "
+                f"eval/NAME/score with a NAME of eval.datasets: {', '.join(names) or 'none'}"
             )
         return self
 

@@ -2,28 +2,34 @@
 
 A checkpoint is written into a folder with a temporary name, every file is flushed to the disk,
 `state.json` with the sizes of all files goes in last, and one rename makes it visible. Which one
-is the latest is found by looking, never by trusting a pointer file. Invariant: a folder named
-`step-N` whose `state.json` matches its files can be resumed from; anything else is debris.
+is the latest, and which are the best, is found by looking, never by trusting a pointer file.
+Invariant: a folder named `step-N` whose `state.json` matches its files can be resumed from;
+anything else is debris.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from agentrl.config.schema import CheckpointSection
 from agentrl.errors import RunError
 
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"^step-(\d+)$")
-_STATE = "state.json"
+_SCORE = re.compile(r"^eval/.+/score$")
+STATE_FILE = "state.json"
+"""What makes a folder a checkpoint; written last."""
 _MAKING = ".making-"
 _DELETING = ".deleting-"
 
@@ -40,6 +46,22 @@ class CheckpointState:
     """`TaskCursor.state()` after the last task of `step`."""
     elapsed_s: float
     """Wall time spent on the run so far, over all its processes, in seconds."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """`eval/...` metrics of the evaluation at this step; none if there was none."""
+
+    def score(self, best_by: str) -> float | None:
+        """How good this checkpoint is; None if nobody knows.
+
+        Args:
+            best_by: as `checkpoint.best_by`: a metric, or empty for the mean of all
+                `eval/NAME/score`.
+        """
+        if best_by:
+            values = [self.scores[best_by]] if best_by in self.scores else []
+        else:
+            values = [self.scores[name] for name in self.scores if _SCORE.match(name)]
+        score = fmean(values) if values else math.nan
+        return None if math.isnan(score) else score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +90,15 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def save_checkpoint(
-    root: Path, state: CheckpointState, write: Callable[[Path], None], *, keep_last: int
+    root: Path, state: CheckpointState, write: Callable[[Path], None], section: CheckpointSection
 ) -> Path:
-    """Write one checkpoint and delete the oldest ones beyond `keep_last`.
+    """Write one checkpoint and delete those that the section does not keep.
 
     Args:
         root: the folder that holds the checkpoints.
         state: saved as `state.json`.
         write: fills the folder it is given with weights, tokenizer and trainer state.
-        keep_last: complete checkpoints left afterwards.
+        section: says how many of the last and of the best are left afterwards.
 
     Raises:
         OSError: as while writing (a full disk); nothing half-written stays and earlier checkpoints
@@ -84,29 +106,84 @@ def save_checkpoint(
     """
     root.mkdir(parents=True, exist_ok=True)
     sweep(root)
-    target = root / f"step-{state.step}"
-    making = root / f"{_MAKING}{target.name}"
-    try:
-        making.mkdir()
+
+    def write_all(making: Path) -> None:
         write(making)
-        _flush_tree(making)
+        flush_tree(making)
         sizes = {
             str(path.relative_to(making)): path.stat().st_size
             for path in sorted(making.rglob("*"))
             if path.is_file()
         }
         document = {**asdict(state), "files": sizes}
-        write_atomic(making / _STATE, json.dumps(document, indent=1).encode())
+        write_atomic(making / STATE_FILE, json.dumps(document, indent=1).encode())
+
+    target = make_folder(root / f"step-{state.step}", write_all)
+    found = list_checkpoints(root)
+    kept = {item.path for item in (*found[-section.keep_last :], *_best(found, section))}
+    for old in found:
+        if old.path not in kept:
+            _remove(old.path)
+    return target
+
+
+def make_folder(target: Path, write: Callable[[Path], None]) -> Path:
+    """Fill a folder so that it is there whole or not at all; one of that name is replaced.
+
+    Args:
+        target: the folder; its parent exists.
+        write: fills the folder it is given, and flushes what must be on the disk.
+
+    Raises:
+        OSError: as while writing; what stood there stays.
+    """
+    making = target.with_name(f"{_MAKING}{target.name}")
+    try:
+        making.mkdir()
+        write(making)
         if target.exists():
             _remove(target)
         making.rename(target)
-        _fsync(root)
+        _fsync(target.parent)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
         raise
-    for old in list_checkpoints(root)[:-keep_last]:
-        _remove(old.path)
     return target
+
+
+def would_be_kept(root: Path, state: CheckpointState, section: CheckpointSection) -> bool:
+    """Whether a checkpoint of this state would be among the best that are kept."""
+    if section.keep_best == 0 or state.score(section.best_by) is None:
+        return False
+    found = [item for item in list_checkpoints(root) if item.state.step != state.step]
+    ours = Checkpoint(path=root / f"step-{state.step}", state=state)
+    return ours in _best([*found, ours], section)
+
+
+def _best(found: Sequence[Checkpoint], section: CheckpointSection) -> list[Checkpoint]:
+    """The best by score, at most `keep_best`; of equal scores the later steps."""
+    scored = [item for item in found if item.state.score(section.best_by) is not None]
+    scored.sort(key=lambda item: (item.state.score(section.best_by), item.state.step), reverse=True)
+    return scored[: section.keep_best]
+
+
+def best_checkpoint(root: Path, best_by: str) -> Checkpoint:
+    """The complete checkpoint with the highest score.
+
+    Raises:
+        RunError: none below `root` has that score.
+    """
+    found = list_checkpoints(root)
+    best = _best(found, CheckpointSection(keep_best=1, best_by=best_by))
+    if not best:
+        known = sorted({name for item in found for name in item.state.scores})
+        raise RunError(
+            f"no checkpoint in {root} has {best_by or 'a score eval/NAME/score'}; "
+            f"{len(found)} are complete, and their metrics are: {', '.join(known) or 'none'}. A "
+            "checkpoint has scores if the run was evaluated at its step (eval.every_steps, "
+            "checkpoint.keep_best)"
+        )
+    return best[0]
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
@@ -148,7 +225,7 @@ def sweep(root: Path) -> None:
 
 def _read_state(path: Path) -> CheckpointState | None:
     try:
-        document = json.loads((path / _STATE).read_bytes())
+        document = json.loads((path / STATE_FILE).read_bytes())
         sizes = document.pop("files")
         state = CheckpointState(**document)
         wrong = [name for name, size in sizes.items() if (path / name).stat().st_size != size]
@@ -169,7 +246,8 @@ def _remove(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _flush_tree(root: Path) -> None:
+def flush_tree(root: Path) -> None:
+    """Bring a folder and everything in it onto the disk."""
     for path in sorted(root.rglob("*")):
         _fsync(path)
     _fsync(root)

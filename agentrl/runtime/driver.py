@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config import RunConfig
 from agentrl.errors import EngineError, RunError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.checkpoint import CheckpointState, save_checkpoint
+from agentrl.runtime.checkpoint import CheckpointState, save_checkpoint, would_be_kept
 from agentrl.runtime.collect import run_groups, stable_seed
 from agentrl.runtime.failures import FailureWatch
 from agentrl.runtime.progress import Progress
@@ -225,23 +225,26 @@ class Driver(ABC):
             return
         self._progress.phase("checkpoint")
         began = time.monotonic()
-        state = CheckpointState(
-            step=step,
-            version=self._stages.learner.version,
-            cursor=self._cursor_state,
-            elapsed_s=self._elapsed(),
-        )
-        keep = self._config.checkpoint.keep_last
+        state, section = self._state(step), self._config.checkpoint
         root = self._run_dir.checkpoints
         save = self._stages.learner.save
         try:
-            await run_computing(save_checkpoint, root, state, save, keep_last=keep)
+            await run_computing(save_checkpoint, root, state, save, section)
         except Exception as error:  # recording boundary: writers raise OSError, RuntimeError, ...
             logger.exception("checkpoint of step %d failed", step)
             self._progress.note(self._disk_full(error))
             return
         self._saved = step
         self._checkpoint_s = time.monotonic() - began
+
+    def _state(self, step: int) -> CheckpointState:
+        return CheckpointState(
+            step=step,
+            version=self._stages.learner.version,
+            cursor=self._cursor_state,
+            elapsed_s=self._elapsed(),
+            scores=self._book.metrics(step),
+        )
 
     # -- decisions --------------------------------------------------------------------------
 
@@ -259,6 +262,12 @@ class Driver(ABC):
             return False
         owed = self._step_s + self._book.duration_s + self._checkpoint_s
         return self._elapsed() + owed > minutes * 60
+
+    def _checkpoint_due(self, step: int) -> bool:
+        section = self._config.checkpoint
+        if step % section.every_steps == 0:
+            return True
+        return would_be_kept(self._run_dir.checkpoints, self._state(step), section)
 
     def _evaluation_due(self, step: int) -> bool:
         every = self._config.eval.every_steps
@@ -284,7 +293,7 @@ class Driver(ABC):
             self._log(step, {}, of_step=bag.result())
             raise
         self._log(step, scores, of_step=bag.result())
-        if step % self._config.checkpoint.every_steps == 0:
+        if self._checkpoint_due(step):
             await self._checkpoint(step)
 
     def _serving(self) -> MetricBag:

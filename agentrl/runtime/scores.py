@@ -83,6 +83,11 @@ class ScoreBook:
             self.duration_s = metrics["timing_s/eval"] = time.monotonic() - began
         return metrics
 
+    def metrics(self, step: int) -> dict[str, float]:
+        """Of the evaluations made at `step`; empty if there was none."""
+        known = [self._scores.get((name, step)) for name in self._tasks]
+        return {key: v for score in known if score for key, v in score.metrics().items()}
+
     def comparisons(self, step: int) -> tuple[Comparison, ...]:
         """Before training against `step`, for the datasets that have both."""
         pairs = ((name, self._score(name, 0), self._score(name, step)) for name in self._tasks)

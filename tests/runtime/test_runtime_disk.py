@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import parse_config
+from agentrl.config.schema import CheckpointSection
 from agentrl.errors import RunError
 from agentrl.runtime.checkpoint import (
     CheckpointState,
@@ -34,7 +35,7 @@ def config(tmp_path: Path, **train: object):
 
 def test_the_latest_complete_checkpoint_is_found_by_looking(tmp_path: Path) -> None:
     for step in (2, 9, 10):
-        save_checkpoint(tmp_path, state(step), fill, keep_last=2)
+        save_checkpoint(tmp_path, state(step), fill, CheckpointSection(keep_last=2))
     found = list_checkpoints(tmp_path)
     assert [item.state.step for item in found] == [9, 10]
     assert found[-1].state == state(10)
@@ -46,8 +47,8 @@ def test_the_latest_complete_checkpoint_is_found_by_looking(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("damage", ["shorter", "missing", "no state", "torn state"])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> None:
-    save_checkpoint(tmp_path, state(1), fill, keep_last=5)
-    path = save_checkpoint(tmp_path, state(2), fill, keep_last=5)
+    save_checkpoint(tmp_path, state(1), fill, CheckpointSection(keep_last=5))
+    path = save_checkpoint(tmp_path, state(2), fill, CheckpointSection(keep_last=5))
     # Fails if a folder counts as complete because of its name alone.
     if damage == "shorter":
         (path / "weights.bin").write_bytes(b"w" * 999)
@@ -63,7 +64,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> Non
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint_and_nothing_else(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, state(1), fill, keep_last=1)
+    save_checkpoint(tmp_path, state(1), fill, CheckpointSection(keep_last=1))
 
     def full(folder: Path) -> None:
         fill(folder)
@@ -72,7 +73,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint_and_nothing_else(tmp_path: P
             file.write(b"x")
 
     with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(tmp_path, state(2), full, keep_last=1)
+        save_checkpoint(tmp_path, state(2), full, CheckpointSection(keep_last=1))
     # Fails if the half-written folder stays, or if old ones go before the new one is complete.
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
@@ -82,7 +83,7 @@ def test_debris_of_a_killed_save_is_swept(tmp_path: Path) -> None:
     debris.mkdir()
     fill(debris)
     assert latest_checkpoint(tmp_path) is None
-    save_checkpoint(tmp_path, state(8), fill, keep_last=1)
+    save_checkpoint(tmp_path, state(8), fill, CheckpointSection(keep_last=1))
     assert [path.name for path in tmp_path.iterdir()] == ["step-8"]
 
 
@@ -91,7 +92,7 @@ def test_a_run_stands_for_its_latest_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(RunError, match="no complete checkpoint"):
         resolve_model_path(str(tmp_path))
-    save_checkpoint(tmp_path / "checkpoints", state(3), fill, keep_last=1)
+    save_checkpoint(tmp_path / "checkpoints", state(3), fill, CheckpointSection(keep_last=1))
     assert resolve_model_path(str(tmp_path)).endswith("checkpoints/step-3")
 
 
@@ -193,11 +194,11 @@ def test_a_run_keeps_the_model_it_began_with(tmp_path: Path) -> None:
     """Fails if a run that began with another run's checkpoint goes on, or measures its penalty,
     from whatever that run has reached since."""
     other = tmp_path / "other"
-    save_checkpoint(other / "checkpoints", state(1), fill, keep_last=5)
+    save_checkpoint(other / "checkpoints", state(1), fill, CheckpointSection(keep_last=5))
     data = config(tmp_path).model_dump(mode="json")
     began = parse_config({**data, "model": {"path": str(other)}})
     run = RunDir.create(began, base=tmp_path)
-    save_checkpoint(other / "checkpoints", state(2), fill, keep_last=5)
+    save_checkpoint(other / "checkpoints", state(2), fill, CheckpointSection(keep_last=5))
     first = str(other / "checkpoints" / "step-1")
     assert run.settle(began).model.path == first
     run.close()

@@ -1,0 +1,134 @@
+"""Which checkpoints stay: the last, and the best by their evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_fakes import drive, fake_config
+
+from agentrl.config import parse_config
+from agentrl.config.schema import CheckpointSection
+from agentrl.errors import ConfigError, RunError
+from agentrl.runtime.checkpoint import (
+    CheckpointState,
+    best_checkpoint,
+    latest_checkpoint,
+    list_checkpoints,
+    save_checkpoint,
+    would_be_kept,
+)
+
+
+def state(step: int, **scores: float) -> CheckpointState:
+    named = {f"eval/{name}/score": value for name, value in scores.items()}
+    return CheckpointState(step=step, version=step, cursor={}, elapsed_s=0.0, scores=named)
+
+
+def fill(folder: Path) -> None:
+    (folder / "weights.bin").write_bytes(b"w")
+
+
+def steps(root: Path) -> list[int]:
+    return [item.state.step for item in list_checkpoints(root)]
+
+
+def test_the_best_stay_beside_the_last(tmp_path: Path) -> None:
+    # Fails if the best are taken from among the last, or the last from among the scored.
+    section = CheckpointSection(keep_last=1, keep_best=2)
+    for step, score in enumerate((0.5, 0.9, 0.1, 0.8, 0.2, 0.3), start=1):
+        save_checkpoint(tmp_path, state(step, held=score), fill, section)
+    save_checkpoint(tmp_path, state(7), fill, section)
+    assert steps(tmp_path) == [2, 4, 7]
+    assert best_checkpoint(tmp_path, "").state.step == 2
+    latest = latest_checkpoint(tmp_path)
+    assert latest is not None
+    assert latest.state.step == 7
+
+
+def test_scores_survive_the_disk(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(1, held=0.25), fill, CheckpointSection())
+    (found,) = list_checkpoints(tmp_path)
+    assert found.state == state(1, held=0.25)
+
+
+def test_a_checkpoint_without_the_key_is_still_read(tmp_path: Path) -> None:
+    # Fails if `scores` must be there: runs begun before it could not be resumed.
+    path = save_checkpoint(tmp_path, state(1), fill, CheckpointSection())
+    text = (path / "state.json").read_text()
+    assert '"scores": {},' in text
+    (path / "state.json").write_text(text.replace('"scores": {},', ""))
+    assert steps(tmp_path) == [1]
+
+
+def test_several_datasets_count_alike_and_one_may_be_named(tmp_path: Path) -> None:
+    section = CheckpointSection(keep_last=9)
+    save_checkpoint(tmp_path, state(1, easy=1.0, hard=0.0), fill, section)
+    save_checkpoint(tmp_path, state(2, easy=0.6, hard=0.6), fill, section)
+    save_checkpoint(tmp_path, state(3, easy=0.0, hard=0.9), fill, section)
+    assert best_checkpoint(tmp_path, "").state.step == 2
+    assert best_checkpoint(tmp_path, "eval/easy/score").state.step == 1
+    assert best_checkpoint(tmp_path, "eval/hard/score").state.step == 3
+
+
+def test_of_equal_scores_the_later_step_is_the_best(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, state(step, held=0.5), fill, CheckpointSection())
+    assert best_checkpoint(tmp_path, "").state.step == 2
+
+
+def test_without_scores_there_is_no_best(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(1, held=0.5), fill, CheckpointSection())
+    with pytest.raises(
+        RunError, match=r"has eval/other/score; 1 are .*: eval/held/score\. .*every"
+    ):
+        best_checkpoint(tmp_path, "eval/other/score")
+
+
+def test_a_step_is_saved_for_its_score_alone(tmp_path: Path) -> None:
+    section = CheckpointSection(keep_last=1, keep_best=2)
+    assert not would_be_kept(tmp_path, state(1), section)
+    assert would_be_kept(tmp_path, state(1, held=0.1), section)
+    for step, score in ((1, 0.5), (2, 0.7)):
+        save_checkpoint(tmp_path, state(step, held=score), fill, section)
+    assert would_be_kept(tmp_path, state(3, held=0.6), section)
+    assert would_be_kept(tmp_path, state(3, held=0.5), section)
+    assert not would_be_kept(tmp_path, state(3, held=0.4), section)
+    assert not would_be_kept(tmp_path, state(3, held=0.6), CheckpointSection(keep_best=0))
+
+
+async def test_a_run_keeps_its_best_step_though_no_save_was_due(tmp_path: Path) -> None:
+    """Every step is evaluated, and no save is due before the last. Fails if scores do not reach
+    the checkpoints, or if only every_steps saves."""
+    settings = {"checkpoint": {"every_steps": 99, "keep_last": 1, "keep_best": 1}}
+    config = changed(fake_config(tmp_path), **settings, eval={"every_steps": 1})
+    await drive(config)
+    root = tmp_path / "fake" / "checkpoints"
+    scores = {item.state.step: item.state.score("") for item in list_checkpoints(root)}
+    logged = logged_scores(tmp_path / "fake" / "metrics.jsonl")
+    best = max(logged, key=lambda step: (logged[step], step))
+    assert set(scores) == {best, max(logged)}
+    assert scores[best] == pytest.approx(logged[best])
+
+
+def logged_scores(path: Path) -> dict[int, float]:
+    from agentrl.metrics.sinks import read_metrics
+
+    lines = [line for line in read_metrics(path) if line["step"] > 0]
+    return {line["step"]: line["eval/held/score"] for line in lines}
+
+
+def changed(config: Any, **sections: dict[str, Any]) -> Any:
+    data = config.model_dump(mode="json")
+    for name, values in sections.items():
+        data[name].update(values)
+    return parse_config(data)
+
+
+def test_keeping_the_best_needs_a_score(tmp_path: Path) -> None:
+    config = fake_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"keep_best is 2, but eval\.datasets is empty"):
+        changed(config, checkpoint={"keep_best": 2}, eval={"datasets": {}})
+    with pytest.raises(ConfigError, match=r"best_by is 'eval/hold/score', .*eval\.datasets: held"):
+        changed(config, checkpoint={"best_by": "eval/hold/score"})
