@@ -163,8 +163,9 @@ class MasterAdamW:
             moments = state["moments"][name]
             if moments:
                 states[name][master] = {
-                    # A copy: what is loaded may be a file mapped into memory.
-                    key: value.clone().to(master.device if key != "step" else value.device)
+                    # A copy: what is loaded may be a file mapped into memory. The fused kernels
+                    # want their step count beside the parameter, wherever the state was saved.
+                    key: value.clone().to(_place(key, value, master))
                     for key, value in moments.items()
                 }
             else:
@@ -220,6 +221,10 @@ def _master(param: nn.Parameter) -> Tensor:
     if param.dtype in (torch.float32, torch.float64):
         return param
     return param.detach().to(torch.float32)
+
+
+def _place(key: str, value: Tensor, master: Tensor) -> torch.device:
+    return master.device if key != "step" or _fusable(master) else value.device
 
 
 def _fusable(master: Tensor) -> bool:
