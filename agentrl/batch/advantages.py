@@ -1,7 +1,10 @@
-"""Advantages from the rewards of a group: what a rollout did better than its siblings.
+"""What a rollout, or a turn of it, did better than its siblings.
 
-Pure functions over one group's rewards, one number per rollout. Which rollouts have a reward that
-can be trusted is decided before, by `TERMINATION_RULES`.
+Pure functions over one group's rewards. Which rollouts have a reward that can be trusted is decided
+before, by `TERMINATION_RULES`; which token gets the result is decided after, by `credit`.
+
+Sums are `math.fsum`, which does not depend on the order: permuted siblings have the same advantages
+to the last bit.
 """
 
 from __future__ import annotations
@@ -14,8 +17,12 @@ from typing import get_args
 import numpy as np
 
 from agentrl.batch.records import FloatArray
+from agentrl.batch.returns import rewards_to_go
 from agentrl.config.algorithm import Estimator
 from agentrl.errors import DataError, choices
+
+GROUP_BASELINES = frozenset({"rloo", "reinforce_baseline", "dr_grpo", "group_norm"})
+"""Estimators that compare a rollout with its siblings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +64,18 @@ def group_statistics(rewards: Sequence[float], *, ddof: int) -> GroupStatistics:
 def group_advantages(
     rewards: Sequence[float | None], *, estimator: Estimator, ddof: int, eps: float
 ) -> FloatArray:
-    """One advantage per rollout of a group (FORMULAS F8: A2 for `dr_grpo`, A4 for `group_norm`).
+    """One number per rollout of a group: block A (FORMULAS F8).
 
-        dr_grpo     R - mean                  https://arxiv.org/abs/2503.20783
-        group_norm  (R - mean) / (std + eps)  https://arxiv.org/abs/2402.03300, equation after (3)
+        reinforce, gae      R                            A1
+        reinforce_baseline  R - mean                     A2
+        dr_grpo             R - mean                     A2, https://arxiv.org/abs/2503.20783
+        rloo                R - mean of the others       A3, https://arxiv.org/abs/2402.14740
+        group_norm          (R - mean) / (std + eps)     A4, https://arxiv.org/abs/2402.03300 sec. 4
 
     Args:
-        rewards: [G] one per rollout; None is outside the baseline and gets advantage 0. Groups may
-            have any size; a single rollout has no sibling to compare with and gets 0.
-        estimator: which of the two.
+        rewards: [G] one per rollout; None is outside the baseline and gets 0. Groups may have any
+            size; with a baseline, a single rollout has no sibling to compare with and gets 0.
+        estimator: which of them.
         ddof: delta degrees of freedom of the standard deviation.
         eps: added to the standard deviation.
 
@@ -76,16 +86,69 @@ def group_advantages(
     Raises:
         DataError: a reward that is not finite, or an unknown estimator.
     """
-    if estimator not in ("dr_grpo", "group_norm"):
+    turns = [None if reward is None else (float(reward),) for reward in rewards]
+    found = turn_advantages(turns, estimator=estimator, gamma=1.0, ddof=ddof, eps=eps)
+    return np.array([0.0 if a is None else a[0] for a in found], dtype=np.float64)
+
+
+def turn_advantages(
+    rewards: Sequence[Sequence[float] | None],
+    *,
+    estimator: Estimator,
+    gamma: float,
+    ddof: int,
+    eps: float,
+) -> list[FloatArray | None]:
+    """One number per turn: return-to-go against the group's whole returns (FORMULAS C.14, F27).
+
+    With G_k = r_k + gamma r_(k+1) + ... of one rollout, the formulas of `group_advantages` hold
+    with R replaced by G_k on the left of the minus and by G_1 in every statistic, of all siblings
+    (`rloo`: of the others). A baseline over those siblings that reached turn k would depend on
+    the decision to stop, and punish every further turn by the mean of the rewards on the way
+    (https://github.com/verl-project/verl/issues/7244).
+
+    `group_norm` divides by the deviation of whole returns; where these are all equal there is
+    none, and the group gets 0. The others keep what the turns of such a group differ by.
+
+    Args:
+        rewards: [G][K] by rollout and turn; None is outside the baseline.
+        estimator: see `group_advantages`.
+        gamma: discount per turn.
+        ddof: delta degrees of freedom of the standard deviation.
+        eps: added to the standard deviation.
+
+    Example:
+        The second turn of the first rollout is worth 1 and not its whole 3; both are compared
+        with the mean of whole returns, 2.
+
+        >>> turn_advantages([[2.0, 1.0], [1.0]], estimator="dr_grpo", gamma=1.0, ddof=1, eps=1e-6)
+        [array([ 1., -1.]), array([-1.])]
+
+    Raises:
+        DataError: a reward that is not finite, or an unknown estimator.
+    """
+    if estimator not in get_args(Estimator):
         raise DataError(f"advantage_estimator: {choices(str(estimator), get_args(Estimator))}")
-    out = np.zeros(len(rewards), dtype=np.float64)
-    scored = [(index, float(r)) for index, r in enumerate(rewards) if r is not None]
-    if not scored:
-        return out
-    stats = group_statistics([r for _, r in scored], ddof=ddof)
-    if stats.std == 0.0:
-        return out
-    scale = 1.0 if estimator == "dr_grpo" else 1.0 / (stats.std + eps)
-    for index, reward in scored:
-        out[index] = (reward - stats.mean) * scale
+    returns = [None if r is None else rewards_to_go(r, gamma=gamma) for r in rewards]
+    totals = [float(g[0]) for g in returns if g is not None]
+    if not totals:
+        return [None] * len(returns)
+    stats = group_statistics(totals, ddof=ddof)
+    if estimator not in GROUP_BASELINES:
+        return returns
+    scale = 1.0
+    if stats.size == 1 or (estimator == "group_norm" and stats.std == 0.0):
+        scale = 0.0
+    elif estimator == "group_norm":
+        scale = 1.0 / (stats.std + eps)
+    whole = math.fsum(totals)
+    out: list[FloatArray | None] = []
+    for found in returns:
+        if found is None:
+            out.append(None)
+            continue
+        baseline = stats.mean
+        if estimator == "rloo" and stats.std != 0.0:
+            baseline = (whole - float(found[0])) / (stats.size - 1)
+        out.append((found - baseline) * scale if scale else np.zeros_like(found))
     return out

@@ -3,19 +3,59 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from agentrl.batch.denominators import count, token_weight
+from agentrl.batch.credit import FinalCredit, finish_credit, plan_rollout
+from agentrl.batch.denominators import count, count_masks, token_weight
 from agentrl.batch.packing import pack_rows
-from agentrl.batch.records import BoolArray, PackedBatch, Row, RowKey, StepBatch
-from agentrl.batch.select import SelectedRollout, Selection, select_rollouts
-from agentrl.config.schema import AlgorithmSection
+from agentrl.batch.records import (
+    CreditPlan,
+    FloatArray,
+    LossNeeds,
+    PackedBatch,
+    Row,
+    RowCredit,
+    RowNumbers,
+    StepBatch,
+)
+from agentrl.batch.rows import CheckedRow, check_row
+from agentrl.batch.select import SelectedRollout, select_rollouts
+from agentrl.config.algorithm import AlgorithmSection, Bounds
 from agentrl.errors import DataError
-from agentrl.types import Trajectory, TrajectoryGroup
+from agentrl.metrics.bag import MetricBag
+from agentrl.types import TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """A rollout with everything that is the same in all updates."""
+
+    selected: SelectedRollout
+    """Who it is."""
+    rows: tuple[CheckedRow, ...]
+    """Its rows that a loss looks at."""
+    credit: tuple[RowCredit, ...]
+    """What its rewards say, by row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """What an update is made with."""
+
+    algorithm: AlgorithmSection
+    """Resolved."""
+    micro_batch_tokens: int
+    """Budget of one forward pass."""
+    needs: LossNeeds
+    """Of the loss."""
+    prefix_sharing: bool
+    """Whether rows may share what they begin with."""
+    keep_zeros: bool
+    """Whether rows without an advantage have a gradient."""
 
 
 def build_step(
@@ -27,14 +67,21 @@ def build_step(
     epochs: int = 1,
     seed: int,
     oldest_version: int | None = None,
+    needs: LossNeeds | None = None,
+    prefix_sharing: bool = False,
+    clip_shaped: Bounds | None = None,
+    skip_groups: Mapping[str, str] | None = None,
 ) -> StepBatch:
     """Advantages, denominators and packing for one step.
 
     Rows whose advantage is exactly zero have no gradient under a policy loss; they are counted in
-    every denominator and left out of the micro-batches. A KL penalty gives them one: they stay.
-    Tokens of weights older than `oldest_version` have no gradient either, and they too are counted:
-    the denominators are taken before any filter (FORMULAS C.1), so that masking a part of the
-    tokens does not make the others louder.
+    every denominator and left out of the micro-batches. A KL penalty in the loss gives them one,
+    and a loss may say that it has one: they stay. Tokens of weights older than `oldest_version`
+    have no gradient either, and they too are counted: the denominators are taken before any filter
+    (FORMULAS C.1), so that masking a part of the tokens does not make the others louder.
+
+    Where advantages need a model (`AlgorithmSection.credit_needs_model`), they are 0 in the
+    micro-batches, all rows stay, and `StepBatch.credit` holds what `settle_credit` completes.
 
     Args:
         groups: the rollouts of the step; groups may be uneven.
@@ -44,6 +91,11 @@ def build_step(
         epochs: passes over the rollouts.
         seed: decides which rollouts share a minibatch.
         oldest_version: tokens sampled by older weights are masked; None masks none.
+        needs: of the loss; None takes those of a policy loss over sampled tokens.
+        prefix_sharing: compute what rows begin with in common once; never changes the result.
+        clip_shaped: bounds of what the group baseline leaves of a reward.
+        skip_groups: by group id, the reason a filter gave; they are counted under it as
+            `batch/rows_dropped/<reason>` and take part in nothing.
 
     Raises:
         DataError: a broken row, naming it and the value.
@@ -53,15 +105,27 @@ def build_step(
             "build_step needs a resolved algorithm (RunConfig.resolved_algorithm), got "
             f"horizon={algorithm.horizon}, loss_agg_mode={algorithm.loss_agg_mode}"
         )
-    selection = select_rollouts(groups, algorithm)
+    needs = needs or LossNeeds()
+    selection = select_rollouts(groups, algorithm, clip_shaped=clip_shaped, skip_groups=skip_groups)
+    prepared = [
+        _prepare(rollout, algorithm, oldest_version=oldest_version, needs=needs)
+        for rollout in selection.rollouts
+    ]
+    open_ = algorithm.credit_needs_model
+    final = _known_credit(prepared, algorithm)
+    cut = _Cut(
+        algorithm=algorithm,
+        micro_batch_tokens=micro_batch_tokens,
+        needs=needs,
+        prefix_sharing=prefix_sharing,
+        keep_zeros=open_ or needs.zero_advantage_rows or algorithm.needs_reference,
+    )
+    advantages: RowNumbers = final.by_row
+    if open_:
+        advantages = {key: np.zeros_like(values) for key, values in advantages.items()}
+    by_id = {rollout.selected.rollout_id: rollout for rollout in prepared}
     updates = [
-        _build_update(
-            part,
-            epoch=epoch,
-            algorithm=algorithm,
-            micro_batch_tokens=micro_batch_tokens,
-            oldest_version=oldest_version,
-        )
+        _build_update([by_id[rollout.rollout_id] for rollout in part], advantages, cut, epoch=epoch)
         for epoch in range(epochs)
         for part in split_minibatches(
             selection.rollouts, minibatches=minibatches, seed=seed, epoch=epoch
@@ -70,29 +134,73 @@ def build_step(
     metrics = selection.metrics
     metrics.sum("batch/micro_batches", sum(len(update.micro_batches) for update in updates))
     metrics.sum("batch/tokens", sum(update.num_tokens for update in updates))
-    if oldest_version is not None:
-        rows = [row for rollout in selection.rollouts for row in rollout.rows]
-        masked = sum(row.num_action_tokens - int(_mask(row, oldest_version).sum()) for row in rows)
-        metrics.sum("batch/tokens_masked_stale", masked)
-        _recount_rows(selection, oldest_version)
-    for rollout in selection.rollouts:
-        metrics.mean("batch/advantage_abs_mean", abs(rollout.advantage))
+    _count_rows(metrics, prepared, None if open_ else advantages, aged=oldest_version is not None)
+    if not open_:
+        metrics.merge(final.metrics)
     return StepBatch(
         updates=tuple(updates),
-        advantages={rollout.rollout_id: rollout.advantage for rollout in selection.rollouts},
+        advantages={name: final.by_rollout.get(name, 0.0) for name in by_id},
         metrics=metrics,
+        credit=CreditPlan(rollouts=tuple(r.credit for r in prepared)) if open_ else None,
     )
 
 
-def _recount_rows(selection: Selection, oldest_version: int) -> None:
-    """Rows of which age leaves no token are trained as little as those that were dropped."""
-    gone: Counter[str] = Counter()
-    for rollout in selection.rollouts:
-        fate = "zero_advantage" if rollout.advantage == 0.0 else "trained"
-        gone[fate] += sum(not _mask(row, oldest_version).any() for row in rollout.rows)
-    for fate, number in gone.items():
-        selection.metrics.sum(f"batch/rows_{fate}", -number)
-    selection.metrics.sum("batch/rows_masked_stale", sum(gone.values()))
+def _prepare(
+    rollout: SelectedRollout,
+    algorithm: AlgorithmSection,
+    *,
+    oldest_version: int | None,
+    needs: LossNeeds,
+) -> _Prepared:
+    keep = "observation_mask" in needs.mask_keys
+    checked = [
+        check_row(row, oldest_version=oldest_version, keep_observations=keep)
+        for row in rollout.rows
+    ]
+    rows = tuple(row for row in checked if row is not None)
+    return _Prepared(
+        selected=rollout, rows=rows, credit=plan_rollout(rollout, rows, algorithm=algorithm)
+    )
+
+
+def _known_credit(prepared: Sequence[_Prepared], algorithm: AlgorithmSection) -> FinalCredit:
+    """Advantages as far as rewards alone give them; whitened only where that is all of them."""
+    if algorithm.credit_needs_model:
+        algorithm = algorithm.model_copy(update={"whiten_advantages": False})
+    credit = [rollout.credit for rollout in prepared]
+    parts: list[FloatArray] = [
+        np.concatenate([np.zeros(0), *(row.credit_R[row.mask_R] for row in rows)])
+        for rows in credit
+    ]
+    return finish_credit(credit, parts, algorithm=algorithm)
+
+
+def _count_rows(
+    metrics: MetricBag,
+    prepared: Sequence[_Prepared],
+    advantages: RowNumbers | None,
+    *,
+    aged: bool,
+) -> None:
+    """What became of the rows that were not dropped; each is counted once.
+
+    Rows of which age leaves no token are trained as little as those that were dropped.
+    """
+    fates = Counter({"trained": 0, "zero_advantage": 0, "masked_stale": 0})
+    tokens = 0
+    for rollout in prepared:
+        alive = [row for row in rollout.rows if row.mask_R.any()]
+        tokens += rollout.selected.num_action_tokens - sum(int(r.mask_R.sum()) for r in alive)
+        fates["masked_stale"] += len(rollout.selected.rows) - len(alive)
+        for row in alive:
+            zero = advantages is not None and not advantages[row.key].any()
+            fates["zero_advantage" if zero else "trained"] += 1
+    if aged:
+        metrics.sum("batch/tokens_masked_stale", tokens)
+    else:
+        del fates["masked_stale"]
+    for fate, number in fates.items():
+        metrics.sum(f"batch/rows_{fate}", number)
 
 
 def split_minibatches(
@@ -119,100 +227,39 @@ def split_minibatches(
 
 
 def _build_update(
-    rollouts: Sequence[SelectedRollout],
-    *,
-    epoch: int,
-    algorithm: AlgorithmSection,
-    micro_batch_tokens: int,
-    oldest_version: int | None,
+    rollouts: Sequence[_Prepared], advantages: RowNumbers, cut: _Cut, *, epoch: int
 ) -> PackedBatch:
+    algorithm = cut.algorithm
     assert algorithm.loss_agg_mode is not None
     assert algorithm.horizon is not None
-    counts = count((r.num_action_tokens for r in rollouts), horizon=algorithm.horizon)
-    rows = []
+    counts = count((r.selected.num_action_tokens for r in rollouts), horizon=algorithm.horizon)
+    rows: list[Row] = []
     for rollout in rollouts:
-        numbers = _RolloutNumbers(
-            advantage=rollout.advantage,
-            weight=token_weight(
-                algorithm.loss_agg_mode,
-                rollout_tokens=rollout.num_action_tokens,
-                global_tokens=counts.global_tokens,
-                global_sequences=counts.global_sequences,
-                horizon=counts.horizon,
-            ),
+        weight = token_weight(
+            algorithm.loss_agg_mode,
+            rollout_tokens=rollout.selected.num_action_tokens,
+            global_tokens=counts.global_tokens,
+            global_sequences=counts.global_sequences,
+            horizon=counts.horizon,
         )
-        built = [_build_row(trajectory, numbers, oldest_version) for trajectory in rollout.rows]
-        if rollout.advantage != 0.0 or algorithm.kl_coef > 0.0:
-            rows.extend(row for row in built if row is not None)
+        # A ratio of the whole rollout needs its rows without an advantage, too.
+        signal = [bool(advantages[row.key].any()) for row in rollout.rows]
+        together = cut.keep_zeros or (cut.needs.whole_rollouts and any(signal))
+        rows += [
+            row.with_numbers(advantages_R=advantages[row.key], weight=weight)
+            for row, has_gradient in zip(rollout.rows, signal, strict=True)
+            if has_gradient or together
+        ]
     return PackedBatch(
-        micro_batches=pack_rows(rows, micro_batch_tokens=micro_batch_tokens),
+        micro_batches=pack_rows(
+            rows,
+            micro_batch_tokens=cut.micro_batch_tokens,
+            prefix_sharing=cut.prefix_sharing,
+            whole_rollouts=cut.needs.whole_rollouts,
+        ),
         global_tokens=counts.global_tokens,
         global_sequences=counts.global_sequences,
         horizon=counts.horizon,
+        counts=count_masks(((r.selected.rows, r.rows) for r in rollouts), keys=cut.needs.mask_keys),
         epoch=epoch,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RolloutNumbers:
-    advantage: float
-    weight: float
-
-
-def _mask(trajectory: Trajectory, oldest_version: int | None) -> BoolArray:
-    """[T] True where a token is trained."""
-    mask = np.array(trajectory.response_mask, dtype=np.bool_)
-    if oldest_version is not None:
-        mask &= np.array(trajectory.policy_versions, dtype=np.int64) >= oldest_version
-    return mask
-
-
-def _build_row(
-    trajectory: Trajectory, numbers: _RolloutNumbers, oldest_version: int | None
-) -> Row | None:
-    """One checked row; None if every token is too old.
-
-    What follows the last trained token conditions nothing and is cut off.
-    """
-    key = RowKey(
-        group_id=trajectory.group_id,
-        rollout_id=trajectory.rollout_id,
-        row_index=trajectory.row_index,
-    )
-    if not trajectory.prompt_ids:
-        raise DataError(f"row {key}: prompt_ids is empty; nothing predicts the first token")
-    if trajectory.temperature <= 0:
-        raise DataError(
-            f"row {key}: temperature is {trajectory.temperature}; log-probabilities of greedy "
-            "samples cannot be trained on"
-        )
-    odd = sorted(set(trajectory.response_mask) - {0, 1})
-    if odd:
-        raise DataError(f"row {key}: response_mask holds {odd}, expected only 0 and 1")
-    mask = _mask(trajectory, oldest_version)
-    if not mask.any():
-        return None
-    length = int(np.flatnonzero(mask)[-1]) + 1
-    mask = mask[:length]
-    sampled = np.array(trajectory.response_mask[:length], dtype=np.bool_)
-    log_probs = np.array(trajectory.rollout_log_probs[:length], dtype=np.float64)
-    bad = np.flatnonzero(mask & ~np.isfinite(log_probs))
-    if len(bad):
-        raise DataError(
-            f"row {key}: rollout_log_probs is {log_probs[bad[0]]} at response position {bad[0]} "
-            f"({len(bad)} such positions), expected a finite number for every sampled token"
-        )
-    ids = np.array(trajectory.prompt_ids + trajectory.response_ids[:length], dtype=np.int64)
-    if ids.min() < 0:
-        raise DataError(f"row {key}: token id {ids.min()} is negative")
-    return Row(
-        key=key,
-        input_ids=ids,
-        prompt_length=len(trajectory.prompt_ids),
-        mask_R=mask,
-        rollout_log_probs_R=log_probs,
-        sampled_R=sampled,
-        advantages_R=np.full(length, numbers.advantage, dtype=np.float64),
-        weight=numbers.weight,
-        temperature=trajectory.temperature,
     )

@@ -7,15 +7,16 @@ update, before any filter, and every weight below demands all three as keywords.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from agentrl.batch.records import MASK_KEYS, MaskCounts
+from agentrl.batch.rows import CheckedRow
+from agentrl.config.algorithm import LossAggMode
 from agentrl.errors import DataError, choices
-
-LossAggMode = Literal[
-    "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
-]
+from agentrl.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,42 @@ def count(rollout_tokens: Iterable[int], *, horizon: int) -> GlobalCounts:
     """
     tokens = [n for n in rollout_tokens if n > 0]
     return GlobalCounts(global_tokens=sum(tokens), global_sequences=len(tokens), horizon=horizon)
+
+
+def count_masks(
+    rollouts: Iterable[tuple[Sequence[Trajectory], Sequence[CheckedRow]]], *, keys: Sequence[str]
+) -> dict[str, MaskCounts]:
+    """How much of an update each mask covers (S3 6.1); a count of 0 is possible here.
+
+    Rows that are not computed count like the others. Only `final_response_mask` knows of age.
+
+    Args:
+        rollouts: rows of each rollout of the update that hold a sampled token, and those of them
+            of which a token may be trained.
+        keys: of `MASK_KEYS`.
+
+    Raises:
+        DataError: an unknown key.
+    """
+    tokens: Counter[str] = Counter()
+    samples: Counter[str] = Counter()
+    for key in keys:
+        if key not in MASK_KEYS:
+            raise DataError(f"mask key of the loss: {choices(key, MASK_KEYS)}")
+    for rows, trained in rollouts:
+        sampled = sum(row.num_action_tokens for row in rows)
+        found = {
+            "response_mask": sampled,
+            "final_response_mask": sum(int(row.mask_R.sum()) for row in trained),
+            "observation_mask": sum(len(row.response_ids) for row in rows) - sampled,
+        }
+        for key, number in found.items():
+            tokens[key] += number
+            samples[key] += number > 0
+    return {
+        key: MaskCounts(batch_num_tokens=tokens[key], global_valid_samples=samples[key])
+        for key in keys
+    }
 
 
 def token_weight(

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from agentrl.batch.advantages import group_advantages
-from agentrl.config.schema import AlgorithmSection
+import numpy as np
+
+from agentrl.batch.advantages import GROUP_BASELINES, turn_advantages
+from agentrl.batch.records import FloatArray, IntArray
+from agentrl.batch.turns import turn_of_tokens, turn_rewards
+from agentrl.config.algorithm import AlgorithmSection, Bounds
 from agentrl.errors import DataError
 from agentrl.metrics.bag import MetricBag
 from agentrl.types import Trajectory, TrajectoryGroup
@@ -27,11 +32,14 @@ class SelectedRollout:
     group_id: str
     """`Trajectory.group_id`."""
     rows: tuple[Trajectory, ...]
-    """Its rows with at least one trained token, in order."""
-    advantage: float
-    """Shared by all its rows."""
+    """Its rows with at least one sampled token, in order."""
+    shaped_K: FloatArray
+    """What group baseline and `clip_shaped` leave of its reward: one number for the rollout, or one
+    for each of its turns."""
+    turn_R: tuple[IntArray, ...] | None
+    """By row: index into `shaped_K` of each response position; None where the rollout has one."""
     num_action_tokens: int
-    """Trained tokens over all its rows; at least 1."""
+    """Sampled tokens over all its rows; at least 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,75 +49,138 @@ class Selection:
     rollouts: tuple[SelectedRollout, ...]
     """In the order of the groups; siblings are neighbours. Zero advantages included."""
     metrics: MetricBag
-    """Rows by what became of them."""
+    """Rows that were left out by reason, and groups without a baseline."""
 
 
-def select_rollouts(groups: Sequence[TrajectoryGroup], algorithm: AlgorithmSection) -> Selection:
-    """Apply the termination table and the advantage estimator to all groups of a step.
+def select_rollouts(
+    groups: Sequence[TrajectoryGroup],
+    algorithm: AlgorithmSection,
+    *,
+    clip_shaped: Bounds | None = None,
+    skip_groups: Mapping[str, str] | None = None,
+) -> Selection:
+    """Apply the termination table and block A to all groups of a step.
 
     Args:
         groups: of any size; the rows of one rollout carry the same reward and termination.
         algorithm: resolved.
+        clip_shaped: bounds of what the baseline leaves.
+        skip_groups: by group id, why a filter left the group out.
 
     Raises:
         DataError: a reward that is not a finite number although the termination says it can be
-            trusted, rows of one rollout that disagree, or a rollout or group that comes twice.
+            trusted, rows of one rollout that disagree, a rollout or group that comes twice, or a
+            skipped group that is not there.
     """
-    metrics = MetricBag()
-    rows_by_fate: Counter[str] = Counter()
+    skipped = skip_groups or {}
+    fates: Counter[str] = Counter()
     chosen: list[SelectedRollout] = []
-    seen: set[str] = set()
-    _refuse_repeated_groups(groups)
+    seen: list[str] = []
+    singletons = 0
+    _refuse_repeated_groups(groups, skipped)
     for group in groups:
+        if group.group_id in skipped:
+            fates[skipped[group.group_id]] += len(group.trajectories)
+            continue
         rollouts = list(group.rollouts())
+        seen += [rows[0].rollout_id for rows in rollouts]
         rewards = [_baseline_reward(rows) for rows in rollouts]
-        advantages = group_advantages(
-            rewards,
-            estimator=algorithm.advantage_estimator or "dr_grpo",
-            ddof=algorithm.std_ddof,
-            eps=algorithm.std_eps,
-        )
-        for rows, reward, advantage in zip(rollouts, rewards, advantages, strict=True):
-            rollout_id = rows[0].rollout_id
-            if rollout_id in seen:
-                raise DataError(f"rollout {rollout_id} comes in more than one group")
-            seen.add(rollout_id)
+        singletons += sum(reward is not None for reward in rewards) == 1
+        shaped = _shape(rollouts, rewards, algorithm, clip_shaped)
+        for rows, reward, shaped_K in zip(rollouts, rewards, shaped, strict=True):
             reason = _why_left_out(rows[0], reward, mask_truncated=algorithm.mask_truncated)
-            trained = () if reason else tuple(row for row in rows if any(row.response_mask))
-            rows_by_fate[f"dropped/{reason or 'no_action_tokens'}"] += len(rows) - len(trained)
-            if not trained:
-                continue
-            rows_by_fate["zero_advantage" if advantage == 0.0 else "trained"] += len(trained)
-            chosen.append(
-                SelectedRollout(
-                    rollout_id=rollout_id,
-                    group_id=group.group_id,
-                    rows=trained,
-                    advantage=float(advantage),
-                    num_action_tokens=sum(row.num_action_tokens for row in trained),
-                )
-            )
+            trained = 0 if reason else sum(any(row.response_mask) for row in rows)
+            fates[reason or "no_action_tokens"] += len(rows) - trained
+            if trained:
+                assert shaped_K is not None  # unscored rollouts have a reason
+                chosen.append(_selected(rows, shaped_K, algorithm))
+    _refuse_repeated_rollouts(seen)
+    metrics = MetricBag()
     metrics.sum("batch/rows_started", sum(len(group.trajectories) for group in groups))
-    for fate in ("trained", "zero_advantage"):
-        metrics.sum(f"batch/rows_{fate}", rows_by_fate.pop(fate, 0))
-    for fate, number in rows_by_fate.items():
+    for reason, number in fates.items():
         if number:
-            metrics.sum(f"batch/rows_{fate}", number)
+            metrics.sum(f"batch/rows_dropped/{reason}", number)
+    if algorithm.advantage_estimator in GROUP_BASELINES:
+        metrics.sum("batch/groups_singleton", singletons)
     return Selection(rollouts=tuple(chosen), metrics=metrics)
 
 
-def _refuse_repeated_groups(groups: Sequence[TrajectoryGroup]) -> None:
-    repeated = [gid for gid, n in Counter(group.group_id for group in groups).items() if n > 1]
+def _shape(
+    rollouts: Sequence[Sequence[Trajectory]],
+    rewards: Sequence[float | None],
+    algorithm: AlgorithmSection,
+    clip_shaped: Bounds | None,
+) -> list[FloatArray | None]:
+    """Block A for one group, by rollout; None for those outside the baseline."""
+    by_turn = algorithm.turn_rewards == "return_to_go"
+    parts = [
+        None if reward is None else turn_rewards(rows, reward) if by_turn else (reward,)
+        for rows, reward in zip(rollouts, rewards, strict=True)
+    ]
+    shaped: list[FloatArray | None]
+    if algorithm.needs_values:  # values are the baseline, so rewards stay what they are
+        shaped = [None if part is None else np.array(part, dtype=np.float64) for part in parts]
+    else:
+        shaped = turn_advantages(
+            parts,
+            estimator=algorithm.advantage_estimator or "dr_grpo",
+            gamma=algorithm.gamma if by_turn else 1.0,
+            ddof=algorithm.std_ddof,
+            eps=algorithm.std_eps,
+        )
+    if clip_shaped is None:
+        return shaped
+    return [None if part is None else np.clip(part, *clip_shaped) for part in shaped]
+
+
+def _selected(
+    rows: Sequence[Trajectory], shaped_K: FloatArray, algorithm: AlgorithmSection
+) -> SelectedRollout:
+    trained = [index for index, row in enumerate(rows) if any(row.response_mask)]
+    turn_R = None
+    if algorithm.turn_rewards == "return_to_go":
+        found = turn_of_tokens(rows)
+        turn_R = tuple(found[index] for index in trained)
+    return SelectedRollout(
+        rollout_id=rows[0].rollout_id,
+        group_id=rows[0].group_id,
+        rows=tuple(rows[index] for index in trained),
+        shaped_K=shaped_K,
+        turn_R=turn_R,
+        num_action_tokens=sum(rows[index].num_action_tokens for index in trained),
+    )
+
+
+def _refuse_repeated_groups(groups: Sequence[TrajectoryGroup], skipped: Mapping[str, str]) -> None:
+    numbers = Counter(group.group_id for group in groups)
+    repeated = [group_id for group_id, n in numbers.items() if n > 1]
     if repeated:
         raise DataError(
             f"group ids come more than once, their baselines would be wrong: {repeated}"
         )
+    strangers = sorted(set(skipped) - set(numbers))
+    if strangers:
+        raise DataError(
+            f"skip_groups names {strangers}, which are not among the {len(numbers)} groups of the "
+            "step; pass the ids of groups that are there"
+        )
+
+
+def _refuse_repeated_rollouts(rollout_ids: Sequence[str]) -> None:
+    for rollout_id, number in Counter(rollout_ids).items():
+        if number > 1:
+            raise DataError(f"rollout {rollout_id} comes in more than one group")
 
 
 def _baseline_reward(rows: Sequence[Trajectory]) -> float | None:
     """The rollout's reward, or None when it stays outside the baseline."""
     first = rows[0]
-    for row in rows[1:]:
+    for before, row in pairwise(rows):
+        if row.row_index == before.row_index:
+            raise DataError(
+                f"rollout {first.rollout_id}: two rows have row_index {row.row_index}; number the "
+                "rows of a rollout"
+            )
         if (row.reward, row.termination) != (first.reward, first.termination):
             raise DataError(
                 f"rollout {first.rollout_id}: row {row.row_index} has reward {row.reward} and "

@@ -38,7 +38,7 @@ def test_layout_of_a_packed_row():
     assert micro.source_R.tolist() == [2, 3, 4, 5, 7]
     assert micro.target_R.tolist() == [10, 11, 12, 13, 10]
     assert micro.mask_R.tolist() == [True, True, False, True, True]
-    assert micro.advantages_R.tolist() == [0.5] * 4 + [-0.5]
+    assert micro.advantages_R.tolist() == [0.5, 0.5, 0.0, 0.5, -0.5]
     assert step.advantages == {"a": 0.5, "b": -0.5}
 
 

@@ -1,0 +1,278 @@
+"""From what a rollout's reward leaves to an advantage for each of its tokens: blocks B to D.
+
+Order (FORMULAS F12): penalties of the reward, group baseline, `clip_shaped` (all before this file),
+KL in the reward, credit over tokens, whitening. Where KL or values are part of it, only a model
+knows them: `build_step` leaves a `CreditPlan` in the batch, and the trainer calls `settle_credit`.
+
+Everything is picked by the mask before any arithmetic, so masked positions may hold anything.
+Legend: `_R` response positions of one row, `_A` trained tokens of one rollout over all its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agentrl.batch.records import (
+    CreditPlan,
+    FloatArray,
+    MicroBatch,
+    RowCredit,
+    RowKey,
+    RowNumbers,
+    StepBatch,
+)
+from agentrl.batch.returns import gae, rewards_to_go, token_kl
+from agentrl.batch.rows import CheckedRow
+from agentrl.batch.select import SelectedRollout
+from agentrl.batch.whitening import whiten
+from agentrl.config.algorithm import AlgorithmSection
+from agentrl.errors import DataError
+from agentrl.metrics.bag import MetricBag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalCredit:
+    """Advantages that nothing will change any more."""
+
+    by_row: Mapping[RowKey, FloatArray]
+    """[R] by row; 0 where the mask is False."""
+    by_rollout: Mapping[str, float]
+    """Mean over trained tokens, for rollouts that have any."""
+    metrics: MetricBag
+    """`batch/advantage_mean` and `batch/advantage_abs_mean`, over rollouts."""
+
+
+def plan_rollout(
+    rollout: SelectedRollout, rows: Sequence[CheckedRow], *, algorithm: AlgorithmSection
+) -> tuple[RowCredit, ...]:
+    """What the rewards of one rollout say about its tokens.
+
+        gae             reward at the last token; with `return_to_go` at the last of each turn
+        return_to_go    A of the turn
+        reinforce       gamma^(tokens that follow) R     (FORMULAS F9)
+        others          A of the rollout
+
+    A turn none of whose tokens is trained has earned its reward for the tokens before it.
+
+    Args:
+        rollout: with its shaped rewards.
+        rows: those of its rows that are computed.
+        algorithm: resolved.
+    """
+    count = sum(int(row.mask_R.sum()) for row in rows)
+    turn_A = _turns(rollout, rows)
+    places = np.arange(count, dtype=np.int64)
+    if algorithm.needs_values:
+        time_A, credit_A = places, _at_last_tokens(rollout.shaped_K, turn_A, count)
+    elif turn_A is not None:
+        time_A, credit_A = turn_A, rollout.shaped_K[turn_A]
+    elif algorithm.advantage_estimator == "reinforce":
+        time_A = places
+        credit_A = rollout.shaped_K[0] * algorithm.gamma ** (count - 1.0 - places)
+    else:
+        time_A = np.zeros(count, dtype=np.int64)
+        credit_A = np.full(count, rollout.shaped_K[0], dtype=np.float64)
+    masks = [row.mask_R for row in rows]
+    return tuple(
+        RowCredit(key=row.key, mask_R=row.mask_R, credit_R=credit_R, time_R=time_R.astype(np.int64))
+        for row, credit_R, time_R in zip(
+            rows, _to_rows(credit_A, masks), _to_rows(time_A, masks), strict=True
+        )
+    )
+
+
+def _at_last_tokens(rewards_K: FloatArray, turn_A: np.ndarray | None, count: int) -> FloatArray:
+    """[A] Each reward at the last trained token that can have earned it."""
+    out = np.zeros(count, dtype=np.float64)
+    for turn, reward in enumerate(rewards_K.tolist()):
+        end = count if turn_A is None else int(np.searchsorted(turn_A, turn, side="right"))
+        if end:
+            out[end - 1] += reward
+    return out
+
+
+def _turns(rollout: SelectedRollout, rows: Sequence[CheckedRow]) -> np.ndarray | None:
+    if rollout.turn_R is None:
+        return None
+    by_index = {
+        row.row_index: turn_R for row, turn_R in zip(rollout.rows, rollout.turn_R, strict=True)
+    }
+    picked = [by_index[row.key.row_index][: len(row.mask_R)][row.mask_R] for row in rows]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *picked])
+
+
+def finish_credit(
+    rollouts: Sequence[Sequence[RowCredit]],
+    advantages: Sequence[FloatArray],
+    *,
+    algorithm: AlgorithmSection,
+) -> FinalCredit:
+    """Whiten over all trained tokens of the step where that is asked for (block D).
+
+    Args:
+        rollouts: rows of each rollout.
+        advantages: [A] of each rollout.
+        algorithm: resolved.
+    """
+    final = list(advantages)
+    if algorithm.whiten_advantages and final:
+        ends = np.cumsum([len(part) for part in final])
+        white = whiten(np.concatenate(final), no_std_norm=algorithm.no_std_norm)
+        final = np.split(white, ends[:-1])
+    by_row: dict[RowKey, FloatArray] = {}
+    by_rollout: dict[str, float] = {}
+    metrics = MetricBag()
+    for rows, part in zip(rollouts, final, strict=True):
+        if not len(part):
+            by_row |= {row.key: np.zeros(len(row.mask_R)) for row in rows}
+            continue
+        split = _to_rows(part, [row.mask_R for row in rows])
+        by_row |= {row.key: values for row, values in zip(rows, split, strict=True)}
+        # The mean of equal numbers is each of them, not one rounding error beside it.
+        mean = float(part[0]) if part.min() == part.max() else float(part.mean())
+        by_rollout[rows[0].key.rollout_id] = mean
+        metrics.mean("batch/advantage_mean", mean)
+        metrics.mean("batch/advantage_abs_mean", float(np.abs(part).mean()))
+    return FinalCredit(by_row=by_row, by_rollout=by_rollout, metrics=metrics)
+
+
+def settle_credit(
+    batch: StepBatch,
+    *,
+    old: RowNumbers | None,
+    ref: RowNumbers | None,
+    values: RowNumbers | None,
+    kl_coef: float,
+    algorithm: AlgorithmSection,
+) -> StepBatch:
+    """Advantages of a batch whose `credit` is open, once models have been asked.
+
+    The same numbers give the same batch, so every rank calls it for itself. With KL in the reward,
+    r_t = -kl_coef kl_t at trained tokens (FORMULAS F12); it is credited like any reward that comes
+    after a token: by `gae`, or as its discounted sum from the token on.
+
+    Args:
+        batch: from `build_step`.
+        old: log-probabilities of the policy whose KL is measured; needed for KL in the reward.
+        ref: those of the reference; needed for KL in the reward.
+        values: of the critic, before each token; needed for `gae`.
+        kl_coef: weight of the penalty, as the controller says now.
+        algorithm: resolved.
+
+    Returns:
+        The batch with `advantages_R`, `advantages` and, with a critic, `returns` filled in.
+        `metrics` holds what was measured here and nothing of what `build_step` counted: `kl` (mean
+        of k3 by token), `batch/advantage_mean`, `batch/advantage_abs_mean`, `batch/return_mean`.
+
+    Raises:
+        DataError: the batch is settled, or a number is missing or not finite; names the row.
+    """
+    if batch.credit is None:
+        raise DataError("settle_credit: the advantages of this batch are final already")
+    metrics = MetricBag()
+    advantages: list[FloatArray] = []
+    returns: dict[RowKey, FloatArray] = {}
+    for rows in batch.credit.rollouts:
+        masks = [row.mask_R for row in rows]
+        credit_A = _pick([row.credit_R for row in rows], masks)
+        time_A = _pick([row.time_R for row in rows], masks)
+        penalty_A = np.zeros(len(credit_A), dtype=np.float64)
+        if algorithm.needs_reference and not algorithm.use_kl_loss:
+            apart_A = _asked(rows, old, "old") - _asked(rows, ref, "ref")
+            metrics.mean("kl", float(token_kl(apart_A, "k3").sum()), count=len(apart_A))
+            penalty_A = -kl_coef * token_kl(apart_A, algorithm.kl_estimator or "k1")
+        if not algorithm.needs_values:
+            gone = rewards_to_go(penalty_A, gamma=algorithm.gamma, times=time_A.astype(np.int64))
+            advantages.append(credit_A + gone)
+            continue
+        found = gae(
+            credit_A + penalty_A,
+            _asked(rows, values, "values"),
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+        )
+        advantages.append(found.advantages_A)
+        for row, returns_R in zip(rows, _to_rows(found.returns_A, masks), strict=True):
+            returns[row.key] = returns_R
+        metrics.mean("batch/return_mean", float(found.returns_A.sum()), count=len(credit_A))
+    final = finish_credit(batch.credit.rollouts, advantages, algorithm=algorithm)
+    metrics.merge(final.metrics)
+    return replace(
+        batch,
+        updates=tuple(
+            replace(
+                update,
+                micro_batches=tuple(_filled(m, final.by_row) for m in update.micro_batches),
+            )
+            for update in batch.updates
+        ),
+        advantages={name: final.by_rollout.get(name, 0.0) for name in batch.advantages},
+        metrics=metrics,
+        credit=None,
+        returns=returns if algorithm.needs_values else None,
+    )
+
+
+def _asked(rows: Sequence[RowCredit], numbers: RowNumbers | None, name: str) -> FloatArray:
+    """[A] What a model said about the trained tokens of a rollout."""
+    if numbers is None:
+        raise DataError(
+            f"settle_credit: algorithm needs `{name}`, got None; ask the model for all rows first"
+        )
+    found = []
+    for row in rows:
+        if not row.mask_R.any():
+            continue
+        numbers_R = numbers.get(row.key)
+        if numbers_R is None or len(numbers_R) != len(row.mask_R):
+            got = "none" if numbers_R is None else str(len(numbers_R))
+            raise DataError(
+                f"settle_credit: row {row.key} has {len(row.mask_R)} response positions, `{name}` "
+                f"has {got} for it; pass one number for each position of every row"
+            )
+        picked = np.asarray(numbers_R, dtype=np.float64)
+        bad = np.flatnonzero(row.mask_R & ~np.isfinite(picked))
+        if len(bad):
+            raise DataError(
+                f"settle_credit: `{name}` is {picked[bad[0]]} at response position {bad[0]} of row "
+                f"{row.key} ({len(bad)} such tokens), expected finite numbers"
+            )
+        found.append(picked[row.mask_R])
+    return np.concatenate([np.zeros(0, dtype=np.float64), *found])
+
+
+def _pick(arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> FloatArray:
+    """[A] The trained tokens of all rows."""
+    picked = [array[mask] for array, mask in zip(arrays, masks, strict=True)]
+    return np.concatenate([np.zeros(0, dtype=np.float64), *picked])
+
+
+def _to_rows(values_A: np.ndarray, masks: Sequence[np.ndarray]) -> list[FloatArray]:
+    """Numbers of trained tokens at their places in the rows, 0 elsewhere."""
+    out, start = [], 0
+    for mask_R in masks:
+        end = start + int(mask_R.sum())
+        values_R = np.zeros(len(mask_R), dtype=np.float64)
+        values_R[mask_R] = values_A[start:end]
+        out.append(values_R)
+        start = end
+    return out
+
+
+def _filled(micro: MicroBatch, advantages: RowNumbers) -> MicroBatch:
+    """Response positions of a row come in its order, wherever they are in the micro-batch."""
+    if not micro.rows:
+        return micro
+    wanted = np.bincount(micro.row_R, minlength=len(micro.rows)).tolist()
+    for key, count in zip(micro.rows, wanted, strict=True):
+        assert len(advantages[key]) == count, (key, len(advantages[key]), count)
+    advantages_R = np.empty(len(micro.row_R), dtype=np.float64)
+    order = np.argsort(micro.row_R, kind="stable")
+    advantages_R[order] = np.concatenate([advantages[key] for key in micro.rows])
+    return replace(micro, advantages_R=advantages_R)
+
+
+__all__ = ["CreditPlan", "FinalCredit", "finish_credit", "plan_rollout", "settle_credit"]

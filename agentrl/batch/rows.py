@@ -1,0 +1,103 @@
+"""Trajectories into rows: checked, masked by age, cut where nothing more is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl.batch.records import BoolArray, FloatArray, IntArray, Row, RowKey
+from agentrl.errors import DataError
+from agentrl.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRow:
+    """A row without the numbers that depend on other rows. Fields are those of `Row`."""
+
+    key: RowKey
+    """Which row."""
+    input_ids: IntArray
+    """[prompt + response]."""
+    prompt_length: int
+    """Tokens before the first response position."""
+    mask_R: BoolArray
+    """True where a token is trained."""
+    sampled_R: BoolArray
+    """True where the policy sampled the token."""
+    rollout_log_probs_R: FloatArray
+    """The sampler's; any value where `sampled_R` is False."""
+    temperature: float
+    """Sampling temperature."""
+
+    def with_numbers(self, *, advantages_R: FloatArray, weight: float) -> Row:
+        """The row of one update."""
+        return Row(
+            key=self.key,
+            input_ids=self.input_ids,
+            prompt_length=self.prompt_length,
+            mask_R=self.mask_R,
+            rollout_log_probs_R=self.rollout_log_probs_R,
+            sampled_R=self.sampled_R,
+            advantages_R=advantages_R,
+            weight=weight,
+            temperature=self.temperature,
+        )
+
+
+def check_row(
+    trajectory: Trajectory, *, oldest_version: int | None, keep_observations: bool
+) -> CheckedRow | None:
+    """One checked row; None if no loss looks at any of its tokens.
+
+    What follows the last trained token conditions nothing and is cut off.
+
+    Args:
+        trajectory: the row.
+        oldest_version: tokens sampled by older weights are not trained; None trains all.
+        keep_observations: whether a loss looks at what the environment put there: nothing is cut.
+
+    Raises:
+        DataError: a broken row, naming it and the value.
+    """
+    key = RowKey(
+        group_id=trajectory.group_id,
+        rollout_id=trajectory.rollout_id,
+        row_index=trajectory.row_index,
+    )
+    if not trajectory.prompt_ids:
+        raise DataError(f"row {key}: prompt_ids is empty; nothing predicts the first token")
+    if not trajectory.temperature > 0:
+        raise DataError(
+            f"row {key}: temperature is {trajectory.temperature}; log-probabilities of greedy "
+            "samples cannot be trained on"
+        )
+    odd = sorted(set(trajectory.response_mask) - {0, 1})
+    if odd:
+        raise DataError(f"row {key}: response_mask holds {odd}, expected only 0 and 1")
+    mask = np.array(trajectory.response_mask, dtype=np.bool_)
+    if oldest_version is not None:
+        mask &= np.array(trajectory.policy_versions, dtype=np.int64) >= oldest_version
+    if not mask.any() and not keep_observations:
+        return None
+    length = len(mask) if keep_observations else int(np.flatnonzero(mask)[-1]) + 1
+    mask = mask[:length]
+    log_probs = np.array(trajectory.rollout_log_probs[:length], dtype=np.float64)
+    bad = np.flatnonzero(mask & ~np.isfinite(log_probs))
+    if len(bad):
+        raise DataError(
+            f"row {key}: rollout_log_probs is {log_probs[bad[0]]} at response position {bad[0]} "
+            f"({len(bad)} such positions), expected a finite number for every sampled token"
+        )
+    ids = np.array(trajectory.prompt_ids + trajectory.response_ids[:length], dtype=np.int64)
+    if ids.min() < 0:
+        raise DataError(f"row {key}: token id {ids.min()} is negative")
+    return CheckedRow(
+        key=key,
+        input_ids=ids,
+        prompt_length=len(trajectory.prompt_ids),
+        mask_R=mask,
+        sampled_R=np.array(trajectory.response_mask[:length], dtype=np.bool_),
+        rollout_log_probs_R=log_probs,
+        temperature=trajectory.temperature,
+    )
