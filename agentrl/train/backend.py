@@ -47,6 +47,12 @@ class TrainBackend(Protocol):
     """`compensation(...)` of this backend; `backward` multiplies by it."""
     mask_keys: tuple[str, ...]
     """Masks whose tokens `log_probs` covers; see `MASK_KEYS`."""
+    rank: int
+    """Of this process, from 0. Rank 0 writes what is stored."""
+    world_size: int
+    """Ranks that train together."""
+    lockstep: bool
+    """Whether passes talk to the other ranks, so that all ranks have to make equally many."""
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """A micro-batch on the device of the model."""
@@ -71,7 +77,8 @@ class TrainBackend(Protocol):
     def share(self, update: PackedBatch) -> PackedBatch:
         """The micro-batches of an update that this rank computes, under the global counts.
 
-        Every rank is given the same updates; a rank may have nothing to do in one.
+        Every rank is given the same updates; a rank may have nothing to do in one. Ranks in
+        lock-step get equally many, some of them padding without rows.
         """
         ...
 
@@ -96,13 +103,20 @@ class TrainBackend(Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full weights under the names of the model's own state; see `Trainer.weights`."""
+        """Full weights under the names of the model's own state; see `Trainer.weights`.
+
+        All ranks iterate to the end, also those that do not look at the tensors.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer state; loadable with `torch.load(weights_only=True)`."""
+        """Optimizer state in full tensors by parameter name, whoever held which part of them.
+
+        Loadable with `torch.load(weights_only=True)`, by any number of ranks and any backend. All
+        ranks call; on ranks in lock-step that are not rank 0 it is empty.
+        """
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over optimizer state and the weights in it."""
+        """Take over optimizer state and the weights in it; all ranks are given the same."""
         ...

@@ -52,6 +52,7 @@ class DataParallelBackend(TorchBackend):
             model, train=train, gradient_checkpointing=gradient_checkpointing, mask_keys=mask_keys
         )
         self._ranks = ranks
+        self.rank, self.world_size = ranks.rank, ranks.world_size
         self.loss_factor = compensation(
             data_parallel_size=ranks.world_size, averages_over_ranks=False
         )

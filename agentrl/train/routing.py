@@ -1,8 +1,8 @@
-"""Micro-batches over workers and ranks, each to whom least was given so far.
+"""The experience batcher: work over workers, and the rows of an update over ranks (S1).
 
 Pure and deterministic: every rank computes the same assignment from the same batch, so nothing has
-to be sent around to agree on it. Nothing is cut or repacked and no number changes, since the
-weights of a batch hold global denominators already.
+to be sent around to agree on it. No number of a row changes, since the weights of a batch hold
+global denominators already.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from agentrl.batch.cut import halves
+from agentrl.batch.packing import padding_micro_batch
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.errors import TrainError
+
+BALANCED = 1.05
+"""No micro-batch is cut to bring the longest share nearer to the mean than this factor."""
 
 
 def least_loaded(sizes: Sequence[int], workers: int) -> list[list[int]]:
@@ -39,20 +44,67 @@ def least_loaded(sizes: Sequence[int], workers: int) -> list[list[int]]:
     return [sorted(members) for members in assigned]
 
 
-def assign(micro_batches: Sequence[MicroBatch], workers: int) -> list[list[int]]:
-    """Indices of the micro-batches that each worker gets, by tokens the model reads."""
-    return least_loaded([micro.num_tokens for micro in micro_batches], workers)
+def assign(micro_batches: Sequence[MicroBatch], workers: int) -> list[list[MicroBatch]]:
+    """The micro-batches that each worker gets, about equal in tokens the model reads.
+
+    Whole micro-batches where those are even enough. Otherwise the largest one of the longest share
+    is cut in two between rollouts, as long as that makes the shares more even. Everybody gets a
+    rollout where there are enough.
+    """
+    pieces = list(micro_batches)
+    while len(pieces) < workers and _cut_largest(pieces, range(len(pieces))):
+        pass
+    assigned = least_loaded([piece.num_tokens for piece in pieces], workers)
+    while True:
+        loads = [sum(pieces[index].num_tokens for index in part) for part in assigned]
+        longest = max(range(workers), key=lambda worker: (loads[worker], -worker))
+        if loads[longest] * workers <= BALANCED * sum(loads):
+            break
+        finer = list(pieces)
+        if not _cut_largest(finer, assigned[longest]):
+            break
+        candidate = least_loaded([piece.num_tokens for piece in finer], workers)
+        again = [sum(finer[index].num_tokens for index in part) for part in candidate]
+        # Squares fall with every cut that helps, also while two shares are equally long.
+        if sum(load * load for load in again) >= sum(load * load for load in loads):
+            break
+        pieces, assigned = finer, candidate
+    return [[pieces[index] for index in part] for part in assigned]
 
 
-def share(update: PackedBatch, rank: int, world_size: int) -> PackedBatch:
+def _cut_largest(pieces: list[MicroBatch], among: Sequence[int]) -> bool:
+    """Replace the largest piece that can be cut by its two parts; False if none can."""
+    for index in sorted(among, key=lambda i: (-pieces[i].num_tokens, i)):
+        parts = halves(pieces[index])
+        if parts is not None:
+            pieces[index : index + 1] = parts
+            return True
+    return False
+
+
+def share(
+    update: PackedBatch, rank: int, world_size: int, *, lockstep: bool = False
+) -> PackedBatch:
     """The part of an update that one rank computes; the global counts stay those of the whole.
 
     The gradients of all ranks *summed* are the gradient of the update.
+
+    Args:
+        update: the whole.
+        rank: from 0.
+        world_size: how many ranks there are.
+        lockstep: whether all ranks need equally many micro-batches. They come longest first, so
+            that those computed at the same time are about equal, and end with padding.
 
     Raises:
         TrainError: a rank that is not there.
     """
     if not 0 <= rank < world_size:
         raise TrainError(f"rank {rank} is not one of {world_size} ranks")
-    mine = assign(update.micro_batches, world_size)[rank]
-    return replace(update, micro_batches=tuple(update.micro_batches[index] for index in mine))
+    shares = assign(update.micro_batches, world_size)
+    mine = shares[rank]
+    if lockstep:
+        mine = sorted(mine, key=lambda micro: -micro.num_tokens)
+        missing = max(len(part) for part in shares) - len(mine)
+        mine += [padding_micro_batch() for _ in range(missing)]
+    return replace(update, micro_batches=tuple(mine))

@@ -25,6 +25,10 @@ RESPONSE_MASK = ("response_mask",)
 class TorchBackend:
     """A `TrainBackend` of one rank. The model stays in evaluation mode: nothing is dropped out."""
 
+    rank = 0
+    world_size = 1
+    lockstep = False
+
     def __init__(
         self,
         model: Any,
@@ -48,7 +52,7 @@ class TorchBackend:
         """See `TrainBackend`."""
         param = next(self._model.parameters())
         kind = torch.promote_types(param.dtype, torch.float32)
-        return to_tensors(micro, device=param.device, dtype=kind)
+        return to_tensors(micro, device=param.device, dtype=kind, mask_keys=self.mask_keys)
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -52,15 +52,18 @@ def train_on_bad_rows(address, rank, world_size, bad, good, temperature):
 def spoiled(step, name, value, *, rank):
     """The same step with a number replaced in one row, of those that `rank` of three gets."""
     (update,) = step.updates
-    micros = list(update.micro_batches)
-    place = assign(micros, 3)[rank][0]
-    micro = micros[place]
-    if name == "temperature_N":
-        changed = np.where(np.arange(len(micro.rows)) == 0, value, micro.temperature_N)
-    else:
-        changed = np.where(micro.row_R == 0, value, getattr(micro, name))
-    micros[place] = replace(micro, **{name: changed})
-    return replace(step, updates=(replace(update, micro_batches=tuple(micros)),)), micro.rows[0]
+    bad = assign(update.micro_batches, 3)[rank][0].rows[0]
+    micros = []
+    for micro in update.micro_batches:
+        if bad in micro.rows:
+            index = micro.rows.index(bad)
+            if name == "temperature_N":
+                chosen = np.arange(len(micro.rows)) == index
+            else:
+                chosen = micro.row_R == index
+            micro = replace(micro, **{name: np.where(chosen, value, getattr(micro, name))})
+        micros.append(micro)
+    return replace(step, updates=(replace(update, micro_batches=tuple(micros)),)), bad
 
 
 def test_a_gradient_that_is_not_finite_is_given_up_by_all_ranks(crew):
