@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_fakes import drive, fake_config
+from driver_fakes import FakeWorker, Fuse, drive, fake_config
 
 from agentrl.config import parse_config
 from agentrl.config.schema import CheckpointSection
@@ -19,6 +20,7 @@ from agentrl.runtime.checkpoint import (
     save_checkpoint,
     would_be_kept,
 )
+from agentrl.types import Task, Trajectory
 
 
 def state(step: int, **scores: float) -> CheckpointState:
@@ -98,25 +100,26 @@ def test_a_step_is_saved_for_its_score_alone(tmp_path: Path) -> None:
     assert not would_be_kept(tmp_path, state(3, held=0.6), CheckpointSection(keep_best=0))
 
 
+class BestInTheMiddle(FakeWorker):
+    """Evaluations score 0.9 at step 3 and less and less after it."""
+
+    def _row(self, task: Task, group_id: str, index: int, seed: int) -> Trajectory:
+        row = super()._row(task, group_id, index, seed)
+        if not group_id.startswith("eval-held-"):
+            return row
+        step = int(group_id.removeprefix("eval-held-").split("/")[0])
+        return replace(row, reward=0.9 - 0.1 * abs(step - 3))
+
+
 async def test_a_run_keeps_its_best_step_though_no_save_was_due(tmp_path: Path) -> None:
     """Every step is evaluated, and no save is due before the last. Fails if scores do not reach
     the checkpoints, or if only every_steps saves."""
-    settings = {"checkpoint": {"every_steps": 99, "keep_last": 1, "keep_best": 1}}
-    config = changed(fake_config(tmp_path), **settings, eval={"every_steps": 1})
-    await drive(config)
-    root = tmp_path / "fake" / "checkpoints"
-    scores = {item.state.step: item.state.score("") for item in list_checkpoints(root)}
-    logged = logged_scores(tmp_path / "fake" / "metrics.jsonl")
-    best = max(logged, key=lambda step: (logged[step], step))
-    assert set(scores) == {best, max(logged)}
-    assert scores[best] == pytest.approx(logged[best])
-
-
-def logged_scores(path: Path) -> dict[int, float]:
-    from agentrl.metrics.sinks import read_metrics
-
-    lines = [line for line in read_metrics(path) if line["step"] > 0]
-    return {line["step"]: line["eval/held/score"] for line in lines}
+    settings = {"every_steps": 99, "keep_last": 1, "keep_best": 1}
+    config = changed(fake_config(tmp_path), checkpoint=settings, eval={"every_steps": 1})
+    await drive(config, worker=BestInTheMiddle(Fuse()))
+    found = list_checkpoints(tmp_path / "fake" / "checkpoints")
+    scores = {item.state.step: item.state.score("") for item in found}
+    assert scores == {3: pytest.approx(0.9), 7: pytest.approx(0.5)}
 
 
 def changed(config: Any, **sections: dict[str, Any]) -> Any:
