@@ -146,7 +146,8 @@ class AlgorithmSection(Section):
     """Credit of a turn: the `sum` of all rewards of its rollout, or what came from that turn on,
     against the whole returns of the siblings."""
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount per action token (`gae` and, with `return_to_go`, per turn)."""
+    """Discount per action token with `gae` and `reinforce`; per turn where `return_to_go` credits
+    turns without a critic. Elsewhere a rollout has one advantage, and nothing is discounted."""
     lam: float = Field(default=0.95, ge=0, le=1)
     """Lambda of `gae`."""
     whiten_advantages: bool | None = None
@@ -238,6 +239,12 @@ class AlgorithmSection(Section):
             found.append(
                 f"policy_loss gspo with loss_agg_mode {self.loss_agg_mode}: its ratio is one of "
                 "whole sequences; use seq-mean-token-mean"
+            )
+        flat = self.turn_rewards == "sum" and self.advantage_estimator not in ("gae", "reinforce")
+        if self.gamma != 1.0 and flat:
+            found.append(
+                f"gamma {self.gamma} has no effect with advantage_estimator "
+                f"{self.advantage_estimator} and turn_rewards sum: a rollout has one advantage"
             )
         if self.dual_clip is not None and self.policy_loss not in ("ppo_clip", "gspo"):
             found.append(f"dual_clip has no effect with policy_loss {self.policy_loss}")
