@@ -8,8 +8,8 @@ shapes the very same numbers again, and needs nothing but the running statistics
 it, which every checkpoint holds.
 
 Invariants: `score`, ids and masks are never changed; a rollout that cannot be trusted is passed on
-as it is and enters no statistic; the rewards of the turns add up to the reward of the rollout, what
-is not a turn's own standing at the last one.
+as it is and enters no statistic; what multiplies the reward of a rollout multiplies those of its
+turns, and what is added to it is no turn's (return-to-go puts it at the last one).
 """
 
 from __future__ import annotations
@@ -218,36 +218,17 @@ def _note(bag: MetricBag, name: str, taken: float, *, bites: bool | None = None)
 
 def _rebuilt(group: TrajectoryGroup, shaped: Mapping[str, _Shaped]) -> TrajectoryGroup:
     """The group with shaped rewards; the very same one where none changed."""
-    new: dict[tuple[str, int], Trajectory] = {}
-    for rollout_id in {row.rollout_id for row in group.trajectories} & shaped.keys():
-        item = shaped[rollout_id]
-        turns = _shaped_turns(item)
-        for row, its_turns in zip(item.rows, turns, strict=True):
-            if item.reward != row.reward or its_turns != row.turns:
-                new[row.rollout_id, row.row_index] = replace(
-                    row, reward=item.reward, turns=its_turns
-                )
-    if not new:
-        return group
-    rows = (new.get((row.rollout_id, row.row_index), row) for row in group.trajectories)
-    return replace(group, trajectories=tuple(rows))
+    rows = tuple(_with_reward(row, shaped.get(row.rollout_id)) for row in group.trajectories)
+    same = all(new is old for new, old in zip(rows, group.trajectories, strict=True))
+    return group if same else replace(group, trajectories=rows)
 
 
-def _shaped_turns(item: _Shaped) -> list[tuple[Turn, ...]]:
-    """Turns by row, whose rewards add up to the reward of the rollout."""
-    rewards = [turn.reward for row in item.rows for turn in row.turns if turn.reward is not None]
-    rest = item.reward - item.scale * math.fsum(rewards)
-    exact = math.isclose(item.reward, item.reward - rest, rel_tol=1e-9, abs_tol=1e-12)
-    if not rewards or (item.scale == 1.0 and exact):
-        return [row.turns for row in item.rows]
-    out: list[tuple[Turn, ...]] = []
-    for row in reversed(item.rows):
-        turns: list[Turn] = []
-        for turn in reversed(row.turns):
-            if turn.reward is None:
-                turns.append(turn)
-                continue
-            turns.append(replace(turn, reward=turn.reward * item.scale + rest))
-            rest = 0.0
-        out.append(tuple(reversed(turns)))
-    return out[::-1]
+def _with_reward(row: Trajectory, item: _Shaped | None) -> Trajectory:
+    if item is None or (item.scale == 1.0 and item.reward == row.reward):
+        return row
+    turns = row.turns if item.scale == 1.0 else tuple(_scaled(t, item.scale) for t in row.turns)
+    return replace(row, reward=item.reward, turns=turns)
+
+
+def _scaled(turn: Turn, factor: float) -> Turn:
+    return turn if turn.reward is None else replace(turn, reward=turn.reward * factor)

@@ -181,6 +181,7 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
         AgentrlError: the first thing that does not resolve.
     """
     from agentrl.chat import build_parser
+    from agentrl.reward import load_reward_functions
     from agentrl.train.pretrained import check_model_path
 
     check_schedule(config)
@@ -188,6 +189,7 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     build_parser(config.chat.tool_parser)
     make_tools(config.env, base=base)
     make_env_factory(config.env, base=base)
+    load_reward_functions(config.reward, base=base, timeout_s=config.rollout.env_timeout_s)
 
 
 def open_run(config: RunConfig, *, base: Path) -> RunDir | None:
@@ -304,7 +306,7 @@ async def _open_stages(
         version=checkpoint.state.version if checkpoint else 0,
         train=True,
     ) as policy:
-        learner, trainer = open_learner(config, policy, store, checkpoint)
+        learner, trainer = open_learner(config, policy, store, checkpoint, base=base)
         async with _syncing(config, policy, trainer, directory) as push:
             engines = LocalEngines(
                 policy.engines.client,
@@ -323,7 +325,12 @@ async def _open_stages(
 
 
 def open_learner(
-    config: RunConfig, policy: Policy, store: TrajectoryStore, checkpoint: Checkpoint | None
+    config: RunConfig,
+    policy: Policy,
+    store: TrajectoryStore,
+    checkpoint: Checkpoint | None,
+    *,
+    base: Path,
 ) -> tuple[LocalLearner, Trainer]:
     """The trainer of a policy, where its checkpoint left it."""
     from agentrl.train import Trainer, load_reference
@@ -342,7 +349,12 @@ def open_learner(
     if checkpoint:
         trainer.load(checkpoint.path)
     learner = LocalLearner(
-        config, trainer, store, save=lambda folder: _save(folder, pretrained, trainer)
+        config,
+        trainer,
+        store,
+        save=lambda folder: _save(folder, pretrained, trainer),
+        base=base,
+        checkpoint=checkpoint.path if checkpoint else None,
     )
     return learner, trainer
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from agentrl.config import RunConfig
 from agentrl.metrics import MetricBag
-from agentrl.runtime.collect import GroupRunner, stable_seed
+from agentrl.runtime.collect import GroupRunner
 from agentrl.runtime.patience import Guard, Push, push_patiently, to_the_end
+from agentrl.runtime.prepare import PreparedStep, StepMaker
 from agentrl.runtime.stages import GroupHandle, HeldGroup
 from agentrl.serving.threads import run_computing
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from agentrl.batch import StepBatch
     from agentrl.data import TrajectoryStore
     from agentrl.serving import TokenClient
     from agentrl.serving.records import EngineStats
@@ -58,11 +58,26 @@ class LocalLearner:
         store: TrajectoryStore,
         *,
         save: Callable[[Path], None],
+        base: Path | None = None,
+        checkpoint: Path | None = None,
     ) -> None:
-        self._config = config
+        """Take the trainer.
+
+        Args:
+            config: of the run.
+            trainer: stands where `checkpoint` left it.
+            store: where trajectories go.
+            save: writes weights, tokenizer and trainer state into a folder.
+            base: where relative paths of the config start.
+            checkpoint: what the run goes on from; None begins it.
+
+        Raises:
+            AgentrlError: as `StepMaker`.
+        """
         self._trainer = trainer
         self._store = store
         self._save = save
+        self._maker = StepMaker(config, base=base, checkpoint=checkpoint)
 
     @property
     def version(self) -> int:
@@ -79,25 +94,19 @@ class LocalLearner:
     ) -> MetricBag:
         """See `LearnStage`."""
         # Rollouts go on beside it, so none of it runs on the event loop.
-        batch, bag = await asyncio.to_thread(self._prepare, step, _held(groups), stored)
+        prepared = await asyncio.to_thread(self._prepare, step, _held(groups), stored)
+        batch, bag = prepared.batch, prepared.metrics
         if not any(update.micro_batches for update in batch.updates):
             bag.sum("train/steps_without_signal", 1)
         bag.merge(await run_computing(self._trainer.step, batch, on_progress))
         return bag
 
-    def _prepare(
-        self, step: int, groups: Sequence[TrajectoryGroup], stored: bool
-    ) -> tuple[StepBatch, MetricBag]:
+    def _prepare(self, step: int, groups: Sequence[TrajectoryGroup], stored: bool) -> PreparedStep:
         """The batch of a step, whose groups are on disk when this returns."""
-        from agentrl.rollout import rollout_metrics
-
-        held = drop_too_old(self._config, step, groups)
-        bag = rollout_metrics(held)
-        batch = build(self._config, step, held)
-        bag.merge(batch.metrics)
+        prepared = self._maker.prepare(step, groups)
         if not stored:
-            self._store.write(step, "train", held, batch.advantages)
-        return batch, bag
+            self._store.write(step, "train", prepared.groups, prepared.batch.advantages)
+        return prepared
 
     async def keep(self, step: int, kind: str, groups: Sequence[GroupHandle]) -> None:
         """See `LearnStage`."""
@@ -106,6 +115,7 @@ class LocalLearner:
     def save(self, folder: Path) -> None:
         """See `LearnStage`."""
         self._save(folder)
+        self._maker.save(folder)
 
 
 class LocalEngines:
@@ -153,39 +163,6 @@ class LocalEngines:
     def stats(self) -> Mapping[str, EngineStats]:
         """See `EngineStage`."""
         return self._client.stats()
-
-
-def drop_too_old(
-    config: RunConfig, step: int, groups: Sequence[TrajectoryGroup]
-) -> list[TrajectoryGroup]:
-    """The groups of a step as they are stored and trained: what `schedule.stale` drops is `STALE`.
-
-    Step n is trained from version n - 1.
-    """
-    from agentrl.data.staleness import drop_stale, oldest_allowed
-
-    oldest = oldest_allowed(config.schedule, step - 1)
-    if oldest is None or config.schedule.stale != "drop":
-        return list(groups)
-    return [drop_stale(group, oldest_version=oldest, version=step - 1) for group in groups]
-
-
-def build(config: RunConfig, step: int, groups: Sequence[TrajectoryGroup]) -> Any:
-    """The batch of a step: the same for the same groups, in whatever process."""
-    from agentrl.batch import build_step
-    from agentrl.data.staleness import oldest_allowed
-
-    train, schedule = config.train, config.schedule
-    masked = oldest_allowed(schedule, step - 1) if schedule.stale == "mask" else None
-    return build_step(
-        groups,
-        algorithm=config.resolved_algorithm(),
-        micro_batch_tokens=train.micro_batch_tokens,
-        minibatches=train.minibatches,
-        epochs=train.epochs_per_batch,
-        seed=stable_seed(config.run.seed, "batch", step),
-        oldest_version=masked,
-    )
 
 
 def _held(groups: Sequence[GroupHandle]) -> list[TrajectoryGroup]:

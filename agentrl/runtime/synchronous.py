@@ -1,8 +1,13 @@
 """The synchronous driver: one step after the other, strictly on-policy.
 
     take tasks -> run groups -> store, batch, train -> sync -> evaluate -> log -> save
-        ^                                                                        |
-        +------------------------------------------------------------------------+
+     ^  ^            |                                                           |
+     |  +- filtered -+                                                           |
+     +---------------------------------------------------------------------------+
+
+With `reward.dynamic_filtering` a step asks for more tasks in place of groups that teach nothing, up
+to `reward.filter_rounds` times. All its groups are stored as one step and in the order in which
+their tasks were taken, so a resume knows from the store how far the tasks are used up.
 
 A signal wakes the rollouts, which are cancelled and clean up; an optimizer step and a checkpoint
 always run to their end.
@@ -18,6 +23,7 @@ from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.collect import stable_seed
 from agentrl.runtime.driver import Driver
+from agentrl.runtime.refill import missing_groups, note_rounds
 from agentrl.runtime.stages import GroupHandle
 from agentrl.runtime.stored import stored_groups
 from agentrl.types import Task, TrajectoryGroup
@@ -34,41 +40,50 @@ class SynchronousRun(Driver):
     async def _step(self, step: int) -> None:
         began = time.monotonic()
         bag = MetricBag()
-        tasks = self._parts.cursor.take(self._config.rollout.prompts_per_step)
-        groups, fresh = await self._rollouts(step, tasks, bag)
-        await self._learn(step, groups, bag, stored=not fresh)
-        await self._sync_trained(bag)
-        await self._finish_step(step, bag, began=began, fresh=fresh)
-
-    async def _rollouts(
-        self, step: int, tasks: Sequence[Task], bag: MetricBag
-    ) -> tuple[list[GroupHandle], bool]:
-        """The groups of a step: from the store if a killed process left them there, else new."""
         self._stop.check()
-        section = self._config.rollout
         stored = stored_groups(self._parts.store, "train", step)
-        if stored:
-            self._progress.phase("replay", len(tasks) * section.n_samples_per_prompt)
-            _check_replay(step, tasks, stored)
-            groups = [self._stages.rollouts.adopt(group) for group in stored]
-        else:
-            began = time.monotonic()
-            groups = await self._collect(
+        groups = self._replay(step, stored) if stored else await self._roll_out(step, bag)
+        self._count(groups, bag, started=len(groups) * self._config.rollout.n_samples_per_prompt)
+        await self._learn(step, groups, bag, stored=bool(stored))
+        await self._sync_trained(bag)
+        await self._finish_step(step, bag, began=began, fresh=not stored)
+
+    def _replay(self, step: int, stored: Sequence[TrajectoryGroup]) -> list[GroupHandle]:
+        """What a killed process stored, however many rounds it took: as many tasks are done."""
+        self._progress.phase("replay", sum(1 for group in stored for _ in group.rollouts()))
+        _check_replay(step, self._parts.cursor.take(len(stored)), stored)
+        return [self._stages.rollouts.adopt(group) for group in stored]
+
+    async def _roll_out(self, step: int, bag: MetricBag) -> list[GroupHandle]:
+        """The groups of a step, and more of them for those that the dynamic filter leaves out."""
+        began = time.monotonic()
+        rollout, reward = self._config.rollout, self._config.reward
+        seed = step_seeds(self._config.run.seed, step)
+        groups: list[GroupHandle] = []
+        rounds, missing = 0, rollout.prompts_per_step
+        while missing:
+            groups += await self._collect(
                 "rollout",
-                tasks,
-                name=f"step-{step}",
-                n=section.n_samples_per_prompt,
-                temperature=section.temperature,
-                seed=step_seeds(self._config.run.seed, step),
+                self._parts.cursor.take(missing),
+                name=f"step-{step}" if rounds == 0 else f"step-{step}/round-{rounds}",
+                n=rollout.n_samples_per_prompt,
+                temperature=rollout.temperature,
+                seed=seed,
             )
-            seconds = time.monotonic() - began
-            reports = [handle.report for handle in groups]
-            self._watch.trained(step, reports)
-            bag.sum("timing_s/rollout", seconds)
-            tokens = sum(report.tokens for report in reports)
-            bag.mean("perf/tokens_per_second", tokens, count=seconds)
-        self._count(groups, bag, started=len(tasks) * section.n_samples_per_prompt)
-        return groups, not stored
+            missing = missing_groups(
+                [handle.report for handle in groups], reward, wanted=rollout.prompts_per_step
+            )
+            if rounds == reward.filter_rounds:
+                break
+            rounds += bool(missing)
+        seconds = time.monotonic() - began
+        reports = [handle.report for handle in groups]
+        self._watch.trained(step, reports)
+        note_rounds(bag, reward, rounds=rounds, missing=missing)
+        bag.sum("timing_s/rollout", seconds)
+        tokens = sum(report.tokens for report in reports)
+        bag.mean("perf/tokens_per_second", tokens, count=seconds)
+        return groups
 
 
 def step_seeds(seed: int, step: int) -> Callable[[Task], int]:

@@ -11,6 +11,9 @@ and cuts nobody. Strictly on-policy: every token of a step comes from the weight
 task is trained once an epoch, and the last task of an epoch no later than in the step with the
 first of the next. What was sampled of a group that is cut is thrown away.
 
+With `reward.dynamic_filtering` a step takes further rounds for groups that teach nothing, up to
+`reward.filter_rounds`.
+
 Inside an epoch the order is no longer random: tasks that end soon come early and long ones late.
 
 A signal wakes the rollouts, which are cancelled and clean up; an optimizer step and a checkpoint
@@ -29,6 +32,7 @@ from agentrl.data.cursor import Claim
 from agentrl.metrics import MetricBag
 from agentrl.runtime.collect import stable_seed
 from agentrl.runtime.driver import Driver
+from agentrl.runtime.refill import missing_groups, note_rounds
 from agentrl.runtime.stages import GroupHandle
 from agentrl.runtime.stored import stored_groups
 from agentrl.runtime.streamed import commit_stored, group_name
@@ -97,10 +101,32 @@ class TailBatchingRun(Driver):
         await self._learn(step, groups, bag, stored=stored)
 
     async def _roll_out(self, step: int, bag: MetricBag) -> list[Finished]:
-        """The first groups of a round; the tasks of the others are put off."""
+        """The groups of a round, and of further ones for those that the dynamic filter leaves out;
+        the tasks of groups that were cut are put off."""
         began = time.monotonic()
-        section, cursor = self._config.rollout, self._parts.cursor
-        size, n = section.prompts_per_step, section.n_samples_per_prompt
+        section, reward = self._config.rollout, self._config.reward
+        finished: list[Finished] = []
+        rounds, missing = 0, section.prompts_per_step
+        while missing:
+            finished += await self._round(missing, bag)
+            missing = missing_groups(
+                [item.group.report for item in finished], reward, wanted=section.prompts_per_step
+            )
+            if rounds == reward.filter_rounds:
+                break
+            rounds += bool(missing)
+        reports = [item.group.report for item in finished]
+        self._watch.trained(step, reports)
+        note_rounds(bag, reward, rounds=rounds, missing=missing)
+        seconds = time.monotonic() - began
+        bag.sum("timing_s/rollout", seconds)
+        tokens = sum(report.tokens for report in reports)
+        bag.mean("perf/tokens_per_second", tokens, count=seconds)
+        return finished
+
+    async def _round(self, size: int, bag: MetricBag) -> list[Finished]:
+        """The first `size` groups of a round; the tasks of the others are put off."""
+        cursor, n = self._parts.cursor, self._config.rollout.n_samples_per_prompt
         plan = plan_round(
             size=size,
             oversample=self._config.schedule.oversample,
@@ -116,13 +142,7 @@ class TailBatchingRun(Driver):
         put_off = [claim for claim in claims if claim.index not in done]
         for claim in put_off:
             cursor.release(claim.index)
-        reports = [item.group.report for item in finished]
-        self._watch.trained(step, reports)
-        seconds = time.monotonic() - began
         bag.sum("rollout/put_off", len(put_off) * n)
-        bag.sum("timing_s/rollout", seconds)
-        tokens = sum(report.tokens for report in reports)
-        bag.mean("perf/tokens_per_second", tokens, count=seconds)
         return finished
 
     async def _run_group(self, claim: Claim) -> GroupHandle:

@@ -284,6 +284,7 @@ async def drive(
                 trainer,  # pyright: ignore[reportArgumentType]
                 store,
                 save=save or trainer.save,
+                checkpoint=point.checkpoint.path if point.checkpoint else None,
             ),
         ),
         cursor=point.cursor,

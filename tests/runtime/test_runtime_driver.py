@@ -43,6 +43,7 @@ def digest_of_store(config: RunConfig) -> str:
             minibatches=config.train.minibatches,
             epochs=config.train.epochs_per_batch,
             seed=stable_seed(config.run.seed, "batch", step),
+            prefix_sharing=config.train.prefix_sharing,
         )
         digest = chain(digest, batch)
     return digest

@@ -45,6 +45,7 @@ def assert_weights_are_one_pass_over_the_store(project: Path, run: Path) -> None
                 algorithm=config.resolved_algorithm(),
                 micro_batch_tokens=config.train.micro_batch_tokens,
                 seed=stable_seed(config.run.seed, "batch", step),
+                prefix_sharing=config.train.prefix_sharing,
             )
             trainer.step(batch)
     finally:

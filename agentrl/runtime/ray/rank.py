@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.metrics import MetricBag
+from agentrl.runtime.prepare import StepMaker
 from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.layout import engine_width
 from agentrl.runtime.ray.sender import SenderFacts
@@ -45,6 +46,8 @@ class Rank:
         self._config, self._place = spec.config, place
         self._pretrained = pretrained
         self._others = others
+        # Every rank builds every batch, so every rank has the reward statistics.
+        self._maker = StepMaker(spec.config, base=spec.base, checkpoint=place.checkpoint)
         self._weights = spec.run_dir / "weights"
         self._sender: WeightSender | None = None
 
@@ -125,15 +128,10 @@ class Rank:
             groups: all of the step.
             stored: whether they came from the store.
         """
-        from agentrl.rollout import rollout_metrics
-        from agentrl.runtime.local import build, drop_too_old
-
-        groups = drop_too_old(self._config, step, groups)
-        bag = rollout_metrics(groups)
-        batch = build(self._config, step, groups)
-        bag.merge(batch.metrics)
+        prepared = self._maker.prepare(step, groups)
+        batch, bag = prepared.batch, prepared.metrics
         if self._place.rank == 0 and not stored:
-            self.store.write(step, "train", groups, batch.advantages)
+            self.store.write(step, "train", prepared.groups, batch.advantages)
         if not any(update.micro_batches for update in batch.updates):
             bag.sum("train/steps_without_signal", 1)
         return bag, batch
@@ -143,6 +141,8 @@ class Rank:
         self._pretrained.model.save_pretrained(folder)
         self._pretrained.tokenizer.save_pretrained(folder)
         self.trainer.save(folder)
+        if self._place.rank == 0:
+            self._maker.save(folder)
 
     def open_sender(self, backend: str, *, address: str, cuda: bool) -> SenderFacts:
         """Make the weight sender.
