@@ -8,7 +8,7 @@ freed. A parameter that is float32 or wider is its own master.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -154,7 +154,7 @@ class MasterAdamW:
             RunError: the state belongs to a model with other parameters, or to another optimizer.
         """
         masters: dict[str, Tensor] = state["masters"]
-        _check_same_parameters(self._masters, masters)
+        check_same_parameters(self._masters, masters)
         self._check_same_kind(state["moments"])
         states = self._states()
         self.clear()
@@ -231,7 +231,13 @@ def _fusable(master: Tensor) -> bool:
     return master.device.type in ("cpu", "cuda")
 
 
-def _check_same_parameters(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+def check_same_parameters(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    """Saved state belongs to this very model.
+
+    Raises:
+        RunError: other names, or other shapes.
+    """
+
     def describe(names: Iterable[str]) -> str:
         listed = sorted(names)
         return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
