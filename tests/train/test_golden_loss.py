@@ -5,32 +5,29 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
+from loss_parts import evaluate, section
 
 from agentrl.config.schema import TrainSection
 from agentrl.errors import TrainError
+from agentrl.metrics.bag import MetricBag
 from agentrl.train.backend import compensation
-from agentrl.train.losses import policy_loss, sampler_metrics
+from agentrl.train.losses import derive_metrics
 from agentrl.train.schedule import learning_rate
 
 
-def loss(ratios, advantages, weights=None, mask=None, low=0.2, high=0.28):
-    """Loss, gradient by log-prob and metrics for tokens with these ratios."""
-    log_probs = torch.tensor([math.log(r) - 2.0 for r in ratios], dtype=torch.float64)
-    log_probs.requires_grad_()
-    size = len(ratios)
-    result = policy_loss(
-        log_probs,
-        old_log_probs_R=torch.full((size,), -2.0, dtype=torch.float64),
-        advantages_R=torch.tensor(advantages, dtype=torch.float64),
-        weights_R=torch.tensor(weights or [1.0] * size, dtype=torch.float64),
-        mask_R=torch.tensor(mask or [True] * size),
-        eps_clip_low=low,
-        eps_clip_high=high,
+def loss(ratios, advantages, weights=None, mask=None, **changes):
+    """Loss, gradient by log-prob and metrics for tokens with these ratios to the old policy."""
+    got = evaluate(
+        section(**changes),
+        now=[math.log(r) - 2.0 for r in ratios],
+        old=[-2.0] * len(ratios),
+        advantages=advantages,
+        weights=weights,
+        mask=mask,
+        compare_sampler=False,
     )
-    result.loss.backward()
-    assert log_probs.grad is not None
-    return result.loss.item(), log_probs.grad.tolist(), result.metrics.result()
+    metrics = {name: value for name, value in got.metrics.items() if name != "entropy"}
+    return got.loss, got.slopes, metrics
 
 
 @pytest.mark.parametrize(
@@ -79,14 +76,53 @@ def test_nothing_trained_is_zero_and_has_no_means():
     assert metrics == {}
 
 
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "value", "slope"),
+    [
+        (5.0, -2.0, 6.0, 0.0),  # rho A = -10 is below c A = -6: bounded, without gradient
+        (2.5, -2.0, 5.0, 5.0),  # not yet
+        (0.5, -2.0, 1.6, 0.0),  # the lower bound, as without
+        (5.0, 2.0, -2.56, 0.0),  # a positive advantage knows no c
+    ],
+)
+def test_dual_clip_bounds_the_loss_of_negative_advantages(ratio, advantage, value, slope):
+    # c = 3. Fails if c A is taken for positive advantages, too (the last case would be -6), and
+    # with the minimum of the two (10 in the first).
+    got, (gradient,), metrics = loss([ratio], [advantage], dual_clip=3.0)
+    assert got == pytest.approx(value)
+    assert gradient == pytest.approx(slope)
+    assert metrics["clip_ratio/dual_mean"] == (ratio == 5.0 and advantage < 0)
+
+
 def test_sampler_metrics_by_hand():
-    lp, sampler = torch.tensor([-1.0, -2.0, 5.0]), torch.tensor([-1.5, -1.0, float("nan")])
-    got = sampler_metrics(lp, sampler, torch.tensor([True, True, False])).result()
+    got = evaluate(
+        section(),
+        now=[-1.0, -2.0, 5.0],
+        rollout=[-1.5, -1.0, float("nan")],
+        advantages=[1.0, 1.0, 1.0],
+        mask=[True, True, False],
+    ).metrics
     assert got["sampling/sampling_logp_difference/mean"] == pytest.approx(0.75)
     assert got["sampling/sampling_logp_difference/max"] == pytest.approx(1.0)
     assert got["sampling/importance_sampling_ratio/min"] == pytest.approx(math.exp(-1))
     assert got["sampling/importance_sampling_ratio/max"] == pytest.approx(math.exp(0.5))
     assert got["rollout_corr/kl"] == pytest.approx(0.25)
+
+
+def test_effective_sample_size_is_taken_after_merging():
+    # Weights 2 and 1, then 1/2, in two micro-batches: (7/2)^2 / (3 (4 + 1 + 1/4)) = 7/9. The mean
+    # of the two micro-batches' own, 9/10 and 1, is what fails.
+    merged, ln2 = MetricBag(), math.log(2)
+    for now, rollout in (([-1.0, -2.0], [-1.0 - ln2, -2.0]), ([-3.0], [-3.0 + ln2])):
+        size = len(now)
+        got = evaluate(section(), now=now, rollout=rollout, advantages=[1.0] * size).metrics
+        for name in ("mean", "square_mean"):
+            merged.mean(
+                f"rollout_corr/ratio_{name}", size * got[f"rollout_corr/ratio_{name}"], count=size
+            )
+    derive_metrics(merged)
+    assert merged.result()["rollout_corr/ess"] == pytest.approx(7 / 9)
+    assert merged.result()["rollout_corr/chi2"] == pytest.approx(21 / 12 - 1)
 
 
 def test_compensation_undoes_a_mean_over_ranks_only():

@@ -6,14 +6,12 @@ import math
 
 import pytest
 import torch
+from loss_parts import evaluate
 from tiny_llama import tiny_model
 
-from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
 from agentrl.errors import TrainError
-from agentrl.train.logprobs import TokenLogProbs
-from agentrl.train.losses import kl_loss, policy_loss, sampler_importance
-from agentrl.train.objective import FixedLogProbs, objective
+from agentrl.train.losses.penalty import kl_loss
 from agentrl.train.trainer import Trainer
 
 
@@ -22,7 +20,7 @@ def doubles(*values):
 
 
 def penalty(differences, *, estimator, weights=None, mask=None, kl_coef=1.0):
-    """Loss, gradient by log-prob and metrics for tokens with these lp - lp_ref."""
+    """Loss, gradient by log-prob and measured k3 for tokens with these lp - lp_ref."""
     log_probs = doubles(*(d - 3.0 for d in differences)).requires_grad_()
     size = len(differences)
     result = kl_loss(
@@ -35,12 +33,13 @@ def penalty(differences, *, estimator, weights=None, mask=None, kl_coef=1.0):
     )
     result.loss.backward()
     assert log_probs.grad is not None
-    return result.loss.item(), log_probs.grad.tolist(), result.metrics.result()
+    return result.loss.item(), log_probs.grad.tolist(), result.value_R.tolist()
 
 
 @pytest.mark.parametrize(
     ("estimator", "difference", "value", "slope"),
     [
+        ("k1", -0.5, -0.5, 1.0),
         # k2 = d^2 / 2, slope d.
         ("k2", 0.5, 0.125, 0.5),
         ("k2", -0.5, 0.125, -0.5),
@@ -53,6 +52,9 @@ def penalty(differences, *, estimator, weights=None, mask=None, kl_coef=1.0):
         # Beyond the clamp: finite, without gradient.
         ("k3", -50.0, math.exp(20) - 21.0, 0.0),
         ("k3", 50.0, math.exp(-20) + 19.0, 0.0),
+        # The value of k3, the slope of k2. Fails (slope 1/2) without the straight-through term.
+        ("k3+", math.log(2), math.log(2) - 0.5, math.log(2)),
+        ("k3+", -math.log(2), 1.0 - math.log(2), -math.log(2)),
     ],
 )
 def test_one_token_of_penalty(estimator, difference, value, slope):
@@ -62,9 +64,9 @@ def test_one_token_of_penalty(estimator, difference, value, slope):
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_the_penalty_has_the_weights_of_the_loss_and_the_metric_is_k3(estimator):
+def test_the_penalty_has_the_weights_of_the_loss_and_is_measured_as_k3(estimator):
     ln2 = math.log(2)
-    got, gradient, metrics = penalty(
+    got, gradient, measured = penalty(
         [ln2, -ln2, 9.0],
         estimator=estimator,
         weights=[0.5, 0.25, 4.0],
@@ -76,10 +78,10 @@ def test_the_penalty_has_the_weights_of_the_loss_and_the_metric_is_k3(estimator)
     assert got == pytest.approx(0.1 * (0.5 * used[0] + 0.25 * used[1]))
     assert gradient[2] == 0.0
     # Whatever is in the loss, and unweighted. Fails if the weights of the loss leak into it.
-    assert metrics == {"kl": pytest.approx(sum(k3) / 2)}
+    assert measured == pytest.approx([*k3, 0.0])
 
 
-@pytest.mark.parametrize(("estimator", "own"), [("k2", True), ("k3", False)])
+@pytest.mark.parametrize(("estimator", "own"), [("k2", True), ("k3+", True), ("k3", False)])
 def test_which_divergence_the_gradient_of_an_estimator_is_that_of(estimator, own):
     """The docstring's claim, in expectation over the whole vocabulary of a softmax.
 
@@ -104,49 +106,6 @@ def test_which_divergence_the_gradient_of_an_estimator_is_that_of(estimator, own
     assert torch.allclose(got, want, rtol=1e-12, atol=1e-15)
 
 
-def test_importance_by_hand():
-    old = doubles(-1.0, -2.0, -60.0, float("nan"))
-    rollout = doubles(-1.0 - math.log(2), -2.0 + math.log(4), -2.0, 0.0)
-    mask = torch.tensor([True, True, True, False])
-    got = sampler_importance(old, rollout, mask)
-    # 2, 1/4, clamped at exp(-20). Fails with the quotient turned, and without the clamp.
-    assert got.tolist() == pytest.approx([2.0, 0.25, math.exp(-20), 1.0])
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "value", "slope"),
-    [
-        (1.25, 1.0, -2.5, -2.5),
-        (1.5, 1.0, -2.56, 0.0),  # clipped by the ratio to the old policy, then weighted
-        (1.5, -1.0, 3.0, 3.0),
-    ],
-)
-def test_the_importance_weight_multiplies_what_was_clipped(ratio, advantage, value, slope):
-    """w = 2 beside a ratio to the old policy. Fails if w is clipped along with the ratio.
-
-    rho w = 2.5 would be far outside the bounds 0.8 and 1.28, so a ratio taken to the sampler is
-    clipped in the first case.
-    """
-    log_probs = doubles(math.log(ratio) - 2.0).requires_grad_()
-    weight = torch.full((1,), 2.0, dtype=torch.float64, requires_grad=True)
-    result = policy_loss(
-        log_probs,
-        old_log_probs_R=doubles(-2.0),
-        advantages_R=doubles(advantage),
-        weights_R=doubles(1.0),
-        mask_R=torch.tensor([True]),
-        eps_clip_low=0.2,
-        eps_clip_high=0.28,
-        importance_R=weight.detach(),
-    )
-    result.loss.backward()
-    assert result.loss.item() == pytest.approx(value)
-    assert log_probs.grad is not None
-    assert log_probs.grad.item() == pytest.approx(slope)
-    # F4 judges the ratio to the old policy alone.
-    assert result.metrics.result()["train/ratio_mean"] == pytest.approx(ratio)
-
-
 @pytest.mark.parametrize(
     ("base", "value", "slope"),
     [
@@ -158,43 +117,43 @@ def test_the_importance_weight_multiplies_what_was_clipped(ratio, advantage, val
 )
 def test_which_policies_a_token_is_measured_against(base, value, slope):
     """Fails if w is taken to the policy at hand, exp(0.5), which would move with every update."""
-    log_probs = doubles(-1.0).requires_grad_()
-    index = torch.tensor([0])
-    result = objective(
-        TokenLogProbs(log_probs_R=log_probs, entropy_R=doubles(1.0)),
-        TensorBatch(
-            lengths=(2,),
-            input_ids_T=index,
-            position_ids_T=index,
-            source_A=index,
-            target_A=index,
-            index_A=index,
-            temperature_A=None,
-            mask_R=torch.tensor([True]),
-            sampled_R=torch.tensor([True]),
-            sequence_R=torch.tensor([0]),
-            num_sequences=1,
-            rollout_log_probs_R=doubles(-1.5),
-            advantages_R=doubles(2.0),
-            weights_R=doubles(0.5),
-        ),
-        FixedLogProbs(old_R=doubles(-1.1)),
-        algorithm=AlgorithmSection(old_log_probs=base).resolved(horizon=4),
-        compare_sampler=True,
+    got = evaluate(
+        AlgorithmSection(old_log_probs=base).resolved(horizon=4),
+        now=[-1.0],
+        old=[-1.1],
+        rollout=[-1.5],
+        advantages=[2.0],
+        weights=[0.5],
     )
-    result.loss.backward()
-    assert result.loss.item() == pytest.approx(value, rel=1e-12)
-    assert log_probs.grad is not None
-    assert log_probs.grad.item() == pytest.approx(slope, rel=1e-12)
+    assert got.loss == pytest.approx(value, rel=1e-12)
+    assert got.slopes == pytest.approx([slope], rel=1e-12)
     # F25 compares the policy before the step with the sampler, not what it has become since.
-    metrics = result.metrics.result()
-    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(0.4)
+    assert got.metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(0.4)
 
 
-def test_importance_carries_no_gradient():
-    old = doubles(-1.0, -2.0).requires_grad_()
-    got = sampler_importance(old, doubles(-1.5, -2.5), torch.tensor([True, True]))
-    assert not got.requires_grad
+@pytest.mark.parametrize(
+    ("changes", "has_term"),
+    [
+        ({"use_kl_loss": True}, True),
+        ({"preset": "ppo"}, False),
+        ({"preset": "ppo", "use_kl_loss": True, "kl_estimator": "k2"}, True),
+    ],
+)
+def test_the_penalty_is_in_the_loss_or_in_the_reward(changes, has_term):
+    """d = ln 2; fails if a penalty of the reward is in the loss once more."""
+    algorithm = AlgorithmSection(kl_coef=0.5, **changes).resolved(horizon=4)
+    got = evaluate(algorithm, now=[-1.0], ref=[-1.0 - math.log(2)], advantages=[0.0], kl_coef=0.25)
+    k2, k3 = math.log(2) ** 2 / 2, math.log(2) - 0.5
+    used = k2 if algorithm.kl_estimator == "k2" else k3
+    # The weight is that of the controller, 0.25, not that of the config.
+    assert got.loss == pytest.approx(0.25 * used if has_term else 0.0)
+    assert got.metrics.get("kl") == (pytest.approx(k3) if has_term else None)
+
+
+def test_a_penalty_in_the_loss_needs_the_numbers_of_a_reference():
+    algorithm = AlgorithmSection(kl_coef=0.5).resolved(horizon=4)
+    with pytest.raises(TrainError, match=r"kl_coef is 0\.5.*no log-probabilities"):
+        evaluate(algorithm, now=[-1.0], advantages=[0.0])
 
 
 def test_a_penalty_without_a_reference_is_refused_when_the_trainer_is_made():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from loss_parts import evaluate
 from tiny_llama import (
     KeepGradient,
     algorithm,
@@ -17,9 +18,9 @@ from tiny_llama import (
     tiny_model,
 )
 
-from agentrl.batch.records import StepBatch
-from agentrl.config.schema import TrainSection
-from agentrl.train.losses import kl_loss, policy_loss, sampler_importance
+from agentrl.batch.records import MaskCounts, StepBatch
+from agentrl.config.schema import AlgorithmSection, TrainSection
+from agentrl.train.losses import LossInputs, TokenLosses, needs_of, policy_loss
 from agentrl.train.trainer import Trainer
 from agentrl.types import TrajectoryGroup
 
@@ -71,19 +72,48 @@ def poisoned(step: StepBatch, value: float, seed: int) -> StepBatch:
     return replace(step, updates=tuple(updates))
 
 
-@pytest.mark.parametrize("kl", [None, "k2", "k3"])
-@pytest.mark.parametrize("base", ["rollout", "recompute", "decoupled"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e4, -1e4])
-def test_poison_at_masked_positions_changes_no_bit(value, base, kl):
+BUILT_IN = ("ppo_clip", "gspo", "cispo", "tis_reinforce", "sapo")
+CORRECTIONS = ("tis", "icepop", "seq-mask-tis")
+
+
+@policy_loss("test_poison_custom", masks=("response_mask",), whole_rollouts=True)
+def custom(inputs: LossInputs) -> TokenLosses:
+    """Uses everything there is, masks nothing."""
+    ratio = (inputs.log_probs_R - inputs.old_log_probs_R).exp()
+    apart = (inputs.log_probs_R - inputs.rollout_log_probs_R).square()
+    mean = inputs.sequence_mean(inputs.entropy_R)
+    return TokenLosses(
+        loss_R=-ratio * inputs.advantages_R + 0.1 * apart * mean,
+        total=inputs.aggregate(apart, mask="response_mask", mode="seq-mean-token-mean"),
+        metrics={"mine/ratio": ratio, "mine/apart@max": apart, "mine/low@min": apart},
+    )
+
+
+ASSEMBLIES = {
+    **{f"{base}-{kl}": {"old_log_probs": base, **penalty}
+       for base in ("rollout", "recompute", "decoupled")
+       for kl, penalty in (
+           ("free", {}),
+           *((kl, {"kl_coef": 0.3, "kl_estimator": kl}) for kl in ("k1", "k2", "k3", "k3+")),
+       )},
+    **{loss: {"policy_loss": loss} for loss in (*BUILT_IN, "test_poison_custom")},
+    **{kind: {"old_log_probs": "recompute", "is_correction_type": kind} for kind in CORRECTIONS},
+    "dual": {"dual_clip": 3.0},
+    "sequence": {"policy_loss": "tis_reinforce", "importance_level": "sequence"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", ASSEMBLIES.values(), ids=ASSEMBLIES.keys())
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e4])
+def test_poison_at_masked_positions_changes_no_bit(value, changes):
     # Fails if a loss multiplies by the mask instead of choosing with where (NaN), and if the
     # sampler metrics take a maximum before masking.
     model = tiny_model(torch.float32)
-    penalty = {"kl_coef": 0.3, "kl_estimator": kl} if kl else {}
-    section = algorithm(old_log_probs=base, **penalty)
-    step = make_step(make_groups(), algorithm=section)
+    section = algorithm(**changes)
+    step = make_step(make_groups(), algorithm=section, needs=needs_of(section))
     clean_metrics, clean = outcome(model, step, section)
     dirty_metrics, dirty = outcome(model, poisoned(step, value, 1), section, beside=value)
-    assert ("kl" in clean_metrics) == (kl is not None)
+    assert ("kl" in clean_metrics) == ("kl_coef" in changes)
     assert dirty_metrics == clean_metrics
     for ours, theirs in zip(dirty, clean, strict=True):
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -119,60 +149,55 @@ def test_poison_in_the_trajectory_after_the_last_sampled_token_changes_no_bit():
     assert all(torch.equal(dirty[0][name], clean[0][name]) for name in clean[0])
 
 
+@pytest.mark.parametrize("loss", [*BUILT_IN, "test_poison_custom"])
+@pytest.mark.parametrize("kind", ["none", *CORRECTIONS])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3+"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e4])
-def test_the_loss_itself_ignores_masked_log_probs(value):
-    # The trainer leaves 0 there; a loss of its own must not rely on that.
-    mask = torch.tensor([True, False, True])
-    others = {
-        "old_log_probs_R": torch.tensor([-1.0, value, -2.0]),
-        "advantages_R": torch.tensor([1.0, value, -1.0]),
-        "weights_R": torch.tensor([0.5, value, 0.5]),
-        "mask_R": mask,
-        "eps_clip_low": 0.2,
-        "eps_clip_high": 0.2,
+def test_no_input_of_the_objective_is_read_where_it_is_masked(value, estimator, kind, loss):
+    """The trainer leaves 0 in some of these places; the objective must not rely on that.
+
+    Fails if a difference, an exp or a product comes before the mask anywhere.
+    """
+    mask = [True, False, True, False]
+    clean = {
+        "now": [-1.1, 0.0, -2.1, 0.0],
+        "old": [-1.0, 0.0, -2.0, 0.0],
+        "rollout": [-1.5, 0.0, -2.5, 0.0],
+        "ref": [-1.2, 0.0, -1.8, 0.0],
+        "advantages": [1.0, 0.0, -1.0, 0.0],
+        "weights": [0.5, 0.5, 0.25, 0.25],
+        "entropy": [1.0, 0.0, 2.0, 0.0],
     }
-    log_probs = torch.tensor([-1.1, value, -2.1], requires_grad=True)
-    result = policy_loss(log_probs, **others)
-    result.loss.backward()
-    assert torch.isfinite(result.loss)
-    assert log_probs.grad is not None
-    assert log_probs.grad[1] == 0.0
-    assert torch.isfinite(log_probs.grad).all()
-
-
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e4])
-def test_the_penalty_and_the_importance_ignore_masked_positions_themselves(value, estimator):
-    mask = torch.tensor([True, False, True])
-    log_probs = torch.tensor([-1.1, value, -2.1], requires_grad=True)
-    result = kl_loss(
-        log_probs,
-        ref_log_probs_R=torch.tensor([-1.0, value, -2.0]),
-        weights_R=torch.tensor([0.5, value, 0.5]),
-        mask_R=mask,
+    dirty = {
+        name: [have if kept else value for have, kept in zip(values, mask, strict=True)]
+        for name, values in clean.items()
+    }
+    section = AlgorithmSection(
+        policy_loss=loss,
+        old_log_probs="recompute",
+        is_correction_type=kind,
+        dual_clip=3.0,
         kl_coef=0.5,
-        estimator=estimator,
-    )
-    importance = sampler_importance(
-        torch.tensor([-1.0, value, -2.0]), torch.tensor([-1.5, -value, -2.5]), mask
-    )
-    loss = (
-        result.loss
-        + policy_loss(
-            log_probs,
-            old_log_probs_R=torch.tensor([-1.0, value, -2.0]),
-            advantages_R=torch.tensor([1.0, value, -1.0]),
-            weights_R=torch.tensor([0.5, value, 0.5]),
-            mask_R=mask,
-            eps_clip_low=0.2,
-            eps_clip_high=0.2,
-            importance_R=importance + torch.tensor([0.0, value, 0.0]),
-        ).loss
-    )
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert log_probs.grad is not None
-    assert log_probs.grad[1] == 0.0
-    assert torch.isfinite(log_probs.grad).all()
-    assert torch.isfinite(importance).all()
-    assert all(np.isfinite(value) for value in result.metrics.result().values())
+        kl_estimator=estimator,
+    ).resolved(horizon=8)
+    counts = {"response_mask": MaskCounts(batch_num_tokens=4, global_valid_samples=2)}
+    shape = {"mask": mask, "sequences": [0, 0, 1, 1], "counts": counts}
+    assert evaluate(section, **dirty, **shape) == evaluate(section, **clean, **shape)
+
+
+@pytest.mark.parametrize("loss", BUILT_IN)
+@pytest.mark.parametrize("value", [float("nan"), 1e4])
+def test_stale_tokens_reach_nothing_although_they_are_sampled(value, loss):
+    """Token 1 is under `response_mask` and not trained: its weights were too old."""
+    tokens = {
+        "advantages": [1.0, value],
+        "weights": [0.5, value],
+        "mask": [True, False],
+        "sampled": [True, True],
+    }
+    section = AlgorithmSection(policy_loss=loss, old_log_probs="recompute").resolved(horizon=8)
+    got = evaluate(section, now=[-1.0, value], old=[-1.1, value], rollout=[-1.2, value], **tokens)
+    assert got.slopes[1] == 0.0
+    alone = {name: values[:1] for name, values in tokens.items()}
+    want = evaluate(section, now=[-1.0], old=[-1.1], rollout=[-1.2], **alone)
+    assert (got.loss, got.slopes[:1], got.metrics) == (want.loss, want.slopes, want.metrics)

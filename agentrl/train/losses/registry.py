@@ -88,7 +88,8 @@ def find_loss(name: str | None, *, base: Path | None = None) -> LossSpec:
         ConfigError: there is no such loss; lists those there are.
     """
     importlib.import_module(_BUILT_IN)
-    if name in _BY_NAME:
+    # A file path means another file from another folder.
+    if name in _BY_NAME and not (base is not None and ":" in name):
         return _BY_NAME[name]
     if name is None or ":" not in name:
         raise ConfigError(
