@@ -20,6 +20,7 @@ _COMMANDS = {
     "eval": "Score a policy on held-out tasks.",
     "rollout": "Collect trajectories without training.",
     "serve": "Start one vLLM server by hand.",
+    "export": "Write a checkpoint of a run as one model directory.",
 }
 """Single commands: module of the same name with a function of the same name."""
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tiny_llama import algorithm, make_groups, make_step, tiny_model
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -14,7 +15,6 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.train.muon import MasterMuon, layer_matrices
 from agentrl.train.optimizer import MasterAdamW, make_optimizer
 from agentrl.train.trainer import Trainer
-from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 MUON = TrainSection(learning_rate=1e-2, optimizer="muon")
 

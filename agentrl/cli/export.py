@@ -1,0 +1,33 @@
+"""`agentrl export`: one checkpoint of a run for use elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.setup import open_console, prepare
+
+
+def command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make.")],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Checkpoint of this step, not the latest.")
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The checkpoint with the best evaluation.")
+    ] = False,
+) -> None:
+    """Write a checkpoint as one Hugging Face directory; adapters are merged into their model."""
+    from agentrl.runtime.export import export
+
+    prepare()
+    made = export(run, out, step=step, best=best)
+    text = f"step {made.step}"
+    if made.score is not None:
+        text += f" (score {made.score:.3f})"
+    if made.merged:
+        text += ", adapters merged"
+    open_console().print(f"{text}: {made.path}", markup=False, soft_wrap=True)
