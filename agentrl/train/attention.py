@@ -1,19 +1,19 @@
 """Attention over packed rows: every row attends causally to itself and to nothing else.
 
 Registered with transformers' `AttentionInterface` under a name of our own, so that no model file is
-touched. Rows are told apart by their lengths, not by a [T, T] mask. On a GPU each row goes through
-torch's fused kernel. On a CPU those kernels are several times slower than plain batched matrix
+touched. Rows are told apart by their segments, not by a [T, T] mask; rows with a common prefix
+share its keys and values. On a GPU rows go through torch's fused kernel one by one, and trees
+through FlexAttention. On a CPU those kernels are several times slower than plain batched matrix
 products at the lengths of a rollout, so there the softmax is written out, block by block over the
 queries: a block sees only the keys before its end, which also saves the masked half of the work.
 
-Legend: `H` query heads, `K` key heads, `T` packed tokens, `D` head dimension.
+Legend: `H` query heads, `K` key heads, `T` packed tokens, `D` head dimension, `L` keys of a span.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,9 +22,19 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.errors import TrainError
+from agentrl.train.flex import flexible_attention
+from agentrl.train.segments import (
+    Block,
+    Segments,
+    Span,
+    attention_plan,
+    future,
+    outside_window,
+    path_ranges,
+    starts,
+)
 
 ATTENTION = "agentrl_packed_rows"
-_QUERY_BLOCK = 128
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 
 
@@ -65,7 +75,7 @@ def _packed_rows(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    row_lengths: Sequence[int] | None = None,
+    segments: Segments | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls.
@@ -79,13 +89,13 @@ def _packed_rows(
         attention_mask: None; packed rows need none.
         scaling: factor on the scores; default 1 / sqrt(D).
         sliding_window: keys a query may look back on, itself included.
-        row_lengths: tokens of each row; sums to T.
+        segments: what the T tokens are.
         kwargs: what else the model passes; features that change the scores are refused.
 
     Returns:
         [1, T, H, D], and None for the attention weights.
     """
-    if row_lengths is None:
+    if segments is None:
         raise TrainError(
             f"{type(module).__name__} does not hand keyword arguments on to its attention "
             "function, so rows cannot be packed with this model"
@@ -97,35 +107,50 @@ def _packed_rows(
             "packed rows does not implement"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    lengths = tuple(row_lengths)
-    if sliding_window is not None and sliding_window >= max(lengths):
+    if sliding_window is not None and sliding_window >= segments.num_tokens:
         sliding_window = None
-    if query.device.type == "cpu" and sliding_window is None:
-        return _CpuRows.apply(query, key, value, lengths, scale), None
-    return _fused_rows(query, key, value, lengths, scale, sliding_window), None
+    if query.device.type == "cpu":
+        return _CpuRows.apply(query, key, value, segments, sliding_window, scale), None
+    if segments.shared:
+        return flexible_attention(query, key, value, segments, sliding_window, scale), None
+    return fused_attention(query, key, value, segments, sliding_window, scale), None
 
 
 AttentionInterface.register(ATTENTION, _packed_rows)
 
 
-def _fused_rows(
+def fused_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    lengths: Sequence[int],
-    scale: float,
+    segments: Segments,
     sliding_window: int | None,
+    scale: float,
 ) -> Tensor:
+    """[1, T, H, D] through torch's fused kernels, segment by segment."""
     outputs = []
-    parts = (tensor.split(lengths, dim=2) for tensor in (query, key, value))
-    for q, k, v in zip(*parts, strict=True):
+    for segment, (start, length) in enumerate(zip(starts(segments), segments.lengths, strict=True)):
+        ranges = path_ranges(segments, segment)
+        k, v = (
+            torch.cat([tensor[:, :, begin:end] for begin, end in ranges], dim=2)
+            for tensor in (key, value)
+        )
         mask = None
-        if sliding_window is not None:
-            mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device)
-            mask = mask.tril().triu(1 - sliding_window)
+        if sliding_window is not None or k.shape[2] != length:
+            # The last key is the last query's own.
+            depth = k.shape[2] - length
+            mask = torch.ones(length, k.shape[2], dtype=torch.bool, device=query.device).tril(depth)
+            if sliding_window is not None:
+                mask = mask.triu(depth + 1 - sliding_window)
         outputs.append(
             scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+                query[:, :, start : start + length],
+                k,
+                v,
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=scale,
+                enable_gqa=True,
             )
         )
     return torch.cat(outputs, dim=2).transpose(1, 2)
@@ -140,47 +165,78 @@ class _CpuRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        segments: Segments,
+        sliding_window: int | None,
+        scale: float,
     ) -> Tensor:
         _, heads, tokens, _ = query.shape
         out = query.new_empty(1, tokens, heads, value.shape[-1])
-        for start, end, begin in _blocks(lengths):
-            probs = _block_probabilities(query, key, start, end, begin, scale)
-            mixed = torch.bmm(probs, value[0, :, start:end])
-            out[0, begin:end] = _unfold(mixed, end - begin)
+        ctx.plan = attention_plan(segments, sliding_window)
+        for span in ctx.plan:
+            keys, values = _gathered(key, span), _gathered(value, span)
+            for block in span.blocks:
+                seen = slice(block.first_key, block.last_key)
+                probs = _block_probabilities(query, keys, block, scale)
+                mixed = torch.bmm(probs, values[:, seen])
+                out[0, block.begin : block.end] = _unfold(mixed, block.end - block.begin)
         ctx.save_for_backward(query, key, value)
-        ctx.lengths, ctx.scale = lengths, scale
+        ctx.scale = scale
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         query, key, value = ctx.saved_tensors
         (grad_out,) = grads
         kv_heads, scale = key.shape[1], ctx.scale
         grad_query = torch.empty_like(query)
         grad_key = torch.zeros_like(key, memory_format=torch.contiguous_format)
         grad_value = torch.zeros_like(value, memory_format=torch.contiguous_format)
-        for start, end, begin in _blocks(ctx.lengths):
-            keys, block = slice(start, end), end - begin
-            probs = _block_probabilities(query, key, start, end, begin, scale)
-            grad_mixed = _fold(grad_out[0, begin:end].transpose(0, 1), kv_heads)
-            grad_value[0, :, keys] += torch.bmm(probs.transpose(1, 2), grad_mixed)
-            grad_probs = torch.bmm(grad_mixed, value[0, :, keys].transpose(1, 2))
-            grad_scores = torch.ops.aten._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
-            folded = torch.bmm(grad_scores, key[0, :, keys]).mul_(scale)
-            grad_query[0, :, begin:end] = _unfold(folded, block).transpose(0, 1)
-            scaled = _fold(query[0, :, begin:end], kv_heads) * scale
-            grad_key[0, :, keys] += torch.bmm(grad_scores.transpose(1, 2), scaled)
-        return grad_query, grad_key, grad_value, None, None
+        for span in ctx.plan:
+            keys, values = _gathered(key, span), _gathered(value, span)
+            into_keys, into_values = _sums(grad_key, span), _sums(grad_value, span)
+            for block in span.blocks:
+                queries, size = slice(block.begin, block.end), block.end - block.begin
+                seen = slice(block.first_key, block.last_key)
+                probs = _block_probabilities(query, keys, block, scale)
+                grad_mixed = _fold(grad_out[0, queries].transpose(0, 1), kv_heads)
+                into_values[:, seen] += torch.bmm(probs.transpose(1, 2), grad_mixed)
+                grad_probs = torch.bmm(grad_mixed, values[:, seen].transpose(1, 2))
+                grad_scores = torch.ops.aten._softmax_backward_data(
+                    grad_probs, probs, -1, probs.dtype
+                )
+                folded = torch.bmm(grad_scores, keys[:, seen]).mul_(scale)
+                grad_query[0, :, queries] = _unfold(folded, size).transpose(0, 1)
+                scaled = _fold(query[0, :, queries], kv_heads) * scale
+                into_keys[:, seen] += torch.bmm(grad_scores.transpose(1, 2), scaled)
+            _scatter(grad_key, into_keys, span)
+            _scatter(grad_value, into_values, span)
+        return grad_query, grad_key, grad_value, None, None, None
 
 
-def _blocks(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """`(first key, one past the last key and query, first query)` of each block of queries."""
-    start = 0
-    for length in lengths:
-        for begin in range(start, start + length, _QUERY_BLOCK):
-            yield start, min(begin + _QUERY_BLOCK, start + length), begin
-        start += length
+def _gathered(tensor: Tensor, span: Span) -> Tensor:
+    """[K, L, D] keys or values of a span; a view where they lie side by side."""
+    parts = [tensor[0, :, start:end] for start, end in span.ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _sums(total: Tensor, span: Span) -> Tensor:
+    """[K, L, D] where the gradients of a span's keys add up; see `_scatter`."""
+    if len(span.ranges) == 1:
+        return _gathered(total, span)
+    return total.new_zeros(total.shape[1], span.num_keys, total.shape[3])
+
+
+def _scatter(total: Tensor, sums: Tensor, span: Span) -> None:
+    if len(span.ranges) == 1:
+        return
+    offset = 0
+    for start, end in span.ranges:
+        total[0, :, start:end] += sums[:, offset : offset + end - start]
+        offset += end - start
 
 
 def _fold(rows: Tensor, kv_heads: int) -> Tensor:
@@ -194,20 +250,14 @@ def _unfold(folded: Tensor, block: int) -> Tensor:
     return folded.reshape(-1, block, folded.shape[-1]).transpose(0, 1)
 
 
-def _block_probabilities(
-    query: Tensor, key: Tensor, start: int, end: int, begin: int, scale: float
-) -> Tensor:
-    """[K, H / K * B, keys] attention of queries [begin, end) over keys [start, end)."""
-    kv_heads, block = key.shape[1], end - begin
-    scaled = _fold(query[0, :, begin:end], kv_heads) * scale
-    scores = torch.bmm(scaled, key[0, :, start:end].transpose(1, 2))
-    # Only the last keys are ever in the future of a query of this block.
-    by_query = scores.view(-1, block, end - start)
-    by_query[:, :, begin - start :] += _future(block, scores.dtype)
+def _block_probabilities(query: Tensor, keys: Tensor, block: Block, scale: float) -> Tensor:
+    """[K, H / K * B, seen keys] attention of the queries of a block."""
+    size, number = block.end - block.begin, block.last_key - block.first_key
+    scaled = _fold(query[0, :, block.begin : block.end], keys.shape[0]) * scale
+    scores = torch.bmm(scaled, keys[:, block.first_key : block.last_key].transpose(1, 2))
+    # Only the last keys are ever in the future of a query of this block, or a sibling's.
+    by_query = scores.view(-1, size, number)
+    by_query[:, :, number - size :] += future(block.siblings, scores.dtype)
+    if block.window is not None:
+        by_query += outside_window(size, number, block.window, scores.dtype)
     return torch.softmax(scores, dim=-1)
-
-
-@lru_cache(maxsize=4 * _QUERY_BLOCK)
-def _future(block: int, dtype: torch.dtype) -> Tensor:
-    """[B, B] what is added to scores: 0 where the key is not after the query, -inf where it is."""
-    return torch.full((block, block), float("-inf"), dtype=dtype).triu_(1)

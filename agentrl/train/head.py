@@ -94,6 +94,10 @@ class _HeadLogProbs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         grad_bias: Tensor | None = None
+        if not ctx.chunks:
+            # Padding: ranks in step expect a gradient of every weight, zero as it is.
+            grad_weight = torch.zeros_like(weight)
+            grad_bias = None if bias is None else torch.zeros_like(bias)
         for start, end in ctx.chunks:
             part = slice(start, end)
             probs = ctx.kept

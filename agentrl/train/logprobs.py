@@ -1,8 +1,8 @@
 """Log-probabilities of the trained tokens of a micro-batch, under any causal language model.
 
 Rows run through the model side by side in one [1, T] row of tokens: no padding, positions from 0 in
-every row, attention inside the row only. The head sees the positions that predict a trained token
-and no others.
+every row, attention inside the row only, a shared prefix once. The head sees the positions that
+predict a token the loss looks at and no others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
 from agentrl.train.head import head_log_probs
+from agentrl.train.segments import Segments, path_ranges, starts
+from agentrl.train.stateful import carries_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,8 @@ class TokenLogProbs:
     """What the policy thinks of the response tokens of a micro-batch."""
 
     log_probs_R: Tensor
-    """[R] Natural log-probability of each trained token at its temperature; 0 elsewhere."""
+    """[R] Natural log-probability, at its temperature, of each token the loss looks at; 0
+    elsewhere."""
     entropy_R: Tensor
     """[R] Entropy in nats of the distribution the token was drawn from, without gradient; 0
     elsewhere."""
@@ -60,14 +63,44 @@ def packed_log_probs(model: Any, batch: TensorBatch) -> TokenLogProbs:
 
 
 def hidden_states(model: Any, batch: TensorBatch) -> Tensor:
-    """[T, E] output of the last layer, after the final norm."""
+    """[T, E] output of the last layer, after the final norm.
+
+    A model with layers that carry a state from token to token cannot keep packed rows apart: it
+    reads one row after the other, and a shared prefix with each of them.
+    """
     body = model.base_model
     if body is model:
         raise TrainError(f"{type(model).__name__} has no body below its head (`base_model`)")
+    segments = Segments(lengths=batch.lengths, parents=batch.parents)
+    if carries_state(model):
+        return _row_by_row(body, batch, segments)
+    return _read(body, batch.input_ids_T, batch.position_ids_T, segments)
+
+
+def _read(body: Any, input_ids_T: Tensor, position_ids_T: Tensor, segments: Segments) -> Tensor:
     out = body(
-        input_ids=batch.input_ids_T[None],
-        position_ids=batch.position_ids_T[None],
+        input_ids=input_ids_T[None],
+        position_ids=position_ids_T[None],
         use_cache=False,
-        row_lengths=batch.lengths,
+        segments=segments,
     )
     return out.last_hidden_state[0]
+
+
+def _row_by_row(body: Any, batch: TensorBatch, segments: Segments) -> Tensor:
+    """Every token's state from the first row that reads it; equal in all rows that share it."""
+    parts: list[Tensor] = []
+    inner, done = set(segments.parents), 0
+    for segment in range(len(segments.lengths)):
+        if segment in inner:
+            continue
+        path_L = torch.cat(
+            [torch.arange(start, end) for start, end in path_ranges(segments, segment)]
+        ).to(batch.input_ids_T.device)
+        alone = Segments.of_rows([len(path_L)])
+        hidden_LE = _read(body, batch.input_ids_T[path_L], batch.position_ids_T[path_L], alone)
+        # Depth first: what no earlier row has read is the end of the path, up to here.
+        end = starts(segments)[segment] + segments.lengths[segment]
+        parts.append(hidden_LE[len(path_L) - (end - done) :])
+        done = end
+    return torch.cat(parts)

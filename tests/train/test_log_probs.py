@@ -8,9 +8,16 @@ from tiny_llama import make_groups, make_step, tiny_model
 
 from agentrl.batch.tensors import to_tensors
 from agentrl.errors import TrainError
-from agentrl.train.attention import ATTENTION, _CpuRows, _fused_rows, _packed_rows, packed_attention
+from agentrl.train.attention import (
+    ATTENTION,
+    _CpuRows,
+    _packed_rows,
+    fused_attention,
+    packed_attention,
+)
 from agentrl.train.head import head_log_probs
 from agentrl.train.logprobs import packed_log_probs
+from agentrl.train.segments import Segments
 
 
 def head_inputs(dtype=torch.float64, tokens=23, vocabulary=37):
@@ -68,8 +75,9 @@ def test_cpu_rows_are_exact_causal_attention(lengths):
     query = torch.randn(1, total, 6, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
     key = torch.randn(1, total, 2, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
     value = torch.randn(1, total, 2, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
-    ours = _CpuRows.apply(query, key, value, lengths, 0.3)
-    theirs = _fused_rows(query, key, value, lengths, 0.3, None)
+    rows = Segments.of_rows(lengths)
+    ours = _CpuRows.apply(query, key, value, rows, None, 0.3)
+    theirs = fused_attention(query, key, value, rows, None, 0.3)
     assert torch.allclose(ours, theirs, rtol=1e-12)
     upstream = torch.randn_like(theirs)
     inputs = (query, key, value)
@@ -87,7 +95,14 @@ def test_a_sliding_window_is_kept():
     query, key, value = (torch.randn(1, 1, 6, 4, dtype=torch.float64) for _ in range(3))
     module = torch.nn.Identity()
     got, _ = _packed_rows(
-        module, query, key, value, None, scaling=1.0, sliding_window=2, row_lengths=(6,)
+        module,
+        query,
+        key,
+        value,
+        None,
+        scaling=1.0,
+        sliding_window=2,
+        segments=Segments.of_rows([6]),
     )
     scores = (query @ key.transpose(2, 3))[0, 0]
     near = torch.ones(6, 6).tril().triu(-1).bool()
@@ -98,7 +113,9 @@ def test_a_sliding_window_is_kept():
 def test_attention_refuses_what_it_would_compute_wrongly():
     tensors = [torch.zeros(1, 1, 2, 4)] * 3
     with pytest.raises(TrainError, match="softcap"):
-        _packed_rows(torch.nn.Identity(), *tensors, None, softcap=30.0, row_lengths=(2,))
+        _packed_rows(
+            torch.nn.Identity(), *tensors, None, softcap=30.0, segments=Segments.of_rows([2])
+        )
     with pytest.raises(TrainError, match="cannot be packed"):
         _packed_rows(torch.nn.Identity(), *tensors, None)
 

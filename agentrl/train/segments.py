@@ -1,0 +1,214 @@
+"""Which keys each block of queries attends to, when packed rows may share prefixes.
+
+A token attends to every token on the path from its tree's root to itself. Segments are laid out
+depth first, so a path names packed positions in ascending order and its k-th token has position k.
+
+Legend: `S` segments, `B` queries of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+QUERY_BLOCK = 128
+"""Queries whose scores are formed together: enough for fast products, few enough for the cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """The layout of a micro-batch, as its attention needs it. See `MicroBatch`."""
+
+    lengths: tuple[int, ...]
+    """[S] Packed tokens of each segment."""
+    parents: tuple[int, ...]
+    """[S] The segment each one continues, -1 for a root."""
+
+    @classmethod
+    def of_rows(cls, lengths: Sequence[int]) -> Segments:
+        """Rows side by side that share nothing."""
+        return cls(lengths=tuple(lengths), parents=(-1,) * len(lengths))
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return sum(self.lengths)
+
+    @property
+    def shared(self) -> bool:
+        """Whether any segment continues another."""
+        return any(parent >= 0 for parent in self.parents)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Queries that see the same stretch of keys, but for a mask over the last of these."""
+
+    begin: int
+    """Packed position of the first query."""
+    end: int
+    """One past the last."""
+    first_key: int
+    """Index among the keys of the span; more than 0 only where a window hides the ones before."""
+    last_key: int
+    """One past the last key."""
+    siblings: tuple[int, ...]
+    """Lengths of the segments in the block: the last B keys are theirs, and each sees its own."""
+    window: int | None
+    """Keys a query may look back on, itself included, if the block has keys beyond that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of queries with one set of keys, gathered once."""
+
+    ranges: tuple[tuple[int, int], ...]
+    """Packed positions `[start, end)` of the keys, ascending: what is above, then the span."""
+    blocks: tuple[Block, ...]
+    """The queries of the span, in order."""
+
+    @property
+    def num_keys(self) -> int:
+        """Keys in all ranges."""
+        return sum(end - start for start, end in self.ranges)
+
+
+@lru_cache(maxsize=8)
+def starts(segments: Segments) -> tuple[int, ...]:
+    """[S] Packed position of the first token of each segment."""
+    out, total = [], 0
+    for length in segments.lengths:
+        out.append(total)
+        total += length
+    return tuple(out)
+
+
+@lru_cache(maxsize=8)
+def path_ranges(segments: Segments, segment: int) -> tuple[tuple[int, int], ...]:
+    """Packed positions from the root to the end of a segment; () for the parent of a root."""
+    path: list[tuple[int, int]] = []
+    begins = starts(segments)
+    while segment != -1:
+        start = begins[segment]
+        path.append((start, start + segments.lengths[segment]))
+        segment = segments.parents[segment]
+    return _joined(path[::-1])
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Ranges that touch become one, so that most keys need not be copied."""
+    out: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if out and out[-1][1] == start:
+            out[-1] = (out[-1][0], end)
+        else:
+            out.append((start, end))
+    return tuple(out)
+
+
+@lru_cache(maxsize=8)
+def attention_plan(segments: Segments, window: int | None) -> tuple[Span, ...]:
+    """Spans that cover every query once.
+
+    Short leaves of one parent form one span: a group's one-line answers, or rows of a few tokens,
+    then cost one matrix product and not one each.
+
+    Args:
+        segments: the layout.
+        window: of sliding-window attention, in tokens; None looks at everything before.
+    """
+    begins = starts(segments)
+    above = set(segments.parents)
+    spans: list[Span] = []
+    segment, number = 0, len(segments.lengths)
+    while segment < number:
+        last, total = segment + 1, segments.lengths[segment]
+        while (
+            window is None
+            and last < number
+            and segment not in above
+            and last not in above
+            and segments.parents[last] == segments.parents[segment]
+            and total + segments.lengths[last] <= QUERY_BLOCK
+        ):
+            total += segments.lengths[last]
+            last += 1
+        path = path_ranges(segments, segments.parents[segment])
+        siblings = segments.lengths[segment:last]
+        spans.append(_span(path, begins[segment], siblings, window))
+        segment = last
+    return tuple(spans)
+
+
+def _span(
+    path: tuple[tuple[int, int], ...], start: int, siblings: tuple[int, ...], window: int | None
+) -> Span:
+    depth, length = sum(end - begin for begin, end in path), sum(siblings)
+    blocks: list[Block] = []
+    for offset in range(0, length, QUERY_BLOCK):
+        end = min(offset + QUERY_BLOCK, length)
+        first = 0 if window is None else max(0, depth + offset + 1 - window)
+        blocks.append(
+            Block(
+                begin=start + offset,
+                end=start + end,
+                first_key=first,
+                last_key=depth + end,
+                siblings=siblings if len(siblings) > 1 else (end - offset,),
+                window=None if window is None or depth + end <= window else window,
+            )
+        )
+    return Span(ranges=_joined([*path, (start, start + length)]), blocks=tuple(blocks))
+
+
+@lru_cache(maxsize=256)
+def future(siblings: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """[B, B] what is added to scores: 0 where a query sees the key, -inf where it does not."""
+    total = sum(siblings)
+    mask = torch.full((total, total), float("-inf"), dtype=dtype)
+    start = 0
+    for length in siblings:
+        mask[start : start + length, start : start + length].triu_(1)
+        start += length
+    return mask
+
+
+@lru_cache(maxsize=64)
+def outside_window(block: int, keys: int, window: int, dtype: torch.dtype) -> Tensor:
+    """[B, keys] what is added to scores for a window, where the last B keys are the queries'."""
+    behind = torch.full((block, keys), float("-inf"), dtype=dtype)
+    # Query i is key `keys - block + i` and sees `window` keys up to it.
+    return behind.tril_(keys - block - window)
+
+
+def reach(segments: Segments) -> tuple[int, ...]:
+    """[T] One past the last packed token that is below or in the segment of each token.
+
+    A query q sees a key k exactly if `k <= q < reach[k]`: depth first, what continues a segment
+    follows it without a gap.
+    """
+    ends = [
+        start + length for start, length in zip(starts(segments), segments.lengths, strict=True)
+    ]
+    for segment in range(len(ends) - 1, -1, -1):
+        parent = segments.parents[segment]
+        if parent >= 0:
+            ends[parent] = max(ends[parent], ends[segment])
+    return tuple(
+        end for end, length in zip(ends, segments.lengths, strict=True) for _ in range(length)
+    )
+
+
+def positions(segments: Segments) -> tuple[int, ...]:
+    """[T] Position of each packed token in its rows."""
+    after: list[int] = []
+    out: list[int] = []
+    for length, parent in zip(segments.lengths, segments.parents, strict=True):
+        depth = after[parent] if parent >= 0 else 0
+        out.extend(range(depth, depth + length))
+        after.append(depth + length)
+    return tuple(out)

@@ -1,0 +1,43 @@
+"""Which models may read packed rows: those whose layers look back through attention alone.
+
+A recurrent or convolutional layer hands a state from each token to the next in the order of the
+tensor. It would carry one row into the next, and a shared prefix into its last branch only.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_KEPT_APART = frozenset({"full_attention", "sliding_attention", "moe"})
+"""Kinds of layers, as transformers calls them in `config.layer_types`, that segments keep apart."""
+
+
+def carries_state(model: Any) -> bool:
+    """Whether a transformers model must read its rows one by one. Says so once for each class."""
+    kinds = other_layers(model)
+    if kinds:
+        _warn(type(model).__name__, kinds)
+    return bool(kinds)
+
+
+def other_layers(model: Any) -> tuple[str, ...]:
+    """Kinds of layers in the model that segments do not keep apart."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - _KEPT_APART
+    if getattr(model, "_is_stateful", False):
+        kinds = kinds or {"recurrent"}
+    return tuple(sorted(kinds))
+
+
+@cache
+def _warn(model: str, kinds: tuple[str, ...]) -> None:
+    logger.warning(
+        "%s has layers (%s) that rows side by side would leak through: rows are not packed, "
+        "prefixes not shared, and each row is read alone",
+        model,
+        ", ".join(kinds),
+    )
