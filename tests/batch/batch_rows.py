@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from agentrl.config.schema import AlgorithmSection
-from agentrl.types import Termination, Trajectory, TrajectoryGroup
+from agentrl.types import Termination, Trajectory, TrajectoryGroup, Turn
 
 
 def row(rollout_id: str, *, group: str = "g", mask: str = "1101", **changes: Any) -> Trajectory:
@@ -25,6 +26,18 @@ def row(rollout_id: str, *, group: str = "g", mask: str = "1101", **changes: Any
         "termination": Termination.ENV_DONE,
     }
     return Trajectory(**{**fields, **changes})
+
+
+def turns(mask: str, *rewards: float | None) -> tuple[Turn, ...]:
+    """A turn for each run of equal bits, with one reward for each run of ones."""
+    found, start, left = [], 0, list(rewards)
+    for run in re.findall("1+|0+", mask):
+        role = "assistant" if run[0] == "1" else "tool"
+        reward = left.pop(0) if role == "assistant" else None
+        found.append(Turn(role=role, start=start, end=start + len(run), text="", reward=reward))
+        start += len(run)
+    assert not left, (mask, rewards)
+    return tuple(found)
 
 
 def group(*rows: Trajectory) -> TrajectoryGroup:
