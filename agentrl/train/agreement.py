@@ -9,10 +9,13 @@ every forward and backward pass, so those of a sharded backend ask each other be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from agentrl.batch.packing import padding_micro_batch, unpack
 from agentrl.batch.records import PackedBatch, RowKey, StepBatch
@@ -154,6 +157,31 @@ def _trained(part: PackedBatch) -> tuple[int, int]:
     """(rows, trained tokens)."""
     micros = part.micro_batches
     return sum(len(m.rows) for m in micros), sum(m.num_action_tokens for m in micros)
+
+
+def check_same_weights(gather: Callable[[Any], list[Any]], weights: Mapping[str, Tensor]) -> None:
+    """Ranks that begin apart stay apart: nothing but gradients is ever exchanged.
+
+    Raises:
+        TrainError: ranks hold different weights.
+    """
+    own = {name: (tuple(weight.shape), _bit_sum(weight)) for name, weight in weights.items()}
+    held = gather(own)
+    for rank, other in enumerate(held):
+        odd = sorted(
+            name for name in held[0].keys() | other if held[0].get(name) != other.get(name)
+        )
+        if odd:
+            raise TrainError(
+                f"rank {rank} holds other weights than rank 0 in {len(odd)} of {len(own)} "
+                f"parameters, {odd[0]} among them; load the same checkpoint on every rank"
+            )
+
+
+def _bit_sum(tensor: Tensor) -> int:
+    """Sum of the bit patterns: equal for equal tensors, and cheap."""
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int(tensor.detach().contiguous().view(kind).sum(dtype=torch.int64))
 
 
 def rows_without_finite_gradient(

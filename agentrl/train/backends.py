@@ -9,6 +9,8 @@ from agentrl.errors import ConfigError
 from agentrl.train.torch_backend import RESPONSE_MASK, TorchBackend
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from agentrl.train.backend import TrainBackend
     from agentrl.train.ranks import Ranks
 
@@ -58,4 +60,34 @@ def make_backend(
             ranks=ranks,
             mask_keys=mask_keys,
         )
-    raise ConfigError(f"train.backend is {train.backend}, which is not there yet; choose torch")
+    if train.optimizer == "muon":
+        raise ConfigError(
+            f"train.optimizer is muon, which needs whole matrices, and train.backend "
+            f"{train.backend} cuts them up; set train.optimizer: adamw or train.backend: torch"
+        )
+    if ranks is None:
+        raise ConfigError(
+            f"train.backend is {train.backend}, which needs a group of ranks, even if it is one; "
+            "set runtime: ray, or train.backend: torch"
+        )
+    from agentrl.train.fsdp import FsdpBackend
+
+    return FsdpBackend(
+        model,
+        train=train,
+        gradient_checkpointing=gradient_checkpointing,
+        ranks=ranks,
+        mask_keys=mask_keys,
+    )
+
+
+def full_weights(backend: TrainBackend) -> dict[str, Tensor]:
+    """All weights in main memory, in the model's dtype, on rank 0; nothing on other ranks.
+
+    All ranks call. One tensor at a time is gathered.
+    """
+    kept: dict[str, Tensor] = {}
+    for name, tensor in backend.weights():
+        if backend.rank == 0:
+            kept[name] = tensor.detach().to("cpu", copy=True)
+    return kept

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from agentrl.batch.records import PackedBatch
 from agentrl.config.schema import TrainSection
-from agentrl.errors import TrainError
+from agentrl.train.agreement import check_same_weights
 from agentrl.train.backend import compensation
 from agentrl.train.ranks import Ranks
 from agentrl.train.routing import share
@@ -56,7 +53,7 @@ class DataParallelBackend(TorchBackend):
         self.loss_factor = compensation(
             data_parallel_size=ranks.world_size, averages_over_ranks=False
         )
-        self._check_same_weights()
+        check_same_weights(self.gather, self._optimizer.state_dict()["masters"])
 
     def share(self, update: PackedBatch) -> PackedBatch:
         """See `TrainBackend`."""
@@ -82,25 +79,4 @@ class DataParallelBackend(TorchBackend):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `TrainBackend`."""
         super().load_state_dict(state)
-        self._check_same_weights()
-
-    def _check_same_weights(self) -> None:
-        """Ranks that begin apart stay apart: nothing but gradients is ever exchanged."""
-        masters: dict[str, Tensor] = self._optimizer.state_dict()["masters"]
-        own = {name: (tuple(master.shape), _bit_sum(master)) for name, master in masters.items()}
-        held = self._ranks.gather(own)
-        for rank, other in enumerate(held):
-            odd = sorted(
-                name for name in held[0].keys() | other if held[0].get(name) != other.get(name)
-            )
-            if odd:
-                raise TrainError(
-                    f"rank {rank} holds other weights than rank 0 in {len(odd)} of {len(own)} "
-                    f"parameters, {odd[0]} among them; load the same checkpoint on every rank"
-                )
-
-
-def _bit_sum(tensor: Tensor) -> int:
-    """Sum of the bit patterns: equal for equal tensors, and cheap."""
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return int(tensor.detach().view(kind).sum(dtype=torch.int64))
+        check_same_weights(self.gather, self._optimizer.state_dict()["masters"])

@@ -1,8 +1,9 @@
 """The processes that train one model together, and what they say to each other.
 
 A group of its own rather than torch's global one: the process of a trainer rank may be in other
-groups as well, such as the one that moves weights to the engines. Objects travel over gloo on the
-CPU, tensors over gloo or, from GPU to GPU, over NCCL. Peers are trusted: objects are pickled.
+groups as well, such as the one that moves weights to the engines. Libraries that know the global
+group only get one with the same ranks (`open_global_group`). Objects travel over gloo on the CPU,
+tensors over gloo or, from GPU to GPU, over NCCL. Peers are trusted: objects are pickled.
 
 Invariants: all ranks make the same calls in the same order; every call has a time limit; after an
 error the group is of no use any more, and its ranks meet again at a new meeting.
@@ -96,9 +97,10 @@ class Ranks:
         if not 0 <= rank < world_size:
             raise TrainError(f"rank {rank} is not one of {world_size} ranks")
         self.rank, self.world_size = rank, world_size
+        self._device, self._timeout_s, self._global = device, timeout_s, False
         host, _, port = address.rpartition(":")
         limit = timedelta(seconds=join_timeout_s)
-        with self._naming(f"meeting the others at {address} within {join_timeout_s:g} s"):
+        with self.naming(f"meeting the others at {address} within {join_timeout_s:g} s"):
             store = TCPStore(
                 host, int(port), is_master=False, wait_for_workers=False, timeout=limit
             )
@@ -109,6 +111,35 @@ class Ranks:
             self._tensors: Any = self._objects
             if device.type == "cuda":
                 self._tensors = _nccl(PrefixStore("tensors", store), rank, world_size, timeout_s)
+        self._store: Store | None = store
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._device
+
+    def open_global_group(self) -> None:
+        """Make these ranks torch's global group, for libraries that ask for it; idempotent.
+
+        Raises:
+            TrainError: this process is in another global group, or a rank did not come.
+        """
+        if self._global:
+            return
+        if torch.distributed.is_initialized():
+            raise TrainError(
+                "torch's global process group is taken in this process; a sharded backend needs it"
+            )
+        assert self._store is not None, "the group is closed"
+        with self.naming("opening torch's global process group"):
+            torch.distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if self._device.type == "cuda" else "gloo",
+                store=PrefixStore("global", self._store),
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=timedelta(seconds=self._timeout_s),
+            )
+        self._global = True
 
     def gather(self, value: Any) -> list[Any]:
         """One picklable value of every rank, in the order of the ranks.
@@ -117,7 +148,7 @@ class Ranks:
             TrainError: a rank is gone, or did not come in time.
         """
         own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        with self._naming("gathering what every rank has to say"):
+        with self.naming("gathering what every rank has to say"):
             sizes = [size.item() for size in self._all_gather(torch.tensor([len(own)]))]
             padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
             padded[: len(own)] = own
@@ -135,7 +166,7 @@ class Ranks:
         Raises:
             TrainError: a rank is gone, or did not come in time.
         """
-        with self._naming("summing gradients"):
+        with self.naming("summing gradients"):
             for bucket in _buckets(tensors):
                 if len(bucket) == 1 and bucket[0].is_contiguous():
                     self._all_reduce(bucket[0])
@@ -152,6 +183,9 @@ class Ranks:
             if group is not None:
                 group.shutdown()
         self._tensors = self._objects = None
+        if self._global and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        self._global, self._store = False, None
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
@@ -164,7 +198,7 @@ class Ranks:
         self._tensors.allreduce([tensor], options).wait()
 
     @contextmanager
-    def _naming(self, what: str) -> Iterator[None]:
+    def naming(self, what: str) -> Iterator[None]:
         """Say who was doing what when the library below gave up."""
         try:
             yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -54,19 +54,9 @@ class TorchBackend:
         kind = torch.promote_types(param.dtype, torch.float32)
         return to_tensors(micro, device=param.device, dtype=kind, mask_keys=self.mask_keys)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """See `TrainBackend`. Checkpointing works in training mode only, so it is switched on."""
-        was_training = self._model.training
-        self._model.train(self._checkpointing)
-        for module in self._model.modules():
-            if isinstance(module, nn.Dropout):
-                module.eval()
-        try:
-            with packed_attention(self._model):
-                yield
-        finally:
-            self._model.train(was_training)
+    def running(self) -> AbstractContextManager[None]:
+        """See `TrainBackend`."""
+        return exact_passes(self._model, checkpointing=self._checkpointing)
 
     def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
         """See `TrainBackend`."""
@@ -117,3 +107,21 @@ class TorchBackend:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `TrainBackend`."""
         self._optimizer.load_state_dict(state)
+
+
+@contextmanager
+def exact_passes(model: Any, *, checkpointing: bool) -> Iterator[None]:
+    """Inside, packed rows go through the model and nothing is dropped out.
+
+    Checkpointing works in training mode only, so it is switched on then.
+    """
+    was_training = model.training
+    model.train(checkpointing)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.eval()
+    try:
+        with packed_attention(model):
+            yield
+    finally:
+        model.train(was_training)
