@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,6 +132,16 @@ def test_a_turn_that_is_not_trained_earned_its_reward_for_the_tokens_before_it()
         group(made), **GAE, lam=1.0, turn_rewards="return_to_go", oldest_version=4
     )
     assert tokens(settle(step, section))[key("a")] == [7.0, 7.0, 4.0]
+
+
+def test_gae_of_a_penalised_reward():
+    """Fails if the penalty is taken off the advantage of its own token alone, or forgotten."""
+    step, section = build(group(row("a", mask="101", reward=1.0)), **GAE, **KL, gamma=0.5, lam=0.5)
+    done = settle(step, section, old=lambda _k, i: 1.0 + i, values=lambda _k, i: float(i))
+    # r = -1/2 and 1 - 3/2; V = 0 and 2; deltas -1/2 + 1/2 * 2 - 0 and -1/2 - 2.
+    assert tokens(done)[key("a")] == [0.5 + 0.25 * -2.5, -2.5]
+    assert done.returns[key("a")].tolist() == [0.5 + 0.25 * -2.5, 0.0, -0.5]
+    assert done.metrics.result()["batch/return_mean"] == (0.5 + 0.25 * -2.5 - 0.5) / 2
 
 
 # KL in the reward
@@ -268,6 +279,7 @@ def test_an_open_batch_keeps_every_row_and_travels():
     rows = (row("a", reward=1.0), row("b", reward=1.0))
     step, section = build(group(*rows), epochs=2, **KL)
     assert tokens(step) == {key("a"): [0.0] * 3, key("b"): [0.0] * 3}
+    assert step.advantages == {"a": 0.0, "b": 0.0}
     assert step.metrics.result()["batch/rows_trained"] == 2
     assert "batch/advantage_abs_mean" not in step.metrics.result()
     done = settle(pickle.loads(pickle.dumps(step)), section, old=1.0)
@@ -283,6 +295,12 @@ def test_an_open_batch_keeps_every_row_and_travels():
         settle_credit(done, old=None, ref=None, values=None, kl_coef=0.0, algorithm=section)
 
 
+def test_an_open_batch_says_what_the_rewards_alone_leave():
+    rows = (row("a", reward=3.0), row("b", reward=1.0))
+    held, _ = build(group(*rows), whiten_advantages=True, **KL)
+    assert held.advantages == {"a": 1.0, "b": -1.0}
+
+
 def test_kl_in_the_loss_leaves_nothing_open():
     step, _ = build(group(row("a", reward=1.0), row("b")), kl_coef=0.5)
     assert step.credit is None
@@ -295,6 +313,21 @@ def test_rows_that_share_a_prefix_get_their_own_advantages():
     shared, _ = build(group(*rows), prefix_sharing=True, **KL)
     apart = {"old": lambda k, i: ord(k.rollout_id) + i / 8.0}
     assert tokens(settle(shared, section, **apart)) == tokens(settle(alone, section, **apart))
+
+
+def test_response_positions_of_rows_may_come_in_turns():
+    """Fails if advantages are laid out row after row."""
+    step, section = build(
+        group(row("a", mask="111", reward=1.0), row("b", mask="11")), prefix_sharing=True, **KL
+    )
+    (update,) = step.updates
+    (micro,) = update.micro_batches
+    places = np.array([0, 3, 1, 4, 2])  # a b a b a
+    names = [name for name in micro.__slots__ if name.endswith("_R")]
+    mixed = replace(micro, **{name: getattr(micro, name)[places] for name in names})
+    turned = replace(step, updates=(replace(update, micro_batches=(mixed,)),))
+    apart = {"old": lambda k, i: ord(k.rollout_id) + i / 8.0}
+    assert tokens(settle(turned, section, **apart)) == tokens(settle(step, section, **apart))
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,8 @@ def test_the_estimate_is_unbiased_where_the_policy_decides_when_to_stop():
 
     Turn 1 earns 1 and goes on with probability p; turn 2 earns 5 with probability q, else 2. The
     expectation of sum_k grad log pi_k A_k is the gradient of J = 1 + p (2 + 3q) for leave-one-out,
-    and (G - 1) / G of it where the own return is in the mean. Fails (by -1 in d/dp for each turn)
-    with a baseline over those that reached the turn.
+    and (G - 1) / G of it where the own return is in the mean. Fails (0 for d/dp: going on would be
+    worth nothing) if the reward of a turn is compared among those that reached it.
     """
     p, q = F(1, 4), F(1, 2)
     rollouts = [  # probability, rewards by turn, d log pi by turn as (d/dp, d/dq)
