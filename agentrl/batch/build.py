@@ -91,7 +91,9 @@ def build_step(
         epochs: passes over the rollouts.
         seed: decides which rollouts share a minibatch.
         oldest_version: tokens sampled by older weights are masked; None masks none.
-        needs: of the loss; None takes those of a policy loss over sampled tokens.
+        needs: of the loss; None takes those of a policy loss over trained tokens. Rows keep the
+            tokens of every mask it declares, trained or not; the advantage of a token that is not
+            trained is 0.
         prefix_sharing: compute what rows begin with in common once; never changes the result.
         clip_shaped: bounds of what the group baseline leaves of a reward.
         skip_groups: by group id, the reason a filter gave; they are counted under it as
@@ -105,10 +107,11 @@ def build_step(
             "build_step needs a resolved algorithm (RunConfig.resolved_algorithm), got "
             f"horizon={algorithm.horizon}, loss_agg_mode={algorithm.loss_agg_mode}"
         )
+    looked_at = () if needs is None else needs.mask_keys
     needs = needs or LossNeeds()
     selection = select_rollouts(groups, algorithm, clip_shaped=clip_shaped, skip_groups=skip_groups)
     prepared = [
-        _prepare(rollout, algorithm, oldest_version=oldest_version, needs=needs)
+        _prepare(rollout, algorithm, oldest_version=oldest_version, looked_at=looked_at)
         for rollout in selection.rollouts
     ]
     open_ = algorithm.credit_needs_model
@@ -150,12 +153,10 @@ def _prepare(
     algorithm: AlgorithmSection,
     *,
     oldest_version: int | None,
-    needs: LossNeeds,
+    looked_at: Sequence[str],
 ) -> _Prepared:
-    keep = "observation_mask" in needs.mask_keys
     checked = [
-        check_row(row, oldest_version=oldest_version, keep_observations=keep)
-        for row in rollout.rows
+        check_row(row, oldest_version=oldest_version, looked_at=looked_at) for row in rollout.rows
     ]
     rows = tuple(row for row in checked if row is not None)
     return _Prepared(

@@ -1,7 +1,8 @@
-"""Trajectories into rows: checked, masked by age, cut where nothing more is read."""
+"""Trajectories into rows: checked, masked by age, cut where nothing more is looked at."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,16 +47,16 @@ class CheckedRow:
 
 
 def check_row(
-    trajectory: Trajectory, *, oldest_version: int | None, keep_observations: bool
+    trajectory: Trajectory, *, oldest_version: int | None, looked_at: Collection[str] = ()
 ) -> CheckedRow | None:
     """One checked row; None if no loss looks at any of its tokens.
 
-    What follows the last trained token conditions nothing and is cut off.
+    What follows the last token that is trained or looked at conditions nothing and is cut off.
 
     Args:
         trajectory: the row.
         oldest_version: tokens sampled by older weights are not trained; None trains all.
-        keep_observations: whether a loss looks at what the environment put there: nothing is cut.
+        looked_at: masks (`MASK_KEYS`) whose tokens matter although they are not trained.
 
     Raises:
         DataError: a broken row, naming it and the value.
@@ -75,15 +76,21 @@ def check_row(
     odd = sorted(set(trajectory.response_mask) - {0, 1})
     if odd:
         raise DataError(f"row {key}: response_mask holds {odd}, expected only 0 and 1")
-    mask = np.array(trajectory.response_mask, dtype=np.bool_)
+    sampled = np.array(trajectory.response_mask, dtype=np.bool_)
+    mask = sampled.copy()
     if oldest_version is not None:
         mask &= np.array(trajectory.policy_versions, dtype=np.int64) >= oldest_version
-    if not mask.any() and not keep_observations:
+    seen = mask.copy()
+    if "response_mask" in looked_at:
+        seen |= sampled
+    if "observation_mask" in looked_at:
+        seen |= ~sampled
+    if not seen.any():
         return None
-    length = len(mask) if keep_observations else int(np.flatnonzero(mask)[-1]) + 1
-    mask = mask[:length]
+    length = int(np.flatnonzero(seen)[-1]) + 1
+    mask, sampled, seen = mask[:length], sampled[:length], seen[:length]
     log_probs = np.array(trajectory.rollout_log_probs[:length], dtype=np.float64)
-    bad = np.flatnonzero(mask & ~np.isfinite(log_probs))
+    bad = np.flatnonzero(seen & sampled & ~np.isfinite(log_probs))
     if len(bad):
         raise DataError(
             f"row {key}: rollout_log_probs is {log_probs[bad[0]]} at response position {bad[0]} "
@@ -97,7 +104,7 @@ def check_row(
         input_ids=ids,
         prompt_length=len(trajectory.prompt_ids),
         mask_R=mask,
-        sampled_R=np.array(trajectory.response_mask[:length], dtype=np.bool_),
+        sampled_R=sampled,
         rollout_log_probs_R=log_probs,
         temperature=trajectory.temperature,
     )

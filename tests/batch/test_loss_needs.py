@@ -67,6 +67,27 @@ def test_rows_are_not_cut_where_a_loss_looks_at_observations():
     assert cut.mask_R.tolist() == [True, True]
 
 
+def test_rows_keep_sampled_tokens_that_are_too_old_where_a_loss_looks_at_them():
+    """Fails if rows end with their last trained token: a sum over the mask would depend on where
+    the rollout was cut into rows."""
+    groups = group(
+        row("a", mask="1010", reward=1.0, policy_versions=(5, -1, 1, -1)),
+        row("b", mask="10", policy_versions=(1, -1)),
+    )
+    needs = LossNeeds(mask_keys=("response_mask",), zero_advantage_rows=True)
+    (micro,) = build(groups, needs=needs, oldest_version=4).updates[0].micro_batches
+    assert [key.rollout_id for key in micro.rows] == ["a", "b"]
+    assert micro.sampled_R.tolist() == [True, False, True, True]  # nothing behind is computed
+    assert micro.mask_R.tolist() == [True, False, False, False]
+    assert micro.advantages_R.tolist() == [0.5, 0.0, 0.0, 0.0]
+    for least in (None, LossNeeds(mask_keys=("final_response_mask",), zero_advantage_rows=True)):
+        (micro,) = build(groups, needs=least, oldest_version=4).updates[0].micro_batches
+        assert micro.sampled_R.tolist() == [True]
+    odd = row("x", mask="10", reward=1.0, rollout_log_probs=(float("nan"), 0.0))
+    with pytest.raises(DataError, match=r"x\[0\]: rollout_log_probs is nan"):
+        build(group(odd, row("y", mask="1")), needs=needs, oldest_version=4)
+
+
 def test_an_unknown_mask_is_refused_with_the_known_ones():
     with pytest.raises(DataError, match=r"'tool_mask'.*observation_mask"):
         build(group(row("a")), needs=LossNeeds(mask_keys=("tool_mask",)))
