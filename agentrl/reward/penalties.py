@@ -37,7 +37,7 @@ def stop_properly(reward: float, coef: float) -> float:
         >>> stop_properly(1.0, 0.25), stop_properly(1.0, -0.5)
         (0.25, -0.5)
     """
-    return reward * coef if coef >= 0 else coef
+    return reward * coef + 0.0 if coef >= 0 else coef  # + 0.0: no negative zero
 
 
 def misses_eos(rows: Sequence[Trajectory]) -> bool:
