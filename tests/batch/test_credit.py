@@ -419,6 +419,35 @@ def test_a_rollout_cut_into_rows_has_the_same_advantages(estimator, turn_rewards
     )
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 3), st.floats(-2, 2), st.booleans()),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from(ESTIMATORS),
+    st.sampled_from(["sum", "return_to_go"]),
+)
+def test_any_cut_at_turns_gives_the_same_advantages(plan, estimator, turn_rewards):
+    """A turn: sampled tokens, environment tokens, reward, and whether a new row follows it."""
+    reward = sum(earned for _, _, earned, _ in plan)
+    mask = "".join("1" * mine + "0" * theirs for mine, theirs, _, _ in plan)
+    whole = row("a", mask=mask, reward=reward, turns=turns(mask, *(turn[2] for turn in plan)))
+    parts, start, held = [], "", []
+    for number, (mine, theirs, earned, cut) in enumerate(plan):
+        start, held = start + "1" * mine + "0" * theirs, [*held, earned]
+        if cut or number == len(plan) - 1:
+            index = len(parts)
+            made = turns(start, *held)
+            parts.append(row("a", mask=start, reward=reward, row_index=index, turns=made))
+            start, held = "", []
+    sibling = row("b", mask="11", reward=0.25, turns=turns("11", 0.25))
+    want, _, _, _ = every_way([group(whole, sibling)], estimator, turn_rewards)
+    got, _, _, _ = every_way([group(*parts, sibling)], estimator, turn_rewards)
+    assert got == want
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.randoms(), st.sampled_from(ESTIMATORS), st.sampled_from(["sum", "return_to_go"]))
 def test_the_order_of_groups_siblings_and_rows_does_not_matter(rng, estimator, turn_rewards):
