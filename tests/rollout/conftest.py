@@ -35,6 +35,7 @@ def bench(chat: ChatFormat) -> Callable[..., Bench]:
         delay_s: float = 0.0,
         fail: Any = None,
         chat_format: Any = None,
+        grade: Any = None,
         **limits: Any,
     ) -> Bench:
         engine = engine or ScriptedEngine(replies, ByteTokenizer(), delay_s=delay_s, fail=fail)
@@ -54,6 +55,7 @@ def bench(chat: ChatFormat) -> Callable[..., Bench]:
             tools=[FunctionTool(f) for f in (add, refuse, explode)] if tools is None else tools,
             sandboxes=sandboxes,
             section=RolloutSection(**(defaults | limits)),
+            grade=grade,
         )
         return Bench(chat, engine, client, worker, envs)
 

@@ -1,0 +1,198 @@
+"""Reward functions of the config, run by a real worker when a rollout ends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rollout_fakes import Bench, Talk
+
+from agentrl.config.schema import RewardSection
+from agentrl.env import StepResult
+from agentrl.errors import ConfigError
+from agentrl.reward import RewardFunctions, load_reward_functions
+from agentrl.types import Task, Termination, Trajectory
+
+Make = Callable[..., Bench]
+
+
+def length(trajectory: Trajectory, task: Task, *, per_token: float = 1.0) -> float:
+    return per_token * trajectory.num_action_tokens
+
+
+async def label(trajectory: Trajectory, task: Task) -> Any:
+    await asyncio.sleep(0)
+    return np.float32(task.label)
+
+
+def all_rows(trajectory: Trajectory, task: Task, rows: tuple[Trajectory, ...]) -> float:
+    assert rows[-1] is trajectory
+    return float(len(rows))
+
+
+def raises(trajectory: Trajectory, task: Task) -> float:
+    raise KeyError("no rubric")
+
+
+def not_a_number(trajectory: Trajectory, task: Task) -> float:
+    return float("nan")
+
+
+def not_one(trajectory: Trajectory, task: Task) -> Any:
+    return np.zeros(2)
+
+
+def nothing(trajectory: Trajectory, task: Task) -> None:
+    return None
+
+
+def slow(trajectory: Trajectory, task: Task) -> float:
+    time.sleep(0.5)
+    return 0.0
+
+
+async def hangs(trajectory: Trajectory, task: Task) -> float:
+    await asyncio.sleep(60)
+    return 0.0
+
+
+def in_the_main_thread(trajectory: Trajectory, task: Task) -> float:
+    return float(threading.current_thread() is threading.main_thread())
+
+
+HERE = f"{Path(__file__).name}:"
+
+
+def grading(timeout_s: float = 10.0, **section: Any) -> RewardFunctions | None:
+    functions = {
+        name: {"target": HERE + (item if isinstance(item, str) else item.pop("target"))}
+        | ({} if isinstance(item, str) else item)
+        for name, item in section.pop("functions", {}).items()
+    }
+    return load_reward_functions(
+        RewardSection(functions=functions, **section),
+        base=Path(__file__).parent,
+        timeout_s=timeout_s,
+    )
+
+
+async def test_the_weighted_sum_and_its_parts(bench: Make) -> None:
+    grade = grading(
+        env_weight=0.5,
+        functions={
+            "length": {"target": "length", "weight": -0.25, "args": {"per_token": 2.0}},
+            "label": {"target": "label", "weight": 3.0},
+            "rows": "all_rows",
+        },
+    )
+    step = StepResult(done=True, rewards=1.0, scores=0.75, reward_parts={"tests": 1.0})
+    row = await bench(["ab"], lambda: Talk(step), grade=grade).one(label=2)
+    tokens = row.num_action_tokens
+    assert row.reward == 0.5 * 1.0 - 0.25 * 2.0 * tokens + 3.0 * 2.0 + 1.0
+    assert row.reward_parts == {
+        "tests": 1.0, "env": 1.0, "length": 2.0 * tokens, "label": 2.0, "rows": 1.0
+    }  # fmt: skip
+    # The environment's verdict is its own; and what `step` returned stays on record.
+    assert row.score == 0.75
+    assert row.turns[0].reward == 1.0
+
+
+async def test_a_score_follows_the_whole_reward_where_there_is_none(bench: Make) -> None:
+    """Fails if the score defaults before the functions ran: with `env_weight` 0 a filter or an
+    evaluation would see nothing but the environment's 1."""
+    grade = grading(env_weight=0.0, functions={"label": "label"})
+    row = await bench(["a"], lambda: Talk(StepResult(done=True, rewards=1.0)), grade=grade).one(
+        label=3
+    )
+    assert (row.reward, row.score) == (3.0, 3.0)
+    # An environment whose score happens to be its reward has said so all the same.
+    said = StepResult(done=True, rewards=1.0, scores=1.0)
+    row = await bench(["a"], lambda: Talk(said), grade=grade).one(label=3)
+    assert (row.reward, row.score) == (3.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("raises", r"reward function 'f' \(test_reward_functions.py:raises\): KeyError: 'no rub"),
+        ("not_a_number", "returned nan, expected one finite number"),
+        ("not_one", "returned more than one value"),
+        ("nothing", "returned None, expected one finite number"),
+        ("hangs", "took longer than 0.1 s"),
+        ("slow", "took longer than 0.1 s"),
+    ],
+)
+async def test_a_function_that_fails_is_a_crashed_grader(
+    bench: Make, target: str, message: str
+) -> None:
+    grade = grading(timeout_s=0.1, functions={"f": target, "label": "label"})
+    made = bench(["a"], Talk, grade=grade, retries=1)
+    row = await made.one(label=1)
+    assert row.termination is Termination.GRADER_CRASHED
+    assert (row.reward, row.score) == (None, None)
+    assert row.num_action_tokens > 0
+    assert re.search(message, row.termination_detail)
+    assert made.worker.retried == {Termination.GRADER_CRASHED: 1}
+    assert [env.closed for env in made.envs] == [1, 1]
+
+
+async def test_a_part_that_both_name_is_an_error_that_says_so(bench: Make) -> None:
+    step = StepResult(done=True, rewards=1.0, reward_parts={"label": 1.0})
+    grade = grading(functions={"label": "label"})
+    row = await bench(["a"], lambda: Talk(step), grade=grade).one(label=1)
+    assert row.termination is Termination.GRADER_CRASHED
+    assert "the environment gives a reward part 'label', and so does the config" in (
+        row.termination_detail
+    )
+
+
+async def test_what_cannot_be_trusted_is_not_graded(bench: Make) -> None:
+    """Fails if functions run after a crash: their value would stand in for a reward."""
+    grade = grading(functions={"label": "label"})
+    row = await bench(["a"], lambda: Talk(ValueError("broken")), grade=grade).one(label=1)
+    assert (row.termination, row.reward) == (Termination.ENV_CRASHED, None)
+
+
+async def test_plain_functions_do_not_hold_the_loop_up(bench: Make) -> None:
+    """Fails if they are called on the event loop, where one slow one stops every rollout."""
+    grade = grading(functions={"main": "in_the_main_thread"})
+    row = await bench(["a"], Talk, grade=grade).one()
+    assert row.reward_parts["main"] == 0.0
+
+
+async def test_cancelled_while_grading(bench: Make) -> None:
+    made = bench(["a"], Talk, grade=grading(timeout_s=60.0, functions={"f": "hangs"}))
+    running = asyncio.ensure_future(made.group(n=2))
+    await asyncio.sleep(0.1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, 5)
+    assert [env.closed for env in made.envs] == [1, 1]
+
+
+def test_nothing_to_do_is_nothing() -> None:
+    assert grading() is None
+    assert grading(env_weight=0.5) is not None
+
+
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        ({"f": "missing"}, "has no 'missing'"),
+        ({"f": {"target": "length", "args": {"wrong": 1}}}, "unexpected keyword argument 'wrong'"),
+        ({"f": "HERE"}, "not callable"),
+        ({"env": "length"}, "'env' is the environment's own part; rename it"),
+    ],
+)
+def test_mistakes_in_the_config_are_found_before_anything_runs(
+    functions: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        grading(functions=functions)
