@@ -17,7 +17,7 @@ from torch import Tensor
 from agentrl.errors import RunError
 
 TRAINER_FILE = "trainer.pt"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,14 @@ class TrainerState:
     version: int
     """Steps done."""
     optimizer: dict[str, Any]
-    """Masters and moments."""
+    """Masters and moments of the policy."""
+    critic: dict[str, Any] | None
+    """The same of the critic; None without one."""
+    kl_coef: float
+    """Weight of the KL penalty, where the controller has brought it."""
+    reference: dict[str, Any] | None
+    """Weights of a reference that follows the policy; None where it stays what the run began
+    with."""
     cpu_rng: Tensor
     """State of torch's generator."""
     cuda_rng: list[Tensor]
@@ -40,17 +47,28 @@ class TrainerState:
             torch.cuda.set_rng_state(state, index)
 
 
-def save_trainer_state(directory: Path, *, version: int, optimizer: dict[str, Any]) -> None:
-    """Write `trainer.pt` atomically."""
+def save_trainer_state(
+    directory: Path,
+    *,
+    version: int,
+    optimizer: dict[str, Any],
+    critic: dict[str, Any] | None = None,
+    kl_coef: float = 0.0,
+    reference: dict[str, Any] | None = None,
+) -> None:
+    """Write `trainer.pt` atomically; the arguments are the fields of `TrainerState`."""
     directory.mkdir(parents=True, exist_ok=True)
     state = {
         "format": _FORMAT,
         "version": version,
         "optimizer": optimizer,
+        "critic": critic,
+        "kl_coef": kl_coef,
+        "reference": reference,
         "cpu_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
-    with _atomic(directory / TRAINER_FILE) as path:
+    with atomic(directory / TRAINER_FILE) as path:
         torch.save(state, path)
 
 
@@ -73,6 +91,9 @@ def load_trainer_state(directory: Path) -> TrainerState:
     return TrainerState(
         version=state["version"],
         optimizer=state["optimizer"],
+        critic=state["critic"],
+        kl_coef=state["kl_coef"],
+        reference=state["reference"],
         cpu_rng=state["cpu_rng"],
         cuda_rng=state["cuda_rng"],
     )
@@ -104,7 +125,8 @@ def save_checkpoint(model: Any, tokenizer: Any, directory: Path) -> None:
 
 
 @contextmanager
-def _atomic(path: Path) -> Iterator[Path]:
+def atomic(path: Path) -> Iterator[Path]:
+    """A place to write to; it becomes `path`, flushed to the disk, when the block ends well."""
     scratch = path.with_name(f".{path.name}.writing-{os.getpid()}")
     try:
         yield scratch

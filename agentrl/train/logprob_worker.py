@@ -7,7 +7,7 @@ that should be 1 is 1, and not 1 plus the difference between two programs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -69,17 +69,33 @@ class LogProbWorker:
         Raises:
             TrainError: a log-probability that is not finite; names the rows.
         """
-        found: dict[RowKey, NDArray[np.floating[Any]]] = {}
+
+        def ask(micro: MicroBatch) -> Tensor:
+            out = self._policy.log_probs(self._policy.to_tensors(micro))
+            check_finite(out.log_probs_R, micro, policy=self._name)
+            return out.log_probs_R
+
         with self._policy.running():
-            for micro in micro_batches:
-                out = self._policy.log_probs(self._policy.to_tensors(micro))
-                check_finite(out.log_probs_R, micro, policy=self._name)
-                found.update(_by_row(out.log_probs_R, micro))
-        return found
+            return by_row(micro_batches, ask)
+
+
+def by_row(micro_batches: Iterable[MicroBatch], ask: Callable[[MicroBatch], Tensor]) -> RowLogProbs:
+    """What `ask` says of the response positions of each micro-batch, cut into rows.
+
+    Args:
+        micro_batches: padding among them is asked, too: ranks in lock-step count on it.
+        ask: [R] one number per response position.
+    """
+    found: dict[RowKey, NDArray[np.floating[Any]]] = {}
+    for micro in micro_batches:
+        numbers_R = ask(micro).detach().cpu().numpy()
+        for index, key in enumerate(micro.rows):
+            found[key] = numbers_R[micro.row_R == index]
+    return found
 
 
 def in_batch_order(known: RowLogProbs, micro: MicroBatch, *, like: Tensor, policy: str) -> Tensor:
-    """[R] The log-probabilities of a micro-batch, looked up by row.
+    """[R] The log-probabilities (or values) of a micro-batch, looked up by row.
 
     Args:
         known: by row.
@@ -90,40 +106,34 @@ def in_batch_order(known: RowLogProbs, micro: MicroBatch, *, like: Tensor, polic
     Raises:
         TrainError: a row is missing, or has another length.
     """
-    lengths = np.bincount(micro.row_R, minlength=len(micro.rows))
-    parts = []
-    for key, length in zip(micro.rows, lengths, strict=True):
+    numbers_R = np.zeros(len(micro.row_R))
+    for index, key in enumerate(micro.rows):
+        places = np.flatnonzero(micro.row_R == index)
         row = known.get(key)
-        if row is None or len(row) != length:
-            got = "nothing" if row is None else f"{len(row)} log-probabilities"
+        if row is None or len(row) != len(places):
+            got = "nothing" if row is None else f"{len(row)} numbers"
             raise TrainError(
-                f"the {policy} gave {got} for row {key}, expected one for each of its {length} "
-                "response positions"
+                f"the {policy} gave {got} for row {key}, expected one for each of its "
+                f"{len(places)} response positions"
             )
-        parts.append(row)
-    return torch.as_tensor(np.concatenate(parts)).to(device=like.device, dtype=like.dtype)
+        numbers_R[places] = row
+    return torch.as_tensor(numbers_R).to(device=like.device, dtype=like.dtype)
 
 
-def check_finite(log_probs_R: Tensor, micro: MicroBatch, *, policy: str = "policy") -> None:
-    """Refuse log-probabilities that nothing could be learned from.
+def check_finite(
+    numbers_R: Tensor, micro: MicroBatch, *, policy: str = "policy", what: str = "log-probability"
+) -> None:
+    """Refuse log-probabilities or values that nothing could be learned from.
 
     Raises:
         TrainError: names the rows and a value.
     """
-    log_probs_R = log_probs_R.detach()
-    bad = (~torch.isfinite(log_probs_R)).nonzero()[:, 0].tolist()
+    numbers_R = numbers_R.detach()
+    bad = (~torch.isfinite(numbers_R)).nonzero()[:, 0].tolist()
     if bad:
         rows = sorted({str(micro.rows[micro.row_R[index]]) for index in bad})
         raise TrainError(
-            f"the {policy} gives a log-probability of {float(log_probs_R[bad[0]])} at "
+            f"the {policy} gives a {what} of {float(numbers_R[bad[0]])} at "
             f"{len(bad)} tokens of rows {', '.join(rows)}; the update is given up and the weights "
             "are unchanged"
         )
-
-
-def _by_row(
-    log_probs_R: Tensor, micro: MicroBatch
-) -> Iterable[tuple[RowKey, NDArray[np.floating[Any]]]]:
-    """The response positions of a row stand together, in the order of the rows."""
-    ends = np.cumsum(np.bincount(micro.row_R, minlength=len(micro.rows)))
-    return zip(micro.rows, np.split(log_probs_R.cpu().numpy(), ends[:-1]), strict=True)

@@ -1,37 +1,40 @@
-"""One training step: forward, loss, backward, update; the algorithm in the order it happens."""
+"""One training step, in the order it happens.
+
+other policies   what the old policy, the reference and the critic say of every row
+credit           advantages, where they depend on that
+updates          gradients of policy and critic, both looked at, then the weights of both
+KL weight        from the KL that was measured
+reference        follows the policy, where it does
+"""
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from agentrl.batch.packing import unpack
-from agentrl.batch.records import MicroBatch, PackedBatch, RowKey, StepBatch
+from agentrl.batch.records import PackedBatch, StepBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
-from agentrl.errors import TrainError
+from agentrl.errors import RunError, TrainError
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.agreement import check_same_batch, on_every_rank
+from agentrl.train.agreement import check_same_batch, check_shares
 from agentrl.train.backend import TrainBackend
 from agentrl.train.checkpoint import load_trainer_state, save_trainer_state
-from agentrl.train.logprob_worker import (
-    LogProbSource,
-    LogProbWorker,
-    RowLogProbs,
-    check_finite,
-)
-from agentrl.train.objective import KnownLogProbs, objective
+from agentrl.train.critic import Critic, ValuePass
+from agentrl.train.failed_step import save_failed_step
+from agentrl.train.kl_control import next_kl_coef
+from agentrl.train.logprob_worker import LogProbSource
+from agentrl.train.other_policies import Answers, ask_other_policies, settle
+from agentrl.train.policy_gradient import PolicyPass, Progress
+from agentrl.train.reference import Reference
 from agentrl.train.schedule import learning_rate
 from agentrl.train.torch_backend import TorchBackend
-
-logger = logging.getLogger(__name__)
+from agentrl.train.updates import Updates
+from agentrl.train.value_loss import value_metrics
 
 
 class Trainer:
@@ -50,6 +53,8 @@ class Trainer:
         gradient_checkpointing: bool = False,
         backend: TrainBackend | None = None,
         reference: LogProbSource | None = None,
+        critic: Critic | None = None,
+        failures: Path | None = None,
     ) -> None:
         """Prepare training.
 
@@ -61,28 +66,35 @@ class Trainer:
             gradient_checkpointing: recompute activations in the backward pass.
             backend: who runs the model; default this process.
             reference: who knows the policy that `algorithm.kl_coef` holds this one to.
+            critic: whose values the advantages of `gae` come from.
+            failures: folder for the batch of a step that fails; None keeps none.
 
         Raises:
-            TrainError: a KL penalty without a reference.
+            TrainError: a KL penalty without a reference, one that should follow the policy and
+                cannot, or `gae` without a critic.
         """
-        if algorithm.kl_coef > 0.0 and reference is None:
-            raise TrainError(
-                f"algorithm.kl_coef is {algorithm.kl_coef}, but the trainer was given no reference "
-                "policy; load one (load_reference), or set algorithm.kl_coef: 0"
-            )
+        _check_parts(algorithm, reference, critic)
         self._train = train
         self._algorithm = algorithm
         self._temperature = temperature
         self._backend = backend or TorchBackend(
             model, train=train, gradient_checkpointing=gradient_checkpointing
         )
-        self._reference = reference
+        self._reference = reference if algorithm.needs_reference else None
+        self._critic = critic if algorithm.needs_values else None
+        self._failures = failures
+        self._kl_coef = algorithm.kl_coef
         self._version = 0
 
     @property
     def version(self) -> int:
         """Steps done, which is also the version of the weights."""
         return self._version
+
+    @property
+    def kl_coef(self) -> float:
+        """Weight of the KL penalty in the next step."""
+        return self._kl_coef
 
     def step(
         self, batch: StepBatch, on_progress: Callable[[int, int], None] | None = None
@@ -93,199 +105,196 @@ class Trainer:
 
         Args:
             batch: from `build_step`.
-            on_progress: called with `(micro-batches done, micro-batches of the step)` of this rank.
+            on_progress: called with `(micro-batches done, micro-batches of the step)` of this rank;
+                those that a critic computes as well count twice.
 
         Raises:
-            TrainError: a log-probability or gradient that is not finite; names the rows. The
-                update at hand is given up, its weights are as they were before it.
+            TrainError: a log-probability, value or gradient that is not finite; names the rows. The
+                update at hand is given up, all weights are as they were before it, and the batch is
+                kept in `failures`.
         """
-        began = time.perf_counter()
         check_same_batch(self._backend, batch, version=self._version)
-        rate = learning_rate(self._version, self._train)
-        shares = [self._backend.share(update) for update in batch.updates]
-        progress = _Progress(on_progress, sum(len(part.micro_batches) for part in shares))
-        tokens, updates = MetricBag(), MetricBag()
-        known = self._ask_other_policies(batch, shares)
-        with self._backend.running():
-            for index, (update, part) in enumerate(zip(batch.updates, shares, strict=True)):
-                self._backend.clear_gradients()
-                losses = on_every_rank(
-                    self._backend,
-                    partial(
-                        self._accumulate,
-                        part,
-                        known,
-                        tokens,
-                        compare_sampler=index == 0 or (update.epoch == 0 and known.old is not None),
-                        progress=progress,
-                    ),
-                )
-                self._update(update, part, known, rate, losses, updates)
-        self._version += 1
+        try:
+            return self._step(batch, on_progress)
+        except TrainError as error:
+            self._clear_gradients()
+            if self._failures is None or self._backend.rank != 0:
+                raise
+            path = save_failed_step(self._failures, batch, version=self._version, error=str(error))
+            raise TrainError(
+                f"{error}. The batch is kept in {path}; agentrl.train.replay_failed_step trains "
+                "on it again"
+            ) from error
+
+    def _step(self, batch: StepBatch, on_progress: Callable[[int, int], None] | None) -> MetricBag:
+        began = time.perf_counter()
         metrics = MetricBag()
-        for bag in self._backend.gather(tokens):
+        shares = self._shares(batch)
+        answers = ask_other_policies(
+            self._backend, batch, shares,
+            algorithm=self._algorithm, reference=self._reference, critic=self._critic,
+        )  # fmt: skip
+        if batch.credit is not None:
+            batch = settle(batch, answers, kl_coef=self._kl_coef, algorithm=self._algorithm)
+            metrics.merge(batch.metrics)
+            shares = self._shares(batch)
+        updates = self._updates(answers, batch, shares, on_progress)
+        with ExitStack() as stack:
+            stack.enter_context(self._backend.running())
+            if self._critic is not None:
+                stack.enter_context(self._critic.running())
+            for index, (update, part) in enumerate(zip(batch.updates, shares, strict=True)):
+                compare = index == 0 or (update.epoch == 0 and answers.log_probs.old is not None)
+                updates.run(update, part, compare_sampler=compare)
+        self._version += 1
+        for bag in self._backend.gather(updates.tokens):
             metrics.merge(bag)
-        metrics.merge(updates)
-        metrics.mean("train/learning_rate", rate)
+        metrics.merge(updates.metrics)
+        self._steer_penalty(batch, metrics)
         elapsed = time.perf_counter() - began
         metrics.mean("train/tokens_per_second", batch.num_tokens, count=elapsed)
         return metrics
 
-    def _ask_other_policies(self, batch: StepBatch, shares: Sequence[PackedBatch]) -> KnownLogProbs:
-        """What the policy before the first update and the reference think of all rows.
+    def _shares(self, batch: StepBatch) -> list[PackedBatch]:
+        shares = [self._backend.share(update) for update in batch.updates]
+        check_shares(self._backend, batch.updates, shares)
+        return shares
 
-        The old policy needs no pass of its own while it is the policy at hand: in a step of one
-        update, or where the sampler's numbers stand for it.
-        """
-        micros = [micro for part in shares if part.epoch == 0 for micro in part.micro_batches]
-        own = self._algorithm.old_log_probs != "rollout" and len(batch.updates) > 1
-        old = self._ask(LogProbWorker(self._backend, name="policy"), micros) if own else None
-        ref = None
-        if self._reference is not None and self._algorithm.kl_coef > 0.0:
-            ref = self._ask(self._reference, micros)
-        return KnownLogProbs(old=old, ref=ref)
-
-    def _ask(self, source: LogProbSource, micros: Sequence[MicroBatch]) -> RowLogProbs:
-        """Every rank asks for its share; later epochs may give it the rows of others."""
-        parts = on_every_rank(self._backend, lambda: source.row_log_probs(micros))
-        return {key: values for part in parts for key, values in part.items()}
-
-    def _accumulate(
+    def _updates(
         self,
-        part: PackedBatch,
-        known: KnownLogProbs,
-        metrics: MetricBag,
-        *,
-        compare_sampler: bool,
-        progress: _Progress,
-    ) -> _Loss:
-        """Forward and backward of this rank's micro-batches; returns their share of the loss."""
-        total, penalty = 0.0, 0.0
-        for micro in part.micro_batches:
-            self._check_temperature(micro)
-            tensors = self._backend.to_tensors(micro)
-            out = self._backend.log_probs(tensors)
-            check_finite(out.log_probs_R, micro)
-            result = objective(
-                out,
-                tensors,
-                known.of(micro, like=out.log_probs_R),
+        answers: Answers,
+        batch: StepBatch,
+        shares: Sequence[PackedBatch],
+        on_progress: Callable[[int, int], None] | None,
+    ) -> Updates:
+        """What every update of this step computes."""
+        metrics, critic, value = MetricBag(), self._critic, None
+        policy_rate, critic_rate = learning_rate(self._version, self._train), 0.0
+        only_critic = critic is not None and critic.warming_up(self._version)
+        if critic is not None:
+            assert answers.values is not None
+            assert batch.returns is not None
+            value = ValuePass(critic=critic, old=answers.values, returns=batch.returns)
+            critic_rate = critic.learning_rate(self._version)
+            metrics.mean("critic/lr", critic_rate)
+            metrics.merge(value_metrics(batch.updates, answers.values, batch.returns))
+        if not only_critic:
+            metrics.mean("train/learning_rate", policy_rate)
+        passes = (not only_critic) + (critic is not None)
+        return Updates(
+            policy=PolicyPass(
+                backend=self._backend,
                 algorithm=self._algorithm,
-                counts=part.counts,
-                kl_coef=self._algorithm.kl_coef,
-                compare_sampler=compare_sampler,
-                loss_factor=self._backend.loss_factor,
-            )
-            self._backend.backward(result.loss)
-            metrics.merge(result.metrics)
-            total += float(result.loss.detach())
-            penalty += result.penalty
-            progress.advance()
-        return _Loss(total=total, penalty=penalty)
+                known=answers.log_probs,
+                kl_coef=self._kl_coef,
+                temperature=self._temperature,
+            ),
+            value=value,
+            only_critic=only_critic,
+            policy_rate=policy_rate,
+            critic_rate=critic_rate,
+            tokens=MetricBag(),
+            metrics=metrics,
+            progress=Progress(
+                on_progress, passes * sum(len(part.micro_batches) for part in shares)
+            ),
+        )
 
-    def _update(
-        self,
-        update: PackedBatch,
-        part: PackedBatch,
-        known: KnownLogProbs,
-        rate: float,
-        losses: Sequence[_Loss],
-        metrics: MetricBag,
-    ) -> None:
-        """One optimizer update; without any gradient the weights and moments stay as they are."""
-        if not update.micro_batches:
-            metrics.sum("train/updates_skipped", 1)
+    def _steer_penalty(self, batch: StepBatch, metrics: MetricBag) -> None:
+        """The weight of the penalty in the next step, and the reference it is a penalty from."""
+        section = self._algorithm
+        if self._reference is None:
             return
-        self._backend.reduce_gradients()
-        norm = self._backend.grad_norm()
-        if not math.isfinite(norm):
-            found = on_every_rank(
-                self._backend, lambda: self._rows_without_finite_gradient(part, known)
-            )
-            self._backend.clear_gradients()
-            rows = [str(row) for rows in found for row in rows]
-            raise TrainError(
-                f"the gradient norm is {norm}; rows whose own gradient is not finite: "
-                f"{', '.join(rows) or 'none alone, only their sum'}; the update is "
-                "given up and the weights are unchanged"
-            )
-        self._backend.step(learning_rate=rate, grad_norm=norm)
-        metrics.sum("train/updates", 1)
-        metrics.mean("train/loss", sum(loss.total for loss in losses))
-        metrics.mean("train/grad_norm", norm)
-        if self._algorithm.kl_coef > 0.0:
-            metrics.mean("train/kl_loss", sum(loss.penalty for loss in losses))
+        metrics.mean("train/kl_coef", self._kl_coef)
+        self._kl_coef = next_kl_coef(
+            self._kl_coef,
+            measured=metrics.result().get("kl"),
+            rollouts=sum(update.global_sequences for update in batch.updates if not update.epoch),
+            algorithm=section,
+        )
+        if section.ref_update_every and self._version % section.ref_update_every == 0:
+            assert isinstance(self._reference, Reference)
+            self._reference.follow(self._backend.weights(), share=section.ref_polyak)
+            metrics.sum("train/reference_updates", 1)
 
-    def _rows_without_finite_gradient(
-        self, part: PackedBatch, known: KnownLogProbs
-    ) -> list[RowKey]:
-        """Each row by itself, to find those that spoil the sum."""
-        found = []
-        for row in (row for packed in part.micro_batches for row in unpack(packed)):
-            self._backend.clear_gradients()
-            alone = replace(part, micro_batches=(row,))
-            self._accumulate(
-                alone, known, MetricBag(), compare_sampler=False, progress=_Progress(None, 0)
-            )
-            if not math.isfinite(self._backend.grad_norm()):
-                found.append(row.rows[0])
-        return found
-
-    def _check_temperature(self, micro: MicroBatch) -> None:
-        wanted = self._temperature
-        if wanted is None:
-            return
-        for key, found in zip(micro.rows, micro.temperature_N, strict=True):
-            if found != wanted:
-                raise TrainError(
-                    f"row {key} was sampled at temperature {found}, the trainer expects {wanted}"
-                )
+    def _clear_gradients(self) -> None:
+        self._backend.clear_gradients()
+        if self._critic is not None:
+            self._critic.backend.clear_gradients()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The full weights, to be sent to the engines; the same names and order on every call.
 
         A head that is tied to the embeddings is one parameter and comes once, under the name of the
-        embeddings: loaders of tied models tie it again. Every rank may ask. The tensors are those
-        that the next `step` changes: copy or send them before it.
+        embeddings: loaders of tied models tie it again. Every rank asks and iterates to the end:
+        those of a sharded backend put each weight together. The tensors are those that the next
+        `step` changes: copy or send them before it.
         """
         return self._backend.weights()
 
     def save(self, directory: Path) -> None:
-        """Write optimizer, masters, version and torch's random state into `directory`.
+        """Write everything `load` needs into `directory`: optimizer, masters, version, critic, KL
+        weight, a reference that has moved, and torch's random state.
 
-        Ranks of a data-parallel trainer hold the same state: one of them saves, all of them load.
+        Rank 0 writes. The ranks of a sharded backend all call it, and go on when it is written.
         """
-        save_trainer_state(directory, version=self._version, optimizer=self._backend.state_dict())
+        moved = None
+        if self._algorithm.ref_update_every and isinstance(self._reference, Reference):
+            moved = self._reference.state_dict()
+        optimizer = self._backend.state_dict()
+        if self._backend.rank == 0:
+            save_trainer_state(
+                directory,
+                version=self._version,
+                optimizer=optimizer,
+                critic=None if self._critic is None else self._critic.state_dict(),
+                kl_coef=self._kl_coef,
+                reference=moved,
+            )
+        if self._backend.lockstep:
+            self._backend.gather(None)
 
     def load(self, directory: Path) -> None:
         """Continue where `save` left off; the model takes the weights of the masters.
 
         Raises:
-            RunError: there is no trainer state, or it is of another model.
+            RunError: there is no trainer state, or it is of another model or algorithm.
         """
         state = load_trainer_state(directory)
+        if self._critic is not None:
+            if state.critic is None:
+                raise RunError(f"{directory} was saved without a critic, the algorithm needs one")
+            self._critic.load_state_dict(state.critic)
+        if self._algorithm.ref_update_every and isinstance(self._reference, Reference):
+            if state.reference is None:
+                raise RunError(
+                    f"{directory} holds no reference policy, but algorithm.ref_update_every is "
+                    f"{self._algorithm.ref_update_every}; go on with the algorithm it was saved "
+                    "under"
+                )
+            self._reference.load_state_dict(state.reference)
+        if self._algorithm.kl_controller != "fixed":
+            self._kl_coef = state.kl_coef
         self._backend.load_state_dict(state.optimizer)
         self._version = state.version
         state.restore_random_state()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loss:
-    """What one rank adds to the loss of an update."""
-
-    total: float
-    """Policy term and penalty."""
-    penalty: float
-    """The penalty alone."""
-
-
-class _Progress:
-    """Counts the micro-batches of a step."""
-
-    def __init__(self, listener: Callable[[int, int], None] | None, total: int) -> None:
-        self._listener, self._total, self._done = listener, total, 0
-
-    def advance(self) -> None:
-        self._done += 1
-        if self._listener is not None:
-            self._listener(self._done, self._total)
+def _check_parts(
+    algorithm: AlgorithmSection, reference: LogProbSource | None, critic: Critic | None
+) -> None:
+    if algorithm.needs_reference and reference is None:
+        raise TrainError(
+            f"algorithm.kl_coef is {algorithm.kl_coef}, but the trainer was given no reference "
+            "policy; load one (load_reference), or set algorithm.kl_coef: 0"
+        )
+    if algorithm.ref_update_every and not isinstance(reference, Reference):
+        raise TrainError(
+            f"algorithm.ref_update_every is {algorithm.ref_update_every}, but a "
+            f"{type(reference).__name__} cannot follow the policy; give the trainer a Reference"
+        )
+    if algorithm.needs_values and critic is None:
+        raise TrainError(
+            f"algorithm.advantage_estimator is {algorithm.advantage_estimator}, but the trainer "
+            "was given no critic; make one (Critic), or choose an estimator without one"
+        )

@@ -168,7 +168,7 @@ def test_rows_the_reference_does_not_know_are_named():
             known[key] = known[key][: self.keep]
             return {k: v for k, v in known.items() if k != key or self.keep}
 
-    for keep, got in ((0, "nothing"), (1, "1 log-prob")):
+    for keep, got in ((0, "nothing"), (1, "1 numbers")):
         trainer = Trainer(
             tiny_model(torch.float32), train=TrainSection(), algorithm=section,
             reference=Forgetful(keep),

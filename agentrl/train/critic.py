@@ -1,0 +1,179 @@
+"""The critic: says what a rollout is worth from every token on, and is trained to say it better.
+
+It is a model of its own beside the policy, on the same packed rows, with its own optimizer state
+and learning rate. It is trained in every update of the step, also in those of the warm-up, in
+which the policy rests until values mean something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from agentrl.batch.records import MicroBatch, PackedBatch, RowNumbers
+from agentrl.batch.tensors import TensorBatch
+from agentrl.config.schema import CriticSection, TrainSection
+from agentrl.errors import ConfigError
+from agentrl.metrics.bag import MetricBag
+from agentrl.train.backend import TrainBackend
+from agentrl.train.backends import make_backend
+from agentrl.train.logprob_worker import by_row, check_finite, in_batch_order
+from agentrl.train.policy_gradient import Progress
+from agentrl.train.ranks import Ranks
+from agentrl.train.schedule import learning_rate
+from agentrl.train.value_head import ValueModel
+from agentrl.train.value_loss import value_loss
+
+
+class Critic:
+    """A `ValueModel` that is trained. All ranks hold the whole of it."""
+
+    def __init__(
+        self,
+        model: ValueModel,
+        *,
+        section: CriticSection,
+        train: TrainSection,
+        gradient_checkpointing: bool = False,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Prepare training.
+
+        Args:
+            model: on its device, in its dtype; the same weights on every rank.
+            section: learning rate, warm-up and clip.
+            train: of the policy; the critic shares optimizer, schedule and norm bound.
+            gradient_checkpointing: recompute activations in the backward pass.
+            ranks: that train together; None is one process.
+
+        Raises:
+            ConfigError: a backend that cuts models up: the critic is held whole.
+        """
+        check_critic_backend(train)
+        self._model = model
+        self.value_clip = section.value_clip
+        """How far a value may move in a step; None without a bound."""
+        self._warmup = section.warmup_steps
+        self._schedule = train.model_copy(update={"learning_rate": section.learning_rate})
+        whole = train.model_copy(update={"lora": train.lora.model_copy(update={"rank": 0})})
+        self.backend: TrainBackend = make_backend(
+            model, train=whole, gradient_checkpointing=gradient_checkpointing, ranks=ranks
+        )
+        """Runs the model and holds its gradient."""
+
+    def warming_up(self, version: int) -> bool:
+        """Whether only the critic is trained in the step from `version`."""
+        return version < self._warmup
+
+    def running(self) -> AbstractContextManager[None]:
+        """Forward and backward passes belong inside."""
+        return self.backend.running()
+
+    @torch.no_grad()
+    def row_values(self, micro_batches: Iterable[MicroBatch]) -> RowNumbers:
+        """The value before each trained token by row, 0 elsewhere.
+
+        Raises:
+            TrainError: a value that is not finite; names the rows.
+        """
+        with self.running():
+            found = by_row(
+                micro_batches, lambda micro: self.values(self.backend.to_tensors(micro), micro)
+            )
+        return {key: numbers.astype("float64") for key, numbers in found.items()}
+
+    def learning_rate(self, version: int) -> float:
+        """Of the step from `version`; of the shape that the policy's has."""
+        return learning_rate(version, self._schedule)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and optimizer state; loadable with `torch.load(weights_only=True)`."""
+        return self.backend.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave.
+
+        Raises:
+            RunError: it belongs to another model.
+        """
+        self.backend.load_state_dict(state)
+
+    def values(self, tensors: TensorBatch, micro: MicroBatch) -> Tensor:
+        """[R] With gradient, while gradients are on.
+
+        Raises:
+            TrainError: a value that is not finite; names the rows.
+        """
+        values_R = self._model(tensors)
+        check_finite(values_R, micro, policy="critic", what="value")
+        return values_R
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValuePass:
+    """Forward and backward of the critic, with all that a step knows of its rows."""
+
+    name: ClassVar[str] = "critic"
+    """For messages."""
+    critic: Critic
+    """Is trained."""
+    old: RowNumbers
+    """What it said before the step."""
+    returns: RowNumbers
+    """What it should have said."""
+
+    @property
+    def backend(self) -> TrainBackend:
+        """Holds the gradient."""
+        return self.critic.backend
+
+    def accumulate(
+        self, part: PackedBatch, metrics: MetricBag, *, progress: Progress | None = None
+    ) -> float:
+        """Add the gradient of `part`, and return its share of the loss.
+
+        Args:
+            part: this rank's share of an update.
+            metrics: counts over the tokens go there.
+            progress: told of every micro-batch.
+
+        Raises:
+            TrainError: a value that is not finite; names the rows.
+        """
+        total = 0.0
+        for micro in part.micro_batches:
+            tensors = self.backend.to_tensors(micro)
+            values_R = self.critic.values(tensors, micro)
+            result = value_loss(
+                values_R,
+                old_values_R=in_batch_order(self.old, micro, like=values_R, policy="critic"),
+                returns_R=in_batch_order(self.returns, micro, like=values_R, policy="batch stage"),
+                weights_R=tensors.weights_R,
+                mask_R=tensors.mask_R,
+                clip=self.critic.value_clip,
+            )
+            self.backend.backward(result.loss)
+            metrics.merge(result.metrics)
+            total += float(result.loss.detach())
+            if progress is not None:
+                progress.advance()
+        return total
+
+
+def check_critic_backend(train: TrainSection) -> None:
+    """Refuse a backend that the critic does not know.
+
+    Raises:
+        ConfigError: it cuts models up.
+    """
+    if train.backend != "torch":
+        raise ConfigError(
+            f"train.backend is {train.backend}, but a critic (advantage_estimator gae) is only "
+            "trained with the backend torch, whole on every rank; set train.backend: torch, or "
+            "choose an algorithm without a critic"
+        )

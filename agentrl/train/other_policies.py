@@ -1,0 +1,100 @@
+"""What a step wants to know before its first update: the old policy, the reference, the critic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl.batch.credit import settle_credit
+from agentrl.batch.records import MicroBatch, PackedBatch, RowKey, RowNumbers, StepBatch
+from agentrl.config.schema import AlgorithmSection
+from agentrl.train.agreement import on_every_rank
+from agentrl.train.backend import TrainBackend
+from agentrl.train.critic import Critic
+from agentrl.train.logprob_worker import LogProbSource, LogProbWorker, RowLogProbs
+from agentrl.train.objective import KnownLogProbs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What others say of all rows of a step; the same on every rank."""
+
+    log_probs: KnownLogProbs
+    """Of the old policy and the reference."""
+    values: RowNumbers | None
+    """Of the critic before the step; None without one."""
+
+
+def ask_other_policies(
+    backend: TrainBackend,
+    batch: StepBatch,
+    shares: Sequence[PackedBatch],
+    *,
+    algorithm: AlgorithmSection,
+    reference: LogProbSource | None,
+    critic: Critic | None,
+) -> Answers:
+    """Ask them; every rank asks for its share, since later epochs may give it the rows of others.
+
+    The old policy needs no pass of its own while it is the policy at hand: in a step of one update
+    whose reward holds no KL, or where the sampler's numbers stand for it.
+
+    Raises:
+        TrainError: a number that is not finite; names the rows.
+    """
+    micros = [micro for part in shares if part.epoch == 0 for micro in part.micro_batches]
+
+    def ask(source: Callable[[Sequence[MicroBatch]], RowLogProbs]) -> RowLogProbs:
+        parts = on_every_rank(backend, lambda: source(micros))
+        return {key: numbers for part in parts for key, numbers in part.items()}
+
+    several = len(batch.updates) > 1 or _kl_in_reward(algorithm)
+    old = ref = values = None
+    if algorithm.old_log_probs != "rollout" and several:
+        old = ask(LogProbWorker(backend, name="policy").row_log_probs)
+    if reference is not None:
+        ref = ask(reference.row_log_probs)
+    if critic is not None:
+        values = _wide(ask(critic.row_values))
+    return Answers(log_probs=KnownLogProbs(old=old, ref=ref), values=values)
+
+
+def settle(
+    batch: StepBatch, answers: Answers, *, kl_coef: float, algorithm: AlgorithmSection
+) -> StepBatch:
+    """The batch with its advantages; as it is where they are final.
+
+    The KL in the reward is that of the policy the tokens came from: the sampler's numbers with
+    `old_log_probs: rollout`, else those of the pass before the step.
+    """
+    if batch.credit is None:
+        return batch
+    old, ref = answers.log_probs.old, answers.log_probs.ref
+    if old is None and _kl_in_reward(algorithm):
+        old = _rollout_log_probs(batch)
+    return settle_credit(
+        batch,
+        old=None if old is None else _wide(old),
+        ref=None if ref is None else _wide(ref),
+        values=answers.values,
+        kl_coef=kl_coef,
+        algorithm=algorithm,
+    )
+
+
+def _kl_in_reward(algorithm: AlgorithmSection) -> bool:
+    return algorithm.needs_reference and not algorithm.use_kl_loss
+
+
+def _rollout_log_probs(batch: StepBatch) -> RowNumbers:
+    found: dict[RowKey, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+    for micro in (m for update in batch.updates if update.epoch == 0 for m in update.micro_batches):
+        for index, key in enumerate(micro.rows):
+            found[key] = micro.rollout_log_probs_R[micro.row_R == index]
+    return found
+
+
+def _wide(numbers: RowLogProbs) -> RowNumbers:
+    return {key: row.astype(np.float64) for key, row in numbers.items()}

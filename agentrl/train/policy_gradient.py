@@ -1,0 +1,110 @@
+"""The gradient of the policy: forward, loss and backward of the micro-batches of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from agentrl.batch.records import MicroBatch, PackedBatch
+from agentrl.config.schema import AlgorithmSection
+from agentrl.errors import TrainError
+from agentrl.metrics.bag import MetricBag
+from agentrl.train.backend import TrainBackend
+from agentrl.train.logprob_worker import check_finite
+from agentrl.train.objective import KnownLogProbs, objective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoss:
+    """What one rank adds to the loss of an update."""
+
+    total: float
+    """Policy term and penalty."""
+    penalty: float
+    """The penalty alone."""
+
+
+class Progress:
+    """Counts the micro-batches of a step for whoever listens."""
+
+    def __init__(self, listener: Callable[[int, int], None] | None, total: int) -> None:
+        self._listener, self._total, self._done = listener, total, 0
+
+    def advance(self) -> None:
+        """One more is done."""
+        self._done += 1
+        if self._listener is not None:
+            self._listener(self._done, self._total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyPass:
+    """Forward and backward of the policy, with all that a step knows of its rows."""
+
+    name: ClassVar[str] = "policy"
+    """For messages."""
+    backend: TrainBackend
+    """Runs the model and holds the gradient."""
+    algorithm: AlgorithmSection
+    """Resolved."""
+    known: KnownLogProbs
+    """What other policies say of the rows."""
+    kl_coef: float
+    """Weight of the penalty in this step."""
+    temperature: float | None
+    """What the rows must have been sampled at; None takes each row's word."""
+
+    def accumulate(
+        self,
+        part: PackedBatch,
+        metrics: MetricBag,
+        *,
+        compare_sampler: bool = False,
+        progress: Progress | None = None,
+    ) -> PolicyLoss:
+        """Add the gradient of `part`, and return its share of the loss.
+
+        Args:
+            part: this rank's share of an update, with the counts of the whole.
+            metrics: counts over the tokens go there.
+            compare_sampler: measure how far the old policy is from the sampler.
+            progress: told of every micro-batch.
+
+        Raises:
+            TrainError: a log-probability that is not finite, or a row of another temperature; names
+                it.
+        """
+        total, penalty = 0.0, 0.0
+        for micro in part.micro_batches:
+            _check_temperature(micro, self.temperature)
+            tensors = self.backend.to_tensors(micro)
+            out = self.backend.log_probs(tensors)
+            check_finite(out.log_probs_R, micro)
+            result = objective(
+                out,
+                tensors,
+                self.known.of(micro, like=out.log_probs_R),
+                algorithm=self.algorithm,
+                counts=part.counts,
+                kl_coef=self.kl_coef,
+                compare_sampler=compare_sampler,
+                loss_factor=self.backend.loss_factor,
+            )
+            self.backend.backward(result.loss)
+            metrics.merge(result.metrics)
+            total += float(result.loss.detach())
+            penalty += result.penalty
+            if progress is not None:
+                progress.advance()
+        return PolicyLoss(total=total, penalty=penalty)
+
+
+def _check_temperature(micro: MicroBatch, wanted: float | None) -> None:
+    if wanted is None:
+        return
+    for key, found in zip(micro.rows, micro.temperature_N, strict=True):
+        if found != wanted:
+            raise TrainError(
+                f"row {key} was sampled at temperature {found}, the trainer expects {wanted}"
+            )

@@ -1,0 +1,102 @@
+"""One update: gradients of policy and critic, a look at both, then the weights of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.batch.records import PackedBatch
+from agentrl.metrics.bag import MetricBag
+from agentrl.train.agreement import on_every_rank
+from agentrl.train.critic import ValuePass
+from agentrl.train.gradients import finite_norm
+from agentrl.train.policy_gradient import PolicyLoss, PolicyPass, Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updates:
+    """What is computed in every update of a step, and where its numbers go."""
+
+    policy: PolicyPass
+    """Always there: it says who the ranks are."""
+    value: ValuePass | None
+    """None without a critic."""
+    only_critic: bool
+    """Whether the policy rests while the critic warms up."""
+    policy_rate: float
+    """Learning rate of the policy in this step."""
+    critic_rate: float
+    """That of the critic."""
+    tokens: MetricBag
+    """Counts over the tokens of this rank; to be merged over the ranks."""
+    metrics: MetricBag
+    """Counts over updates, the same on every rank."""
+    progress: Progress
+    """Told of every micro-batch of this rank."""
+
+    def clear_gradients(self) -> None:
+        """Start an update, or give one up."""
+        self.policy.backend.clear_gradients()
+        if self.value is not None:
+            self.value.backend.clear_gradients()
+
+    def run(self, update: PackedBatch, part: PackedBatch, *, compare_sampler: bool) -> None:
+        """Make one update; without any gradient the weights and moments stay as they are.
+
+        Args:
+            update: the whole.
+            part: this rank's share.
+            compare_sampler: measure how far the old policy is from the sampler.
+
+        Raises:
+            TrainError: a number or gradient that is not finite; no weight has moved.
+        """
+        self.clear_gradients()
+        losses = on_every_rank(
+            self.policy.backend, lambda: self._losses(part, compare_sampler=compare_sampler)
+        )
+        if not update.micro_batches:
+            self.metrics.sum("train/updates_skipped", 1)
+            return
+        # Both gradients are looked at before any weight moves.
+        policy_norm = 0.0 if self.only_critic else finite_norm(self.policy, update, part)
+        value_norm = 0.0 if self.value is None else finite_norm(self.value, update, part)
+        if not self.only_critic:
+            self._move_policy(policy_norm, [loss.policy for loss in losses])
+        if self.value is not None:
+            self._move_critic(self.value, value_norm, [loss.value for loss in losses])
+
+    def _losses(self, part: PackedBatch, *, compare_sampler: bool) -> _Losses:
+        policy = PolicyLoss(total=0.0, penalty=0.0)
+        if not self.only_critic:
+            policy = self.policy.accumulate(
+                part, self.tokens, compare_sampler=compare_sampler, progress=self.progress
+            )
+        value = 0.0
+        if self.value is not None:
+            value = self.value.accumulate(part, self.tokens, progress=self.progress)
+        return _Losses(policy=policy, value=value)
+
+    def _move_policy(self, norm: float, losses: Sequence[PolicyLoss]) -> None:
+        self.policy.backend.step(learning_rate=self.policy_rate, grad_norm=norm)
+        self.metrics.sum("train/updates", 1)
+        self.metrics.mean("train/loss", sum(loss.total for loss in losses))
+        self.metrics.mean("train/grad_norm", norm)
+        algorithm = self.policy.algorithm
+        if algorithm.needs_reference and algorithm.use_kl_loss:
+            self.metrics.mean("train/kl_loss", sum(loss.penalty for loss in losses))
+
+    def _move_critic(self, value: ValuePass, norm: float, losses: Sequence[float]) -> None:
+        value.backend.step(learning_rate=self.critic_rate, grad_norm=norm)
+        self.metrics.mean("critic/vf_loss", sum(losses))
+        self.metrics.mean("critic/grad_norm", norm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Losses:
+    """What one rank adds to the losses of an update."""
+
+    policy: PolicyLoss
+    """0 while the policy rests."""
+    value: float
+    """0 without a critic."""
