@@ -19,15 +19,16 @@ def command(
     best: Annotated[
         bool, typer.Option("--best", help="The checkpoint with the best evaluation.")
     ] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Only the adapters of a LoRA run, for peft.")
+    ] = False,
 ) -> None:
     """Write a checkpoint as one Hugging Face directory; adapters are merged into their model."""
     from agentrl.runtime.export import export
 
     prepare()
-    made = export(run, out, step=step, best=best)
+    made = export(run, out, step=step, best=best, adapter=adapter)
     text = f"step {made.step}"
     if made.score is not None:
         text += f" (score {made.score:.3f})"
-    if made.merged:
-        text += ", adapters merged"
     open_console().print(f"{text}: {made.path}", markup=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.config.base import Section
 
@@ -62,3 +62,12 @@ class TrainSection(Section):
     """Compute tokens that rows of a group begin with in common once; never changes the result."""
     lora: LoraSection = LoraSection()
     """Adapters instead of all weights."""
+
+    @model_validator(mode="after")
+    def _whole_matrices(self) -> TrainSection:
+        if self.lora.rank and self.backend != "torch":
+            raise ValueError(
+                f"train.lora.rank is {self.lora.rank}, but train.backend {self.backend} cuts the "
+                "model up, and adapters are trained on a whole one; set train.backend: torch"
+            )
+        return self

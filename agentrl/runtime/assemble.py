@@ -179,6 +179,27 @@ def load_model(config: RunConfig, *, path: str | None = None) -> Pretrained:
     return load_pretrained(config.model.model_copy(update={"path": source}))
 
 
+def load_trained(config: RunConfig, *, checkpoint: str | None) -> Pretrained:
+    """The policy that a run trains.
+
+    Args:
+        config: with the `model.path` that the run began with.
+        checkpoint: folder to go on from. Adapters belong on the model they were begun on, so with
+            `train.lora` that one is loaded; the state of the trainer brings the adapters back.
+
+    Raises:
+        ConfigError: as `load_model`, or adapters that do not fit the model.
+    """
+    lora = config.train.lora
+    if lora.rank == 0:
+        return load_model(config, path=checkpoint)
+    from agentrl.train.lora import add_adapters
+
+    pretrained = load_model(config)
+    add_adapters(pretrained.model, lora, base=model_source(config))
+    return pretrained
+
+
 def model_source(config: RunConfig, *, path: str | None = None) -> str:
     """The folder or hub name that the policy, or the checkpoint at `path`, is loaded from."""
     from agentrl.train.pretrained import QUICKSTART, quickstart_checkpoint

@@ -17,6 +17,9 @@ from agentrl.runtime.checkpoint import (
 )
 from agentrl.runtime.run_dir import read_identity
 
+ADAPTER_FOLDER = "adapter"
+"""As in `agentrl.train.lora`, which would load torch."""
+
 _OF_THE_TRAINER = ("trainer", "critic", "reference", "reward")
 """How the names of files and folders begin that are not the policy's."""
 
@@ -26,39 +29,40 @@ class Exported:
     """What `export` made."""
 
     path: Path
-    """A folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included."""
+    """A folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included; or that peft
+    loads, if the adapters were asked for."""
     step: int
     """Training steps behind it."""
     score: float | None
     """Of the evaluation at that step, by `checkpoint.best_by`; None if there was none."""
-    merged: bool
-    """Whether adapters were merged into the weights they were trained on."""
 
 
-def export(run: Path, out: Path, *, step: int | None = None, best: bool = False) -> Exported:
+def export(
+    run: Path, out: Path, *, step: int | None = None, best: bool = False, adapter: bool = False
+) -> Exported:
     """Write one checkpoint of a run to `out`, whole or not at all. The run may go on meanwhile.
+
+    The weights of a run that trained adapters are the merged ones.
 
     Args:
         run: a run directory.
         out: where to write; must not exist, or be an empty folder.
         step: of the checkpoint; None takes the latest one.
         best: take the one with the best evaluation, by `checkpoint.best_by` of the run.
+        adapter: write the adapters alone, in peft's format.
 
     Raises:
-        RunError: no such run or checkpoint, `out` is taken, or the disk takes no more.
-        ConfigError: adapters whose base model is not there.
+        RunError: no such run, checkpoint or adapters, `out` is taken, or the disk takes no more.
     """
     config, _ = read_identity(run)
     chosen = _choose(run, step=step, best=best, best_by=config.checkpoint.best_by)
     _check_free(out)
-    merged = (chosen.path / "adapter_config.json").is_file()
+    source = chosen.path / ADAPTER_FOLDER if adapter else chosen.path
+    if adapter and not source.is_dir():
+        raise RunError(f"{chosen.path} has no adapters: the run trained all weights")
 
     def write(making: Path) -> None:
-        _copy_policy(chosen.path, making)
-        if merged:
-            from agentrl.train.lora import merge_checkpoint
-
-            merge_checkpoint(making)
+        _copy_policy(source, making)
         flush_tree(making)
 
     try:
@@ -69,7 +73,7 @@ def export(run: Path, out: Path, *, step: int | None = None, best: bool = False)
         why = f"{chosen.path} was deleted meanwhile; try again" if gone else str(error)
         raise RunError(f"{out} could not be written: {why}") from error
     score = chosen.state.score(config.checkpoint.best_by)
-    return Exported(path=out, step=chosen.state.step, score=score, merged=merged)
+    return Exported(path=out, step=chosen.state.step, score=score)
 
 
 def _choose(run: Path, *, step: int | None, best: bool, best_by: str) -> Checkpoint:
@@ -99,7 +103,7 @@ def _check_free(out: Path) -> None:
 
 def _copy_policy(source: Path, target: Path) -> None:
     for entry in sorted(source.iterdir()):
-        if entry.name == STATE_FILE or entry.name.startswith(_OF_THE_TRAINER):
+        if entry.name in (STATE_FILE, ADAPTER_FOLDER) or entry.name.startswith(_OF_THE_TRAINER):
             continue
         if entry.is_dir():
             shutil.copytree(entry, target / entry.name)

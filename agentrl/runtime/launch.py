@@ -16,6 +16,7 @@ from agentrl.runtime.assemble import (
     describe_model,
     load_model,
     load_task_sets,
+    load_trained,
     make_env_factory,
     make_tools,
     make_worker,
@@ -102,7 +103,11 @@ async def open_policy(
         pretrained: Pretrained | None = None
         if embedded or train:
             reserve_cores()
-            pretrained = await run_computing(load_model, config, path=model_path)
+            pretrained = await (
+                run_computing(load_trained, config, checkpoint=model_path)
+                if train
+                else run_computing(load_model, config, path=model_path)
+            )
             tokenizer = pretrained.tokenizer
         else:
             tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
@@ -454,6 +459,7 @@ def open_metrics(directory: RunDir, config: RunConfig) -> MetricsLog:
 
 
 def _save(folder: Path, pretrained: Pretrained, trainer: Any) -> None:
-    pretrained.model.save_pretrained(folder)
-    pretrained.tokenizer.save_pretrained(folder)
+    from agentrl.train.lora import save_policy
+
+    save_policy(pretrained.model, pretrained.tokenizer, folder)
     trainer.save(folder)

@@ -15,6 +15,7 @@ from agentrl.config.schema import TrainSection
 from agentrl.train.attention import packed_attention
 from agentrl.train.backend import compensation
 from agentrl.train.logprobs import TokenLogProbs, packed_log_probs
+from agentrl.train.lora import merged_weights
 from agentrl.train.memory import keep_freed_memory
 from agentrl.train.optimizer import make_optimizer
 
@@ -97,8 +98,7 @@ class TorchBackend:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `TrainBackend`."""
-        for name, param in self._model.named_parameters():
-            yield name, param.detach()
+        yield from merged_weights(self._model)
 
     def state_dict(self) -> dict[str, Any]:
         """See `TrainBackend`."""

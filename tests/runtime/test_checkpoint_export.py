@@ -65,7 +65,7 @@ def test_the_latest_a_named_and_the_best_step(run: Path, tmp_path: Path) -> None
     assert export(run, tmp_path / "latest").step == 3
     assert export(run, tmp_path / "first", step=1).step == 1
     made = export(run, tmp_path / "best", best=True)
-    assert (made.step, made.score, made.merged) == (2, 0.9, False)
+    assert (made.step, made.score) == (2, 0.9)
     found = [norm(tmp_path / name) for name in ("latest", "first", "best")]
     assert found == [3.0, 1.0, 2.0]
 
@@ -103,6 +103,7 @@ def test_a_failed_export_leaves_nothing(run: Path, tmp_path: Path) -> None:
     [
         (["--step", "7"], "has no checkpoint of step 7; it has those of steps 1, 2, 3"),
         (["--step", "1", "--best"], "give --step or --best, not both"),
+        (["--adapter"], "step-3 has no adapters: the run trained all weights"),
     ],
 )
 def test_mistakes_are_one_message(

@@ -63,13 +63,14 @@ class Rank:
         Raises:
             AgentrlError: whatever does not fit, named.
         """
-        from agentrl.runtime.assemble import load_model
+        from agentrl.runtime.assemble import load_trained
         from agentrl.train import Trainer, load_reference
 
         config = spec.config
         algorithm = config.resolved_algorithm()
         # The reference is what the run began with, also when it goes on from a checkpoint.
-        pretrained = load_model(config, path=str(place.checkpoint) if place.checkpoint else None)
+        checkpoint = str(place.checkpoint) if place.checkpoint else None
+        pretrained = load_trained(config, checkpoint=checkpoint)
         backend, others = _backend(config, pretrained.model, place, meeting)
         trainer = Trainer(
             pretrained.model,
@@ -138,8 +139,9 @@ class Rank:
 
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and trainer state into `folder`."""
-        self._pretrained.model.save_pretrained(folder)
-        self._pretrained.tokenizer.save_pretrained(folder)
+        from agentrl.train.lora import save_policy
+
+        save_policy(self._pretrained.model, self._pretrained.tokenizer, folder)
         self.trainer.save(folder)
         if self._place.rank == 0:
             self._maker.save(folder)

@@ -1,0 +1,191 @@
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) inside the model, by peft.
+
+    y = W x + (alpha / rank) B A x        W [out, in] frozen, A [rank, in], B [out, rank] trained
+
+Adapters are put into the `transformers` model in place: its class, config and attention stay what
+they are, so the trainer, the embedded engine and packed rows see them without knowing of them. Only
+A and B ask for gradients, so only they have masters, moments and gradient sums. B begins at zero:
+the policy of step 0 is the model itself.
+
+Whoever wants the weights of a model without adapters gets the merged ones, W + (alpha / rank) B A,
+added in float32 and rounded once. Where a sampler runs on merged weights (vLLM), that rounding is
+one more difference between sampler and trainer, and shows in `sampling_logp_difference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.config.training import LoraSection
+from agentrl.errors import ConfigError
+
+ADAPTER_FOLDER = "adapter"
+"""Folder in a checkpoint that holds the adapters alone, in peft's format."""
+
+_NAME = "default"
+_SEED = 0
+
+
+def add_adapters(model: Any, section: LoraSection, *, base: str) -> None:
+    """Freeze the model and put fresh adapters into it, in its dtype, the same ones on every rank.
+
+    Args:
+        model: a `transformers` causal language model without adapters.
+        section: with a rank of at least 1.
+        base: folder or hub name of `model`; written into what `save_policy` saves.
+
+    Raises:
+        ConfigError: peft is not installed, or a target names nothing that can have an adapter.
+    """
+    peft = _peft()
+    targets = list(section.targets)
+    try:
+        settings = peft.LoraConfig(
+            r=section.rank,
+            lora_alpha=section.alpha,
+            target_modules="all-linear" if targets == ["all-linear"] else targets,
+            lora_dropout=0.0,  # dropout would make the trainer's policy another than the sampler's
+            bias="none",
+            base_model_name_or_path=base,
+            task_type="CAUSAL_LM",
+        )
+        model.requires_grad_(False)
+        # The same draw on every rank and on every resume, without touching the caller's generator.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED)
+            peft.inject_adapter_in_model(settings, model, _NAME)
+    except ValueError as error:
+        raise ConfigError(
+            f"train.lora.targets {targets} do not fit {type(model).__name__}: {error}; its linear "
+            f"layers are called {', '.join(_linear_names(model))}"
+        ) from None
+    _check_targets(model, targets)
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether `add_adapters` was here."""
+    return any(True for _ in _adapted(model))
+
+
+def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter under its name in the model without adapters, adapters merged.
+
+    The order is that of `named_parameters`, a tied head comes once, and the tensors are detached.
+    What has no adapter is the parameter itself, not a copy.
+    """
+    yield from _merged(model, dict(model.named_parameters()))
+
+
+def save_policy(
+    model: Any, tokenizer: Any, folder: Path, *, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write weights, config and tokenizer in Hugging Face format.
+
+    With adapters the weights are the merged ones, so that everything that loads a checkpoint loads
+    this one; the adapters alone lie beside them in `adapter/`, in peft's format.
+
+    Args:
+        model: a `transformers` model, with adapters or without.
+        tokenizer: its tokenizer.
+        folder: to write into.
+        weights: all of them, by name, where a backend has cut up those of `model`.
+    """
+    if weights is not None:
+        model.save_pretrained(folder, state_dict=dict(weights))
+    elif not has_adapters(model):
+        model.save_pretrained(folder)
+    else:
+        model.save_pretrained(folder, state_dict=dict(_merged(model, model.state_dict())))
+        _save_adapters(model, folder / ADAPTER_FOLDER)
+    tokenizer.save_pretrained(folder)
+
+
+def _save_adapters(model: Any, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    peft = _peft()
+    folder.mkdir()
+    # Embeddings are never trained here; asked to find that out itself, peft would call the hub.
+    state = peft.get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
+    # The wrapper that peft itself puts around a model gives all names this beginning.
+    named = {f"base_model.model.{name}": value.contiguous() for name, value in state.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    settings = model.peft_config[_NAME]
+    settings.inference_mode = True
+    settings.save_pretrained(str(folder))
+
+
+def _merged(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """`state` without the adapters, and with what they add."""
+    adapted = dict(_adapted(model))
+    for name, value in state.items():
+        if ".lora_A." in name or ".lora_B." in name:
+            continue
+        path, inner, leaf = name.rpartition(".base_layer.")
+        if not inner:
+            yield name, value.detach()
+            continue
+        merged = _with_delta(adapted[path], value) if leaf == "weight" else value.detach()
+        yield f"{path}.{leaf}", merged
+
+
+@torch.no_grad()
+def _with_delta(layer: Any, weight: Tensor) -> Tensor:
+    """W + scale B A in float32 at least, rounded once to the dtype of W."""
+    kind = torch.promote_types(weight.dtype, torch.float32)
+    down, up = layer.lora_A[_NAME].weight.to(kind), layer.lora_B[_NAME].weight.to(kind)
+    delta = up @ down * layer.scaling[_NAME]
+    # GPT-2 keeps its matrices the other way round.
+    return (weight.to(kind) + (delta.T if layer.fan_in_fan_out else delta)).to(weight.dtype)
+
+
+def _adapted(model: Any) -> Iterator[tuple[str, Any]]:
+    for name, module in model.named_modules():
+        if hasattr(module, "base_layer") and _NAME in getattr(module, "lora_A", {}):
+            yield name, module
+
+
+def _check_targets(model: Any, targets: list[str]) -> None:
+    """Peft is content if one of several targets is there, and takes more than matrices."""
+    names = [name for name, _ in _adapted(model)]
+    for target in targets:
+        found = any(name == target or name.endswith(f".{target}") for name in names)
+        if target != "all-linear" and not found:
+            raise ConfigError(
+                f"train.lora.targets: {target!r} is no linear layer of {type(model).__name__}; its "
+                f"linear layers are called {', '.join(_linear_names(model))}"
+            )
+    head = model.get_output_embeddings()
+    if any(module is head for _, module in _adapted(model)):
+        raise ConfigError(
+            "train.lora.targets names the head, which is computed in chunks without adapters; "
+            "leave it out"
+        )
+
+
+def _linear_names(model: Any) -> list[str]:
+    """The last parts of the names of all linear layers but the head."""
+    head = model.get_output_embeddings()
+    return sorted(
+        {
+            name.removesuffix(".base_layer").rpartition(".")[2]
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear) and module is not head and ".lora_" not in name
+        }
+    )
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise ConfigError(
+            "train.lora needs the package peft, which is not installed; run pip install "
+            "'agentrl[lora]', or set train.lora.rank: 0"
+        ) from None
+    return peft

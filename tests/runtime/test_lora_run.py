@@ -1,0 +1,67 @@
+"""A whole run with adapters: trained, killed, resumed, exported, scored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tiny_project import agentrl, write_project
+
+from agentrl.runtime.checkpoint import list_checkpoints
+from agentrl.runtime.export import export
+
+LORA = {
+    "train__lora": {"rank": 2, "alpha": 8.0},
+    "train__learning_rate": 1e-2,
+    "checkpoint__every_steps": 1,
+    "checkpoint__keep_last": 9,
+}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def test_a_run_with_adapters_from_end_to_end(tmp_path: Path) -> None:
+    """Fails if a resumed run puts adapters onto merged weights (its weights differ from those of
+    the uninterrupted run), or if the base weights are saved in place of the merged ones."""
+    run_file = write_project(tmp_path / "whole", train__steps=3, **LORA)
+    status, text = agentrl(tmp_path / "whole.log", "train", run_file)
+    assert status == 0, text
+    whole = tmp_path / "whole" / "runs" / "tiny"
+    found = list_checkpoints(whole / "checkpoints")
+    assert [item.state.step for item in found] == [1, 2, 3]
+
+    other = write_project(tmp_path / "cut", train__steps=2, **LORA)
+    assert agentrl(tmp_path / "cut.log", "train", other)[0] == 0
+    other = write_project(tmp_path / "cut", train__steps=3, **LORA)
+    status, text = agentrl(tmp_path / "cut2.log", "train", other, "--resume")
+    assert status == 0, text
+    cut = list_checkpoints(tmp_path / "cut" / "runs" / "tiny" / "checkpoints")
+    ours, theirs = weights(cut[-1].path), weights(found[-1].path)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+    began = weights(tmp_path / "whole" / "model")
+    moved = {name for name in began if not torch.equal(began[name], theirs[name])}
+    assert moved == {n for n in began if n.endswith("_proj.weight")}
+
+    export(whole, tmp_path / "out")
+    assert not (tmp_path / "out" / "adapter").exists()
+    out = weights(tmp_path / "out")
+    assert all(torch.equal(out[name], theirs[name]) for name in theirs)
+    export(whole, tmp_path / "peft", adapter=True)
+    names = {path.name for path in (tmp_path / "peft").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= names
+
+    status, text = agentrl(tmp_path / "eval.log", "eval", whole)
+    assert status == 0, text
+
+
+def test_a_target_that_is_not_there_ends_the_run_with_one_message(tmp_path: Path) -> None:
+    run_file = write_project(tmp_path, train__lora={"rank": 2, "targets": ["query"]})
+    status, text = agentrl(tmp_path / "out.log", "train", run_file)
+    assert status == 2
+    assert "train.lora.targets ['query'] do not fit LlamaForCausalLM" in text
+    assert "Traceback" not in text
