@@ -27,6 +27,7 @@ from agentrl.runtime.checkpoint import Checkpoint, latest_checkpoint, resolve_mo
 from agentrl.runtime.drivers import check_schedule, make_run, runs_ahead
 from agentrl.runtime.engines import UNKNOWN_VERSION, OpenEngines, open_engines
 from agentrl.runtime.fleet_checks import require_fleet
+from agentrl.runtime.learner import check_learner, make_trainer
 from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts, Push
 from agentrl.runtime.logs import log_to
 from agentrl.runtime.progress import Progress, RunPlan
@@ -191,6 +192,7 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
 
     check_schedule(config)
     check_model_path(resolve_model_path(config.model.path))
+    check_learner(config)
     build_parser(config.chat.tool_parser)
     make_tools(config.env, base=base)
     make_env_factory(config.env, base=base)
@@ -311,7 +313,9 @@ async def _open_stages(
         version=checkpoint.state.version if checkpoint else 0,
         train=True,
     ) as policy:
-        learner, trainer = open_learner(config, policy, store, checkpoint, base=base)
+        learner, trainer = open_learner(
+            config, policy, store, checkpoint, base=base, run_dir=directory.path
+        )
         async with _syncing(config, policy, trainer, directory) as push:
             engines = LocalEngines(
                 policy.engines.client,
@@ -336,23 +340,18 @@ def open_learner(
     checkpoint: Checkpoint | None,
     *,
     base: Path,
+    run_dir: Path,
 ) -> tuple[LocalLearner, Trainer]:
     """The trainer of a policy, where its checkpoint left it."""
-    from agentrl.train import Trainer, load_reference
-
     pretrained = policy.pretrained
     assert pretrained is not None
-    # The reference is what the run began with, also when it goes on from a checkpoint.
-    began = config.model.model_copy(update={"path": model_source(config)})
-    trainer = Trainer(
+    trainer = make_trainer(
+        config,
         pretrained.model,
-        train=config.train,
-        algorithm=config.resolved_algorithm(),
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        reference=load_reference(began, config.algorithm),
+        base=base,
+        failures=run_dir,
+        checkpoint=checkpoint.path if checkpoint else None,
     )
-    if checkpoint:
-        trainer.load(checkpoint.path)
     learner = LocalLearner(
         config,
         trainer,

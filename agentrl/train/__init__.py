@@ -1,14 +1,18 @@
 """The policy update: log-probabilities, loss, optimizer, checkpoint."""
 
 from agentrl.train.checkpoint import save_checkpoint
+from agentrl.train.critic import Critic
 from agentrl.train.data_parallel import DataParallelBackend
+from agentrl.train.failed_step import load_failed_step, replay_failed_step
 from agentrl.train.logprob_worker import LogProbSource, LogProbWorker
 from agentrl.train.pretrained import Pretrained, load_pretrained
 from agentrl.train.ranks import Meeting, Ranks
-from agentrl.train.reference import FrozenPolicy, load_reference
+from agentrl.train.reference import FrozenPolicy, Reference, load_reference
 from agentrl.train.trainer import Trainer
+from agentrl.train.value_head import ValueModel, load_value_model
 
 __all__ = [
+    "Critic",
     "DataParallelBackend",
     "FrozenPolicy",
     "LogProbSource",
@@ -16,8 +20,13 @@ __all__ = [
     "Meeting",
     "Pretrained",
     "Ranks",
+    "Reference",
     "Trainer",
+    "ValueModel",
+    "load_failed_step",
     "load_pretrained",
     "load_reference",
+    "load_value_model",
+    "replay_failed_step",
     "save_checkpoint",
 ]

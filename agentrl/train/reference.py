@@ -20,19 +20,21 @@ from agentrl.train.attention import packed_attention
 from agentrl.train.logprob_worker import LogProbWorker
 from agentrl.train.logprobs import TokenLogProbs, packed_log_probs
 from agentrl.train.pretrained import load_pretrained
+from agentrl.train.torch_backend import RESPONSE_MASK
 
 
 class FrozenPolicy:
     """A policy that is asked and never trained; takes the model over and freezes it."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, mask_keys: tuple[str, ...] = RESPONSE_MASK) -> None:
         self._model = model.eval().requires_grad_(False)
+        self._mask_keys = mask_keys
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """A micro-batch on the device of the model."""
         param = next(self._model.parameters())
         kind = torch.promote_types(param.dtype, torch.float32)
-        return to_tensors(micro, device=param.device, dtype=kind)
+        return to_tensors(micro, device=param.device, dtype=kind, mask_keys=self._mask_keys)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -49,9 +51,14 @@ class FrozenPolicy:
 class Reference(LogProbWorker):
     """The `LogProbSource` of a run's penalty; may be moved after the policy, in place."""
 
-    def __init__(self, model: Any) -> None:
-        """Take the model over and freeze it."""
-        super().__init__(FrozenPolicy(model), name="reference policy")
+    def __init__(self, model: Any, *, mask_keys: tuple[str, ...] = RESPONSE_MASK) -> None:
+        """Take the model over and freeze it.
+
+        Args:
+            model: a `transformers` causal language model.
+            mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
+        """
+        super().__init__(FrozenPolicy(model, mask_keys=mask_keys), name="reference policy")
         # Tied weights come once, as they do from a backend.
         self._weights: dict[str, Tensor] = dict(model.named_parameters())
 
@@ -108,7 +115,12 @@ class Reference(LogProbWorker):
             old.copy_(state[name])
 
 
-def load_reference(model: ModelSection, algorithm: AlgorithmSection) -> Reference | None:
+def load_reference(
+    model: ModelSection,
+    algorithm: AlgorithmSection,
+    *,
+    mask_keys: tuple[str, ...] = RESPONSE_MASK,
+) -> Reference | None:
     """The reference of a run, in the dtype and on the device of its policy.
 
     Args:
@@ -116,6 +128,7 @@ def load_reference(model: ModelSection, algorithm: AlgorithmSection) -> Referenc
             the checkpoint it goes on from: the penalty would forget what was learned before. A
             reference that follows the policy comes out of the checkpoint afterwards.
         algorithm: without a KL penalty nothing is loaded.
+        mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
 
     Returns:
         None if `algorithm.kl_coef` is 0.
@@ -125,4 +138,4 @@ def load_reference(model: ModelSection, algorithm: AlgorithmSection) -> Referenc
     """
     if not algorithm.needs_reference:
         return None
-    return Reference(load_pretrained(model).model)
+    return Reference(load_pretrained(model).model, mask_keys=mask_keys)

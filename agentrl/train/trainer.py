@@ -28,6 +28,7 @@ from agentrl.train.critic import Critic, ValuePass
 from agentrl.train.failed_step import save_failed_step
 from agentrl.train.kl_control import next_kl_coef
 from agentrl.train.logprob_worker import LogProbSource
+from agentrl.train.losses import derive_metrics
 from agentrl.train.other_policies import Answers, ask_other_policies, settle
 from agentrl.train.policy_gradient import PolicyPass, Progress
 from agentrl.train.reference import Reference
@@ -150,6 +151,7 @@ class Trainer:
         for bag in self._backend.gather(updates.tokens):
             metrics.merge(bag)
         metrics.merge(updates.metrics)
+        derive_metrics(metrics)
         self._steer_penalty(batch, metrics)
         elapsed = time.perf_counter() - began
         metrics.mean("train/tokens_per_second", batch.num_tokens, count=elapsed)

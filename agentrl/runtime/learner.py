@@ -1,0 +1,107 @@
+"""The trainer of a run, put together from its config: one function for every runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config import RunConfig
+from agentrl.runtime.assemble import model_source
+from agentrl.runtime.checkpoint import resolve_model_path
+
+if TYPE_CHECKING:
+    from agentrl.config.schema import CriticSection
+    from agentrl.train import Trainer
+    from agentrl.train.ranks import Ranks
+
+
+def make_trainer(
+    config: RunConfig,
+    model: Any,
+    *,
+    base: Path,
+    failures: Path,
+    ranks: Ranks | None = None,
+    checkpoint: Path | None = None,
+) -> Trainer:
+    """The trainer of a run, with its backend, its reference and its critic, where it has them.
+
+    Every process of a run calls it with the same arguments but for its place in `ranks`.
+
+    Args:
+        config: of the run.
+        model: the policy; loaded from the checkpoint if there is one.
+        base: where relative paths of the config start.
+        failures: folder for the batch of a step that fails.
+        ranks: that train together, joined already and closed by whoever joined; None is this
+            process alone.
+        checkpoint: to go on from; None begins with the models of the config.
+
+    Raises:
+        ConfigError: settings that do not go together, or a model that cannot be loaded.
+        RunError: a checkpoint that does not fit.
+        TrainError: the ranks hold different weights, or one of them is gone.
+    """
+    from agentrl.train import Trainer, load_reference
+    from agentrl.train.backends import make_backend
+    from agentrl.train.critic import Critic
+    from agentrl.train.losses import needs_of
+    from agentrl.train.value_head import load_value_model
+
+    algorithm = config.resolved_algorithm()
+    needs = needs_of(algorithm, base=base)
+    backend = make_backend(
+        model,
+        train=config.train,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        ranks=ranks,
+        mask_keys=needs.mask_keys,
+    )
+    # Reference and critic are what the run began with, also when it goes on from a checkpoint.
+    began = config.model.model_copy(update={"path": model_source(config)})
+    critic = None
+    if algorithm.needs_values:
+        critic = Critic(
+            load_value_model(_critic_section(config), began),
+            section=config.critic,
+            train=config.train,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            ranks=ranks,
+        )
+    trainer = Trainer(
+        model,
+        train=config.train,
+        algorithm=algorithm,
+        backend=backend,
+        reference=load_reference(began, algorithm, mask_keys=needs.mask_keys),
+        critic=critic,
+        failures=failures,
+    )
+    if checkpoint is not None:
+        trainer.load(checkpoint)
+    return trainer
+
+
+def check_learner(config: RunConfig) -> None:
+    """What `make_trainer` would refuse and that can be known before anything is loaded.
+
+    Raises:
+        ConfigError: a critic with a backend that has none, or from a path that is no checkpoint.
+    """
+    if not config.resolved_algorithm().needs_values or config.train.steps == 0:
+        return
+    from agentrl.train.critic import check_critic_backend
+    from agentrl.train.pretrained import check_model_path
+
+    check_critic_backend(config.train)
+    path = _critic_section(config).path
+    if path is not None:
+        check_model_path(path)
+
+
+def _critic_section(config: RunConfig) -> CriticSection:
+    """With a run directory resolved to its latest checkpoint, as for `model.path`."""
+    path = config.critic.path
+    if path is None:
+        return config.critic
+    return config.critic.model_copy(update={"path": resolve_model_path(path)})
