@@ -110,6 +110,25 @@ class DatasetSection(Section):
     """Keyword arguments for a function source (which is also given `split`)."""
     limit: int | None = Field(default=None, ge=1)
     """Take only the first so many tasks."""
+    pass_rate: tuple[float, float] | None = None
+    """Of these, leave out tasks whose measured mean score lies outside these bounds; tasks that
+    were not measured stay."""
+    pass_rate_from: str | None = None
+    """Where that was measured: a run directory, a folder that `agentrl eval` or `agentrl rollout`
+    wrote, `.../trajectories/eval/NAME` for one evaluation of them, or `column:NAME`."""
+
+    @model_validator(mode="after")
+    def _measured(self) -> DatasetSection:
+        if (self.pass_rate is None) != (self.pass_rate_from is None):
+            raise ValueError(
+                f"pass_rate is {self.pass_rate} and pass_rate_from is {self.pass_rate_from}: set "
+                "both, or neither"
+            )
+        if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
+            raise ValueError(
+                f"pass_rate is {list(self.pass_rate)}, expected [low, high], 0 <= low <= high <= 1"
+            )
+        return self
 
 
 class RolloutSection(Section):
@@ -328,6 +347,13 @@ class RunConfig(Section):
             raise ValueError(
                 f"rollout.max_response_tokens ({rollout.max_response_tokens}) leaves no room for "
                 f"a prompt in rollout.max_context_tokens ({rollout.max_context_tokens})"
+            )
+        buffer = self.reward.overlong_buffer_len
+        if buffer is not None and buffer > rollout.max_response_tokens:
+            raise ValueError(
+                f"reward.overlong_buffer_len ({buffer}) is larger than rollout.max_response_tokens "
+                f"({rollout.max_response_tokens}), so that the shortest response would be "
+                "penalised; lower the first"
             )
         if rollout.temperature == 0 and train.steps > 0:
             raise ValueError(

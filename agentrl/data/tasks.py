@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from agentrl.config.schema import DatasetSection
+from agentrl.data.difficulty import keep_by_pass_rate
 from agentrl.data.rows import check_columns, has_id, task_of
 from agentrl.data.sources import open_source
 from agentrl.errors import DataError
@@ -25,12 +26,12 @@ def load_tasks(section: DatasetSection, *, base: Path | None = None) -> list[Tas
     `-2`, `-3` and so on.
 
     Args:
-        section: source, split, columns, arguments and limit.
+        section: source, split, columns, arguments, limit, and which pass rates are left out.
         base: folder that relative paths start from; default the working directory.
 
     Raises:
         DataError: no such source, no rows, a broken row, a missing column, an id that comes twice;
-            names the file and the row.
+            names the file and the row. Also as `keep_by_pass_rate`.
         ConfigError: an import string or a column mapping that cannot be used.
     """
     check_columns(section.columns)
@@ -56,4 +57,4 @@ def load_tasks(section: DatasetSection, *, base: Path | None = None) -> list[Tas
     repeated = sum(count - 1 for count in copies.values())
     if repeated:
         logger.warning("%s: %d rows repeat an earlier row word for word", section.source, repeated)
-    return tasks
+    return keep_by_pass_rate(tasks, section, base=base)

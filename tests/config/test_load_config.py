@@ -233,7 +233,7 @@ def test_every_key_says_what_it_means_and_there_are_few() -> None:
     assert len(own) - len(fleet) - len(blocks) <= 90
     assert len(fleet) <= 20
     assert len(blocks) <= 50
-    assert len(keys) == len(own) + 5
+    assert len(keys) == len(own) + 7
     for key, meaning in keys.items():
         assert len(meaning) > 10, f"{key} has no docstring"
         assert meaning.endswith("."), key

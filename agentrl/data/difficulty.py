@@ -1,0 +1,137 @@
+"""Leaving out tasks that are too easy or too hard, by how often they were solved before.
+
+A pass rate is the mean score of a task over rollouts that can be trusted, whatever weights sampled
+them. It comes from stored trajectories or from a column of the dataset.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentrl.config.schema import DatasetSection
+from agentrl.data.columns import unescape
+from agentrl.data.store import TrajectoryStore
+from agentrl.errors import DataError
+from agentrl.types import Task
+
+logger = logging.getLogger(__name__)
+
+_COLUMN = "column:"
+
+
+def keep_by_pass_rate(
+    tasks: Sequence[Task], section: DatasetSection, *, base: Path | None = None
+) -> list[Task]:
+    """Tasks whose pass rate lies inside `section.pass_rate`, bounds included, and unmeasured ones.
+
+    Says how many were left out.
+
+    Args:
+        tasks: all of the dataset.
+        section: says what is kept, and where it was measured.
+        base: folder that a relative path starts from; default the working directory.
+
+    Raises:
+        DataError: nothing was measured there, no task of this dataset was, a column that is no
+            number, or no task is left.
+    """
+    bounds, source = section.pass_rate, section.pass_rate_from
+    if bounds is None or source is None:
+        return list(tasks)
+    if source.startswith(_COLUMN):
+        rates = _rates_of_column(tasks, source.removeprefix(_COLUMN))
+    else:
+        rates = measured_pass_rates((base or Path.cwd()) / Path(source).expanduser())
+    known = [task.id for task in tasks if task.id in rates]
+    if not known:
+        raise DataError(
+            f"dataset.pass_rate_from {source!r} holds pass rates of {len(rates)} tasks, but of "
+            f"none of the {len(tasks)} tasks of {section.source!r}; ids there are like "
+            f"{list(rates)[:3]}, here like {[task.id for task in tasks[:3]]}"
+        )
+    easy = {name for name in known if rates[name] > bounds[1]}
+    hard = {name for name in known if rates[name] < bounds[0]}
+    kept = [task for task in tasks if task.id not in easy and task.id not in hard]
+    said = (
+        f"dataset {section.source}: pass_rate {list(bounds)} leaves {len(easy) + len(hard)} of "
+        f"{len(tasks)} tasks out ({len(easy)} too easy, {len(hard)} too hard) and keeps "
+        f"{len(kept)}, {len(tasks) - len(known)} of them not measured in {source}"
+    )
+    if not kept:
+        raise DataError(f"{said}; widen it")
+    logger.warning("%s", said)
+    return kept
+
+
+def measured_pass_rates(folder: Path) -> Mapping[str, float]:
+    """Mean score by task id of the trajectories in a folder.
+
+    Args:
+        folder: a run directory or what `agentrl eval` wrote, of which training rollouts are taken,
+            or the only evaluation; or the folder of one kind below its `trajectories`.
+
+    Raises:
+        DataError: there are no trajectories, or those of several evaluations.
+    """
+    root = next(
+        (place for place in (folder / "trajectories", folder, *folder.parents) if _is_root(place)),
+        None,
+    )
+    if root is None:
+        raise DataError(
+            f"dataset.pass_rate_from: {folder} holds no trajectories; expected a run directory, or "
+            "a folder written by 'agentrl eval --out' or 'agentrl rollout --out'"
+        )
+    store = TrajectoryStore(root)
+    scores: dict[str, list[float]] = {}
+    columns = ["task_id", "row_index", "score"]
+    for row in store.table(columns, _kind(store, folder)).to_pylist():
+        if row["row_index"] == 0 and row["score"] is not None and math.isfinite(row["score"]):
+            scores.setdefault(unescape(row["task_id"]), []).append(row["score"])
+    if not scores:
+        raise DataError(f"dataset.pass_rate_from: no rollout in {folder} was scored")
+    return {task: math.fsum(values) / len(values) for task, values in scores.items()}
+
+
+def _is_root(place: Path) -> bool:
+    return place.name == "trajectories" and bool(TrajectoryStore(place).kinds())
+
+
+def _kind(store: TrajectoryStore, folder: Path) -> str:
+    kinds = store.kinds()
+    choices = ", ".join(str(store.path(0, kind).parent) for kind in kinds)
+    if store.directory in folder.parents:
+        named = [kind for kind in kinds if store.path(0, kind).parent == folder]
+        if not named:
+            raise DataError(
+                f"dataset.pass_rate_from: {folder} holds no trajectories; there are {choices}"
+            )
+        return named[0]
+    if "train" in kinds or len(kinds) == 1:
+        return kinds[0]  # `train` is the first of them
+    raise DataError(
+        f"dataset.pass_rate_from: {folder} holds several evaluations, whose task ids may mean "
+        f"different tasks; name one: {choices}"
+    )
+
+
+def _rates_of_column(tasks: Sequence[Task], name: str) -> Mapping[str, float]:
+    """By task id; a row where the column is missing or empty was not measured."""
+    rates: dict[str, float] = {}
+    for task in tasks:
+        value = task.metadata.get(name)
+        if value is None or value == "":
+            continue
+        try:
+            rate = math.nan if isinstance(value, bool) else float(value)  # cells of CSV are text
+        except (TypeError, ValueError):
+            rate = math.nan
+        if not math.isfinite(rate):
+            raise DataError(
+                f"task {task.id!r}: column {name!r} is {value!r}, expected a pass rate from 0 to 1"
+            )
+        rates[task.id] = rate
+    return rates
