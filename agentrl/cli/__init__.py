@@ -19,6 +19,7 @@ _COMMANDS = {
     "train": "Train a policy from a run file.",
     "eval": "Score a policy on held-out tasks.",
     "rollout": "Collect trajectories without training.",
+    "prove": "Prove that a loss is the same however the work is cut.",
     "serve": "Start one vLLM server by hand.",
     "export": "Write a checkpoint of a run as one model directory.",
 }

@@ -109,7 +109,8 @@ def objective(
     metrics = TokenMetrics()
     metrics.add(found.metrics, tensors.mask_R)
     weights = sampler_weights(correction_of(algorithm, spec), old, inputs)
-    loss = out.log_probs_R.new_zeros(())
+    # Connected to the weights although a loss may return a constant: padding has to be.
+    loss = inputs.log_probs_R.sum() * 0.0
     if found.loss_R is not None:
         token_loss = inputs.trained(found.loss_R)
         if weights is not None:

@@ -31,7 +31,7 @@ def test_the_overview_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert time.process_time() - began < 0.5
-    names = "train eval rollout serve export simulate traj env config sandbox"
+    names = "train eval rollout prove serve export simulate traj env config sandbox"
     for name in names.split():
         assert f" {name} " in done.stdout
 

@@ -1,0 +1,289 @@
+"""The proofs: one gradient under every cut, and nothing of what is masked in it.
+
+Each compares with the same reference, the whole update in one micro-batch on one rank. A loss that
+divides by what it sees in its micro-batch fails the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from agentrl.batch.records import LossNeeds, MicroBatch, PackedBatch
+from agentrl.config.algorithm import Bounds
+from agentrl.config.schema import AlgorithmSection
+from agentrl.errors import ConfigError
+from agentrl.train.losses import needs_of
+from agentrl.train.prove.compare import MOST_NAMED, Check, compared, failed
+from agentrl.train.prove.evaluate import (
+    Cut,
+    Outcome,
+    Policies,
+    build_update,
+    evaluate,
+    tokens_of,
+    visible_R,
+)
+from agentrl.train.prove.model import VOCABULARY, exact_model, neighbour
+from agentrl.train.prove.rollouts import random_groups, shuffled, split_rollouts
+from agentrl.types import TrajectoryGroup
+
+_WHOLE = Cut(name="whole")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """All checks of one algorithm."""
+
+    checks: tuple[Check, ...]
+    """In the order they were made."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every required check did."""
+        return all(check.passed for check in self.checks if check.required)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bench:
+    """What all checks work with."""
+
+    policies: Policies
+    algorithm: AlgorithmSection
+    needs: LossNeeds
+    clip_shaped: Bounds | None
+    groups: list[TrajectoryGroup]
+
+    def update(
+        self, cut: Cut, groups: list[TrajectoryGroup] | None = None, needs: LossNeeds | None = None
+    ) -> PackedBatch:
+        return build_update(
+            groups or self.groups,
+            cut,
+            policies=self.policies,
+            algorithm=self.algorithm,
+            needs=needs or self.needs,
+            clip_shaped=self.clip_shaped,
+        )
+
+    def outcome(
+        self, update: PackedBatch, *, ranks: int = 1, poison: Mapping[str, float] | None = None
+    ) -> Outcome:
+        return evaluate(
+            update,
+            policies=self.policies,
+            algorithm=self.algorithm,
+            needs=self.needs,
+            ranks=ranks,
+            poison=poison,
+        )
+
+
+def prove(
+    algorithm: AlgorithmSection,
+    *,
+    clip_shaped: Bounds | None = None,
+    base: Path | None = None,
+    seed: int = 0,
+) -> Proof:
+    """Run an algorithm's loss on a tiny model and compare what must be equal.
+
+    Args:
+        algorithm: resolved.
+        clip_shaped: `reward.clip_shaped`.
+        base: folder that a relative file path in `policy_loss` starts from.
+        seed: of the rollouts; those of any seed have to pass.
+
+    Raises:
+        ConfigError: there is no such loss.
+    """
+    model = exact_model(seed=seed)
+    policies = Policies(
+        now=model,
+        old=neighbour(model, seed=seed + 1, noise=0.02),
+        ref=neighbour(model, seed=seed + 2, noise=0.05),
+    )
+    bench = _Bench(
+        policies=policies,
+        algorithm=algorithm,
+        needs=needs_of(algorithm, base=base),
+        clip_shaped=clip_shaped,
+        groups=random_groups(policies.old, seed=seed),
+    )
+    try:
+        update = bench.update(_WHOLE)
+        whole = bench.outcome(update)
+    except ConfigError:
+        raise
+    except Exception as error:  # a user's loss may raise anything; this is the boundary
+        return Proof(checks=(failed("runs", f"{type(error).__name__}: {error}"),))
+    first = _finite(whole)
+    if not first.passed:
+        return Proof(checks=(first,))
+    checks = [first]
+    for name, make in _comparisons(bench, whole):
+        try:
+            checks.append(make())
+        except Exception as error:  # the same boundary
+            checks.append(failed(name, f"{type(error).__name__}: {error}"))
+    return Proof(checks=tuple(checks))
+
+
+def _comparisons(bench: _Bench, whole: Outcome) -> Iterator[tuple[str, Callable[[], Check]]]:
+    """Name and way to make each of the checks that compare with the reference."""
+    small = _smallest_budget(bench)
+    split = split_rollouts(bench.groups)
+    ways: list[tuple[Cut, list[TrajectoryGroup]]] = [
+        (Cut(name="smallest micro-batches", micro_batch_tokens=small), bench.groups),
+        (Cut(name="middling micro-batches", micro_batch_tokens=2 * small), bench.groups),
+        (Cut(name="2 ranks", micro_batch_tokens=small, ranks=2), bench.groups),
+        (Cut(name="3 ranks", micro_batch_tokens=2 * small, ranks=3), bench.groups),
+        (Cut(name="another order", micro_batch_tokens=2 * small), shuffled(bench.groups, seed=1)),
+        (Cut(name="split rollouts", micro_batch_tokens=small), split),
+        (Cut(name="shared prefixes", prefix_sharing=True), bench.groups),
+        (
+            Cut(
+                name="split, shared, 3 ranks, small",
+                micro_batch_tokens=small,
+                ranks=3,
+                prefix_sharing=True,
+            ),
+            shuffled(split, seed=2),
+        ),
+    ]
+    for cut, groups in ways:
+        yield cut.name, lambda cut=cut, groups=groups: _cut_check(bench, whole, cut, groups)
+    yield "rows without advantage", lambda: _zero_rows_check(bench, whole)
+    for name, value in (("NaN", float("nan")), ("1e4", 1e4)):
+        for field in ("rollout_log_probs", "advantages", "weights", "old", "ref"):
+            yield (
+                f"{name} in masked {field}",
+                lambda field=field, name=name, value=value: _poison_check(
+                    bench, f"{name} in masked {field}", field, value
+                ),
+            )
+    yield "random masked targets", lambda: _poison_check(bench, "random masked targets", "ids", 0)
+    yield "on-policy identity", lambda: _identity_check(bench)
+
+
+def _smallest_budget(bench: _Bench) -> int:
+    """Tokens of the longest row, or of the longest rollout where it must stay whole."""
+    return max(
+        len(row.prompt_ids) + len(row.response_ids)
+        for group in bench.groups
+        for row in group.trajectories
+    )
+
+
+def _finite(whole: Outcome) -> Check:
+    bad = [name for name, grad in whole.gradient.items() if not torch.isfinite(grad).all()]
+    size = sum(float(grad.square().sum()) for grad in whole.gradient.values()) ** 0.5
+    if bad:
+        slopes = [str(key) for key, slope in whole.slopes.items() if not np.isfinite(slope)]
+        where = ", ".join(slopes[:MOST_NAMED]) or "no token alone"
+        return failed("runs", f"the gradient of {bad[0]} is not finite; tokens: {where}")
+    if not np.isfinite(whole.loss):
+        return failed("runs", f"the gradient is finite, but the loss is {whole.loss}")
+    if size == 0.0:
+        return failed("runs", "the gradient is zero, there is nothing to compare")
+    tokens = sum(slope != 0.0 for slope in whole.slopes.values())
+    return Check(name="runs", passed=True, detail=f"{tokens} tokens have a gradient")
+
+
+def _cut_check(bench: _Bench, whole: Outcome, cut: Cut, groups: list[TrajectoryGroup]) -> Check:
+    if bench.needs.whole_rollouts and groups is not bench.groups and not cut.prefix_sharing:
+        # The rows of a rollout repeat what came before: together they need more room.
+        longest = max(
+            sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
+            for group in groups
+            for rows in group.rollouts()
+        )
+        cut = replace(cut, micro_batch_tokens=max(cut.micro_batch_tokens, longest))
+    other = bench.outcome(bench.update(cut, groups), ranks=cut.ranks)
+    return compared(cut.name, whole, other)
+
+
+def _zero_rows_check(bench: _Bench, whole: Outcome) -> Check:
+    """Rows whose advantage is zero are not computed unless the loss says that they matter."""
+    needs = replace(bench.needs, zero_advantage_rows=True)
+    other = bench.outcome(bench.update(_WHOLE, needs=needs))
+    found = compared("rows without advantage", whole, other)
+    if found.passed:
+        # Metrics are means over what is computed.
+        return replace(found, detail="")
+    unseen = [key for key in other.slopes.keys() - whole.slopes.keys() if other.slopes[key]]
+    if unseen:
+        named = ", ".join(map(str, sorted(unseen)[:MOST_NAMED]))
+        text = f"{len(unseen)} tokens have a gradient: declare zero_advantage_rows=True; {named}"
+        return replace(found, detail=text)
+    return found
+
+
+def _poison_check(bench: _Bench, name: str, field: str, value: float) -> Check:
+    """The same bits, whatever stands where the loss does not look."""
+    update = bench.update(Cut(name="middling", micro_batch_tokens=2 * _smallest_budget(bench)))
+    clean = bench.outcome(update)
+    if field in ("old", "ref"):
+        dirty = bench.outcome(update, poison={field: value})
+    else:
+        rng = np.random.default_rng(0)
+        micros = tuple(_poisoned(m, bench.needs, field, value, rng) for m in update.micro_batches)
+        dirty = bench.outcome(replace(update, micro_batches=micros))
+    changed = [key for key in clean.slopes if clean.slopes[key] != dirty.slopes.get(key)]
+    if changed:
+        named = ", ".join(map(str, changed[:MOST_NAMED]))
+        return failed(name, f"reaches the gradient of {len(changed)} tokens: {named}")
+    same = all(torch.equal(clean.gradient[key], dirty.gradient[key]) for key in clean.gradient)
+    if not same or clean.loss != dirty.loss:
+        return failed(name, f"the loss is {dirty.loss} instead of {clean.loss}")
+    metrics = [key for key in clean.metrics if clean.metrics[key] != dirty.metrics.get(key)]
+    if metrics or len(clean.metrics) != len(dirty.metrics):
+        return failed(name, f"reaches metrics: {', '.join(metrics[:MOST_NAMED])}")
+    return Check(name=name, passed=True)
+
+
+def _poisoned(
+    micro: MicroBatch, needs: LossNeeds, field: str, value: float, rng: np.random.Generator
+) -> MicroBatch:
+    """A micro-batch with something else where it is masked for this field."""
+    visible = visible_R(micro, needs)
+    if field == "ids":
+        ids = rng.integers(0, VOCABULARY, len(micro.target_R))
+        return replace(micro, target_R=np.where(visible, micro.target_R, ids))
+    if field == "rollout_log_probs":
+        kept = visible & micro.sampled_R
+        return replace(micro, rollout_log_probs_R=np.where(kept, micro.rollout_log_probs_R, value))
+    if field == "advantages":
+        return replace(micro, advantages_R=np.where(micro.mask_R, micro.advantages_R, value))
+    return replace(micro, weights_R=np.where(micro.mask_R, micro.weights_R, value))
+
+
+def _identity_check(bench: _Bench) -> Check:
+    """At ratio 1, without a penalty, a policy loss usually has the gradient of REINFORCE."""
+    update = bench.update(_WHOLE)
+    free = bench.algorithm.model_copy(update={"kl_coef": 0.0})
+    found = evaluate(
+        update, policies=bench.policies, algorithm=free, needs=bench.needs, on_policy=True
+    )
+    want = {
+        key: -weight * advantage if trained else 0.0
+        for micro in update.micro_batches
+        for key, weight, advantage, trained in zip(
+            tokens_of(micro), micro.weights_R, micro.advantages_R, micro.mask_R, strict=True
+        )
+    }
+    largest = max(map(abs, want.values()), default=0.0) or 1.0
+    off = [key for key, slope in found.slopes.items() if abs(slope - want[key]) > 1e-12 * largest]
+    named = ", ".join(
+        f"{key}: {found.slopes[key]:.4g}, REINFORCE {want[key]:.4g}" for key in off[:1]
+    )
+    return Check(
+        name="on-policy identity",
+        passed=not off,
+        detail=f"another gradient than REINFORCE at {len(off)} tokens ({named})" if off else "",
+        required=False,
+    )

@@ -1,0 +1,281 @@
+"""Gradient, loss, metrics and the slope of every token of one update, as the trainer forms them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.batch import build_step
+from agentrl.batch.credit import settle_credit
+from agentrl.batch.packing import padding_micro_batch
+from agentrl.batch.records import (
+    FloatArray,
+    LossNeeds,
+    MicroBatch,
+    PackedBatch,
+    RowKey,
+    RowNumbers,
+)
+from agentrl.batch.tensors import TensorBatch, to_tensors
+from agentrl.config.algorithm import Bounds
+from agentrl.config.schema import AlgorithmSection
+from agentrl.metrics.bag import MetricBag
+from agentrl.train.attention import packed_attention
+from agentrl.train.logprobs import packed_log_probs
+from agentrl.train.losses import derive_metrics
+from agentrl.train.objective import FixedLogProbs, Objective, objective
+from agentrl.train.prove.rollouts import OLDEST_VERSION
+from agentrl.types import TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class TokenKey:
+    """One token, whatever row it is in."""
+
+    rollout_id: str
+    """Of its rollout."""
+    position: int
+    """In the conversation, prompt included, from 0."""
+
+    def __str__(self) -> str:
+        return f"{self.rollout_id} at {self.position}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """Who is asked about the tokens."""
+
+    now: Any
+    """The policy at hand, with gradients."""
+    old: Any
+    """Before the step."""
+    ref: Any
+    """The reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """One way to cut the work."""
+
+    name: str
+    """For the report."""
+    micro_batch_tokens: int = 1 << 20
+    """Budget of a forward pass."""
+    ranks: int = 1
+    """Ranks that share the micro-batches; their gradients are averaged, as most backends do."""
+    prefix_sharing: bool = False
+    """Whether rows share what they begin with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the optimizer would see, and what explains it."""
+
+    gradient: Mapping[str, Tensor]
+    """By parameter."""
+    slopes: Mapping[TokenKey, float]
+    """Of the loss by the log-probability of each token the loss looks at."""
+    loss: float
+    """Of the update."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Merged over micro-batches and ranks."""
+    micro_batches: int = 0
+    """How many there were."""
+
+
+def build_update(
+    groups: list[TrajectoryGroup],
+    cut: Cut,
+    *,
+    policies: Policies,
+    algorithm: AlgorithmSection,
+    needs: LossNeeds,
+    clip_shaped: Bounds | None,
+) -> PackedBatch:
+    """The only update of a step, its advantages settled."""
+    step = build_step(
+        groups,
+        algorithm=algorithm,
+        micro_batch_tokens=cut.micro_batch_tokens,
+        seed=0,
+        oldest_version=OLDEST_VERSION,
+        needs=needs,
+        prefix_sharing=cut.prefix_sharing,
+        clip_shaped=clip_shaped,
+    )
+    if step.credit is not None:
+        micros = step.updates[0].micro_batches
+        step = settle_credit(
+            step,
+            old=_numbers(policies.old, micros),
+            ref=_numbers(policies.ref, micros),
+            values=_values(micros),
+            kl_coef=algorithm.kl_coef,
+            algorithm=algorithm,
+        )
+    (update,) = step.updates
+    return update
+
+
+def evaluate(
+    update: PackedBatch,
+    *,
+    policies: Policies,
+    algorithm: AlgorithmSection,
+    needs: LossNeeds,
+    ranks: int = 1,
+    on_policy: bool = False,
+    poison: Mapping[str, float] | None = None,
+) -> Outcome:
+    """Forward and backward of an update.
+
+    Args:
+        update: its micro-batches.
+        policies: who is asked.
+        algorithm: resolved.
+        needs: of the loss.
+        ranks: see `Cut`. Ranks with less to do compute padding.
+        on_policy: sampler and old policy are the policy at hand.
+        poison: `old` and `ref` numbers where no loss looks.
+    """
+    model = policies.now
+    sums = _Sums(
+        gradient={name: torch.zeros_like(param) for name, param in model.named_parameters()}
+    )
+    micros = list(update.micro_batches)
+    micros += [padding_micro_batch()] * (-len(micros) % ranks)
+    with packed_attention(model):
+        for micro in micros:
+            model.zero_grad(set_to_none=True)
+            tensors = _tensors(micro, needs)
+            out = packed_log_probs(model, tensors)
+            out.log_probs_R.retain_grad()
+            if on_policy:
+                tensors = replace(tensors, rollout_log_probs_R=out.log_probs_R.detach())
+                fixed = FixedLogProbs(ref_R=out.log_probs_R.detach())
+            else:
+                fixed = _fixed(policies, tensors, micro, needs, poison or {})
+            found = objective(
+                out,
+                tensors,
+                fixed,
+                algorithm=algorithm,
+                counts=update.counts,
+                kl_coef=algorithm.kl_coef,
+                compare_sampler=True,
+                loss_factor=float(ranks),
+            )
+            # A rank's gradient is that of its loss times the factor; the backend averages.
+            (found.loss * ranks).backward()
+            sums.add(model, found, out.log_probs_R.grad, micro, tensors, ranks)
+    model.zero_grad(set_to_none=True)
+    derive_metrics(sums.metrics)
+    return Outcome(
+        gradient=sums.gradient,
+        slopes=sums.slopes,
+        loss=sums.loss,
+        metrics=sums.metrics.result(),
+        micro_batches=len(update.micro_batches),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sums:
+    """An update in the making."""
+
+    gradient: dict[str, Tensor]
+    slopes: dict[TokenKey, float] = field(default_factory=dict[TokenKey, float])
+    loss: float = 0.0
+    metrics: MetricBag = field(default_factory=MetricBag)
+
+    def add(
+        self,
+        model: Any,
+        found: Objective,
+        slope_R: Tensor | None,
+        micro: MicroBatch,
+        tensors: TensorBatch,
+        ranks: int,
+    ) -> None:
+        """One micro-batch, after its backward pass."""
+        for name, param in model.named_parameters():
+            if param.grad is not None:
+                self.gradient[name] += param.grad / ranks
+        self.loss += float(found.loss.detach())
+        self.metrics.merge(found.metrics)
+        if slope_R is not None:
+            keys = tokens_of(micro)
+            for index in tensors.index_A.tolist():
+                self.slopes[keys[index]] = float(slope_R[index]) / ranks
+
+
+def tokens_of(micro: MicroBatch) -> list[TokenKey]:
+    """[R] Which token each response position is."""
+    positions = micro.position_ids_T[micro.source_R] + 1
+    return [
+        TokenKey(rollout_id=micro.rows[row].rollout_id, position=int(position))
+        for row, position in zip(micro.row_R, positions, strict=True)
+    ]
+
+
+def visible_R(micro: MicroBatch, needs: LossNeeds) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """[R] True where the loss looks."""
+    found = micro.mask_R.copy()
+    if "response_mask" in needs.mask_keys:
+        found |= micro.sampled_R
+    if "observation_mask" in needs.mask_keys:
+        found |= ~micro.sampled_R
+    return found
+
+
+def _tensors(micro: MicroBatch, needs: LossNeeds) -> TensorBatch:
+    return to_tensors(
+        micro, device=torch.device("cpu"), dtype=torch.float64, mask_keys=needs.mask_keys
+    )
+
+
+def _fixed(
+    policies: Policies,
+    tensors: TensorBatch,
+    micro: MicroBatch,
+    needs: LossNeeds,
+    poison: Mapping[str, float],
+) -> FixedLogProbs:
+    visible = torch.as_tensor(visible_R(micro, needs))
+    found: dict[str, Tensor] = {}
+    for name, model in (("old", policies.old), ("ref", policies.ref)):
+        with torch.no_grad(), packed_attention(model):
+            known = packed_log_probs(model, tensors).log_probs_R
+        found[name] = torch.where(visible, known, known.new_full((), poison.get(name, 0.0)))
+    return FixedLogProbs(old_R=found["old"], ref_R=found["ref"])
+
+
+@torch.no_grad()
+def _numbers(model: Any, micros: Iterable[MicroBatch]) -> RowNumbers:
+    found: dict[RowKey, FloatArray] = {}
+    with packed_attention(model):
+        for micro in micros:
+            tensors = _tensors(micro, LossNeeds())
+            numbers = packed_log_probs(model, tensors).log_probs_R.numpy()
+            for index, key in enumerate(micro.rows):
+                found[key] = numbers[micro.row_R == index]
+    return found
+
+
+def _values(micros: Iterable[MicroBatch]) -> RowNumbers:
+    """A critic that knows nothing but who and where a token is, so that any cut asks it alike."""
+    found: dict[RowKey, FloatArray] = {}
+    for micro in micros:
+        keys = tokens_of(micro)
+        for index, key in enumerate(micro.rows):
+            own = np.flatnonzero(micro.row_R == index)
+            found[key] = np.array(
+                [random.Random(str(keys[place])).uniform(-1.0, 1.0) for place in own]
+            )
+    return found
