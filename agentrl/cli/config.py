@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agentrl.config import RunConfig, dump_config, leaves, load_config
+from agentrl.config.blocks import describe_blocks
 
 app = typer.Typer(help="Show the keys and values of run files.", no_args_is_help=True)
 
@@ -27,8 +28,16 @@ def show(
         typer.Argument(metavar="[KEY=VALUE]...", help="As in train.learning_rate=2e-6."),
     ] = None,
 ) -> None:
-    """Print the run file as YAML with every default written out and the overrides applied."""
-    typer.echo(dump_config(load_config(file, overrides or ())), nl=False)
+    """Print the run file as YAML with every default written out and the overrides applied.
+
+    Comments at its end say what the algorithm is, block by block.
+    """
+    config = load_config(file, overrides or ())
+    typer.echo(dump_config(config), nl=False)
+    for block in describe_blocks(
+        config.resolved_algorithm(), critic=config.critic, train=config.train
+    ):
+        typer.echo(f"# {block}")
 
 
 @app.command()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
 from agentrl.errors import AgentrlError
+from agentrl.runtime.algorithm_checks import doubts
 from agentrl.runtime.assemble import (
     TaskSets,
     describe_model,
@@ -188,9 +189,11 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     """
     from agentrl.chat import build_parser
     from agentrl.reward import load_reward_functions
+    from agentrl.train.losses import find_loss
     from agentrl.train.pretrained import check_model_path
 
     check_schedule(config)
+    find_loss(config.resolved_algorithm().policy_loss, base=base)
     check_model_path(resolve_model_path(config.model.path))
     check_learner(config)
     build_parser(config.chat.tool_parser)
@@ -248,6 +251,8 @@ async def _run_in(
                     * config.rollout.n_samples_per_prompt,
                 )
             )
+            for doubt in doubts(config, base=base):
+                progress.note(doubt)
             parts = Parts(
                 stages=opened.stages,
                 cursor=point.cursor,

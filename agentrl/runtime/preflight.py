@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.config import RunConfig
 from agentrl.env import EnvContext
 from agentrl.errors import AgentrlError, RunError
-from agentrl.runtime import fleet_checks
+from agentrl.runtime import algorithm_checks, fleet_checks
 from agentrl.runtime.assemble import (
     load_task_sets,
     make_env_factory,
@@ -50,6 +50,8 @@ async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> l
         ("datasets", lambda: _datasets(config, base, found)),
         ("prompts", lambda: _prompts(config, base, found)),
         ("sandbox", lambda: _sandbox(config, base)),
+        ("rewards", lambda: _rewards(config, base)),
+        ("algorithm", lambda: algorithm_checks.algorithm(config, base=base)),
         ("schedule", lambda: fleet_checks.schedule(config)),
         ("engines", lambda: fleet_checks.engines(config, found)),
         ("cluster", lambda: fleet_checks.cluster(config)),
@@ -95,6 +97,19 @@ async def _tools(config: RunConfig, base: Path) -> str:
 async def _environment(config: RunConfig, base: Path, found: dict[str, Any]) -> str:
     found["make_env"] = make_env_factory(config.env, base=base)
     return f"{config.env.target} imports and can be made"
+
+
+async def _rewards(config: RunConfig, base: Path) -> str:
+    from agentrl.reward import load_reward_functions
+
+    section = config.reward
+    load_reward_functions(section, base=base, timeout_s=config.rollout.env_timeout_s)
+    functions = {name: item.weight for name, item in section.functions.items()}
+    parts = [
+        f"{weight:g} * {name}" for name, weight in {"env": section.env_weight, **functions}.items()
+    ]
+    changed = section.model_dump(exclude_defaults=True, exclude={"functions", "env_weight"})
+    return "; ".join([" + ".join(parts), *(f"{name} {value}" for name, value in changed.items())])
 
 
 async def _chat(config: RunConfig, found: dict[str, Any]) -> Check | str:

@@ -1,0 +1,79 @@
+"""Every algorithm says which blocks it is; every block key shows in the line of its block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from agentrl.cli.config import app
+from agentrl.config.algorithm import PRESETS, AlgorithmSection, CriticSection
+from agentrl.config.blocks import describe_blocks
+from agentrl.config.training import TrainSection
+
+
+def blocks(**values: Any) -> dict[str, str]:
+    lines = describe_blocks(AlgorithmSection(**values).resolved(horizon=48))
+    return {line[0]: line[14:] for line in lines}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_prints_all_blocks(preset: str) -> None:
+    found = blocks(preset=preset)
+    assert list(found) == list("ABCDEFG")
+    assert "?" not in "".join(found.values())
+    assert "{" not in "".join(found.values())
+
+
+def test_presets_differ_where_their_formulas_do() -> None:
+    texts = {preset: tuple(blocks(preset=preset).values()) for preset in PRESETS}
+    assert len(set(texts.values())) == len(PRESETS)
+    assert "(R - mean of the group) / (std (ddof 1) + 1e-06)" in texts["grpo"][0]
+    assert "/ (rollouts * 48 tokens)" in texts["dr_grpo"][4]
+    assert "clip(s, 0.9997, 1.0004)" in texts["gspo"][4]
+    assert "clip(r, 0, 5)" in texts["cispo"][4]
+
+
+@pytest.mark.parametrize(
+    ("values", "block", "words"),
+    [
+        ({"advantage_estimator": "grpo", "std_ddof": 0, "std_eps": 0.5}, "A", "(ddof 0) + 0.5"),
+        ({"kl_coef": 0.1}, "B", "0.1 * KL (k3), added to the loss"),
+        ({"preset": "ppo", "kl_coef": 0.1}, "B", "0.1 * KL (k1), taken off the reward"),
+        ({"kl_coef": 0.1, "kl_controller": "proportional"}, "B", "steers it to 0.05"),
+        ({"kl_coef": 0.1, "kl_controller": "window"}, "B", "keeps it in [0.05, 0.2]"),
+        ({"kl_coef": 0.1, "ref_update_every": 9, "ref_polyak": 0.6}, "B", "every 9 steps"),
+        ({"preset": "ppo", "lam": 0.5}, "C", "lambda 0.5"),
+        ({"turn_rewards": "return_to_go", "gamma": 0.5}, "C", "gamma 0.5 per turn"),
+        ({"preset": "reinforce++", "gamma": 0.5}, "C", "gamma 0.5 per action token"),
+        ({"whiten_advantages": True, "no_std_norm": True}, "D", "A - mean over all"),
+        ({"dual_clip": 3.0}, "E", "at most 3 |A|"),
+        ({"policy_loss": "my.losses:mine"}, "E", "my.losses:mine; r = p"),
+        ({"old_log_probs": "decoupled"}, "E", "weighted by p_old / p_sampler"),
+        ({"old_log_probs": "recompute", "is_correction_type": "tis"}, "E", "clip(p_old / p_s"),
+        ({"preset": "tis_reinforce", "old_log_probs": "recompute"}, "E", "p_sampler, 0, 2)"),
+        ({"preset": "tis_reinforce", "importance_level": "sequence"}, "E", "of each sequence"),
+    ],
+)
+def test_a_key_shows_in_its_block(values: dict[str, Any], block: str, words: str) -> None:
+    assert words in blocks(**values)[block]
+
+
+def test_critic_and_updates_come_from_their_sections() -> None:
+    lines = describe_blocks(
+        AlgorithmSection(preset="ppo").resolved(horizon=1),
+        critic=CriticSection(path="rm", warmup_steps=3, value_clip=None),
+        train=TrainSection(epochs_per_batch=2, minibatches=4),
+    )
+    assert lines[5] == "F critic      squared error of V; from rm; alone for 3 steps"
+    assert lines[6].endswith("2 passes over the rollouts of a step, 4 updates each, adamw")
+
+
+def test_config_show_ends_with_the_blocks_and_is_still_a_run_file(tmp_path: Any) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("env: {target: a.py:A}\ndataset: {source: t.jsonl}\nalgorithm: {preset: rloo}")
+    result = CliRunner().invoke(app, ["show", str(file)], catch_exceptions=False)
+    assert "\n# A baseline    rloo: R - mean of the others of the group\n" in result.stdout
+    assert yaml.safe_load(result.stdout)["algorithm"]["preset"] == "rloo"
