@@ -157,10 +157,13 @@ async def train(
             directory made by this call that holds nothing worth keeping, only logs of servers stay.
         Interrupted: SIGINT or SIGTERM; everything is closed and the last finished step is saved.
     """
+    from agentrl.train.losses import find_loss
+
     stop = StopSwitch()
     with stop.on_signals():
         config = run_dir.settle(config) if run_dir else config
         check_parts(config, base=base)
+        find_loss(config.resolved_algorithm().policy_loss, base=base)
         tasks = load_task_sets(config, base=base)
         await require_fleet(config)
         directory = run_dir or RunDir.create(config, base=base)
@@ -189,11 +192,9 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     """
     from agentrl.chat import build_parser
     from agentrl.reward import load_reward_functions
-    from agentrl.train.losses import find_loss
     from agentrl.train.pretrained import check_model_path
 
     check_schedule(config)
-    find_loss(config.resolved_algorithm().policy_loss, base=base)
     check_model_path(resolve_model_path(config.model.path))
     check_learner(config)
     build_parser(config.chat.tool_parser)
