@@ -65,14 +65,22 @@ def make_backend(
             f"train.optimizer is muon, which needs whole matrices, and train.backend "
             f"{train.backend} cuts them up; set train.optimizer: adamw or train.backend: torch"
         )
+    if train.lora.rank > 0:
+        raise ConfigError(
+            f"train.lora.rank is {train.lora.rank}, and train.backend {train.backend} cannot merge "
+            "adapters into weights that it cuts up; set train.backend: torch, or train.lora.rank: 0"
+        )
     if ranks is None:
         raise ConfigError(
             f"train.backend is {train.backend}, which needs a group of ranks, even if it is one; "
             "set runtime: ray, or train.backend: torch"
         )
-    from agentrl.train.fsdp import FsdpBackend
+    if train.backend == "fsdp2":
+        from agentrl.train.fsdp import FsdpBackend as Backend
+    else:
+        from agentrl.train.deepspeed_backend import DeepspeedBackend as Backend
 
-    return FsdpBackend(
+    return Backend(
         model,
         train=train,
         gradient_checkpointing=gradient_checkpointing,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pickle
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -98,6 +98,7 @@ class Ranks:
             raise TrainError(f"rank {rank} is not one of {world_size} ranks")
         self.rank, self.world_size = rank, world_size
         self._device, self._timeout_s, self._global = device, timeout_s, False
+        self._before_close: list[Callable[[], None]] = []
         host, _, port = address.rpartition(":")
         limit = timedelta(seconds=join_timeout_s)
         with self.naming(f"meeting the others at {address} within {join_timeout_s:g} s"):
@@ -177,8 +178,14 @@ class Ranks:
                 for tensor, part in zip(bucket, flat.split(sizes), strict=True):
                     tensor.copy_(part.view_as(tensor))
 
+    def before_close(self, call: Callable[[], None]) -> None:
+        """Have something done before the groups go."""
+        self._before_close.append(call)
+
     def close(self) -> None:
         """Leave the group. Idempotent."""
+        while self._before_close:
+            self._before_close.pop()()
         for group in {id(group): group for group in (self._tensors, self._objects)}.values():
             if group is not None:
                 group.shutdown()

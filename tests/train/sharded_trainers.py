@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from crew import joined
 from tiny_llama import algorithm, reference, tiny_model
@@ -13,12 +14,27 @@ from agentrl.train.agreement import check_shares
 from agentrl.train.backends import full_weights, make_backend
 from agentrl.train.trainer import Trainer
 
+KINDS: dict[str, dict[str, Any]] = {
+    "fsdp2": {"backend": "fsdp2"},
+    "zero0": {"backend": "deepspeed", "zero_stage": 0},
+    "zero1": {"backend": "deepspeed", "zero_stage": 1},
+    "zero2": {"backend": "deepspeed", "zero_stage": 2},
+    "zero3": {"backend": "deepspeed", "zero_stage": 3},
+    "zero2-offload": {"backend": "deepspeed", "zero_stage": 2, "offload": True},
+    "zero3-offload": {"backend": "deepspeed", "zero_stage": 3, "offload": True},
+}
 PLACE_AND_TIME = {"train/tokens_per_second"}
 
 
 def section(**changes: Any) -> TrainSection:
     settings = {"learning_rate": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.5}
     return TrainSection(**{**settings, **changes})
+
+
+def needs(kind: str) -> None:
+    """Skip where the library of a kind is not installed."""
+    if KINDS[kind]["backend"] == "deepspeed":
+        pytest.importorskip("deepspeed", exc_type=ImportError)
 
 
 def keep_gradients(backend: Any) -> list[dict[str, torch.Tensor]]:
@@ -85,7 +101,8 @@ def train_together(
 
 def train_alone(steps: Any, dtype: Any, options: dict[str, Any]) -> dict[str, Any]:
     """`run` in this process under the torch backend."""
-    options = {**options, "train": options["train"].model_copy(update={"backend": "torch"})}
+    plain = {"backend": "torch", "offload": False}
+    options = {**options, "train": options["train"].model_copy(update=plain)}
     return run(tiny_model(dtype, tied=options.pop("tied", True)), None, steps, **options)
 
 
@@ -93,4 +110,13 @@ def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
     return ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in theirs)
 
 
-__all__ = ["algorithm", "run", "same_bits", "section", "train_alone", "train_together"]
+__all__ = [
+    "KINDS",
+    "algorithm",
+    "needs",
+    "run",
+    "same_bits",
+    "section",
+    "train_alone",
+    "train_together",
+]

@@ -1,0 +1,225 @@
+"""What our backend has to know of DeepSpeed's optimizers, one class for each of its four kinds.
+
+DeepSpeed's own `step` forms the norm, clips and updates in one go. The trainer wants to see the
+norm before anything moves, and to give an update up, so gradients and state are reached here, by
+documented functions where there are some. Written against DeepSpeed 0.19.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def zero_parts(engine: Any, stage: int) -> ZeroParts:
+    """What fits the engine."""
+    if stage == 0:
+        return Stage0(engine)
+    if stage == 3:
+        return Stage3(engine)
+    return (
+        Bf16Stage1(engine) if hasattr(engine.optimizer, "get_grads_for_norm") else Stage12(engine)
+    )
+
+
+class ZeroParts(ABC):
+    """Gradients, norm, weights and state of one rank's engine. All ranks call everything."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._optimizer = engine.optimizer
+
+    @abstractmethod
+    def clear_gradients(self) -> None:
+        """Forget what the passes since the last step have left."""
+
+    @abstractmethod
+    def grad_norm(self) -> Any:
+        """Global norm, as a number or a tensor; -1 or not finite if the gradient is not."""
+
+    def whole(self, param: nn.Parameter) -> AbstractContextManager[Any]:
+        """Inside, the parameter is all there."""
+        return nullcontext()
+
+    def full_gradient(self, param: nn.Parameter) -> Tensor:
+        """[as the parameter] float32."""
+        from deepspeed.utils import safe_get_full_grad
+
+        return _there(safe_get_full_grad(param))
+
+    def full_state(self, param: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
+        """`master` first, and the moments once there are some, each [as the parameter] float32."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        yield "master", _there(safe_get_full_fp32_param(param))
+        step = self._steps()
+        if step is not None:
+            self._link()
+            yield "step", step
+            for key in MOMENTS:
+                yield key, _there(safe_get_full_optimizer_state(param, key))
+
+    def load(self, param: nn.Parameter, master: Tensor, moments: dict[str, Tensor]) -> None:
+        """Take over what `full_state` gave; parameters all at the same step."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        with self.whole(param):
+            param.data.copy_(master)
+        safe_set_full_fp32_param(param, master.to(torch.float32))
+        if moments:
+            self._make_moments(moments["step"])
+            for key in MOMENTS:
+                safe_set_full_optimizer_state(param, moments[key].to(torch.float32), key)
+
+    @abstractmethod
+    def _flat(self) -> list[Tensor]:
+        """The tensors that AdamW works on."""
+
+    def _adamw(self) -> torch.optim.Optimizer:
+        return self._optimizer.optimizer
+
+    def _steps(self) -> Tensor | None:
+        """How often AdamW has moved; None before its first time."""
+        kept = [self._adamw().state.get(flat) for flat in self._flat()]
+        return kept[0]["step"].clone() if kept and kept[0] else None
+
+    def _make_moments(self, step: Tensor) -> None:
+        """See that there is state to write into, at this step."""
+        state = self._adamw().state
+        for flat in self._flat():
+            if not state.get(flat):
+                state[flat] = {key: torch.zeros_like(flat.data) for key in MOMENTS}
+                state[flat]["step"] = torch.zeros((), dtype=torch.float32, device=flat.device)
+            state[flat]["step"].fill_(step.item())
+        self._link()
+
+    def _link(self) -> None:
+        """Let parameters find their moments in the flat tensors.
+
+        DeepSpeed does so once, after AdamW has moved the first of its groups, and leaves out those
+        that have no moments at that time.
+        """
+        link = getattr(self._optimizer, "_lazy_init_hp_params_optimizer_state", None)
+        if link is not None:
+            self._optimizer._hp_optimizer_states_linked = False
+            link()
+
+
+class Stage0(ZeroParts):
+    """A copy on every rank, float32; AdamW works on the parameters themselves."""
+
+    def clear_gradients(self) -> None:
+        """See `ZeroParts`."""
+        self._engine.zero_grad()
+
+    def grad_norm(self) -> Any:
+        """See `ZeroParts`."""
+        grads = [param.grad for param in self._flat() if param.grad is not None]
+        return torch.nn.utils.get_total_norm(grads) if grads else 0.0
+
+    def full_gradient(self, param: nn.Parameter) -> Tensor:
+        """See `ZeroParts`."""
+        return torch.zeros_like(param) if param.grad is None else param.grad
+
+    def full_state(self, param: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
+        """See `ZeroParts`."""
+        yield "master", param
+        kept = self._optimizer.state.get(param)
+        if kept:
+            yield "step", kept["step"]
+            for key in MOMENTS:
+                yield key, kept[key]
+
+    def load(self, param: nn.Parameter, master: Tensor, moments: dict[str, Tensor]) -> None:
+        """See `ZeroParts`."""
+        param.data.copy_(master)
+        if moments:
+            self._optimizer.state[param] = {
+                key: value.clone().to(param.device) for key, value in moments.items()
+            }
+
+    def _flat(self) -> list[Tensor]:
+        return [param for group in self._optimizer.param_groups for param in group["params"]]
+
+
+class Stage12(ZeroParts):
+    """Optimizer state in parts, and with stage 2 gradients, too."""
+
+    def clear_gradients(self) -> None:
+        """See `ZeroParts`."""
+        zero = self._optimizer
+        zero.zero_grad(set_to_none=True)
+        zero.micro_step_id = -1
+        if zero.cpu_offload:
+            zero.reset_cpu_buffers()
+            zero._offload_accumulated_param_ids = set()
+        for kept in (zero.averaged_gradients, zero.all_grad_tensors):
+            for group in kept:
+                kept[group] = None
+
+    def grad_norm(self) -> Any:
+        """See `ZeroParts`."""
+        return self._optimizer.scaled_global_norm()
+
+    def _flat(self) -> list[Tensor]:
+        return list(self._optimizer.single_partition_of_fp32_groups)
+
+
+class Bf16Stage1(ZeroParts):
+    """Stage 1 for bfloat16 is an optimizer of its own in DeepSpeed."""
+
+    def clear_gradients(self) -> None:
+        """See `ZeroParts`."""
+        self._optimizer.clear_hp_grads()
+        self._optimizer.clear_lp_grads()
+
+    def grad_norm(self) -> Any:
+        """See `ZeroParts`."""
+        from deepspeed.runtime.utils import get_global_norm_of_tensors
+
+        grads, _ = self._optimizer.get_grads_for_norm()
+        return get_global_norm_of_tensors(input_tensors=grads)
+
+    def _flat(self) -> list[Tensor]:
+        return list(self._optimizer.fp32_groups_flat_partition)
+
+
+class Stage3(ZeroParts):
+    """Everything in parts."""
+
+    def clear_gradients(self) -> None:
+        """See `ZeroParts`."""
+        zero = self._optimizer
+        zero.zero_grad(set_to_none=True)
+        if zero.offload_optimizer:
+            zero.reset_cpu_buffers()
+        else:
+            zero.averaged_gradients = {}
+
+    def grad_norm(self) -> Any:
+        """See `ZeroParts`."""
+        from deepspeed.runtime.utils import combine_grad_norm_groups
+
+        return combine_grad_norm_groups(self._optimizer._get_norm_groups())
+
+    def whole(self, param: nn.Parameter) -> AbstractContextManager[Any]:
+        """See `ZeroParts`."""
+        from deepspeed.runtime.zero import GatheredParameters
+
+        # Who writes inside writes the same on every rank; rank 0's is what stays.
+        return GatheredParameters([param], modifier_rank=0)
+
+    def _flat(self) -> list[Tensor]:
+        return list(self._optimizer.fp32_partitioned_groups_flat)
+
+
+def _there(found: Tensor | None) -> Tensor:
+    assert found is not None, "DeepSpeed does not know this parameter"
+    return found
