@@ -2,14 +2,16 @@
 
 The language-model head is by far the widest layer. Here its output exists once, in the model's own
 dtype, while the softmax runs through a small float32 buffer that stays in the processor's cache.
-Where even one copy is too much, the head runs in chunks and the backward pass computes each chunk
-again.
+Where the loss is known beforehand (`gradient_of`) not even that: a chunk's logits become its share
+of the gradient at once. Where it is not and one copy is too much, the head runs in chunks and the
+backward pass computes each chunk again.
 
 Legend: `A` trained tokens, `V` vocabulary, `E` width of the hidden states.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +20,13 @@ from torch import Tensor
 
 MAX_KEPT_BYTES = 1 << 29
 """Probabilities of one micro-batch are kept for the backward pass up to this size (512 MiB)."""
+
+FORMED_BYTES = 1 << 26
+"""Size of a chunk of logits whose gradient is formed in the forward pass (64 MiB)."""
+
+GradientOf = Callable[[slice, Tensor, Tensor], Tensor]
+"""`(which tokens, their log-probabilities, their entropies)`, each [part], to the gradient [part]
+of the loss in these log-probabilities."""
 
 _CPU_BLOCK = 16
 _GPU_BLOCK = 1024
@@ -31,6 +40,7 @@ def head_log_probs(
     bias_V: Tensor | None = None,
     temperature_A: Tensor | None = None,
     max_kept_bytes: int = MAX_KEPT_BYTES,
+    gradient_of: GradientOf | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(hidden @ weight.T / temperature) at the targets, and the entropy.
 
@@ -41,13 +51,19 @@ def head_log_probs(
         bias_V: [V] of the head.
         temperature_A: [A]; None is 1 everywhere.
         max_kept_bytes: above this size the backward pass computes the head again.
+        gradient_of: the loss, where it is a sum over tokens that each look at their own
+            log-probability. Gradients are then formed in the forward pass. If the backward pass
+            brings another gradient (but for one common factor) they are computed again, so a
+            wrong guess costs time and nothing else.
 
     Returns:
         `(log_probs_A, entropy_A)` in float32 (float64 for a float64 model), in nats. The gradient
         flows through the first only.
     """
+    if not torch.is_grad_enabled():
+        gradient_of = None
     return _HeadLogProbs.apply(
-        hidden_AE, weight_VE, bias_V, target_A, temperature_A, max_kept_bytes
+        hidden_AE, weight_VE, bias_V, target_A, temperature_A, max_kept_bytes, gradient_of
     )
 
 
@@ -63,76 +79,133 @@ class _HeadLogProbs(torch.autograd.Function):
         target: Tensor,
         temperature: Tensor | None,
         max_kept_bytes: int,
+        gradient_of: GradientOf | None,
     ) -> tuple[Tensor, Tensor]:
         kind = torch.promote_types(hidden.dtype, torch.float32)
         log_probs = torch.empty(len(target), dtype=kind, device=hidden.device)
         entropy = torch.empty_like(log_probs)
+        needs_gradient = any(ctx.needs_input_grad)
+        forms = gradient_of is not None and needs_gradient
         row_bytes = weight.shape[0] * weight.element_size()
-        chunk = max(1, max_kept_bytes // row_bytes)
-        ctx.chunks = _even_chunks(len(target), chunk)
-        kept = None
+        ctx.chunks = _even_chunks(
+            len(target), (FORMED_BYTES if forms else max_kept_bytes) // row_bytes
+        )
+        ctx.kept = ctx.sums = None
+        sums = _Sums(ctx, hidden, weight, bias) if forms else None
+        guess = torch.empty_like(log_probs) if forms else None
         for start, end in ctx.chunks:
             part = slice(start, end)
-            kept = _probabilities(
-                hidden[part],
-                weight,
-                bias,
-                target[part],
-                None if temperature is None else temperature[part],
-                log_probs[part],
-                entropy[part],
+            at = None if temperature is None else temperature[part]
+            probs = _probabilities(
+                hidden[part], weight, bias, target[part], at, log_probs[part], entropy[part]
             )
-        ctx.kept = kept if len(ctx.chunks) == 1 and any(ctx.needs_input_grad) else None
-        ctx.save_for_backward(hidden, weight, bias, target, temperature)
+            if gradient_of is not None and sums is not None and guess is not None:
+                guess[part] = gradient_of(part, log_probs[part], entropy[part])
+                sums.add(part, probs, target[part], _over(guess[part], at))
+            elif needs_gradient and len(ctx.chunks) == 1:
+                ctx.kept = probs
+            del probs
+        ctx.sums = sums
+        ctx.save_for_backward(hidden, weight, bias, target, temperature, guess)
         ctx.mark_non_differentiable(entropy)
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, target, temperature = ctx.saved_tensors
-        grad = grads[0] if temperature is None else grads[0] / temperature
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight: Tensor | None = None
-        grad_bias: Tensor | None = None
-        if not ctx.chunks:
-            # Padding: ranks in step expect a gradient of every weight, zero as it is.
-            grad_weight = torch.zeros_like(weight)
-            grad_bias = None if bias is None else torch.zeros_like(bias)
+        hidden, weight, bias, target, temperature, guess = ctx.saved_tensors
+        sums: _Sums | None = ctx.sums
+        factor = None if guess is None else _common_factor(grads[0], guess)
+        if sums is not None and factor is not None:
+            ctx.sums = None
+            return (*sums.result(factor), None, None, None, None)
+        sums = _Sums(ctx, hidden, weight, bias)
         for start, end in ctx.chunks:
             part = slice(start, end)
-            probs = ctx.kept
+            at = None if temperature is None else temperature[part]
+            probs, ctx.kept = ctx.kept, None
             if probs is None:
-                at = None if temperature is None else temperature[part]
                 probs = _probabilities(hidden[part], weight, bias, target[part], at)
-            ctx.kept = None
-            grad_logits = _logit_gradient(probs, target[part], grad[part])
-            torch.mm(grad_logits, weight, out=grad_hidden[part])
-            if ctx.needs_input_grad[1]:
-                more = grad_logits.t() @ hidden[part]
-                grad_weight = _add(grad_weight, more, exact=len(ctx.chunks) > 1)
-            if bias is not None and ctx.needs_input_grad[2]:
-                grad_bias = _add(grad_bias, grad_logits.sum(0), exact=len(ctx.chunks) > 1)
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
+            sums.add(part, probs, target[part], _over(grads[0][part], at))
+            del probs
+        return (*sums.result(1.0), None, None, None, None)
+
+
+class _Sums:
+    """Gradients of the inputs, summed over chunks; over several of them in float32."""
+
+    def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        self._hidden, self._weight, self._bias = hidden, weight, bias
+        self._wanted = ctx.needs_input_grad
+        self._single = len(ctx.chunks) == 1
+        self._for_hidden = torch.empty_like(hidden)
+        self._for_weight: Tensor | None = None
+        self._for_bias: Tensor | None = None
+        if not ctx.chunks:
+            # Padding: ranks in step expect a gradient of every weight, zero as it is.
+            self._for_weight = torch.zeros_like(weight)
+            self._for_bias = None if bias is None else torch.zeros_like(bias)
+
+    def add(self, part: slice, probs: Tensor, target: Tensor, grad: Tensor) -> None:
+        """One chunk; `probs` is used up."""
+        grad_logits = _logit_gradient(probs, target, grad)
+        torch.mm(grad_logits, self._weight, out=self._for_hidden[part])
+        if self._wanted[1]:
+            self._add_for_weight(grad_logits, self._hidden[part])
+        if self._bias is not None and self._wanted[2]:
+            self._for_bias = self._plus(self._for_bias, grad_logits.sum(0))
+
+    def _add_for_weight(self, grad_logits: Tensor, hidden: Tensor) -> None:
+        total = self._for_weight
+        if total is not None and total.dtype == hidden.dtype:
+            total.addmm_(grad_logits.t(), hidden)
+        else:
+            self._for_weight = self._plus(total, grad_logits.t() @ hidden)
+
+    def _plus(self, total: Tensor | None, part: Tensor) -> Tensor:
+        if total is not None:
+            return total.add_(part)
+        return part if self._single else part.to(torch.promote_types(part.dtype, torch.float32))
+
+    def result(self, factor: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Gradients of hidden states, weight and bias, times `factor`."""
+        found = (
+            (self._for_hidden, self._hidden),
+            (self._for_weight, self._weight),
+            (self._for_bias, self._bias),
         )
+        scaled = [
+            None
+            if grad is None or of is None
+            else (grad if factor == 1.0 else grad.mul_(factor)).to(of.dtype)
+            for grad, of in found
+        ]
+        hidden, weight, bias = scaled
+        assert hidden is not None
+        return hidden, weight, bias
+
+
+def _over(grad: Tensor, temperature: Tensor | None) -> Tensor:
+    return grad if temperature is None else grad / temperature
+
+
+def _common_factor(grad: Tensor, guess: Tensor) -> float | None:
+    """The number that makes `guess` into `grad`; None if there is none to rounding."""
+    if torch.equal(grad, guess):
+        return 1.0
+    size = float(guess.abs().max()) if len(guess) else 0.0
+    if not 0.0 < size < float("inf"):
+        return None
+    at = int(guess.abs().argmax())
+    factor = float(grad[at]) / float(guess[at])
+    rounding = 32 * torch.finfo(grad.dtype).eps
+    close = (grad - guess * factor).abs() <= rounding * (guess * factor).abs()
+    return factor if bool(close.all()) else None
 
 
 def _even_chunks(total: int, largest: int) -> list[tuple[int, int]]:
-    number = -(-total // largest)
+    number = -(-total // max(1, largest))
     bounds = [total * index // number for index in range(number + 1)] if number else [0]
     return list(pairwise(bounds))
-
-
-def _add(total: Tensor | None, part: Tensor, *, exact: bool) -> Tensor:
-    """Sums over chunks are kept in float32; a single chunk is handed through."""
-    if total is not None:
-        return total.add_(part)
-    return part.to(torch.promote_types(part.dtype, torch.float32)) if exact else part
 
 
 def _probabilities(

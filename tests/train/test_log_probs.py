@@ -8,6 +8,7 @@ from tiny_llama import make_groups, make_step, tiny_model
 
 from agentrl.batch.tensors import to_tensors
 from agentrl.errors import TrainError
+from agentrl.train import head
 from agentrl.train.attention import (
     ATTENTION,
     _CpuRows,
@@ -49,6 +50,51 @@ def test_head_is_log_softmax_whatever_the_chunks(kept, warm):
     theirs = torch.autograd.grad(logp[torch.arange(23), target], (hidden, weight, bias), upstream)
     for mine, other in zip(ours, theirs, strict=True):
         assert torch.allclose(mine, other, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("guess", ["right", "times three", "wrong", "not finite"])
+def test_a_gradient_formed_in_the_forward_pass_is_the_one_asked_for(monkeypatch, dtype, guess):
+    """Fails if a guess is taken without looking at what the backward pass brings."""
+    monkeypatch.setattr(head, "FORMED_BYTES", 37 * 8 * 5)
+    hidden, weight, bias, target, temperature = head_inputs(dtype)
+    upstream = torch.randn(23, dtype=torch.float64)
+    seen = []
+
+    def gradient_of(part, log_probs, entropy):
+        seen.append((part.start, part.stop, log_probs.clone(), entropy.clone()))
+        wrong = {"right": 1.0, "times three": 3.0, "not finite": torch.inf}
+        return upstream[part] * wrong.get(guess, torch.arange(part.start, part.stop))
+
+    def gradients(**given):
+        got, entropy = head_log_probs(
+            hidden, weight, target, bias_V=bias, temperature_A=temperature, **given
+        )
+        return (
+            got,
+            entropy,
+            torch.autograd.grad(got, (hidden, weight, bias), upstream.to(got.dtype)),
+        )
+
+    got, entropy, ours = gradients(gradient_of=gradient_of)
+    want, want_entropy, theirs = gradients()
+    tolerance = 1e-11 if dtype == torch.float64 else 0.02
+    for mine, other in zip((got, entropy, *ours), (want, want_entropy, *theirs), strict=True):
+        assert mine.dtype == other.dtype
+        assert torch.allclose(mine, other, rtol=tolerance, atol=tolerance)
+    assert [end for _, end, *_ in seen][-1] == 23
+    assert len(seen) > 1
+    assert torch.equal(torch.cat([log_probs for *_, log_probs, _ in seen]), got.detach())
+
+
+def test_nothing_is_formed_where_no_gradient_is_wanted():
+    hidden, weight, _, target, _ = head_inputs()
+
+    def gradient_of(*_):
+        raise AssertionError("asked for a gradient")
+
+    with torch.no_grad():
+        head_log_probs(hidden, weight, target, gradient_of=gradient_of)
 
 
 def test_head_in_bfloat16_gives_float32_and_survives_certainty():
