@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from agentrl.train.trainer import Trainer
 
 _FORMAT = 1
+_DAMAGED = (
+    OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError
+)  # fmt: skip
+"""What torch and the records raise on a file that is not what it should be."""
 _RECORDS = {
     name: kind
     for name, kind in vars(records).items()
@@ -70,7 +74,7 @@ def load_failed_step(path: Path) -> FailedStep:
         return FailedStep(
             version=state["version"], error=state["error"], batch=_whole(state["batch"])
         )
-    except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+    except _DAMAGED as error:
         raise RunError(f"{path} cannot be read as a failed step: {error}") from error
 
 
