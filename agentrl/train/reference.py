@@ -67,8 +67,8 @@ class Reference(LogProbWorker):
         """ref = share * policy + (1 - share) * ref (FORMULAS F21).
 
         Polyak averaging; a share of 1 copies the policy and is the periodic reset of TRL's
-        `sync_ref_model`. The sum is formed in float32 and rounded to the dtype of the reference: in
-        bfloat16 a share below about 0.01 loses what moves less than a bit at a time.
+        `sync_ref_model`. torch forms the sum in float32 and rounds it to the dtype of the reference:
+        in bfloat16 a share below about 0.01 loses what moves less than a bit at a time.
 
         Args:
             weights: of the policy, full, under the names of the reference's own state.
@@ -86,11 +86,7 @@ class Reference(LogProbWorker):
                     f"the reference cannot follow the policy: for {name} of shape "
                     f"{tuple(new.shape)} it has {got}"
                 )
-            kind = torch.promote_types(old.dtype, torch.float32)
-            mixed = (
-                new if share == 1.0 else torch.lerp(old.to(kind), new.to(old.device, kind), share)
-            )
-            old.copy_(mixed)
+            old.copy_(new) if share == 1.0 else old.lerp_(new.to(old.device, old.dtype), share)
         if waiting:
             raise TrainError(
                 f"the reference cannot follow the policy: {len(waiting)} of its weights have no "

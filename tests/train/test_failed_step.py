@@ -29,8 +29,8 @@ def equal(ours, theirs):
         return type(ours) is type(theirs) and all(
             equal(getattr(ours, f.name), getattr(theirs, f.name)) for f in fields(ours)
         )
-    if isinstance(ours, tuple | list):
-        return len(ours) == len(theirs) and all(map(equal, ours, theirs))
+    if isinstance(ours, tuple) and len(ours) == len(theirs):
+        return type(ours) is type(theirs) and all(map(equal, ours, theirs))
     if isinstance(ours, dict):
         return ours.keys() == theirs.keys() and all(equal(ours[key], theirs[key]) for key in ours)
     return ours == theirs and type(ours) is type(theirs)

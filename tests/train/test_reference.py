@@ -44,7 +44,7 @@ def test_polyak_by_hand_and_in_place():
 
 
 def test_the_mean_is_formed_in_float32():
-    """0.01 of 1 on 1 - 1/256: in bfloat16 the product alone would be rounded to another number."""
+    """Fails with products and sum rounded to bfloat16 one by one."""
     old, new = tiny_model(torch.bfloat16), tiny_model(torch.bfloat16)
     with torch.no_grad():
         old.model.norm.weight.fill_(1.0 - 1 / 256)
