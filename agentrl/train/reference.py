@@ -67,8 +67,8 @@ class Reference(LogProbWorker):
         """ref = share * policy + (1 - share) * ref (FORMULAS F21).
 
         Polyak averaging; a share of 1 copies the policy and is the periodic reset of TRL's
-        `sync_ref_model`. torch forms the sum in float32 and rounds it to the dtype of the reference:
-        in bfloat16 a share below about 0.01 loses what moves less than a bit at a time.
+        `sync_ref_model`. torch forms the sum in float32 and rounds it once: with a reference in
+        bfloat16 a share below about 0.01 loses what moves less than a bit at a time.
 
         Args:
             weights: of the policy, full, under the names of the reference's own state.
