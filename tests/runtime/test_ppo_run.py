@@ -1,0 +1,72 @@
+"""Whole runs with a critic: several passes, KL in the reward, a reference that follows; resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_project import agentrl, write_project
+
+from agentrl.metrics.sinks import read_metrics
+from agentrl.runtime.checkpoint import latest_checkpoint
+from agentrl.train.checkpoint import load_trainer_state
+
+PPO: dict[str, Any] = {
+    "algorithm__preset": "ppo",
+    "algorithm__kl_coef": 0.05,
+    "algorithm__old_log_probs": "recompute",
+    "algorithm__kl_controller": "window",
+    "algorithm__ref_update_every": 2,
+    "algorithm__ref_polyak": 0.5,
+    "critic__learning_rate": 1e-2,
+    "critic__warmup_steps": 1,
+    "train__epochs_per_batch": 2,
+    "train__minibatches": 2,
+    "train__learning_rate": 1e-2,
+    "checkpoint__every_steps": 1,
+}
+
+
+def states(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], float]:
+    checkpoint = latest_checkpoint(folder / "runs" / "tiny" / "checkpoints")
+    assert checkpoint is not None
+    state = load_trainer_state(checkpoint.path)
+    assert state.critic is not None
+    return state.optimizer["masters"], state.critic["masters"], state.kl_coef
+
+
+def test_ppo_from_end_to_end_and_resumed(tmp_path: Path) -> None:
+    """Fails if a resumed run begins with a fresh critic, or with the reference of step 0."""
+    path = write_project(tmp_path / "whole", train__steps=4, **PPO)
+    status, text = agentrl(tmp_path / "whole.log", "train", path)
+    assert status == 0, text
+    lines = [
+        line
+        for line in read_metrics(tmp_path / "whole" / "runs" / "tiny" / "metrics.jsonl")
+        if "critic/vf_loss" in line
+    ]
+    assert len(lines) == 4
+    # The policy rests in the first step: its KL to what it was is 0 in the first two.
+    assert [line.get("train/updates") for line in lines] == [None, 4, 4, 4]
+    assert [line["kl"] == 0.0 for line in lines] == [True, True, False, False]
+    assert lines[0]["critic/values/max"] == 0.0 < lines[1]["critic/values/max"]
+    assert lines[1]["train/kl_coef"] == lines[0]["train/kl_coef"] / 1.5
+
+    for steps, more in ((2, ()), (4, ("--resume",))):
+        path = write_project(tmp_path / "cut", train__steps=steps, **PPO)
+        status, text = agentrl(tmp_path / f"cut{steps}.log", "train", path, *more)
+        assert status == 0, text
+    *ours, our_kl_coef = states(tmp_path / "cut")
+    *theirs, their_kl_coef = states(tmp_path / "whole")
+    assert our_kl_coef == their_kl_coef
+    for mine, whole in zip(ours, theirs, strict=True):
+        assert all(torch.equal(mine[name], whole[name]) for name in whole)
+
+
+def test_a_critic_on_a_sharded_backend_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    path = write_project(tmp_path, train__backend="fsdp2", **PPO)
+    status, text = agentrl(tmp_path / "out.log", "train", path)
+    assert status == 2, text
+    assert "train.backend is fsdp2, but a critic" in text
+    assert not (tmp_path / "runs").exists()
