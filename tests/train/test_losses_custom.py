@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError, TrainError
 from agentrl.train.losses import LossInputs, TokenLosses, find_loss, needs_of, policy_loss
 
 SAMPLED, TRAINED, SEEN = "response_mask", "final_response_mask", "observation_mask"
-HALF = {key: MaskCounts(batch_num_tokens=8, global_valid_samples=2) for key in (SAMPLED, SEEN)}
+HALF = {key: MaskCounts(batch_num_tokens=8, global_valid_samples=4) for key in (SAMPLED, SEEN)}
 
 # Two rollouts; tokens 1 and 4 are the environment's, token 5 is sampled and too old to be trained.
 TOKENS = {
@@ -59,7 +59,7 @@ def test_masks_counts_and_reductions():
             "mine/advantage": 0.0,
             "mine/advantage_max": 1.0,
             "mine/tokens": 2.0,
-            "mine/samples": 2.0,
+            "mine/samples": 4.0,
         }
     )
 
@@ -100,6 +100,37 @@ def test_numbers_that_mean_nothing_are_zeros():
     assert not inputs.entropy_R.requires_grad
 
 
+@policy_loss("test_trained_only", masks=(TRAINED,), whole_rollouts=True)
+def trained_only(inputs: LossInputs) -> TokenLosses:
+    """Keeps what it was given; its loss is 0 / 0 outside of the trained tokens."""
+    SEEN_INPUTS.append(inputs)
+    return TokenLosses(
+        loss_R=inputs.log_probs_R * inputs.advantages_R / inputs.advantages_R,
+        metrics={"mine/mean@max": inputs.sequence_mean(inputs.log_probs_R + 10.0)},
+    )
+
+
+def test_outside_of_what_it_declares_a_loss_sees_zeros_and_is_not_heard():
+    """Fails if 0 / 0 there reaches the sum, or if a mean over rollouts takes such tokens along."""
+    got = evaluate(
+        section("test_trained_only"),
+        **TOKENS,
+        old=[-1.5, float("nan"), -3.5, -4.5, float("inf"), 7.0],
+        ref=[-1.5, float("nan"), -3.5, -4.5, float("inf"), 7.0],
+        rollout=[-1.5, float("nan"), -3.5, -4.5, float("inf"), 7.0],
+        entropy=[1.5, float("nan"), 3.5, 4.5, float("inf"), 7.0],
+    )
+    inputs = SEEN_INPUTS.pop()
+    assert inputs.log_probs_R.tolist() == [-1.0, 0.0, -3.0, -4.0, 0.0, 0.0]
+    assert inputs.ref_log_probs_R is not None
+    for values in (inputs.old_log_probs_R, inputs.rollout_log_probs_R, inputs.ref_log_probs_R):
+        assert values.tolist() == [-1.5, 0.0, -3.5, -4.5, 0.0, 0.0]
+    assert inputs.entropy_R.tolist() == [1.5, 0.0, 3.5, 4.5, 0.0, 0.0]
+    assert got.slopes == [0.5, 0.0, 0.5, 0.5, 0.0, 0.0]
+    assert got.loss == pytest.approx(-4.0)
+    assert got.metrics["mine/mean"] == pytest.approx(8.0)
+
+
 def aggregated(mode, *, mask=SAMPLED, whole=True, counts=HALF):
     """The slope of each token under an aggregation of lp over a mask."""
     name = f"test_aggregate_{mode}_{mask}_{whole}"
@@ -115,13 +146,13 @@ def aggregated(mode, *, mask=SAMPLED, whole=True, counts=HALF):
     ("mode", "each"),
     [
         ("token-mean", [1 / 8] * 4),
-        ("seq-mean-token-mean", [1 / 4] * 4),  # two sampled tokens in each rollout, B = 2
-        ("seq-mean-token-sum", [1 / 2] * 4),
-        ("seq-mean-token-sum-norm", [1 / 16] * 4),  # B H = 2 * 8
+        ("seq-mean-token-mean", [1 / 8] * 4),  # two sampled tokens in each rollout, B = 4
+        ("seq-mean-token-sum", [1 / 4] * 4),
+        ("seq-mean-token-sum-norm", [1 / 32] * 4),  # B H = 4 * 8
     ],
 )
 def test_aggregations_divide_by_the_global_counts_of_their_mask(mode, each):
-    # Fails with the four sampled tokens at hand as a denominator, and if the stale one is left out.
+    # Fails with the tokens or rollouts at hand as a denominator, and if the stale one is left out.
     got = aggregated(mode)
     assert [got[index] for index in (0, 2, 3, 5)] == pytest.approx(each)
     assert [got[1], got[4]] == [0.0, 0.0]
