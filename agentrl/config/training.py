@@ -18,6 +18,9 @@ class LoraSection(Section):
     """The adapters' output is scaled by this over the rank."""
     targets: tuple[str, ...] = ("all-linear",)
     """Names of the modules that get one; `all-linear` is every linear layer but the head."""
+    sync: Literal["adapters", "merged"] = "adapters"
+    """What goes to vLLM servers: `adapters` alone, which they merge into the model they were
+    started with, or all weights. The `nccl` backend always sends all."""
 
 
 class TrainSection(Section):

@@ -193,6 +193,7 @@ def load_trained(config: RunConfig, *, checkpoint: str | None) -> Pretrained:
     lora = config.train.lora
     if lora.rank == 0:
         return load_model(config, path=checkpoint)
+    # The engines begin with the same one: see `served_source`.
     from agentrl.train.lora import add_adapters
 
     pretrained = load_model(config)
@@ -209,6 +210,11 @@ def model_source(config: RunConfig, *, path: str | None = None) -> str:
         return str(quickstart_checkpoint())
     folder = Path(source).expanduser()
     return str(folder.absolute()) if folder.is_dir() else source
+
+
+def served_source(config: RunConfig, *, checkpoint: str | None) -> str:
+    """What the servers of a run start with: the checkpoint, or under adapters the model itself."""
+    return model_source(config, path=None if config.train.lora.rank else checkpoint)
 
 
 def describe_model(pretrained: Pretrained) -> str:

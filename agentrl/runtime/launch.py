@@ -23,6 +23,7 @@ from agentrl.runtime.assemble import (
     make_worker,
     model_source,
     open_sandboxes,
+    served_source,
 )
 from agentrl.runtime.checkpoint import Checkpoint, latest_checkpoint, resolve_model_path, sweep
 from agentrl.runtime.drivers import check_schedule, make_run, runs_ahead
@@ -36,6 +37,7 @@ from agentrl.runtime.ray.layout import engine_width
 from agentrl.runtime.reach import device_to_device, own_address, section_backend
 from agentrl.runtime.records import History, Parts, RunResult
 from agentrl.runtime.run_dir import RunDir, holds_a_run, run_path
+from agentrl.runtime.sent_weights import sent_weights
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.serving.threads import reserve_cores, run_computing
@@ -101,7 +103,11 @@ async def open_policy(
     sandboxes = await open_sandboxes(config.sandbox, base=base)
     try:
         probe = await sandboxes.probe()
-        source = model_source(config, path=model_path)
+        source = (
+            served_source(config, checkpoint=model_path)
+            if train
+            else model_source(config, path=model_path)
+        )
         pretrained: Pretrained | None = None
         if embedded or train:
             reserve_cores()
@@ -392,7 +398,9 @@ async def _syncing(
     sync = WeightSync(policy.engines.client, sender)
     try:
         await sync.connect()
-        yield lambda version: sync.push(trainer.weights, version)
+        assert policy.pretrained is not None  # there is something to train
+        weights = sent_weights(config, policy.pretrained.model, trainer, backend=backend)
+        yield lambda version: sync.push(weights, version)
     finally:
         await sync.close()
 

@@ -41,6 +41,7 @@ _MAY_CHANGE = (
     "train.steps",
     "train.max_minutes",
     "train.micro_batch_tokens",
+    "train.lora.sync",
     "eval.",
     "checkpoint.",
     "log.",

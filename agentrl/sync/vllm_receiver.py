@@ -36,6 +36,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
+from agentrl.sync.adapters import Merger
 from agentrl.sync.choose import make_receiver
 from agentrl.sync.transfer import WeightReceiver
 
@@ -74,6 +75,7 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         super().__init__(*args, **kwargs)
         self._receiver: WeightReceiver | None = None
         self._backend = ""
+        self._merger = Merger(self.model_config.model)
         self._proved: set[str] = set()
         """Names that are known to have a place, each, and to fill the model, together."""
 
@@ -141,7 +143,8 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         receiver = self._take(ticket.backend)
         # Closed at once on errors: other engines may be waiting for this one in a broadcast.
         with contextlib.closing(receiver.receive(ticket)) as weights:
-            stream = _Stream(weights, keeps=getattr(receiver, "keeps", False))
+            whole = self._merger.whole(weights)
+            stream = _Stream(whole, keeps=getattr(receiver, "keeps", False))
             # Name by name the first time, slower, to prove that every name has its place.
             loaded = self._load_all(stream) if self._proved else self._load_each(stream)
         self._check_complete(loaded)

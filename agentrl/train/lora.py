@@ -15,6 +15,7 @@ one more difference between sampler and trainer, and shows in `sampling_logp_dif
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,22 @@ ADAPTER_FOLDER = "adapter"
 
 _NAME = "default"
 _SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """What one layer has been given."""
+
+    name: str
+    """Of the layer; its weight is NAME.weight in the model without adapters."""
+    down: Tensor = field(repr=False)
+    """A, [rank, in]; the parameter itself."""
+    up: Tensor = field(repr=False)
+    """B, [out, rank]; the parameter itself."""
+    scale: float
+    """alpha / rank."""
+    transposed: bool
+    """Whether the layer keeps its weight as [in, out], as GPT-2 does."""
 
 
 def add_adapters(model: Any, section: LoraSection, *, base: str) -> None:
@@ -54,7 +71,6 @@ def add_adapters(model: Any, section: LoraSection, *, base: str) -> None:
             base_model_name_or_path=base,
             task_type="CAUSAL_LM",
         )
-        model.requires_grad_(False)
         # The same draw on every rank and on every resume, without touching the caller's generator.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
@@ -79,6 +95,25 @@ def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     What has no adapter is the parameter itself, not a copy.
     """
     yield from _merged(model, dict(model.named_parameters()))
+
+
+def base_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """As `merged_weights`, without what the adapters add: the model that the run began with."""
+    for name, param in model.named_parameters():
+        if not _of_an_adapter(name):
+            yield name.replace(".base_layer.", "."), param.detach()
+
+
+def adapters(model: Any) -> Iterator[Adapter]:
+    """All adapters, in the order of the model."""
+    for name, layer in _adapted(model):
+        yield Adapter(
+            name=name,
+            down=layer.lora_A[_NAME].weight,
+            up=layer.lora_B[_NAME].weight,
+            scale=layer.scaling[_NAME],
+            transposed=layer.fan_in_fan_out,
+        )
 
 
 def save_policy(
@@ -122,9 +157,9 @@ def _save_adapters(model: Any, folder: Path) -> None:
 
 def _merged(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """`state` without the adapters, and with what they add."""
-    adapted = dict(_adapted(model))
+    adapted = {adapter.name: adapter for adapter in adapters(model)}
     for name, value in state.items():
-        if ".lora_A." in name or ".lora_B." in name:
+        if _of_an_adapter(name):
             continue
         path, inner, leaf = name.rpartition(".base_layer.")
         if not inner:
@@ -135,13 +170,15 @@ def _merged(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tens
 
 
 @torch.no_grad()
-def _with_delta(layer: Any, weight: Tensor) -> Tensor:
+def _with_delta(adapter: Adapter, weight: Tensor) -> Tensor:
     """W + scale B A in float32 at least, rounded once to the dtype of W."""
     kind = torch.promote_types(weight.dtype, torch.float32)
-    down, up = layer.lora_A[_NAME].weight.to(kind), layer.lora_B[_NAME].weight.to(kind)
-    delta = up @ down * layer.scaling[_NAME]
-    # GPT-2 keeps its matrices the other way round.
-    return (weight.to(kind) + (delta.T if layer.fan_in_fan_out else delta)).to(weight.dtype)
+    delta = adapter.up.to(kind) @ adapter.down.to(kind) * adapter.scale
+    return (weight.to(kind) + (delta.T if adapter.transposed else delta)).to(weight.dtype)
+
+
+def _of_an_adapter(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name
 
 
 def _adapted(model: Any) -> Iterator[tuple[str, Any]]:

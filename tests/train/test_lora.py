@@ -140,8 +140,8 @@ def test_every_rank_draws_the_same_adapters_and_leaves_the_generator_alone() -> 
 
 
 def test_checkpointing_gives_the_same_gradient() -> None:
-    """Embeddings are frozen, so activations ask for no gradient: fails with reentrant
-    checkpointing, which drops all gradients then."""
+    """Everything below the adapters is frozen. Fails with reentrant checkpointing where the inputs
+    of the first layer ask for no gradient: adapters of the layers then get none."""
     plain, checkpointed = adapted(torch.float32), adapted(torch.float32)
     batch = make_step(make_groups())
     states = []

