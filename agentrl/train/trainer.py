@@ -147,12 +147,15 @@ class Trainer:
             for index, (update, part) in enumerate(zip(batch.updates, shares, strict=True)):
                 compare = index == 0 or (update.epoch == 0 and answers.log_probs.old is not None)
                 updates.run(update, part, compare_sampler=compare)
-        self._version += 1
         for bag in self._backend.gather(updates.tokens):
             metrics.merge(bag)
         metrics.merge(updates.metrics)
         derive_metrics(metrics)
-        self._steer_penalty(batch, metrics)
+        self._version += 1
+        if self._reference is not None:
+            metrics.mean("train/kl_coef", self._kl_coef)
+            if not updates.only_critic:
+                self._steer_penalty(batch, metrics)
         elapsed = time.perf_counter() - began
         metrics.mean("train/tokens_per_second", batch.num_tokens, count=elapsed)
         return metrics
@@ -205,9 +208,6 @@ class Trainer:
     def _steer_penalty(self, batch: StepBatch, metrics: MetricBag) -> None:
         """The weight of the penalty in the next step, and the reference it is a penalty from."""
         section = self._algorithm
-        if self._reference is None:
-            return
-        metrics.mean("train/kl_coef", self._kl_coef)
         self._kl_coef = next_kl_coef(
             self._kl_coef,
             measured=metrics.result().get("kl"),
@@ -228,15 +228,13 @@ class Trainer:
         """The full weights, to be sent to the engines; the same names and order on every call.
 
         A head that is tied to the embeddings is one parameter and comes once, under the name of the
-        embeddings: loaders of tied models tie it again. Every rank asks and iterates to the end:
-        those of a sharded backend put each weight together. The tensors are those that the next
-        `step` changes: copy or send them before it.
+        embeddings. Every rank asks and iterates to the end: those of a sharded backend put each
+        weight together. The tensors are those that the next `step` changes: copy or send them.
         """
         return self._backend.weights()
 
     def save(self, directory: Path) -> None:
-        """Write everything `load` needs into `directory`: optimizer, masters, version, critic, KL
-        weight, a reference that has moved, and torch's random state.
+        """Write all that `load` reads into `directory`; see `TrainerState`.
 
         Rank 0 writes. The ranks of a sharded backend all call it, and go on when it is written.
         """

@@ -5,11 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tiny_project import agentrl, write_project
 
+from agentrl.config import load_config
+from agentrl.config.schema import AlgorithmSection
+from agentrl.errors import TrainError
 from agentrl.metrics.sinks import read_metrics
+from agentrl.runtime.assemble import load_trained
 from agentrl.runtime.checkpoint import latest_checkpoint
+from agentrl.runtime.learner import make_trainer
+from agentrl.train import replay_failed_step
 from agentrl.train.checkpoint import load_trainer_state
 
 PPO: dict[str, Any] = {
@@ -51,7 +58,8 @@ def test_ppo_from_end_to_end_and_resumed(tmp_path: Path) -> None:
     assert [line.get("train/updates") for line in lines] == [None, 4, 4, 4]
     assert [line["kl"] == 0.0 for line in lines] == [True, True, False, False]
     assert lines[0]["critic/values/max"] == 0.0 < lines[1]["critic/values/max"]
-    assert lines[1]["train/kl_coef"] == lines[0]["train/kl_coef"] / 1.5
+    # And nothing is steered by that before the policy has moved.
+    assert [line["train/kl_coef"] for line in lines[:3]] == [0.05, 0.05, 0.05 / 1.5]
 
     for steps, more in ((2, ()), (4, ("--resume",))):
         path = write_project(tmp_path / "cut", train__steps=steps, **PPO)
@@ -62,6 +70,48 @@ def test_ppo_from_end_to_end_and_resumed(tmp_path: Path) -> None:
     assert our_kl_coef == their_kl_coef
     for mine, whole in zip(ours, theirs, strict=True):
         assert all(torch.equal(mine[name], whole[name]) for name in whole)
+
+
+LOSS = '''
+import torch
+
+from agentrl.train.losses import TokenLosses, policy_loss
+
+
+@policy_loss("overflowing")
+def loss(inputs):
+    """Fine while it is looked at, but its gradient at a ratio of 1 is infinite."""
+    apart = inputs.log_probs_R - inputs.log_probs_R.detach()
+    return TokenLosses(loss_R=inputs.trained(torch.sqrt(apart)))
+'''
+
+
+def test_a_run_whose_gradient_is_nan_leaves_a_batch_that_can_be_run_again(tmp_path: Path) -> None:
+    """Fails if nothing is kept, or if the message does not say where and which rows did it."""
+    tmp_path.joinpath("loss.py").write_text(LOSS)
+    path = write_project(
+        tmp_path, algorithm__policy_loss="loss.py:loss", algorithm__old_log_probs="recompute"
+    )
+    status, text = agentrl(tmp_path / "out.log", "train", path)
+    kept = tmp_path / "runs" / "tiny" / "failed-step-1.pt"
+    said = "".join(text.split())
+    assert status == 2, text
+    assert "thegradientnormofthepolicyisnan;rowswhoseowngradientisnotfinite:" in said
+    assert f"Thebatchiskeptin{kept}" in said
+    assert "Traceback" not in text
+
+    config = load_config(path)
+    model = load_trained(config, checkpoint=None).model
+    trainer = make_trainer(config, model, base=path.parent, failures=tmp_path)
+    with pytest.raises(TrainError, match="gradient norm of the policy is nan"):
+        replay_failed_step(kept, trainer)
+    plain = make_trainer(
+        config.model_copy(update={"algorithm": AlgorithmSection()}),
+        load_trained(config, checkpoint=None).model,
+        base=path.parent,
+        failures=tmp_path,
+    )
+    assert replay_failed_step(kept, plain).result()["train/updates"] == 1
 
 
 def test_a_critic_on_a_sharded_backend_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
