@@ -302,7 +302,8 @@ class Trajectory:
     turns: tuple[Turn, ...] = ()
     """Spans over the response, contiguous and in order."""
     reward: float | None = None
-    """Sum of step rewards; None when it cannot be trusted."""
+    """Sum of step rewards, with the reward functions of the config; None when it cannot be
+    trusted."""
     reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
     """Named parts of the reward; for reading, never added again."""
     score: float | None = None
