@@ -251,13 +251,16 @@ async def _disk(config: RunConfig, found: dict[str, Any]) -> Check | str:
     size = _weights_bytes(resolve_model_path(config.model.path))
     if size is None:
         return _warn("disk", f"{free / 2**30:.1f} GiB free; the model's size is not known here")
-    # Weights plus float32 masters and two moments, 14 bytes for every 2-byte weight; one
-    # checkpoint more than is kept exists while it is written.
+    # Weights plus float32 masters and two moments, 14 bytes for every 2-byte weight; masters of
+    # adapters are too small to count. One checkpoint more than is kept exists while it is written.
     width = 2 if config.model.dtype == "bfloat16" else 4
-    needed = size * (width + 12) // 2 * (config.checkpoint.keep_last + 1)
+    section, trained = config.checkpoint, 0 if config.train.lora.rank else 12
+    needed = size * (width + trained) // 2 * (section.keep_last + section.keep_best + 1)
     text = f"{needed / 2**30:.1f} GiB for checkpoints, {free / 2**30:.1f} GiB free"
     if needed > free:
-        raise RunError(f"not enough disk at {folder}: {text}; lower checkpoint.keep_last")
+        raise RunError(
+            f"not enough disk at {folder}: {text}; lower checkpoint.keep_last or keep_best"
+        )
     return text
 
 
