@@ -21,7 +21,7 @@ from agentrl.train import stateful
 from agentrl.train.attention import _CpuRows, fused_attention, packed_attention
 from agentrl.train.flex import visible
 from agentrl.train.logprobs import packed_log_probs
-from agentrl.train.segments import QUERY_BLOCK, Segments, attention_plan
+from agentrl.train.segments import Segments, attention_plan
 
 SCALE = 0.3
 
@@ -109,12 +109,11 @@ def test_the_gpu_kernel_computes_the_same_without_being_compiled():
 
 def test_short_siblings_share_a_product_and_long_ones_do_not():
     segments = Segments(lengths=(50, 30, 40, 58, 60, 100), parents=(-1, 0, 0, 0, 0, 0))
-    spans = attention_plan(segments, None)
+    spans = attention_plan(segments, None, 128)
     assert [[block.siblings for block in span.blocks] for span in spans] == [
         [(50,)], [(30, 40, 58)], [(60,)], [(100,)],
     ]  # fmt: skip
-    assert sum((30, 40, 58)) == QUERY_BLOCK
-    assert len(attention_plan(segments, 10)) == 6
+    assert len(attention_plan(segments, 10, 128)) == 6
 
 
 def tree_of_rows(rng, *, rows=7, temperature=False):
