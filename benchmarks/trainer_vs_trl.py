@@ -1,0 +1,349 @@
+"""One training step against TRL's `GRPOTrainer`: forward, backward, clip and optimizer.
+
+    pip install --no-deps --target /somewhere trl==1.16
+    OMP_NUM_THREADS=1 PYTHONPATH=/somewhere python benchmarks/trainer_vs_trl.py smollm-512-128
+
+One group of eight answers to one prompt, random weights of the named shape. TRL runs twice: as it
+is on a CPU ("default": its head scores every position) and with the positions compacted as it does
+on a GPU ("compact"). All three hold the same weights and the same advantages; the benchmark stops
+if their gradients differ. Rounds are interleaved, each figure is a median of CPU seconds on one
+thread. "limit" is the ratio of floating-point operations in matrix products: what sharing the
+prompt and leaving out padding can give when everything else is equal.
+
+`--memory` measures the peak of resident memory instead, every variant in a process of its own; the
+part above what the model and its optimizer hold is what a step needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+GROUP = 8
+SMOLLM = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+}
+SMALL = {
+    "vocab_size": 8192,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is trained on."""
+
+    shape: dict[str, int]
+    """Of the model."""
+    prompt: int
+    """Tokens."""
+    answers: tuple[int, ...]
+    """Tokens of each answer."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens TRL pads every answer to."""
+        return max(self.answers)
+
+
+def ragged(longest: int) -> tuple[int, ...]:
+    """One answer of full length, the others uniform."""
+    rng = random.Random(longest)
+    return (longest, *(rng.randint(1, longest) for _ in range(GROUP - 1)))
+
+
+CASES = {
+    "smollm-512-128": Case(shape=SMOLLM, prompt=512, answers=(128,) * GROUP),
+    "smollm-128-512": Case(shape=SMOLLM, prompt=128, answers=(512,) * GROUP),
+    "small-ragged-512-128": Case(shape=SMALL, prompt=512, answers=ragged(128)),
+    "small-ragged-128-512": Case(shape=SMALL, prompt=128, answers=ragged(512)),
+}
+VARIANTS = ("agentrl", "compact", "default")
+
+
+def products(case: Case, variant: str) -> float:
+    """Multiplications and additions of a step's matrix products, without recomputation."""
+    shape, total = case.shape, case.prompt + case.longest
+    width, layers = shape["hidden_size"], shape["num_hidden_layers"]
+    kv = width * shape["num_key_value_heads"] // shape["num_attention_heads"]
+    weights = layers * (2 * width * (width + kv) + 3 * width * shape["intermediate_size"])
+    if variant == "agentrl":
+        tokens = case.prompt + sum(case.answers)
+        pairs = case.prompt**2 / 2 + sum(n * case.prompt + n * n / 2 for n in case.answers)
+    else:
+        tokens, pairs = GROUP * total, GROUP * total**2 / 2
+    scored = GROUP * total if variant == "default" else sum(case.answers)
+    forward = tokens * weights + scored * width * shape["vocab_size"] + 2 * pairs * width * layers
+    return 6 * forward
+
+
+def make_model(case: Case, dtype: torch.dtype) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **case.shape, max_position_embeddings=2048, tie_word_embeddings=True,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def make_group(case: Case, model: Any = None) -> Any:
+    """Random tokens, as if `model` had sampled them."""
+    from agentrl.types import Termination, Trajectory, TrajectoryGroup
+
+    rng = random.Random(0)
+    words = range(3, case.shape["vocab_size"])
+    prompt = tuple(rng.choices(words, k=case.prompt))
+    answers = [tuple(rng.choices(words, k=length)) for length in case.answers]
+    rows = tuple(
+        Trajectory(
+            task_id="t", group_id="g", rollout_id=f"r{index}", prompt_ids=prompt,
+            response_ids=answer, response_mask=(1,) * len(answer),
+            rollout_log_probs=sampled_with(model, prompt, answer),
+            policy_versions=(0,) * len(answer), reward=float(index % 3),
+            termination=Termination.ENV_DONE,
+        )
+        for index, answer in enumerate(answers)
+    )  # fmt: skip
+    return TrajectoryGroup(group_id="g", task_id="t", trajectories=rows)
+
+
+@torch.no_grad()
+def sampled_with(model: Any, prompt: tuple[int, ...], answer: tuple[int, ...]) -> tuple[float, ...]:
+    if model is None:
+        return (-1.0,) * len(answer)
+    logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    log_probs = torch.log_softmax(logits.float(), -1)
+    return tuple(log_probs[range(len(answer)), list(answer)].tolist())
+
+
+class Ours:
+    """`Trainer.step` on a batch made before."""
+
+    def __init__(self, case: Case, args: argparse.Namespace) -> None:
+        from agentrl.batch import build_step
+        from agentrl.config.schema import AlgorithmSection, TrainSection
+        from agentrl.train.trainer import Trainer
+
+        algorithm = AlgorithmSection(
+            advantage_estimator="grpo", loss_agg_mode="token-mean", horizon=case.longest
+        ).resolved(horizon=case.longest)
+        self.model = make_model(case, args.dtype)
+        self._trainer = Trainer(
+            self.model,
+            train=TrainSection(learning_rate=1e-30, max_grad_norm=1.0, weight_decay=0.0),
+            algorithm=algorithm,
+            gradient_checkpointing=args.checkpointing,
+        )
+        self._batch = build_step(
+            [make_group(case, self.model)],
+            algorithm=algorithm,
+            micro_batch_tokens=args.micro_batch_tokens,
+            seed=0,
+            **({} if args.no_sharing else {"prefix_sharing": True}),
+        )
+        self.advantages = self._batch.advantages
+
+    def step(self) -> float:
+        """Returns the gradient norm before clipping."""
+        return self._trainer.step(self._batch).result()["train/grad_norm"]
+
+
+class Trl:
+    """`GRPOTrainer.training_step` on prepared inputs, then what `Trainer` does after it."""
+
+    def __init__(self, case: Case, args: argparse.Namespace, *, compact: bool) -> None:
+        import trl.trainer.utils
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+
+        class PreparedInputs(GRPOTrainer):
+            def _prepare_inputs(self, generation_batch: Any) -> Any:
+                return generation_batch
+
+        self._head, self._compact = trl.trainer.utils, compact
+        mixed = args.dtype == torch.bfloat16
+        self.model = make_model(case, torch.float32)
+        prompts = Dataset.from_dict({"prompt": ["a"] * GROUP})
+        config = GRPOConfig(
+            output_dir=tempfile.mkdtemp(), use_cpu=True, report_to=[], bf16=mixed,
+            gradient_checkpointing=args.checkpointing, per_device_train_batch_size=GROUP,
+            num_generations=GROUP, max_completion_length=case.longest, learning_rate=1e-30,
+        )  # fmt: skip
+        self._trainer = PreparedInputs(
+            self.model, reward_funcs=lambda completions, **_: [0.0] * len(completions), args=config,
+            train_dataset=prompts, processing_class=tokenizer(),
+        )  # fmt: skip
+        self._trainer.create_optimizer()
+        self._trainer.current_gradient_accumulation_steps = 1
+        self._inputs = trl_inputs(case)
+
+    def set_advantages(self, advantages: list[float]) -> None:
+        """One for each answer."""
+        self._inputs["advantages"] = torch.tensor(advantages)
+
+    def step(self) -> float:
+        """Returns the gradient norm before clipping."""
+        on_gpu = self._head._use_triton
+        # Where positions are compacted the kernel itself stays the one for this device.
+        self._head._use_triton = (lambda device: True) if self._compact else on_gpu
+        try:
+            trainer = self._trainer
+            trainer.training_step(trainer.model, dict(self._inputs), None)
+        finally:
+            self._head._use_triton = on_gpu
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+        return float(norm)
+
+
+def tokenizer() -> Any:
+    """The trainer wants one; nothing here is text."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"[PAD]": 0, "[BOS]": 1, "[EOS]": 2, "a": 3}, unk_token="a"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", eos_token="[EOS]")
+
+
+def trl_inputs(case: Case) -> dict[str, Any]:
+    rows = make_group(case).trajectories
+    completions = torch.zeros(GROUP, case.longest, dtype=torch.int64)
+    mask = torch.zeros_like(completions)
+    for index, row in enumerate(rows):
+        completions[index, : len(row.response_ids)] = torch.tensor(row.response_ids)
+        mask[index, : len(row.response_ids)] = 1
+    prompts = torch.tensor([row.prompt_ids for row in rows])
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": torch.ones_like(prompts),
+        "completion_ids": completions,
+        "completion_mask": mask,
+        "num_items_in_batch": mask.sum(),
+    }
+
+
+def make(variant: str, case: Case, args: argparse.Namespace) -> Any:
+    if variant == "agentrl":
+        return Ours(case, args)
+    made = Trl(case, args, compact=variant == "compact")
+    rewards = [float(index % 3) for index in range(GROUP)]
+    mean, spread = statistics.mean(rewards), statistics.stdev(rewards)
+    made.set_advantages([(reward - mean) / (spread + 1e-4) for reward in rewards])
+    return made
+
+
+def timed(steppers: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in steppers}
+    for turn in range(rounds + 1):
+        norms = {}
+        for name, stepper in steppers.items():
+            began = time.process_time()
+            norms[name] = stepper.step()
+            if turn:
+                seconds[name].append(time.process_time() - began)
+        for name, norm in norms.items():
+            reference = next(iter(norms.values()))
+            if abs(norm - reference) > 0.02 * reference:
+                raise SystemExit(f"gradient norms differ: {norms} ({name})")
+    return seconds
+
+
+def peak_bytes(variant: str, case: Case, args: argparse.Namespace) -> dict[str, int]:
+    """Resident memory after the first step, which makes the optimizer, and the most in a second."""
+    stepper = make(variant, case, args)
+    stepper.step()
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    stepper.step()
+    held = 16 * sum(p.numel() for p in stepper.model.parameters())
+    return {"before": before, "peak": status("VmHWM"), "held": held}
+
+
+def status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise SystemExit(f"no {field} in /proc/self/status")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--bf16", action="store_true", help="TRL: autocast; ours: bfloat16 weights")
+    parser.add_argument("--layers", type=int, help="fewer, for a quick look")
+    parser.add_argument("--micro-batch-tokens", type=int, default=8192)
+    parser.add_argument("--no-sharing", action="store_true")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--peak-of", choices=VARIANTS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.dtype = torch.bfloat16 if args.bf16 else torch.float32
+    torch.set_num_threads(1)
+    case = CASES[args.case]
+    if args.layers:
+        case.shape["num_hidden_layers"] = args.layers
+    if args.peak_of:
+        print(json.dumps(peak_bytes(args.peak_of, case, args)))
+        return
+    names = args.variants.split(",")
+    table = Table(title=" ".join(sys.argv[1:]))
+    if args.memory:
+        for column in ("variant", "peak GiB", "above weights and optimizer GiB", "ours / this"):
+            table.add_column(column, justify="right")
+        found = {}
+        for name in names:
+            command = [sys.executable, __file__, *sys.argv[1:], "--peak-of", name]
+            out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            found[name] = json.loads(out.splitlines()[-1])
+        ours = found["agentrl"]
+        for name, peak in found.items():
+            above = peak["peak"] - peak["held"]
+            ratio = (
+                f"{ours['peak'] / peak['peak']:.2f}, {(ours['peak'] - ours['held']) / above:.2f}"
+            )
+            table.add_row(name, f"{peak['peak'] / 2**30:.2f}", f"{above / 2**30:.2f}", ratio)
+    else:
+        for column in ("variant", "CPU s", "agentrl is faster by", "limit"):
+            table.add_column(column, justify="right")
+        seconds = timed({name: make(name, case, args) for name in names}, args.rounds)
+        medians = {name: statistics.median(found) for name, found in seconds.items()}
+        for name, median in medians.items():
+            limit = products(case, name) / products(case, "agentrl")
+            table.add_row(
+                name, f"{median:.2f}", f"{median / medians['agentrl']:.2f}", f"{limit:.2f}"
+            )
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
