@@ -18,7 +18,9 @@ from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.reward import RunningMoments
 from agentrl.runtime.assemble import TaskSets
 from agentrl.runtime.prepare import StepMaker
+from agentrl.runtime.progress import Progress
 from agentrl.runtime.run_dir import RunDir
+from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.runtime.stored import stored_groups
 from agentrl.types import Task, TrajectoryGroup
 
@@ -192,6 +194,34 @@ async def test_groups_of_further_rounds_have_seeds_of_their_own(tmp_path: Path) 
     assert {task: len(set(of_task)) for task, of_task in seeds.items()} == {"t0": 6}
     names = [name for name in worker.started if name.startswith("step-1/")]
     assert len(set(names)) == len(names) == 6
+
+
+class StopInRound(Progress):
+    """Asks for an end as the `number`-th round of rollouts begins, evaluations aside."""
+
+    def __init__(self, stop: StopSwitch, number: int) -> None:
+        self.stop, self.left = stop, number
+
+    def phase(self, name: str, total: int = 0) -> None:
+        self.left -= name == "rollout"
+        if name == "rollout" and self.left == 0:
+            self.stop.request()
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+async def test_a_signal_in_a_further_round_costs_that_step_alone(
+    tmp_path: Path, number: int
+) -> None:
+    """Fails if the tasks of a step that is cut count as used."""
+    whole = config_with(tmp_path / "whole", FILTER, steps=3)
+    await drive(whole)
+    config = config_with(tmp_path / "cut", FILTER, steps=3)
+    stop = StopSwitch()
+    with pytest.raises(Interrupted):
+        await drive(config, stop=stop, progress=StopInRound(stop, number))
+    _, trainer = await drive(config)
+    assert trained_tasks(config) == trained_tasks(whole)
+    assert trainer.digest == trained(config)
 
 
 def test_a_run_directory_keeps_the_reward_section(tmp_path: Path) -> None:
