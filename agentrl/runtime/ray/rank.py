@@ -15,13 +15,11 @@ from agentrl.runtime.ray.sender import SenderFacts
 from agentrl.runtime.sent_weights import sent_weights
 
 if TYPE_CHECKING:
-    from agentrl.config import RunConfig
     from agentrl.data import TrajectoryStore
     from agentrl.runtime.ray.actor import ActorSpec
     from agentrl.runtime.ray.trainer_actor import RankSpec
     from agentrl.sync import WeightSender
     from agentrl.train import Trainer
-    from agentrl.train.backend import TrainBackend
     from agentrl.train.pretrained import Pretrained
     from agentrl.train.ranks import Ranks
     from agentrl.types import TrajectoryGroup
@@ -66,24 +64,19 @@ class Rank:
             AgentrlError: whatever does not fit, named.
         """
         from agentrl.runtime.assemble import load_trained
-        from agentrl.train import Trainer, load_reference
+        from agentrl.runtime.learner import make_trainer
 
-        config = spec.config
-        algorithm = config.resolved_algorithm()
-        # The reference is what the run began with, also when it goes on from a checkpoint.
         checkpoint = str(place.checkpoint) if place.checkpoint else None
-        pretrained = load_trained(config, checkpoint=checkpoint)
-        backend, others = _backend(config, pretrained.model, place, meeting)
-        trainer = Trainer(
+        pretrained = load_trained(spec.config, checkpoint=checkpoint)
+        others = _join(pretrained.model, place, meeting)
+        trainer = make_trainer(
+            spec.config,
             pretrained.model,
-            train=config.train,
-            algorithm=algorithm,
-            gradient_checkpointing=config.model.gradient_checkpointing,
-            backend=backend,
-            reference=load_reference(config.model, algorithm),
+            base=spec.base,
+            failures=spec.run_dir,
+            ranks=others,
+            checkpoint=place.checkpoint,
         )
-        if place.checkpoint:
-            trainer.load(place.checkpoint)
         return cls(spec, place, pretrained, trainer, others)
 
     @property
@@ -199,21 +192,11 @@ class Rank:
             self._others.close()
 
 
-def _backend(
-    config: RunConfig, model: Any, place: RankSpec, meeting: str
-) -> tuple[TrainBackend, Ranks | None]:
-    """Who runs the model: this process alone, or with others."""
-    from agentrl.train.backends import make_backend
+def _join(model: Any, place: RankSpec, meeting: str) -> Ranks | None:
+    """The processes that train together; None for this one alone."""
     from agentrl.train.ranks import Ranks
 
-    ranks = None
-    if place.world_size > 1:
-        device = next(model.parameters()).device
-        ranks = Ranks(meeting, rank=place.rank, world_size=place.world_size, device=device)
-    backend = make_backend(
-        model,
-        train=config.train,
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        ranks=ranks,
-    )
-    return backend, ranks
+    if place.world_size == 1:
+        return None
+    device = next(model.parameters()).device
+    return Ranks(meeting, rank=place.rank, world_size=place.world_size, device=device)
