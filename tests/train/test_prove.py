@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from agentrl.cli import main
 from agentrl.config.algorithm import PRESETS
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
+from agentrl.train import losses
 from agentrl.train.losses import LossInputs, TokenLosses, policy_loss
 from agentrl.train.prove import Proof, prove
 
@@ -26,9 +28,12 @@ def failures(found: Proof) -> dict[str, str]:
     return {check.name: check.detail for check in found.checks if not check.passed}
 
 
+MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+LOSSES = ("ppo_clip", "gspo", "cispo", "tis_reinforce", "sapo")
 ASSEMBLIES = {
+    **{f"{loss}-{mode}": {"policy_loss": loss, "loss_agg_mode": mode}
+       for loss in LOSSES for mode in MODES},
     **{preset: {"preset": preset} for preset in PRESETS},
-    "sapo": {"policy_loss": "sapo", "loss_agg_mode": "token-mean"},
     "dual": {"dual_clip": 3.0, "loss_agg_mode": "seq-mean-token-sum"},
     **{kind: {"old_log_probs": "recompute", "is_correction_type": kind}
        for kind in ("tis", "icepop", "seq-mask-tis")},
@@ -47,6 +52,7 @@ def test_every_assembly_passes(changes):
     assert not failures(found)
     assert len(found.checks) > 20
     errors = [check.error for check in found.checks if check.error is not None]
+    assert len(errors) == 9
     assert max(errors) < 1e-12
     if "turn_rewards" not in changes:  # there, rows of a rollout may be left out one by one
         assert not [check.detail for check in found.checks if "metrics" in check.detail]
@@ -223,3 +229,14 @@ def test_the_command_fails_with_status_1(tmp_path, capsys):
     assert code == 1
     assert "2 ranks" in out
     assert "instead of" in out
+
+
+def test_the_example_of_the_readme_passes(tmp_path):
+    readme = Path(losses.__file__).parent / "README.md"
+    (block,) = re.findall(r"(?:^    .*\n|^\n)+", readme.read_text().split("one's own\n")[1], re.M)[
+        :1
+    ]
+    (tmp_path / "readme.py").write_text(textwrap.dedent(block))
+    section = AlgorithmSection(policy_loss="readme.py:mine").resolved(horizon=32)
+    found = prove(section, base=tmp_path)
+    assert found.passed, failures(found)

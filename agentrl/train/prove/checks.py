@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from agentrl.batch.records import LossNeeds, MicroBatch, PackedBatch
+from agentrl.batch.records import LossNeeds, PackedBatch
 from agentrl.config.algorithm import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
@@ -26,9 +27,9 @@ from agentrl.train.prove.evaluate import (
     build_update,
     evaluate,
     tokens_of,
-    visible_R,
 )
-from agentrl.train.prove.model import VOCABULARY, exact_model, neighbour
+from agentrl.train.prove.model import exact_model, neighbour
+from agentrl.train.prove.poison import poisoned
 from agentrl.train.prove.rollouts import random_groups, shuffled, split_rollouts
 from agentrl.types import TrajectoryGroup
 
@@ -158,15 +159,18 @@ def _comparisons(bench: _Bench, whole: Outcome) -> Iterator[tuple[str, Callable[
     for cut, groups in ways:
         yield cut.name, lambda cut=cut, groups=groups: _cut_check(bench, whole, cut, groups)
     yield "rows without advantage", lambda: _zero_rows_check(bench, whole)
+    clean = cache(lambda: _unpoisoned(bench, 2 * small))
     for name, value in (("NaN", float("nan")), ("1e4", 1e4)):
         for field in ("rollout_log_probs", "advantages", "weights", "old", "ref"):
+            title = f"{name} in masked {field}"
             yield (
-                f"{name} in masked {field}",
-                lambda field=field, name=name, value=value: _poison_check(
-                    bench, f"{name} in masked {field}", field, value
+                title,
+                lambda field=field, title=title, value=value: _poison_check(
+                    bench, clean(), title, field, value
                 ),
             )
-    yield "random masked targets", lambda: _poison_check(bench, "random masked targets", "ids", 0)
+    title = "random masked targets"
+    yield title, lambda: _poison_check(bench, clean(), title, "ids", 0)
     yield "on-policy identity", lambda: _identity_check(bench)
 
 
@@ -223,15 +227,27 @@ def _zero_rows_check(bench: _Bench, whole: Outcome) -> Check:
     return found
 
 
-def _poison_check(bench: _Bench, name: str, field: str, value: float) -> Check:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clean:
+    """What poison is put into, and what comes out without it."""
+
+    update: PackedBatch
+    outcome: Outcome
+
+
+def _unpoisoned(bench: _Bench, micro_batch_tokens: int) -> _Clean:
+    update = bench.update(Cut(name="clean", micro_batch_tokens=micro_batch_tokens))
+    return _Clean(update=update, outcome=bench.outcome(update))
+
+
+def _poison_check(bench: _Bench, known: _Clean, name: str, field: str, value: float) -> Check:
     """The same bits, whatever stands where the loss does not look."""
-    update = bench.update(Cut(name="middling", micro_batch_tokens=2 * _smallest_budget(bench)))
-    clean = bench.outcome(update)
+    update, clean = known.update, known.outcome
     if field in ("old", "ref"):
         dirty = bench.outcome(update, poison={field: value})
     else:
         rng = np.random.default_rng(0)
-        micros = tuple(_poisoned(m, bench.needs, field, value, rng) for m in update.micro_batches)
+        micros = tuple(poisoned(m, bench.needs, field, value, rng) for m in update.micro_batches)
         dirty = bench.outcome(replace(update, micro_batches=micros))
     changed = [key for key in clean.slopes if clean.slopes[key] != dirty.slopes.get(key)]
     if changed:
@@ -244,22 +260,6 @@ def _poison_check(bench: _Bench, name: str, field: str, value: float) -> Check:
     if metrics or len(clean.metrics) != len(dirty.metrics):
         return failed(name, f"reaches metrics: {', '.join(metrics[:MOST_NAMED])}")
     return Check(name=name, passed=True)
-
-
-def _poisoned(
-    micro: MicroBatch, needs: LossNeeds, field: str, value: float, rng: np.random.Generator
-) -> MicroBatch:
-    """A micro-batch with something else where it is masked for this field."""
-    visible = visible_R(micro, needs)
-    if field == "ids":
-        ids = rng.integers(0, VOCABULARY, len(micro.target_R))
-        return replace(micro, target_R=np.where(visible, micro.target_R, ids))
-    if field == "rollout_log_probs":
-        kept = visible & micro.sampled_R
-        return replace(micro, rollout_log_probs_R=np.where(kept, micro.rollout_log_probs_R, value))
-    if field == "advantages":
-        return replace(micro, advantages_R=np.where(micro.mask_R, micro.advantages_R, value))
-    return replace(micro, weights_R=np.where(micro.mask_R, micro.weights_R, value))
 
 
 def _identity_check(bench: _Bench) -> Check:
