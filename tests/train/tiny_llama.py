@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.batch import build_step
 from agentrl.batch.records import StepBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
 from agentrl.train.logprob_worker import LogProbWorker
+from agentrl.train.prove.model import TrueRMSNorm, TrueRotary
 from agentrl.train.reference import FrozenPolicy
 from agentrl.train.torch_backend import TorchBackend
 from agentrl.train.trainer import Trainer
@@ -21,31 +22,6 @@ from agentrl.types import Termination, Trajectory, TrajectoryGroup
 
 VOCABULARY = 61
 MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
-
-
-class TrueRMSNorm(nn.Module):
-    """The library's computes in float32 whatever the model's dtype is."""
-
-    def __init__(self, weight: nn.Parameter, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = weight, eps
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
-
-
-class TrueRotary(nn.Module):
-    """As the library's, without its float32."""
-
-    def __init__(self, head_dim: int, theta: float) -> None:
-        super().__init__()
-        self.head_dim, self.theta = head_dim, theta
-
-    def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        even = torch.arange(0, self.head_dim, 2, dtype=hidden.dtype)
-        angles = position_ids[..., None].to(hidden.dtype) * self.theta ** (-even / self.head_dim)
-        both = torch.cat((angles, angles), dim=-1)
-        return both.cos(), both.sin()
 
 
 def tiny_model(dtype: torch.dtype = torch.float64, *, seed: int = 0, tied: bool = True) -> Any:
