@@ -92,13 +92,14 @@ class StreamingWorker(FakeWorker):
     the version that sampled it. How long a group takes is drawn from its name."""
 
     client: FakeClient
+    pace_s = 0.0002
 
     async def run_group(
         self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
     ) -> TrajectoryGroup:
         self.fuse(f"rollout {group_id}")
         self.started.append(group_id)
-        delay_s = 0.0002 * (1 + hashlib.sha256(group_id.encode()).digest()[0] % 12)
+        delay_s = self.pace_s * (1 + hashlib.sha256(group_id.encode()).digest()[0] % 12)
         versions: list[int] = []
         for _ in range(3):
             await asyncio.sleep(delay_s)

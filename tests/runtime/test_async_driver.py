@@ -119,7 +119,9 @@ async def test_no_token_is_older_than_the_bound(tmp_path: Path, mode: str) -> No
 
 async def test_partial_rollouts_go_on_in_the_middle(tmp_path: Path) -> None:
     config = config_of(tmp_path, "d", steps=12)
-    await drive(config, worker=StreamingWorker(Fuse()))
+    worker = StreamingWorker(Fuse())
+    worker.pace_s = 0.003  # slower than a step is made, also on a busy machine
+    await drive(config, worker=worker)
     rows = [row for groups in stored(config).values() for g in groups for row in g.trajectories]
     assert any(len(set(row.policy_versions)) > 1 for row in rows)
     assert all(list(row.policy_versions) == sorted(row.policy_versions) for row in rows)
