@@ -16,7 +16,7 @@ from torch import Tensor
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
-from agentrl.train.logprobs import TokenLogProbs
+from agentrl.train.logprobs import LossOf, TokenLogProbs
 
 
 def compensation(*, data_parallel_size: int, averages_over_ranks: bool) -> float:
@@ -62,8 +62,12 @@ class TrainBackend(Protocol):
         """Forward and backward passes belong inside."""
         ...
 
-    def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
-        """Forward pass; keeps a graph unless gradients are off."""
+    def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
+        """Forward pass; keeps a graph unless gradients are off.
+
+        `loss_of` is what `backward` will be given, as in `packed_log_probs`; it saves memory where
+        a backend can make use of it.
+        """
         ...
 
     def backward(self, loss: Tensor) -> None:

@@ -22,7 +22,8 @@ MAX_KEPT_BYTES = 1 << 29
 """Probabilities of one micro-batch are kept for the backward pass up to this size (512 MiB)."""
 
 FORMED_BYTES = 1 << 26
-"""Size of a chunk of logits whose gradient is formed in the forward pass (64 MiB)."""
+"""Size of a chunk of logits whose gradient is formed in the forward pass (64 MiB). Logits that are
+no larger are kept."""
 
 GradientOf = Callable[[slice, Tensor, Tensor], Tensor]
 """`(which tokens, their log-probabilities, their entropies)`, each [part], to the gradient [part]
@@ -60,7 +61,8 @@ def head_log_probs(
         `(log_probs_A, entropy_A)` in float32 (float64 for a float64 model), in nats. The gradient
         flows through the first only.
     """
-    if not torch.is_grad_enabled():
+    logits_bytes = len(target_A) * weight_VE.shape[0] * weight_VE.element_size()
+    if not torch.is_grad_enabled() or logits_bytes <= FORMED_BYTES:
         gradient_of = None
     return _HeadLogProbs.apply(
         hidden_AE, weight_VE, bias_V, target_A, temperature_A, max_kept_bytes, gradient_of

@@ -21,7 +21,7 @@ from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import TrainSection
 from agentrl.train.agreement import check_same_weights, go_on_together
-from agentrl.train.logprobs import TokenLogProbs, packed_log_probs
+from agentrl.train.logprobs import LossOf, TokenLogProbs, packed_log_probs
 from agentrl.train.memory import keep_freed_memory
 from agentrl.train.ranks import Ranks
 from agentrl.train.routing import share
@@ -99,8 +99,9 @@ class LockstepBackend(ABC):
         """See `TrainBackend`."""
         return exact_passes(self._model, checkpointing=self._checkpointing)
 
-    def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
-        """See `TrainBackend`; all ranks call."""
+    def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
+        """See `TrainBackend`; all ranks call. The head's gradient is formed in the backward pass,
+        where the libraries expect it."""
         go_on_together(self.gather)
         with self._ranks.naming("gathering weights in a forward pass"):
             log_probs, entropy = self._forward(batch)

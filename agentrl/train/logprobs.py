@@ -7,6 +7,7 @@ predict a token the loss looks at and no others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
-from agentrl.train.head import head_log_probs
+from agentrl.train.head import GradientOf, head_log_probs
 from agentrl.train.segments import Segments, path_ranges, starts
 from agentrl.train.stateful import carries_state
 
@@ -32,12 +33,21 @@ class TokenLogProbs:
     elsewhere."""
 
 
-def packed_log_probs(model: Any, batch: TensorBatch) -> TokenLogProbs:
+LossOf = Callable[[TokenLogProbs], Tensor]
+"""From log-probabilities to a loss in which each token's share depends on its own alone."""
+
+
+def packed_log_probs(
+    model: Any, batch: TensorBatch, *, loss_of: LossOf | None = None
+) -> TokenLogProbs:
     """Run the model over packed rows. Call inside `packed_attention(model)`.
 
     Args:
         model: a `transformers` causal language model.
         batch: on the device of the model.
+        loss_of: what the backward pass will be of, up to a factor. Where logits are large it is
+            asked for one chunk of tokens after the other, with the sampler's numbers at the other
+            tokens, so that the head need not keep its output; see `head_log_probs`.
 
     Raises:
         TrainError: a model whose parts cannot be told apart.
@@ -54,12 +64,29 @@ def packed_log_probs(model: Any, batch: TensorBatch) -> TokenLogProbs:
         batch.target_A,
         bias_V=getattr(head, "bias", None),
         temperature_A=batch.temperature_A,
+        gradient_of=None if loss_of is None else _gradient_of(loss_of, batch),
     )
     zeros_R = torch.zeros(len(batch.mask_R), dtype=log_probs_A.dtype, device=log_probs_A.device)
     return TokenLogProbs(
         log_probs_R=zeros_R.index_put((batch.index_A,), log_probs_A),
         entropy_R=zeros_R.index_put((batch.index_A,), entropy_A),
     )
+
+
+def _gradient_of(loss_of: LossOf, batch: TensorBatch) -> GradientOf:
+    """The loss as the head wants it: from the log-probabilities of a part to their gradient."""
+    others_R = torch.where(batch.sampled_R & batch.mask_R, batch.rollout_log_probs_R, 0.0)
+
+    def gradient(part: slice, log_probs: Tensor, entropy: Tensor) -> Tensor:
+        at = batch.index_A[part]
+        with torch.enable_grad():
+            leaf_R = others_R.index_put((at,), log_probs.to(others_R.dtype)).requires_grad_()
+            entropy_R = torch.zeros_like(others_R).index_put((at,), entropy.to(others_R.dtype))
+            loss = loss_of(TokenLogProbs(log_probs_R=leaf_R, entropy_R=entropy_R))
+            (found_R,) = torch.autograd.grad(loss, leaf_R)
+        return found_R[at]
+
+    return gradient
 
 
 def hidden_states(model: Any, batch: TensorBatch) -> Tensor:

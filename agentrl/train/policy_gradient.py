@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from agentrl.batch.records import MicroBatch, PackedBatch
@@ -12,7 +13,9 @@ from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backend import TrainBackend
 from agentrl.train.logprob_worker import check_finite
-from agentrl.train.objective import KnownLogProbs, objective
+from agentrl.train.logprobs import LossOf, TokenLogProbs
+from agentrl.train.losses.registry import find_loss, wants_whole_rollouts
+from agentrl.train.objective import KnownLogProbs, Objective, objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +82,19 @@ class PolicyPass:
         for micro in part.micro_batches:
             _check_temperature(micro, self.temperature)
             tensors = self.backend.to_tensors(micro)
-            out = self.backend.log_probs(tensors)
-            check_finite(out.log_probs_R, micro)
-            result = objective(
-                out,
-                tensors,
-                self.known.of(micro, like=out.log_probs_R),
+            evaluate = partial(
+                objective,
+                tensors=tensors,
+                fixed=self.known.of(micro, like=tensors.weights_R),
                 algorithm=self.algorithm,
                 counts=part.counts,
                 kl_coef=self.kl_coef,
                 compare_sampler=compare_sampler,
                 loss_factor=self.backend.loss_factor,
             )
+            out = self.backend.log_probs(tensors, loss_of=self._loss_of(evaluate))
+            check_finite(out.log_probs_R, micro)
+            result = evaluate(out)
             self.backend.backward(result.loss)
             metrics.merge(result.metrics)
             total += float(result.loss.detach())
@@ -98,6 +102,12 @@ class PolicyPass:
             if progress is not None:
                 progress.advance()
         return PolicyLoss(total=total, penalty=penalty)
+
+    def _loss_of(self, evaluate: Callable[[TokenLogProbs], Objective]) -> LossOf | None:
+        """The loss of a part of the tokens; None where a token's loss depends on others."""
+        if wants_whole_rollouts(find_loss(self.algorithm.policy_loss), self.algorithm):
+            return None
+        return lambda out: evaluate(out).loss
 
 
 def _check_temperature(micro: MicroBatch, wanted: float | None) -> None:

@@ -14,7 +14,7 @@ from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import TrainSection
 from agentrl.train.attention import packed_attention
 from agentrl.train.backend import compensation
-from agentrl.train.logprobs import TokenLogProbs, packed_log_probs
+from agentrl.train.logprobs import LossOf, TokenLogProbs, packed_log_probs
 from agentrl.train.lora import merged_weights
 from agentrl.train.memory import keep_freed_memory
 from agentrl.train.optimizer import make_optimizer
@@ -59,9 +59,9 @@ class TorchBackend:
         """See `TrainBackend`."""
         return exact_passes(self._model, checkpointing=self._checkpointing)
 
-    def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
+    def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
         """See `TrainBackend`."""
-        return packed_log_probs(self._model, batch)
+        return packed_log_probs(self._model, batch, loss_of=loss_of)
 
     def backward(self, loss: Tensor) -> None:
         """See `TrainBackend`."""
