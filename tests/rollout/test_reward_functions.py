@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rollout_fakes import Bench, Talk
 
-from agentrl.config.schema import RewardSection
+from agentrl.config.algorithm import RewardFunction, RewardSection
 from agentrl.env import StepResult
 from agentrl.errors import ConfigError
 from agentrl.reward import RewardFunctions, load_reward_functions
@@ -71,11 +71,11 @@ HERE = f"{Path(__file__).name}:"
 
 
 def grading(timeout_s: float = 10.0, **section: Any) -> RewardFunctions | None:
-    functions = {
-        name: {"target": HERE + (item if isinstance(item, str) else item.pop("target"))}
-        | ({} if isinstance(item, str) else item)
-        for name, item in section.pop("functions", {}).items()
-    }
+    """As the config says; a function may be given by its name in this file alone."""
+    functions = {}
+    for name, item in section.pop("functions", {}).items():
+        keys = {"target": item} if isinstance(item, str) else item
+        functions[name] = RewardFunction(**{**keys, "target": HERE + keys["target"]})
     return load_reward_functions(
         RewardSection(functions=functions, **section),
         base=Path(__file__).parent,
