@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from test_mask_poison import Poisoned, poisoned
 from test_same_gradient import row_log_probs, split_rows
 from tiny_llama import (
     VOCABULARY,
@@ -201,6 +202,30 @@ def test_any_cut_gives_the_gradients_of_the_plain_loop(changes):
         assert max(errors) < 1e-12, (name, errors)
         losses.add(round(metrics["critic/vf_loss"], 10))
     assert len(losses) == 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"kl_coef": 0.3}, {"kl_coef": 0.3, "use_kl_loss": True}])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1e4])
+def test_poison_at_masked_positions_changes_no_bit_of_policy_or_critic(value, changes):
+    """Whatever sampler, reference and batch hold there. Fails if a KL is formed before masking."""
+    section = ppo(**changes)
+
+    def outcome(spoil, beside):
+        policy, model = tiny_model(torch.float32), value_model(torch.float32)
+        backend, critic = KeepGradient(policy), make_critic(model)
+        critic.backend = KeepGradient(model)
+        trainer = Trainer(
+            policy, train=TRAIN, algorithm=section, backend=backend, critic=critic,
+            reference=Poisoned(beside),
+        )  # fmt: skip
+        metrics = trainer.step(spoil(make_step(make_groups(), algorithm=section))).result()
+        del metrics["train/tokens_per_second"]
+        return metrics, backend.kept[0], critic.backend.kept[0]
+
+    metrics, *gradients = outcome(lambda step: step, 0.0)
+    spoiled, *same_gradients = outcome(lambda step: poisoned(step, value, seed=1), value)
+    assert spoiled == metrics
+    assert all(same(ours, theirs) for ours, theirs in zip(same_gradients, gradients, strict=True))
 
 
 def test_it_learns_what_rollouts_are_worth():
