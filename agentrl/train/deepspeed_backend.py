@@ -226,9 +226,17 @@ def _settings(train: TrainSection, dtype: torch.dtype, world_size: int) -> dict[
 
 
 def _forget_group() -> None:
-    """DeepSpeed remembers the global group in globals of its own."""
-    from deepspeed.comm import comm
+    """DeepSpeed keeps the group and the numbers of parameters and modules for the whole process.
 
+    Ranks compare those numbers, so processes that were in different groups before begin anew.
+    """
+    from deepspeed.comm import comm
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    Init.param_id = 0
+    (next_module,) = DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__ or ([0],)
+    next_module[0] = 0
     if comm.is_initialized():
         comm.destroy_process_group()
     comm.cdb = None

@@ -68,15 +68,21 @@ class ZeroParts(ABC):
 
     def load(self, param: nn.Parameter, master: Tensor, moments: dict[str, Tensor]) -> None:
         """Take over what `full_state` gave; parameters all at the same step."""
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
         with self.whole(param):
             param.data.copy_(master)
-        safe_set_full_fp32_param(param, master.to(torch.float32))
+        self._write(param, "master", master.to(torch.float32))
         if moments:
             self._make_moments(moments["step"])
             for key in MOMENTS:
-                safe_set_full_optimizer_state(param, moments[key].to(torch.float32), key)
+                self._write(param, key, moments[key].to(torch.float32))
+
+    def _write(self, param: nn.Parameter, key: str, full: Tensor) -> None:
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        if key == "master":
+            safe_set_full_fp32_param(param, full)
+        else:
+            safe_set_full_optimizer_state(param, full, key)
 
     @abstractmethod
     def _flat(self) -> list[Tensor]:
@@ -215,6 +221,20 @@ class Stage3(ZeroParts):
 
         # Who writes inside writes the same on every rank; rank 0's is what stays.
         return GatheredParameters([param], modifier_rank=0)
+
+    def _write(self, param: nn.Parameter, key: str, full: Tensor) -> None:
+        # The functions for full tensors fail on the last rank if ranks do not divide the numbers.
+        from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+
+        size = param.ds_tensor.numel()  # pyright: ignore[reportAttributeAccessIssue]
+        start = size * torch.distributed.get_rank()
+        own = torch.zeros(size, dtype=full.dtype)
+        part = full.flatten()[start : start + size]
+        own[: len(part)] = part
+        if key == "master":
+            safe_set_local_fp32_param(param, own)
+        else:
+            safe_set_local_optimizer_state(param, own, key)
 
     def _flat(self) -> list[Tensor]:
         return list(self._optimizer.fp32_partitioned_groups_flat)

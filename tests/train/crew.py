@@ -39,8 +39,12 @@ class Crew:
     """`size` processes; `run` asks the first few of them."""
 
     def __init__(self, size: int) -> None:
+        self._size = size
+        self._start()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        pipes = [context.Pipe() for _ in range(size)]
+        pipes = [context.Pipe() for _ in range(self._size)]
         self._pipes = [ours for ours, _ in pipes]
         self.processes = [
             context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes
@@ -55,7 +59,13 @@ class Crew:
         meeting = Meeting(join_timeout_s=LIMIT_S)
         for rank in range(world_size):
             self.ask(rank, work, meeting.address, rank, world_size, *args)
-        return [self.answer(rank) for rank in range(world_size)]
+        try:
+            return [self.answer(rank) for rank in range(world_size)]
+        except BaseException:
+            # Whatever the others still wait for must not become the failure of the next test.
+            self.close()
+            self._start()
+            raise
 
     def ask(self, rank: int, work: Callable[..., Any], *args: Any) -> None:
         self._pipes[rank].send((work, args))
