@@ -31,6 +31,7 @@ from agentrl.batch.records import MicroBatch, Row, RowKey
 from agentrl.batch.tensors import to_tensors
 from agentrl.train.attention import packed_attention
 from agentrl.train.logprobs import packed_log_probs
+from agentrl.train.memory import keep_freed_memory
 
 VOCABULARY, WIDTH, GROUP = 1638, 576, 8
 
@@ -123,6 +124,7 @@ def main() -> None:
     if args.turns % args.stride:
         parser.error(f"--turns {args.turns} is not a multiple of --stride {args.stride}")
     torch.set_num_threads(1)
+    keep_freed_memory()
     model, rows = make_model(args.layers), make_rows(args)
     # The middle of each stretch of turns stands for the stretch.
     some = rows[args.stride // 2 : args.turns : args.stride]
@@ -135,7 +137,8 @@ def main() -> None:
         "rows": (lambda: packed(model, apart), scale),
         "transformers": (lambda: plain(model, some), scale),
     }
-    packed(model, pack_rows(rows[:1], micro_batch_tokens=budget))
+    # Once before, as in every step of a run but the first: its memory is then in the process.
+    packed(model, tree[:1])
     seconds = {}
     for name, (run, factor) in runs.items():
         model.zero_grad()

@@ -3,7 +3,9 @@
     pip install --no-deps --target /somewhere trl==1.16
     OMP_NUM_THREADS=1 PYTHONPATH=/somewhere python benchmarks/trainer_vs_trl.py smollm-512-128
 
-One group of eight answers to one prompt, random weights of the named shape. TRL runs twice: as it
+One group of eight answers to one prompt, random weights of the named shape; where lengths are
+ragged, four groups with prompts of a half to the full length and answers of one token to the full
+length. TRL runs twice: as it
 is on a CPU ("default": its head scores every position) and with the positions compacted as it does
 on a GPU ("compact"). All three hold the same weights and the same advantages; the benchmark stops
 if their gradients differ. Rounds are interleaved, each figure is a median of CPU seconds on one
@@ -53,48 +55,70 @@ SMALL = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is trained on."""
+    """What is trained on. TRL pads every prompt and every answer to the longest."""
 
     shape: dict[str, int]
     """Of the model."""
-    prompt: int
-    """Tokens."""
-    answers: tuple[int, ...]
-    """Tokens of each answer."""
+    prompts: tuple[int, ...]
+    """Tokens of each group's prompt."""
+    answers: tuple[tuple[int, ...], ...]
+    """Tokens of each answer, by group."""
+
+    @property
+    def padded(self) -> int:
+        """Tokens of a row in TRL."""
+        return max(self.prompts) + self.longest
 
     @property
     def longest(self) -> int:
         """Tokens TRL pads every answer to."""
-        return max(self.answers)
+        return max(map(max, self.answers))
+
+    @property
+    def scored(self) -> int:
+        """Tokens of all answers."""
+        return sum(map(sum, self.answers))
 
 
-def ragged(longest: int) -> tuple[int, ...]:
-    """One answer of full length, the others uniform."""
-    rng = random.Random(longest)
-    return (longest, *(rng.randint(1, longest) for _ in range(GROUP - 1)))
+def even(shape: dict[str, int], prompt: int, answer: int) -> Case:
+    return Case(shape=shape, prompts=(prompt,), answers=((answer,) * GROUP,))
+
+
+def ragged(prompt: int, answer: int, *, groups: int) -> Case:
+    """One group has the full lengths, so that the padded size is the name of the case."""
+    rng = random.Random(prompt + answer)
+    prompts = [rng.randint(prompt // 2, prompt) for _ in range(groups)]
+    answers = [[rng.randint(1, answer) for _ in range(GROUP)] for _ in range(groups)]
+    prompts[0], answers[0][0] = prompt, answer
+    return Case(shape=SMALL, prompts=tuple(prompts), answers=tuple(map(tuple, answers)))
 
 
 CASES = {
-    "smollm-512-128": Case(shape=SMOLLM, prompt=512, answers=(128,) * GROUP),
-    "smollm-128-512": Case(shape=SMOLLM, prompt=128, answers=(512,) * GROUP),
-    "small-ragged-512-128": Case(shape=SMALL, prompt=512, answers=ragged(128)),
-    "small-ragged-128-512": Case(shape=SMALL, prompt=128, answers=ragged(512)),
+    "smollm-512-128": even(SMOLLM, 512, 128),
+    "smollm-128-512": even(SMOLLM, 128, 512),
+    "small-ragged-512-128": ragged(512, 128, groups=4),
+    "small-ragged-128-512": ragged(128, 512, groups=4),
+    "small-ragged-512-128-one-group": ragged(512, 128, groups=1),
+    "small-ragged-128-512-one-group": ragged(128, 512, groups=1),
 }
 VARIANTS = ("agentrl", "compact", "default")
 
 
 def products(case: Case, variant: str) -> float:
     """Multiplications and additions of a step's matrix products, without recomputation."""
-    shape, total = case.shape, case.prompt + case.longest
+    shape, number = case.shape, GROUP * len(case.prompts)
     width, layers = shape["hidden_size"], shape["num_hidden_layers"]
     kv = width * shape["num_key_value_heads"] // shape["num_attention_heads"]
     weights = layers * (2 * width * (width + kv) + 3 * width * shape["intermediate_size"])
     if variant == "agentrl":
-        tokens = case.prompt + sum(case.answers)
-        pairs = case.prompt**2 / 2 + sum(n * case.prompt + n * n / 2 for n in case.answers)
+        tokens = sum(case.prompts) + case.scored
+        pairs = sum(
+            p * p / 2 + sum(n * p + n * n / 2 for n in answers)
+            for p, answers in zip(case.prompts, case.answers, strict=True)
+        )
     else:
-        tokens, pairs = GROUP * total, GROUP * total**2 / 2
-    scored = GROUP * total if variant == "default" else sum(case.answers)
+        tokens, pairs = number * case.padded, number * case.padded**2 / 2
+    scored = number * case.padded if variant == "default" else case.scored
     forward = tokens * weights + scored * width * shape["vocab_size"] + 2 * pairs * width * layers
     return 6 * forward
 
@@ -110,25 +134,30 @@ def make_model(case: Case, dtype: torch.dtype) -> Any:
     return LlamaForCausalLM(config).to(dtype)
 
 
-def make_group(case: Case, model: Any = None) -> Any:
+def make_groups(case: Case, model: Any = None) -> list[Any]:
     """Random tokens, as if `model` had sampled them."""
     from agentrl.types import Termination, Trajectory, TrajectoryGroup
 
     rng = random.Random(0)
     words = range(3, case.shape["vocab_size"])
-    prompt = tuple(rng.choices(words, k=case.prompt))
-    answers = [tuple(rng.choices(words, k=length)) for length in case.answers]
-    rows = tuple(
-        Trajectory(
-            task_id="t", group_id="g", rollout_id=f"r{index}", prompt_ids=prompt,
-            response_ids=answer, response_mask=(1,) * len(answer),
-            rollout_log_probs=sampled_with(model, prompt, answer),
-            policy_versions=(0,) * len(answer), reward=float(index % 3),
-            termination=Termination.ENV_DONE,
+    groups = []
+    for number, (length, lengths) in enumerate(zip(case.prompts, case.answers, strict=True)):
+        prompt = tuple(rng.choices(words, k=length))
+        answers = [tuple(rng.choices(words, k=size)) for size in lengths]
+        rows = tuple(
+            Trajectory(
+                task_id=f"g{number}", group_id=f"g{number}", rollout_id=f"g{number}/{index}",
+                prompt_ids=prompt, response_ids=answer, response_mask=(1,) * len(answer),
+                rollout_log_probs=sampled_with(model, prompt, answer),
+                policy_versions=(0,) * len(answer), reward=float(index % 3),
+                termination=Termination.ENV_DONE,
+            )
+            for index, answer in enumerate(answers)
+        )  # fmt: skip
+        groups.append(
+            TrajectoryGroup(group_id=f"g{number}", task_id=f"g{number}", trajectories=rows)
         )
-        for index, answer in enumerate(answers)
-    )  # fmt: skip
-    return TrajectoryGroup(group_id="g", task_id="t", trajectories=rows)
+    return groups
 
 
 @torch.no_grad()
@@ -159,7 +188,7 @@ class Ours:
             gradient_checkpointing=args.checkpointing,
         )
         self._batch = build_step(
-            [make_group(case, self.model)],
+            make_groups(case, self.model),
             algorithm=algorithm,
             micro_batch_tokens=args.micro_batch_tokens,
             seed=0,
@@ -187,10 +216,11 @@ class Trl:
         self._head, self._compact = trl.trainer.utils, compact
         mixed = args.dtype == torch.bfloat16
         self.model = make_model(case, torch.float32)
-        prompts = Dataset.from_dict({"prompt": ["a"] * GROUP})
+        rows = GROUP * len(case.prompts)
+        prompts = Dataset.from_dict({"prompt": ["a"] * rows})
         config = GRPOConfig(
             output_dir=tempfile.mkdtemp(), use_cpu=True, report_to=[], bf16=mixed,
-            gradient_checkpointing=args.checkpointing, per_device_train_batch_size=GROUP,
+            gradient_checkpointing=args.checkpointing, per_device_train_batch_size=rows,
             num_generations=GROUP, max_completion_length=case.longest, learning_rate=1e-30,
         )  # fmt: skip
         self._trainer = PreparedInputs(
@@ -232,16 +262,19 @@ def tokenizer() -> Any:
 
 
 def trl_inputs(case: Case) -> dict[str, Any]:
-    rows = make_group(case).trajectories
-    completions = torch.zeros(GROUP, case.longest, dtype=torch.int64)
+    rows = [row for group in make_groups(case) for row in group.trajectories]
+    completions = torch.zeros(len(rows), case.longest, dtype=torch.int64)
     mask = torch.zeros_like(completions)
+    prompts = torch.zeros(len(rows), max(case.prompts), dtype=torch.int64)
+    prompt_mask = torch.zeros_like(prompts)
     for index, row in enumerate(rows):
         completions[index, : len(row.response_ids)] = torch.tensor(row.response_ids)
         mask[index, : len(row.response_ids)] = 1
-    prompts = torch.tensor([row.prompt_ids for row in rows])
+        prompts[index, -len(row.prompt_ids) :] = torch.tensor(row.prompt_ids)
+        prompt_mask[index, -len(row.prompt_ids) :] = 1
     return {
         "prompt_ids": prompts,
-        "prompt_mask": torch.ones_like(prompts),
+        "prompt_mask": prompt_mask,
         "completion_ids": completions,
         "completion_mask": mask,
         "num_items_in_batch": mask.sum(),
@@ -254,7 +287,8 @@ def make(variant: str, case: Case, args: argparse.Namespace) -> Any:
     made = Trl(case, args, compact=variant == "compact")
     rewards = [float(index % 3) for index in range(GROUP)]
     mean, spread = statistics.mean(rewards), statistics.stdev(rewards)
-    made.set_advantages([(reward - mean) / (spread + 1e-4) for reward in rewards])
+    advantages = [(reward - mean) / (spread + 1e-4) for reward in rewards]
+    made.set_advantages(advantages * len(case.prompts))
     return made
 
 

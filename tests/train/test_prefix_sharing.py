@@ -11,10 +11,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_llama import VOCABULARY, relative_error, tiny_model
+from test_same_gradient import split_rows
+from tiny_llama import (
+    MODES,
+    VOCABULARY,
+    algorithm,
+    gradient_of,
+    make_groups,
+    make_step,
+    relative_error,
+    tiny_model,
+    with_model_log_probs,
+)
 
 from agentrl.batch.packing import pack_micro_batch, padding_micro_batch, unpack
-from agentrl.batch.records import Row, RowKey
+from agentrl.batch.records import LossNeeds, Row, RowKey
 from agentrl.batch.tensors import to_tensors
 from agentrl.errors import DataError
 from agentrl.train import stateful
@@ -62,7 +73,7 @@ def attention_inputs(tokens, heads=6, kv_heads=2, dim=8):
 
 
 @given(st.integers(0, 10**6), st.sampled_from([None, None, 1, 7, 60]), st.sampled_from([12, 200]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_attention_over_a_tree_is_masked_attention(seed, window, longest):
     """Fails if a span's keys are not in the order of the path, if merged siblings see each other,
     or if the gradient of a shared key misses one of its branches."""
@@ -237,3 +248,26 @@ def test_a_recurrent_model_reads_row_by_row_and_says_so(caplog):
         "MambaForCausalLM has layers (linear_attention) that rows side by side would leak through: "
         "rows are not packed, prefixes not shared, and each row is read alone"
     ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loss", ["ppo_clip", "cispo", "gspo"])
+def test_a_step_has_the_same_gradient_shared_or_not(loss, mode):
+    """Over budgets that cut the trees in different places, and rollouts split into rows."""
+    model = tiny_model()
+    section = algorithm(policy_loss=loss, loss_agg_mode=mode)
+    groups = with_model_log_probs(model, make_groups(), noise=0.5)
+    whole = {"whole_rollouts": loss == "gspo"}
+    want = gradient_of(
+        model, make_step(groups, algorithm=section, needs=LossNeeds(**whole)), section
+    )
+    for rows, budget in ((groups, 21), (groups, 48), (split_rows(groups, 1), 64), (groups, 9999)):
+        step = make_step(
+            rows,
+            algorithm=section,
+            needs=LossNeeds(**whole),
+            micro_batch_tokens=budget,
+            prefix_sharing=True,
+        )
+        assert relative_error(gradient_of(model, step, section), want) < 1e-12
+    assert step.num_tokens < make_step(groups, algorithm=section).num_tokens
