@@ -65,11 +65,6 @@ def make_backend(
             f"train.optimizer is muon, which needs whole matrices, and train.backend "
             f"{train.backend} cuts them up; set train.optimizer: adamw or train.backend: torch"
         )
-    if train.lora.rank > 0:
-        raise ConfigError(
-            f"train.lora.rank is {train.lora.rank}, and train.backend {train.backend} cannot merge "
-            "adapters into weights that it cuts up; set train.backend: torch, or train.lora.rank: 0"
-        )
     if ranks is None:
         raise ConfigError(
             f"train.backend is {train.backend}, which needs a group of ranks, even if it is one; "

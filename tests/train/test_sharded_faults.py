@@ -195,7 +195,6 @@ def test_shares_that_are_not_the_whole_are_refused(crew):
     [
         ({"offload": True}, "train.offload is true, but train.backend is torch"),
         ({"backend": "fsdp2", "optimizer": "muon"}, "needs whole matrices"),
-        ({"backend": "fsdp2", "lora": {"rank": 2}}, "cannot merge adapters"),
         ({"backend": "deepspeed"}, "needs a group of ranks"),
     ],
 )
