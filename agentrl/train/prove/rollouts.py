@@ -17,7 +17,7 @@ from agentrl.types import Termination, Trajectory, TrajectoryGroup, Turn
 
 OLDEST_VERSION = 1
 """Tokens of version 0 are stale."""
-_SIZES = (5, 3, 1, 4)
+_SIZES = (6, 3, 1, 5)
 _REWARDS = (0.0, 0.25, 1.0)
 
 
@@ -42,7 +42,7 @@ def random_groups(model: torch.nn.Module, *, seed: int) -> list[TrajectoryGroup]
                 index=index,
                 prompt=prompt,
                 opening=opening if index % 2 else (),
-                turns=0 if index == 1 else rng.randint(1, 3),
+                turns=0 if index == 1 else 1 + index % 3,
                 equal=number == 1,
             )
             for index in range(size)
@@ -83,8 +83,9 @@ def _rollout(
         start = len(ids)
         ids += own + [rng.randrange(3, VOCABULARY) for _ in range(seen)]
         mask += [1] * sampled + [0] * seen
-        # The first token of some turns is the last of an interrupted one: too old to be trained.
+        # Some turns began, or were sampled as a whole, before the weights that are still trained.
         stale = int(sampled > 1 and rng.random() < 0.3)
+        stale = sampled if index == 2 and number == turns - 1 else stale
         versions += [0] * stale + [OLDEST_VERSION] * (sampled - stale) + [-1] * seen
         spans.append(
             Turn(role="assistant", start=start, end=start + sampled, text="", reward=rng.random())
