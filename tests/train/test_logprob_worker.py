@@ -25,8 +25,8 @@ class Recording(TorchBackend):
         super().__init__(model, train=TrainSection(), gradient_checkpointing=gradient_checkpointing)
         self.seen = []
 
-    def log_probs(self, batch):
-        out = super().log_probs(batch)
+    def log_probs(self, batch, *, loss_of=None):
+        out = super().log_probs(batch, loss_of=loss_of)
         if torch.is_grad_enabled():
             self.seen.append(out.log_probs_R.detach().clone())
         return out
