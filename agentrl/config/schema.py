@@ -374,6 +374,24 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _cut_up_model(self) -> RunConfig:
+        backend = self.train.backend
+        if backend == "torch":
+            return self
+        if self.runtime != "ray":
+            raise ValueError(
+                f"train.backend is {backend}, whose ranks are processes of their own, and runtime "
+                "is local; set runtime: ray (ray.trainer_ranks: 1 will do), or train.backend: torch"
+            )
+        if self.serving.engine == "embedded":
+            raise ValueError(
+                f"train.backend {backend} cuts the model up, and serving.engine embedded samples "
+                "from the very model that is trained; set serving.engine: vllm, or "
+                "train.backend: torch"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _best_checkpoints(self) -> RunConfig:
         names, by = sorted(self.eval.datasets), self.checkpoint.best_by
         if self.train.steps == 0:

@@ -13,6 +13,7 @@ from crew import Crew, joined
 from sharded_trainers import KINDS, algorithm, needs, section, train_alone, train_together
 from tiny_llama import make_groups, make_step, relative_error, tiny_model
 
+from agentrl.config import parse_config
 from agentrl.errors import ConfigError, TrainError
 from agentrl.train.agreement import check_shares, on_every_rank
 from agentrl.train.backends import make_backend
@@ -206,3 +207,18 @@ def test_settings_that_do_not_go_together_are_named(changes, message):
             gradient_checkpointing=False,
             ranks=None,
         )
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["train.backend=fsdp2"], "runtime is local"),
+        (["train.backend=deepspeed", "runtime=ray"], "serving.engine embedded samples"),
+    ],
+)
+def test_a_model_that_is_cut_up_is_not_also_sampled_from(keys, message):
+    minimal = {"env": {"target": "my_env.py:MyEnv"}, "dataset": {"source": "train.jsonl"}}
+    with pytest.raises(ConfigError, match=message):
+        parse_config(minimal, keys)
+    whole = parse_config(minimal, [*keys, "runtime=ray", "serving.engine=vllm"])
+    assert whole.train.backend != "torch"

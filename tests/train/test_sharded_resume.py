@@ -7,7 +7,9 @@ import torch
 from crew import joined
 from sharded_trainers import KINDS, algorithm, needs, run, same_bits, section, train_alone
 from tiny_llama import make_groups, make_step, relative_error, tiny_model
+from transformers import AutoModelForCausalLM
 
+from agentrl.train.backends import full_weights, make_backend
 from agentrl.train.checkpoint import save_trainer_state
 from agentrl.train.trainer import Trainer
 
@@ -71,3 +73,31 @@ def test_what_was_loaded_is_what_is_saved(crew, kind, tmp_path):
     assert same_bits(again["state"]["masters"], two["state"]["masters"])
     for name, parts in two["state"]["moments"].items():
         assert same_bits(again["state"]["moments"][name], parts)
+
+
+def write_model(address, rank, world_size, kind, folder):
+    ranks = joined(address, rank, world_size)
+    try:
+        model = tiny_model(torch.bfloat16)
+        backend = make_backend(
+            model, train=section(**KINDS[kind]), gradient_checkpointing=False, ranks=ranks
+        )
+        weights = full_weights(backend)
+        if rank == 0:
+            model.save_pretrained(folder, state_dict=dict(weights))  # it empties what it gets
+        backend.gather(None)
+    finally:
+        ranks.close()
+    return sorted(weights)
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "zero2", "zero3"])
+def test_weights_on_disk_are_those_of_a_whole_model(crew, kind, tmp_path):
+    """Fails if slices, or the float32 that they are kept in, get into the file."""
+    needs(kind)
+    names, others = crew.run(2, write_model, kind, tmp_path)
+    model = tiny_model(torch.bfloat16)
+    assert names == sorted(name for name, _ in model.named_parameters())
+    assert others == []
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert same_bits(loaded.state_dict(), model.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,6 +16,9 @@ from agentrl.runtime.ray.sender import SenderFacts
 from agentrl.runtime.sent_weights import sent_weights
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.config import RunConfig
     from agentrl.data import TrajectoryStore
     from agentrl.runtime.ray.actor import ActorSpec
     from agentrl.runtime.ray.trainer_actor import RankSpec
@@ -35,6 +39,7 @@ class Rank:
         pretrained: Pretrained,
         trainer: Trainer,
         others: Ranks | None,
+        layout: list[tuple[str, str, tuple[int, ...]]],
     ) -> None:
         from agentrl.data import TrajectoryStore
 
@@ -44,7 +49,8 @@ class Rank:
         """Where rank 0 writes."""
         self._config, self._place = spec.config, place
         self._pretrained = pretrained
-        self._others = others
+        self._others, self._layout = others, layout
+        self._sharded = spec.config.train.backend != "torch"
         # Every rank builds every batch, so every rank has the reward statistics.
         self._maker = StepMaker(spec.config, base=spec.base, checkpoint=place.checkpoint)
         self._weights = spec.run_dir / "weights"
@@ -68,7 +74,9 @@ class Rank:
 
         checkpoint = str(place.checkpoint) if place.checkpoint else None
         pretrained = load_trained(spec.config, checkpoint=checkpoint)
-        others = _join(pretrained.model, place, meeting)
+        others = _join(spec.config, pretrained.model, place, meeting)
+        # A sharded backend takes the model apart; engines are told what it was.
+        layout = _layout(pretrained.model.named_parameters())
         trainer = make_trainer(
             spec.config,
             pretrained.model,
@@ -77,7 +85,7 @@ class Rank:
             ranks=others,
             checkpoint=place.checkpoint,
         )
-        return cls(spec, place, pretrained, trainer, others)
+        return cls(spec, place, pretrained, trainer, others, layout)
 
     @property
     def description(self) -> str:
@@ -133,13 +141,28 @@ class Rank:
         return bag, batch
 
     def save(self, folder: Path) -> None:
-        """Write weights, tokenizer and trainer state into `folder`."""
+        """Write weights, tokenizer and trainer state into `folder`; all ranks call, rank 0 writes.
+
+        With a copy on every rank the others have nothing to add.
+        """
         from agentrl.train.lora import save_policy
 
-        save_policy(self._pretrained.model, self._pretrained.tokenizer, folder)
-        self.trainer.save(folder)
-        if self._place.rank == 0:
+        first = self._place.rank == 0
+        if not first and not self._sharded:
+            return
+        weights: dict[str, Tensor] = {}
+        for name, tensor in self.trainer.weights() if self._sharded else ():
+            if first:
+                weights[name] = tensor.detach().to("cpu", copy=True)
+        if first:
+            save_policy(
+                self._pretrained.model,
+                self._pretrained.tokenizer,
+                folder,
+                weights=weights if self._sharded else None,
+            )
             self._maker.save(folder)
+        self.trainer.save(folder)
 
     def open_sender(self, backend: str, *, address: str, cuda: bool) -> SenderFacts:
         """Make the weight sender.
@@ -158,10 +181,7 @@ class Rank:
             address=address,
             cuda=cuda,
             workers=engine_width(self._config.serving),
-            describe=lambda: [
-                (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-                for name, tensor in self.trainer.weights()
-            ],
+            describe=lambda: self._layout if self._sharded else _layout(self.trainer.weights()),
         )
         self._sent = sent_weights(
             self._config, self._pretrained.model, self.trainer, backend=backend
@@ -170,19 +190,29 @@ class Rank:
             backend=self._sender.backend,
             streams=self._sender.streams,
             meets=hasattr(self._sender, "meet"),
+            gathers=self._sharded,
         )
 
     def ask_sender(self, method: str, *args: Any) -> Any:
         """Call the sender; `send` with a version sends the weights of this rank.
 
-        Every rank holds all weights, so no other rank has to take part.
+        Where ranks hold parts, the others are in `gather_weights` meanwhile.
         """
         assert self._sender is not None
         if method == "send":
-            return self._sender.send(self._sent(), *args)
+            weights = iter(self._sent())
+            try:
+                return self._sender.send(weights, *args)
+            finally:
+                if self._sharded:  # the others go on to the end, also of a send that failed
+                    collections.deque(weights, maxlen=0)
         if method == "abort":
             return getattr(self._sender, "abort", self._sender.close)()
         return getattr(self._sender, method)(*args)
+
+    def gather_weights(self) -> None:
+        """Give this rank's parts while rank 0 sends."""
+        collections.deque(self.trainer.weights(), maxlen=0)
 
     def close(self) -> None:
         """Leave the other ranks, and give back what the sender holds."""
@@ -192,11 +222,16 @@ class Rank:
             self._others.close()
 
 
-def _join(model: Any, place: RankSpec, meeting: str) -> Ranks | None:
+def _join(config: RunConfig, model: Any, place: RankSpec, meeting: str) -> Ranks | None:
     """The processes that train together; None for this one alone."""
     from agentrl.train.ranks import Ranks
 
-    if place.world_size == 1:
+    if place.world_size == 1 and config.train.backend == "torch":
         return None
     device = next(model.parameters()).device
     return Ranks(meeting, rank=place.rank, world_size=place.world_size, device=device)
+
+
+def _layout(weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Name, dtype and shape of each."""
+    return [(n, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in weights]

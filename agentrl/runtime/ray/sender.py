@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ class SenderFacts:
     """Whether engines must be receiving while it sends."""
     meets: bool
     """Whether it takes part in the meeting by a call of its own."""
+    gathers: bool = False
+    """Whether the other ranks hold parts of the weights, which they give while rank 0 sends."""
 
 
 class RemoteSender:
@@ -36,6 +39,7 @@ class RemoteSender:
         self.backend = facts.backend
         self.streams = facts.streams
         self._ranks = ranks
+        self._others = range(1, len(ranks)) if facts.gathers else range(0)
         if facts.meets:
             self.meet = lambda: self._ask("meet")
 
@@ -49,7 +53,12 @@ class RemoteSender:
 
     def send(self, weights: Weights, version: int) -> WeightTicket:
         """See `WeightSender`; `weights` are not looked at, those of rank 0 are sent."""
-        return self._ask("send", version)
+        with ThreadPoolExecutor(max(1, len(self._others))) as pool:
+            others = [pool.submit(self._gather, rank) for rank in self._others]
+            ticket = self._ask("send", version)
+            for other in others:
+                other.result()
+        return ticket
 
     def abort(self) -> None:
         """End a send that engines have left."""
@@ -58,6 +67,17 @@ class RemoteSender:
     def close(self) -> None:
         """See `WeightSender`."""
         self._ask("close")
+
+    def _gather(self, rank: int) -> None:
+        try:
+            ask_blocking(
+                self._ranks.handle(rank),
+                "gather_weights",
+                who=f"trainer rank {rank}",
+                limit_s=SEND_LIMIT_S,
+            )
+        except ActorLost as error:
+            raise SyncError(str(error)) from error
 
     def _ask(self, method: str, *args: Any) -> Any:
         try:

@@ -121,9 +121,9 @@ class TrainerActor:
         """Store groups that are not trained on."""
         await asyncio.to_thread(self._own.store.write, step, kind, await fetch(refs), None)
 
-    @dispatch(Mode.RANK_ZERO)
+    @dispatch(Mode.BROADCAST)
     async def save(self, folder: Path) -> None:
-        """Write weights, tokenizer and trainer state."""
+        """Write weights, tokenizer and trainer state; rank 0 does, of what all ranks hold."""
         await run_computing(self._own.save, folder)
 
     @dispatch(Mode.RANK_ZERO)
@@ -138,6 +138,11 @@ class TrainerActor:
     async def sender(self, method: str, *args: Any) -> Any:
         """Call the weight sender; `send` takes the version alone, the weights are here."""
         return await run_computing(self._own.ask_sender, method, *args)
+
+    @dispatch(Mode.BROADCAST)
+    async def gather_weights(self) -> None:
+        """Take part while rank 0 sends weights that the ranks hold in parts."""
+        await run_computing(self._own.gather_weights)
 
     @dispatch(Mode.BROADCAST)
     async def until_closed(self) -> None:
