@@ -18,7 +18,8 @@ from agentrl.runtime.collect import (
 )
 from agentrl.runtime.evaluate import EvalSummary, summarise
 from agentrl.runtime.fleet_checks import require_engines
-from agentrl.runtime.launch import Policy, check_parts, in_flight, open_policy
+from agentrl.runtime.launch import check_parts, in_flight
+from agentrl.runtime.policy import Policy, open_policy
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.stages import GroupReport, HeldGroup
 from agentrl.runtime.stop import StopSwitch

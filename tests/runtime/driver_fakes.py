@@ -19,10 +19,11 @@ from agentrl.errors import EngineError, SyncError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assemble import TaskSets
 from agentrl.runtime.drivers import make_run
-from agentrl.runtime.launch import open_metrics, resume_point
+from agentrl.runtime.launch import open_metrics
 from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunResult
+from agentrl.runtime.resume_point import resume_point
 from agentrl.runtime.run_dir import RunDir
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import StopSwitch

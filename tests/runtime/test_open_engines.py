@@ -14,7 +14,8 @@ from agentrl.config import RunConfig, parse_config
 from agentrl.engine import Engine
 from agentrl.errors import ConfigError, EngineRefused, SyncError
 from agentrl.runtime import engines, reach
-from agentrl.runtime.launch import _syncing, in_flight
+from agentrl.runtime.launch import in_flight
+from agentrl.runtime.opening import syncing
 from agentrl.runtime.run_dir import RunDir
 from agentrl.serving import LoadBalancer, TokenClient
 from agentrl.serving.vllm import command
@@ -98,7 +99,7 @@ async def test_the_sender_knows_where_it_is_and_how_wide_servers_are(tmp_path: P
     trainer: Any = SimpleNamespace(weights=lambda: iter([("w", torch.zeros(3))]))
     directory = RunDir.create(config, base=tmp_path)
     with pytest.raises(SyncError, match="heard"):
-        async with _syncing(config, policy, trainer, directory):
+        async with syncing(config, policy, trainer, directory):
             pass
     directory.close()
     assert own not in ("127.0.0.1", "")
