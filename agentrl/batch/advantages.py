@@ -23,6 +23,8 @@ from agentrl.errors import DataError, choices
 
 GROUP_BASELINES = frozenset({"rloo", "reinforce_baseline", "dr_grpo", "group_norm"})
 """Estimators that compare a rollout with its siblings."""
+_ROUNDING = 1e-13
+"""Of sums over the turns of a rollout, relative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +109,9 @@ def turn_advantages(
     the decision to stop, and punish every further turn by the mean of the rewards on the way
     (https://github.com/verl-project/verl/issues/7244).
 
-    `group_norm` divides by the deviation of whole returns; where these are all equal there is
-    none, and the group gets 0. The others keep what the turns of such a group differ by.
+    `group_norm` divides by the deviation of whole returns; where these are all equal, but for the
+    rounding of their sums, there is none, and the group gets 0. The others keep what the turns of
+    such a group differ by.
 
     Args:
         rewards: [G][K] by rollout and turn; None is outside the baseline.
@@ -137,7 +140,8 @@ def turn_advantages(
     if estimator not in GROUP_BASELINES:
         return returns
     scale = 1.0
-    if stats.size == 1 or (estimator == "group_norm" and stats.std == 0.0):
+    alike = stats.std == 0.0 or _a_rounding_apart(rewards, totals)
+    if stats.size == 1 or (estimator == "group_norm" and alike):
         scale = 0.0
     elif estimator == "group_norm":
         scale = 1.0 / (stats.std + eps)
@@ -152,3 +156,13 @@ def turn_advantages(
             baseline = (whole - float(found[0])) / (stats.size - 1)
         out.append((found - baseline) * scale if scale else np.zeros_like(found))
     return out
+
+
+def _a_rounding_apart(rewards: Sequence[Sequence[float] | None], totals: Sequence[float]) -> bool:
+    """Whether whole returns differ only because their turns were added up in floating point.
+
+    Turns may differ by much more than that: divided by such a deviation they would have advantages
+    of 1 / eps.
+    """
+    largest = max(math.fsum(map(abs, r)) for r in rewards if r is not None)
+    return max(totals) - min(totals) <= _ROUNDING * largest

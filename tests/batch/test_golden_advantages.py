@@ -103,6 +103,9 @@ def test_a_group_without_spread_is_not_divided_by_eps():
     """Fails (a million) if turns that differ are divided by the deviation of equal returns."""
     assert by_turn([[1.0, 0.0], [0.0, 1.0]], "group_norm") == [[0.0, 0.0], [0.0, 0.0]]
     assert by_turn([[1.0, 0.0], [0.0, 1.0]], "dr_grpo") == [[0.0, -1.0], [0.0, 0.0]]
+    # Added up from the end, the first is 1 - 1.1e-16.
+    assert sum((0.7, 0.2, 0.1)) < 1.0
+    assert by_turn([[0.1, 0.2, 0.7], [1.0]], "group_norm") == [[0.0, 0.0, 0.0], [0.0]]
 
 
 def test_the_estimate_is_unbiased_where_the_policy_decides_when_to_stop():
