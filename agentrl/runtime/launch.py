@@ -55,6 +55,7 @@ async def train(
     with stop.on_signals():
         config = run_dir.settle(config) if run_dir else config
         check_parts(config, base=base)
+        check_learner(config)
         find_loss(config.resolved_algorithm().policy_loss, base=base)
         tasks = load_task_sets(config, base=base)
         await require_fleet(config)
@@ -88,7 +89,6 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
 
     check_schedule(config)
     check_model_path(resolve_model_path(config.model.path))
-    check_learner(config)
     build_parser(config.chat.tool_parser)
     make_tools(config.env, base=base)
     make_env_factory(config.env, base=base)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
+from agentrl.errors import ConfigError
 from agentrl.runtime.assemble import model_source
 from agentrl.runtime.checkpoint import resolve_model_path
 
@@ -82,21 +83,50 @@ def make_trainer(
     return trainer
 
 
-def check_learner(config: RunConfig) -> None:
+def check_learner(config: RunConfig) -> str:
     """What `make_trainer` would refuse and that can be known before anything is loaded.
 
+    Returns:
+        Who trains what, in words.
+
     Raises:
-        ConfigError: a critic with a backend that has none, or from a path that is no checkpoint.
+        ConfigError: a backend that does not fit the optimizer or the critic, or a critic
+            from a path that is no checkpoint.
     """
-    if not config.resolved_algorithm().needs_values or config.train.steps == 0:
-        return
+    train = config.train
+    if train.steps == 0:
+        return "train.steps is 0: nothing is trained"
+    _check_backend(config)
+    ranks = config.ray.trainer_ranks if config.runtime == "ray" else 1
+    what = f"adapters of rank {train.lora.rank}" if train.lora.rank else "all weights"
+    text = f"{train.optimizer} on {what}, backend {train.backend}, ranks: {ranks}"
+    if not config.resolved_algorithm().needs_values:
+        return text
     from agentrl.train.critic import check_critic_backend
     from agentrl.train.pretrained import check_model_path
 
-    check_critic_backend(config.train)
+    check_critic_backend(train)
     path = _critic_section(config).path
     if path is not None:
-        check_model_path(path)
+        check_model_path(path, key="critic.path")
+    return f"{text}, with a critic"
+
+
+def _check_backend(config: RunConfig) -> None:
+    """What `make_backend` and DeepSpeed refuse, before there is a model or a second process."""
+    train, wrong = config.train, ""
+    if train.backend == "torch":
+        if train.offload:
+            wrong = "train.offload is true, but torch offloads nothing; use fsdp2 or deepspeed"
+    elif train.optimizer == "muon":
+        wrong = "train.optimizer muon needs whole matrices; set adamw, or use torch"
+    elif train.backend == "deepspeed" and train.zero_stage == 0:
+        if train.offload:
+            wrong = "ZeRO 0 offloads nothing; set train.zero_stage: 1, 2 or 3"
+        elif config.model.dtype == "bfloat16":
+            wrong = "ZeRO 0 adds gradients up in bfloat16; set train.zero_stage: 1, or use torch"
+    if wrong:
+        raise ConfigError(f"train.backend is {train.backend}: {wrong}")
 
 
 def _critic_section(config: RunConfig) -> CriticSection:

@@ -52,6 +52,7 @@ async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> l
         ("sandbox", lambda: _sandbox(config, base)),
         ("rewards", lambda: _rewards(config, base)),
         ("algorithm", lambda: algorithm_checks.algorithm(config, base=base)),
+        ("trainer", lambda: _trainer(config)),
         ("schedule", lambda: fleet_checks.schedule(config)),
         ("engines", lambda: fleet_checks.engines(config, found)),
         ("cluster", lambda: fleet_checks.cluster(config)),
@@ -110,6 +111,12 @@ async def _rewards(config: RunConfig, base: Path) -> str:
     ]
     changed = section.model_dump(exclude_defaults=True, exclude={"functions", "env_weight"})
     return "; ".join([" + ".join(parts), *(f"{name} {value}" for name, value in changed.items())])
+
+
+async def _trainer(config: RunConfig) -> str:
+    from agentrl.runtime.learner import check_learner
+
+    return check_learner(config)
 
 
 async def _chat(config: RunConfig, found: dict[str, Any]) -> Check | str:

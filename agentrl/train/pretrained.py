@@ -72,8 +72,12 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def check_model_path(path: str) -> None:
-    """Everything about `model.path` that can be checked without loading weights.
+def check_model_path(path: str, *, key: str = "model.path") -> None:
+    """Everything about a path to a model that can be checked without loading weights.
+
+    Args:
+        path: a checkpoint folder, a hub name or the quickstart model.
+        key: of the config that names it.
 
     Raises:
         ConfigError: a folder that is not a checkpoint.
@@ -85,12 +89,12 @@ def check_model_path(path: str) -> None:
         if not (folder / "config.json").is_file():
             names = sorted(entry.name for entry in folder.iterdir())
             raise ConfigError(
-                f"model.path {path!r} is a folder without config.json, so not a Hugging Face "
+                f"{key} {path!r} is a folder without config.json, so not a Hugging Face "
                 f"checkpoint; it holds: {', '.join(names[:8]) or 'nothing'}"
             )
     elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
         raise ConfigError(
-            f"model.path {path!r} does not exist; give a checkpoint folder, a hub name such as "
+            f"{key} {path!r} does not exist; give a checkpoint folder, a hub name such as "
             f"'org/model', or {QUICKSTART!r}"
         )
 

@@ -74,6 +74,31 @@ def test_reward_functions_are_resolved_before_a_run_opens_anything(project: Path
         check_parts(config, base=project.parent)
 
 
+CUT = ["runtime=ray", "serving.engine=vllm"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["train.offload=true"], "torch offloads nothing"),
+        ([*CUT, "train.backend=deepspeed", "train.optimizer=muon"], "needs whole matrices"),
+        ([*CUT, "train.backend=deepspeed", "train.zero_stage=0"], "set train.zero_stage: 1"),
+        ([*CUT, "train.backend=fsdp2", "algorithm.preset=ppo"], "only trained with the backend"),
+        (["critic.path=./nowhere", "algorithm.preset=ppo"], "critic.path './nowhere' does not"),
+    ],
+)
+async def test_what_no_trainer_can_be_made_of_is_named_before_anything_is_loaded(
+    project: Path, overrides: list[str], words: str
+) -> None:
+    """Fails ("ready to train") if the report does not ask what the trainer would refuse."""
+    overrides = ["model.dtype=bfloat16", *overrides]
+    checks = await check(project, *overrides)
+    assert checks["trainer"].status is Status.FAIL, checks["trainer"]
+    assert words in checks["trainer"].detail
+    # A policy is scored without a trainer.
+    check_parts(load_config(project, overrides), base=project.parent)
+
+
 AHEAD = ["schedule.one_step_off=true", "schedule.partial_rollout=true"]
 
 
