@@ -9,9 +9,10 @@ with the library's own attention and logits at the answer. Forward and backward,
 thread. Rows are independent and their cost is a smooth function of the turn, so the two baselines
 run every `--stride`-th turn of one rollout and are scaled up; the tree runs whole.
 
-The model is one layer of SmolLM2-135M with a thirtieth of its vocabulary, so that the shares of
-attention, layers and head are those of the real one. "limit" is the ratio of floating-point
-operations in matrix products, attention counted causally.
+The model is one layer of SmolLM2-135M (or of Qwen2.5-0.5B) with that layer's share of the
+vocabulary, so that the shares of attention, layers and head are those of the real one. "limit" is
+the ratio of floating-point operations in matrix products, attention counted causally: the longer the
+history, the more of it is attention, of which sharing saves less than of anything else.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,17 +35,45 @@ from agentrl.train.attention import packed_attention
 from agentrl.train.logprobs import packed_log_probs
 from agentrl.train.memory import keep_freed_memory
 
-VOCABULARY, WIDTH, GROUP = 1638, 576, 8
+GROUP = 8
 
 
-def make_model(layers: int) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One layer, and its share of the head."""
+
+    width: int
+    """Of the hidden states."""
+    inner: int
+    """Of the feed-forward layer."""
+    heads: int
+    """Of the queries."""
+    kv_heads: int
+    """Of keys and values."""
+    vocabulary: int
+    """Ids of the whole model divided by its layers."""
+
+    @property
+    def weights(self) -> int:
+        """Of the matrices."""
+        kv = self.width * self.kv_heads // self.heads
+        return 2 * self.width * (self.width + kv) + 3 * self.width * self.inner
+
+
+SHAPES = {
+    "smollm": Shape(width=576, inner=1536, heads=9, kv_heads=3, vocabulary=1638),
+    "qwen": Shape(width=896, inner=4864, heads=14, kv_heads=2, vocabulary=6330),
+}
+
+
+def make_model(shape: Shape) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=1536, num_hidden_layers=layers,
-        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=32768,
-        tie_word_embeddings=True,
+        vocab_size=shape.vocabulary, hidden_size=shape.width, intermediate_size=shape.inner,
+        num_hidden_layers=1, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=32768, tie_word_embeddings=True,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 
@@ -51,12 +81,12 @@ def make_model(layers: int) -> Any:
 def make_rows(args: argparse.Namespace) -> list[Row]:
     """One row per turn and rollout, in that order."""
     rng = random.Random(0)
-    prompt = rng.choices(range(VOCABULARY), k=args.prompt)
+    prompt = rng.choices(range(SHAPES[args.shape].vocabulary), k=args.prompt)
     rows: list[Row] = []
     for number in range(GROUP):
         ids = list(prompt)
         for turn in range(args.turns):
-            ids += rng.choices(range(VOCABULARY), k=args.turn)
+            ids += rng.choices(range(SHAPES[args.shape].vocabulary), k=args.turn)
             answer = args.turn // 2
             rows.append(
                 Row(
@@ -74,10 +104,8 @@ def make_rows(args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def products(rows: list[Row], *, shared: bool, layers: int) -> float:
+def products(rows: list[Row], shape: Shape, *, shared: bool) -> float:
     """Multiplications and additions of matrix products in one pass."""
-    kv = WIDTH // 3
-    weights = layers * (2 * WIDTH * (WIDTH + kv) + 3 * WIDTH * 1536)
     contexts = [np.arange(1, row.length + 1) for row in rows]
     if shared:
         # A turn repeats all but its own tokens; the prompt belongs to the first row.
@@ -88,7 +116,8 @@ def products(rows: list[Row], *, shared: bool, layers: int) -> float:
         ]  # fmt: skip
     tokens, pairs = sum(map(len, contexts)), sum(int(context.sum()) for context in contexts)
     answers = sum(len(row.mask_R) for row in rows)
-    return 6.0 * (tokens * weights + 2 * pairs * WIDTH * layers + answers * WIDTH * VOCABULARY)
+    head = answers * shape.width * shape.vocabulary
+    return 6.0 * (tokens * shape.weights + 2 * pairs * shape.width + head)
 
 
 def prompt_of(rows: list[Row]) -> int:
@@ -117,7 +146,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--turn", type=int, default=256, help="tokens of a turn")
     parser.add_argument("--prompt", type=int, default=2048)
-    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--shape", choices=SHAPES, default="smollm")
     parser.add_argument("--stride", type=int, default=5)
     parser.add_argument("--micro-batch-tokens", type=int, default=32768)
     args = parser.parse_args()
@@ -125,7 +154,8 @@ def main() -> None:
         parser.error(f"--turns {args.turns} is not a multiple of --stride {args.stride}")
     torch.set_num_threads(1)
     keep_freed_memory()
-    model, rows = make_model(args.layers), make_rows(args)
+    shape = SHAPES[args.shape]
+    model, rows = make_model(shape), make_rows(args)
     # The middle of each stretch of turns stands for the stretch.
     some = rows[args.stride // 2 : args.turns : args.stride]
     scale = GROUP * args.turns / len(some)
@@ -145,8 +175,7 @@ def main() -> None:
         began = time.process_time()
         run()
         seconds[name] = (time.process_time() - began) * factor
-    ours = products(rows, shared=True, layers=args.layers)
-    limits = {name: products(rows, shared=False, layers=args.layers) / ours for name in runs}
+    limit = products(rows, shape, shared=False) / products(rows, shape, shared=True)
     table = Table(
         title=f"{GROUP} rollouts, prompt {args.prompt}, {args.turns} turns of {args.turn}"
     )
@@ -154,9 +183,9 @@ def main() -> None:
         table.add_column(column, justify="right")
     for name, found in seconds.items():
         tokens = sum(m.num_tokens for m in tree) if name == "tree" else sum(r.length for r in rows)
-        limit = 1.0 if name == "tree" else limits[name]
+        bound = 1.0 if name == "tree" else limit
         table.add_row(
-            name, str(tokens), f"{found:.1f}", f"{found / seconds['tree']:.1f}", f"{limit:.1f}"
+            name, str(tokens), f"{found:.1f}", f"{found / seconds['tree']:.1f}", f"{bound:.1f}"
         )
     Console(width=100).print(table)
 
