@@ -11,8 +11,8 @@ run every `--stride`-th turn of one rollout and are scaled up; the tree runs who
 
 The model is one layer of SmolLM2-135M (or of Qwen2.5-0.5B) with that layer's share of the
 vocabulary, so that the shares of attention, layers and head are those of the real one. "limit" is
-the ratio of floating-point operations in matrix products, attention counted causally: the longer the
-history, the more of it is attention, of which sharing saves less than of anything else.
+the ratio of floating-point operations in matrix products, attention counted causally: the longer
+the history, the more of it is attention, of which sharing saves less than of anything else.
 """
 
 from __future__ import annotations
