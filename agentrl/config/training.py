@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.base import Section
 
@@ -16,11 +16,21 @@ class LoraSection(Section):
     """Rank of the adapters; 0 trains all weights."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapters' output is scaled by this over the rank."""
-    targets: tuple[str, ...] = ("all-linear",)
+    targets: tuple[str, ...] = Field(default=("all-linear",), min_length=1)
     """Names of the modules that get one; `all-linear` is every linear layer but the head."""
     sync: Literal["adapters", "merged"] = "adapters"
     """What goes to vLLM servers: `adapters` alone, which they merge into the model they were
     started with, or all weights. The `nccl` backend always sends all."""
+
+    @field_validator("targets")
+    @classmethod
+    def _all_or_some(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        if "all-linear" in targets and len(targets) > 1:
+            raise ValueError(
+                f"targets is {list(targets)}, but all-linear stands for all of them; leave it "
+                "alone, or name the layers without it"
+            )
+        return targets
 
 
 class TrainSection(Section):

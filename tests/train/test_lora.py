@@ -235,6 +235,12 @@ def test_named_targets_only() -> None:
     assert found == {"q_proj", "v_proj"}
 
 
+def test_all_linear_stands_alone() -> None:
+    """Fails (only q_proj has an adapter) if such a list goes to peft."""
+    with pytest.raises(ValueError, match=r"\['all-linear', 'q_proj'\], but all-linear stands for"):
+        LoraSection(rank=2, targets=("all-linear", "q_proj"))
+
+
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
