@@ -248,7 +248,31 @@ class AlgorithmSection(Section):
             )
         if self.dual_clip is not None and self.policy_loss not in ("ppo_clip", "gspo"):
             found.append(f"dual_clip has no effect with policy_loss {self.policy_loss}")
-        return found
+        if self.turn_rewards == "return_to_go" and self.advantage_estimator == "group_norm":
+            found.append(
+                "turn_rewards return_to_go with group_norm: where whole returns are nearly equal, "
+                "turns are divided by nearly nothing; use rloo or dr_grpo"
+            )
+        return found + self._idle_keys()
+
+    def _idle_keys(self) -> list[str]:
+        """Keys that were set and that nothing reads in this assembly."""
+        ours = self.policy_loss in ("ppo_clip", "gspo", "cispo", "sapo")
+        uncorrected = self.is_correction_type == "none" and ours
+        bounds = self.is_correction_threshold is not None
+        token = self.importance_level == "token"
+        idle = {
+            "is_correction_threshold has no effect with is_correction_type none": bounds
+            and (uncorrected or self.old_log_probs == "rollout"),
+            f"importance_level has no effect with policy_loss {self.policy_loss}": ours
+            and not token,
+            "no_std_norm has no effect without whiten_advantages": self.no_std_norm
+            and not self.whiten_advantages,
+            f"lam has no effect with advantage_estimator {self.advantage_estimator}": self.lam
+            != AlgorithmSection.model_fields["lam"].default
+            and not self.needs_values,
+        }
+        return [text for text, found in idle.items() if found]
 
     def resolved(self, *, horizon: int) -> AlgorithmSection:
         """Every None filled in from the preset, with `horizon` for the `horizon` of its own."""

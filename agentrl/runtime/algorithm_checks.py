@@ -7,6 +7,7 @@ from pathlib import Path
 from agentrl.config import RunConfig
 from agentrl.config.blocks import describe_blocks
 from agentrl.runtime.drivers import runs_ahead
+from agentrl.runtime.evaluate import metric_keys
 from agentrl.runtime.records import Check, Status
 
 
@@ -45,6 +46,26 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
         found.append(
             "reward.env_weight is 0 and there are no reward.functions: every reward is 0 and "
             "nothing is learned"
+        )
+    return found + _best_checkpoints(config)
+
+
+def _best_checkpoints(config: RunConfig) -> list[str]:
+    """Why no checkpoint, or only the last, would be among the best."""
+    kept, by = config.checkpoint.keep_best, config.checkpoint.best_by
+    if config.train.steps == 0 or not (kept or by):
+        return []
+    found = []
+    keys = metric_keys(config.eval.n_samples)
+    if by and by not in {f"eval/{name}/{key}" for name in config.eval.datasets for key in keys}:
+        found.append(
+            f"checkpoint.best_by {by!r} is no metric of an evaluation; they are called "
+            f"eval/NAME/ and {', '.join(keys)}"
+        )
+    if kept and not config.eval.every_steps:
+        found.append(
+            f"checkpoint.keep_best is {kept}, but eval.every_steps is 0: only the last step is "
+            "evaluated; set eval.every_steps"
         )
     return found
 

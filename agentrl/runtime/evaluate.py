@@ -39,17 +39,19 @@ class EvalSummary:
 
     def metrics(self) -> dict[str, float]:
         """Under `eval/NAME/`, for the log; unknown numbers are left out."""
-        values = {
-            "score": self.score.mean,
-            "score_low": self.score.low,
-            "score_high": self.score.high,
-            f"pass@{self.k}": self.pass_at_k,
-            "mean_length": self.mean_tokens,
-            "truncated": self.truncated,
-            "untrusted": float(self.untrusted),
-        }
-        prefix = f"eval/{self.name}/"
-        return {prefix + key: value for key, value in values.items() if not math.isnan(value)}
+        score = self.score
+        numbers = (
+            *(score.mean, score.low, score.high, self.pass_at_k, self.mean_tokens),
+            *(self.truncated, float(self.untrusted)),
+        )
+        values = zip(metric_keys(self.k), numbers, strict=True)
+        return {f"eval/{self.name}/{key}": v for key, v in values if not math.isnan(v)}
+
+
+def metric_keys(n_samples: int) -> tuple[str, ...]:
+    """What follows `eval/NAME/` in the metrics of a dataset with so many rollouts per task."""
+    passed = f"pass@{n_samples}"
+    return ("score", "score_low", "score_high", passed, "mean_length", "truncated", "untrusted")
 
 
 def summarise(

@@ -141,11 +141,35 @@ def test_a_loss_of_ones_own_is_found_from_the_run_file(project: Path) -> None:
             "only one strictly between [0.0, 1.0]",
         ),
         (["reward.env_weight=0"], "every reward is 0"),
+        (["algorithm.is_correction_threshold=[0.5, 2]"], "is_correction_threshold has no effect"),
+        (["algorithm.importance_level=sequence"], "importance_level has no effect"),
+        (["algorithm.no_std_norm=true"], "no_std_norm has no effect without whiten_advantages"),
+        (["algorithm.lam=0.9"], "lam has no effect with advantage_estimator dr_grpo"),
+        (["algorithm.preset=grpo", "algorithm.turn_rewards=return_to_go"], "use rloo or dr_grpo"),
+        (["checkpoint.best_by=eval/held/scores"], "'eval/held/scores' is no metric"),
+        (["checkpoint.keep_best=1", "eval.every_steps=0"], "only the last step is evaluated"),
     ],
 )
 def test_doubts(project: Path, overrides: list[str], words: str) -> None:
     (doubt,) = doubts_of(project, *overrides)
     assert words in doubt
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.preset=tis_reinforce", "algorithm.importance_level=sequence"],
+        [
+            "algorithm.preset=tis_reinforce",
+            "algorithm.old_log_probs=recompute",
+            "algorithm.is_correction_threshold=[0, 3]",
+        ],
+        ["algorithm.preset=ppo", "algorithm.lam=0.9", "algorithm.no_std_norm=true"],
+        ["checkpoint.keep_best=1", "checkpoint.best_by=eval/held/pass@3", "eval.n_samples=3"],
+    ],
+)
+def test_keys_that_are_read_are_no_doubt(project: Path, overrides: list[str]) -> None:
+    assert doubts_of(project, "eval.every_steps=1", *overrides) == []
 
 
 def test_a_buffer_longer_than_the_budget_is_refused(project: Path) -> None:
