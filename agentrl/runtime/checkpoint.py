@@ -138,6 +138,7 @@ def make_folder(target: Path, write: Callable[[Path], None]) -> Path:
         OSError: as while writing; what stood there stays.
     """
     making = target.with_name(f"{_MAKING}{target.name}")
+    shutil.rmtree(making, ignore_errors=True)  # what a kill left
     try:
         making.mkdir()
         write(making)

@@ -98,6 +98,16 @@ def test_a_failed_export_leaves_nothing(run: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".making-*"))
 
 
+def test_an_export_that_was_killed_is_made_again(run: Path, tmp_path: Path) -> None:
+    # Fails (File exists) if the folder that the killed one was filling is in the way.
+    left = tmp_path / ".making-out"
+    left.mkdir()
+    (left / "half.safetensors").write_text("x")
+    export(run, tmp_path / "out")
+    assert not left.exists()
+    assert not (tmp_path / "out" / "half.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
