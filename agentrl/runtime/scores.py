@@ -84,8 +84,13 @@ class ScoreBook:
         return metrics
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Of the evaluations made at `step`; empty if there was none."""
+        """Of the evaluation at `step`; empty if there was none, or one that a signal cut short.
+
+        A mean over some of the datasets must not be compared with one over all.
+        """
         known = [self._scores.get((name, step)) for name in self._tasks]
+        if None in known:
+            return {}
         return {key: v for score in known if score for key, v in score.metrics().items()}
 
     def comparisons(self, step: int) -> tuple[Comparison, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from driver_fakes import FakeWorker, Fuse, drive, fake_config
 
 from agentrl.config import parse_config
 from agentrl.config.schema import CheckpointSection
+from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError, RunError
 from agentrl.runtime.checkpoint import (
     CheckpointState,
@@ -20,7 +22,9 @@ from agentrl.runtime.checkpoint import (
     save_checkpoint,
     would_be_kept,
 )
-from agentrl.types import Task, Trajectory
+from agentrl.runtime.scores import ScoreBook
+from agentrl.runtime.stages import HeldGroup
+from agentrl.types import SamplingParams, Task, Trajectory
 
 
 def state(step: int, **scores: float) -> CheckpointState:
@@ -120,6 +124,27 @@ async def test_a_run_keeps_its_best_step_though_no_save_was_due(tmp_path: Path) 
     found = list_checkpoints(tmp_path / "fake" / "checkpoints")
     scores = {item.state.step: item.state.score("") for item in found}
     assert scores == {3: pytest.approx(0.9), 7: pytest.approx(0.5)}
+
+
+async def test_half_an_evaluation_is_no_score(tmp_path: Path) -> None:
+    """Fails (0.5 of the easy one alone) if what a signal cut short is compared with whole ones."""
+    tasks = {name: [Task(id="0", prompt="")] for name in ("easy", "hard")}
+    book = ScoreBook(tasks, TrajectoryStore(tmp_path), n_samples=1, logged={})
+    worker = FakeWorker(Fuse())
+
+    async def roll_out(name: str, of: Sequence[Task]) -> list[HeldGroup]:
+        if name == "hard" and stopped:
+            raise KeyboardInterrupt
+        made = worker.run_group(of[0], group_id=name, n=1, sampling=SamplingParams(), seed=0)
+        return [HeldGroup.of(await made)]
+
+    stopped = True
+    with pytest.raises(KeyboardInterrupt):
+        await book.evaluate(1, roll_out, on_score=lambda summary: None)
+    assert book.metrics(1) == {}
+    stopped = False
+    await book.evaluate(1, roll_out, on_score=lambda summary: None)
+    assert {"eval/easy/score", "eval/hard/score"} <= book.metrics(1).keys()
 
 
 def changed(config: Any, **sections: dict[str, Any]) -> Any:
