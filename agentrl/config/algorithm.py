@@ -322,7 +322,7 @@ class RewardFunction(Section):
 
     target: str
     """Import string of a function `(trajectory, task) -> float`, plain or async."""
-    weight: float = 1.0
+    weight: float = Field(default=1.0, allow_inf_nan=False)
     """Factor of its value in the reward."""
     args: dict[str, Any] = Field(default_factory=dict)
     """More keyword arguments."""
@@ -333,15 +333,15 @@ class RewardSection(Section):
 
     functions: dict[str, RewardFunction] = Field(default_factory=dict)
     """Name to function; their weighted values are added to the environment's reward."""
-    env_weight: float = 1.0
+    env_weight: float = Field(default=1.0, allow_inf_nan=False)
     """Factor of the environment's own reward; 0 leaves only `functions`."""
     overlong_buffer_len: int | None = Field(default=None, ge=1)
     """DAPO: a penalty grows linearly over the last so many tokens of the response budget."""
-    overlong_penalty_factor: float = Field(default=1.0, gt=0)
+    overlong_penalty_factor: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """The penalty at the end of that buffer."""
-    stop_properly_penalty_coef: float | None = Field(default=None, le=1)
+    stop_properly_penalty_coef: float | None = Field(default=None, le=1, allow_inf_nan=False)
     """ProRL, truncated rollouts only: 0 to 1 multiplies the reward, below 0 replaces it."""
-    missing_eos_penalty: float | None = Field(default=None, gt=0)
+    missing_eos_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Taken off where the last turn ended without a stop token."""
     clip: Bounds | None = None
     """Bounds of the reward after the penalties."""
