@@ -177,8 +177,8 @@ class AlgorithmSection(Section):
     """Weight for the difference between sampler and trainer, with `recompute`: `tis` clamps it,
     `icepop` drops tokens beyond the bounds, `seq-mask-tis` drops rollouts and clamps the rest."""
     is_correction_threshold: Bounds | None = None
-    """Bounds of that weight; None takes those usual for its type. `tis_reinforce` uses the upper
-    one."""
+    """Bounds of that weight; None takes those usual for its type. `tis_reinforce` brings `tis`
+    along wherever the ratio is not taken to the sampler itself."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Block B: weight of the penalty for leaving the reference policy, which is the model the run
     began with; 0 loads no reference."""

@@ -119,10 +119,10 @@ def _loss(algorithm: AlgorithmSection) -> str:
         parts[0] += f": {formula}"
     if algorithm.dual_clip is not None:
         parts.append(f"at most {algorithm.dual_clip:g} |A| where A < 0")
-    parts.append(_OLD[algorithm.old_log_probs])
-    kind = algorithm.is_correction_type
-    if kind == "none" and name == "tis_reinforce" and algorithm.old_log_probs == "recompute":
-        kind = "tis"  # this loss brings it along
+    kind, old = algorithm.is_correction_type, algorithm.old_log_probs
+    if kind == "none" and name == "tis_reinforce" and old != "rollout":
+        kind, old = "tis", "recompute"  # this loss brings it along, also in place of the raw weight
+    parts.append(_OLD[old])
     if kind != "none":
         low, high = algorithm.is_correction_threshold or IS_BOUNDS[kind]
         parts.append("times " + _CORRECTIONS[kind].format(low=low, high=high))

@@ -50,7 +50,7 @@ class TrainSection(Section):
     learning_rate: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape after the warm-up; `linear` and `cosine` fall to zero at the last step."""
+    """Shape after the warm-up; `linear` and `cosine` would be zero one step after the last."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
     weight_decay: float = Field(default=0.0, ge=0)
