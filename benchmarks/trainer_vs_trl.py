@@ -13,7 +13,8 @@ thread. "limit" is the ratio of floating-point operations in matrix products: wh
 prompt and leaving out padding can give when everything else is equal.
 
 `--memory` measures the peak of resident memory instead, every variant in a process of its own; the
-part above what the model and its optimizer hold is what a step needs.
+part above what the model and its optimizer hold is what a step needs. `--checkpointing` is for all
+variants; run without it for TRL's figures without.
 """
 
 from __future__ import annotations
@@ -228,6 +229,9 @@ class Trl:
             train_dataset=prompts, processing_class=tokenizer(),
         )  # fmt: skip
         self._trainer.create_optimizer()
+        if args.checkpointing:
+            # `train()` would do it, which is not called here.
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._trainer.current_gradient_accumulation_steps = 1
         self._inputs = trl_inputs(case)
 
