@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.config.schema import TrainSection
 from agentrl.errors import ConfigError
+from agentrl.train.readable import check_readable
 from agentrl.train.torch_backend import RESPONSE_MASK, TorchBackend
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ def make_backend(
         mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
 
     Raises:
-        ConfigError: settings that do not go together, or a package that is not installed.
+        ConfigError: settings that do not go together, a package that is not installed, or a model
+            that the trainer would compute wrongly.
         TrainError: the ranks hold different weights, or one of them is gone.
     """
+    check_readable(model)
     if train.backend == "torch":
         if train.offload:
             raise ConfigError(

@@ -1,0 +1,68 @@
+"""Which models the trainer reads as they are meant: a look at the model before it is trained.
+
+The trainer runs the body of a model with its own attention and its head on chosen tokens. What a
+model does beside that (a scale or a soft cap on the logits, layers with an attention of their own)
+would be left out without a sound, and log-probabilities would be those of another model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import ConfigError
+from agentrl.train.stateful import other_layers
+
+_PROBE = 4
+"""Tokens that are read to see what a model does with them."""
+
+
+def check_readable(model: Any) -> None:
+    """Refuse a model whose numbers the trainer would get wrong. Reads a few tokens once.
+
+    Args:
+        model: a whole `transformers` model; a critic's body is looked at, too.
+
+    Raises:
+        ConfigError: says what the model does that the trainer leaves out.
+    """
+    body = getattr(model, "base_model", model)
+    if not (getattr(body, "_supports_attention_backend", False) or other_layers(body)):
+        raise ConfigError(
+            f"model.path: the layers of {type(body).__name__} have an attention of their own, so "
+            "rows in one micro-batch would see each other; train a model whose attention goes "
+            "through transformers' AttentionInterface (_supports_attention_backend)"
+        )
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is None or body is model:
+        return  # a critic, or what `packed_log_probs` refuses by name
+    seen: dict[str, Tensor] = {}
+
+    def keep(module: Any, args: tuple[Any, ...], out: Tensor) -> None:
+        seen["hidden"], seen["logits"] = args[0], out
+
+    hook = head.register_forward_hook(keep)
+    body_hook = body.register_forward_hook(
+        lambda module, args, out: seen.update(body=out.last_hidden_state)
+    )
+    try:
+        with torch.no_grad():
+            ids = torch.arange(1, 1 + _PROBE, device=next(model.parameters()).device)
+            logits = model(input_ids=ids[None], use_cache=False).logits
+    finally:
+        hook.remove()
+        body_hook.remove()
+    parts = (("hidden", "body", "before"), ("logits", "model", "after"))
+    seen["model"] = logits
+    # Some models call a part of their body, which says nothing about what the head is given.
+    seen.setdefault("body", seen["hidden"])
+    for own, whole, where in parts:
+        got, want = seen[own], seen[whole]
+        if not torch.equal(got.to(want.dtype), want):
+            raise ConfigError(
+                f"model.path: {type(model).__name__} changes its numbers {where} the head (a scale "
+                "or a soft cap of the logits), which the trainer does not compute; train a model "
+                "with a plain linear head"
+            )

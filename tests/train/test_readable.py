@@ -1,0 +1,69 @@
+"""Models that the trainer would compute wrongly are refused before they are trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from agentrl.config.schema import TrainSection
+from agentrl.errors import ConfigError
+from agentrl.train.backends import make_backend
+from agentrl.train.value_head import ValueModel
+
+SIZES = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def model(kind, **changes):
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[kind](**{**SIZES, **changes})
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def backend(of):
+    return make_backend(of, train=TrainSection(), gradient_checkpointing=False, ranks=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("granite", {"logits_scaling": 4.0}),
+        ("cohere", {"logit_scale": 0.25}),
+        ("gemma3_text", {"final_logit_softcapping": 2.0}),
+    ],
+)
+def test_logits_that_are_scaled_after_the_head_are_refused(kind, changes):
+    """Log-probabilities were off by more than 1 nat, and nobody said so."""
+    with pytest.raises(ConfigError, match="after the head"):
+        backend(model(kind, **changes))
+
+
+@pytest.mark.parametrize("kind", ["gptj", "bloom"])
+def test_layers_with_an_attention_of_their_own_are_refused(kind):
+    """Rows of a micro-batch saw each other, and the future."""
+    small = {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}
+    found = model(kind, **small)
+    with pytest.raises(ConfigError, match="attention of their own"):
+        backend(found)
+    with pytest.raises(ConfigError, match="attention of their own"):
+        backend(ValueModel(found.base_model))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen2", {}),
+        ("gemma3_text", {}),
+        ("granite", {"logits_scaling": 1.0}),
+        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "head_dim": None}),
+        ("mamba", {"state_size": 4, "head_dim": None}),
+    ],
+)
+def test_others_are_taken(kind, changes):
+    found = model(kind, **changes)
+    backend(found)
+    backend(ValueModel(found.base_model))
