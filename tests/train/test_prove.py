@@ -181,6 +181,19 @@ def test_a_loss_that_does_not_even_run_is_a_finding(name, message):
     assert message in failures(found)["runs"]
 
 
+@policy_loss("prove_asks_the_reference", masks=("final_response_mask",))
+def asks_the_reference(inputs: LossInputs) -> TokenLosses:
+    drift = inputs.log_probs_R - inputs.ref_log_probs_R
+    return TokenLosses(loss_R=-inputs.advantages_R * (inputs.log_probs_R - 0.1 * drift))
+
+
+def test_a_loss_that_asks_a_reference_there_is_none_of_is_a_finding():
+    """It passed, and the first step of the run ended with a TypeError."""
+    found = proof(policy_loss="prove_asks_the_reference")
+    assert "TypeError" in failures(found)["runs"]
+    assert proof(policy_loss="prove_asks_the_reference", kl_coef=0.1).passed
+
+
 def test_an_unknown_loss_is_a_mistake_in_the_config():
     with pytest.raises(ConfigError, match=r"prove_nothing"):
         proof(policy_loss="prove_nothing")

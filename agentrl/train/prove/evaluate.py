@@ -161,6 +161,9 @@ def evaluate(
                 fixed = FixedLogProbs(ref_R=out.log_probs_R.detach())
             else:
                 fixed = _fixed(policies, tensors, micro, needs, poison or {})
+                if not algorithm.needs_reference:
+                    # Training loads none then, and a loss that asks for it has to break here.
+                    fixed = replace(fixed, ref_R=None)
             found = objective(
                 out,
                 tensors,
