@@ -18,7 +18,7 @@ import numpy as np
 
 from agentrl.batch.records import FloatArray
 from agentrl.batch.returns import rewards_to_go
-from agentrl.config.algorithm import Estimator
+from agentrl.config.presets import Estimator
 from agentrl.errors import DataError, choices
 
 GROUP_BASELINES = frozenset({"rloo", "reinforce_baseline", "dr_grpo", "group_norm"})

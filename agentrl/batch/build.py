@@ -24,7 +24,8 @@ from agentrl.batch.records import (
 )
 from agentrl.batch.rows import CheckedRow, check_row
 from agentrl.batch.select import SelectedRollout, select_rollouts
-from agentrl.config.algorithm import AlgorithmSection, Bounds
+from agentrl.config.algorithm import AlgorithmSection
+from agentrl.config.presets import Bounds
 from agentrl.errors import DataError
 from agentrl.metrics.bag import MetricBag
 from agentrl.types import TrajectoryGroup

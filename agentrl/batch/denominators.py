@@ -14,7 +14,7 @@ from typing import get_args
 
 from agentrl.batch.records import MASK_KEYS, MaskCounts
 from agentrl.batch.rows import CheckedRow
-from agentrl.config.algorithm import LossAggMode
+from agentrl.config.presets import LossAggMode
 from agentrl.errors import DataError, choices
 from agentrl.types import Trajectory
 

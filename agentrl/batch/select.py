@@ -17,7 +17,8 @@ import numpy as np
 from agentrl.batch.advantages import GROUP_BASELINES, turn_advantages
 from agentrl.batch.records import FloatArray, IntArray
 from agentrl.batch.turns import turn_of_tokens, turn_rewards
-from agentrl.config.algorithm import AlgorithmSection, Bounds
+from agentrl.config.algorithm import AlgorithmSection
+from agentrl.config.presets import Bounds
 from agentrl.errors import DataError
 from agentrl.metrics.bag import MetricBag
 from agentrl.types import Trajectory, TrajectoryGroup

@@ -13,120 +13,21 @@ A preset names a known assembly; every block can be set beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.base import Section
-
-Preset = Literal[
-    "dr_grpo",
-    "grpo",
-    "rloo",
-    "reinforce++",
-    "reinforce++-baseline",
-    "ppo",
-    "gspo",
-    "cispo",
-    "tis_reinforce",
-]
-Estimator = Literal["gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo"]
-LossAggMode = Literal[
-    "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
-]
-IsCorrection = Literal["none", "tis", "icepop", "seq-mask-tis"]
-Bounds = tuple[float, float]
-
-_ALIASES = {
-    "grpo": "group_norm",
-    "reinforce_plus_plus": "reinforce",
-    "reinforce_plus_plus_baseline": "reinforce_baseline",
-}
-
-_CLIPPED: Mapping[str, Any] = {
-    "policy_loss": "ppo_clip",
-    "eps_clip_low": 0.2,
-    "eps_clip_high": 0.2,
-    "whiten_advantages": False,
-}
-_IN_LOSS: Mapping[str, Any] = {"use_kl_loss": True, "kl_estimator": "k3"}
-_IN_REWARD: Mapping[str, Any] = {"use_kl_loss": False, "kl_estimator": "k1"}
-
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "dr_grpo": {
-        **_CLIPPED,
-        **_IN_LOSS,
-        "advantage_estimator": "dr_grpo",
-        "loss_agg_mode": "seq-mean-token-sum-norm",
-    },
-    "grpo": {
-        **_CLIPPED,
-        **_IN_LOSS,
-        "advantage_estimator": "group_norm",
-        "loss_agg_mode": "seq-mean-token-mean",
-    },
-    "rloo": {
-        **_CLIPPED,
-        **_IN_REWARD,
-        "advantage_estimator": "rloo",
-        "loss_agg_mode": "token-mean",
-    },
-    "reinforce++": {
-        **_CLIPPED,
-        **_IN_REWARD,
-        "advantage_estimator": "reinforce",
-        "whiten_advantages": True,
-        "loss_agg_mode": "token-mean",
-    },
-    "reinforce++-baseline": {
-        **_CLIPPED,
-        **_IN_REWARD,
-        "advantage_estimator": "reinforce_baseline",
-        "whiten_advantages": True,
-        "loss_agg_mode": "token-mean",
-    },
-    "ppo": {
-        **_CLIPPED,
-        **_IN_REWARD,
-        "advantage_estimator": "gae",
-        "whiten_advantages": True,
-        "loss_agg_mode": "token-mean",
-    },
-    "gspo": {
-        **_CLIPPED,
-        **_IN_LOSS,
-        "advantage_estimator": "group_norm",
-        "policy_loss": "gspo",
-        "eps_clip_low": 3e-4,
-        "eps_clip_high": 4e-4,
-        "loss_agg_mode": "seq-mean-token-mean",
-    },
-    "cispo": {
-        **_CLIPPED,
-        **_IN_LOSS,
-        "advantage_estimator": "group_norm",
-        "policy_loss": "cispo",
-        "eps_clip_low": 1.0,
-        "eps_clip_high": 4.0,
-        "loss_agg_mode": "token-mean",
-    },
-    "tis_reinforce": {
-        **_CLIPPED,
-        **_IN_LOSS,
-        "advantage_estimator": "dr_grpo",
-        "policy_loss": "tis_reinforce",
-        "loss_agg_mode": "seq-mean-token-sum-norm",
-    },
-}
-"""What each preset fills in where the section says nothing."""
-
-IS_BOUNDS: Mapping[str, Bounds] = {
-    "tis": (0.0, 2.0),
-    "icepop": (0.5, 5.0),
-    "seq-mask-tis": (0.5, 2.0),
-}
-"""Default bounds of each correction; they are not interchangeable (FORMULAS C.8, F16)."""
+from agentrl.config.presets import (
+    ALIASES,
+    IS_BOUNDS,
+    PRESETS,
+    Bounds,
+    Estimator,
+    IsCorrection,
+    LossAggMode,
+    Preset,
+)
 
 
 class AlgorithmSection(Section):
@@ -204,7 +105,7 @@ class AlgorithmSection(Section):
     @field_validator("advantage_estimator", mode="before")
     @classmethod
     def _alias(cls, name: Any) -> Any:
-        return _ALIASES.get(name, name) if isinstance(name, str) else name
+        return ALIASES.get(name, name) if isinstance(name, str) else name
 
     @model_validator(mode="after")
     def _bounds(self) -> AlgorithmSection:
@@ -315,53 +216,3 @@ class CriticSection(Section):
     value_clip: float | None = Field(default=0.2, gt=0)
     """A value may move this far from what it was before the step until its loss no longer falls;
     None does not clip."""
-
-
-class RewardFunction(Section):
-    """One function that scores a finished rollout."""
-
-    target: str
-    """Import string of a function `(trajectory, task) -> float`, plain or async."""
-    weight: float = Field(default=1.0, allow_inf_nan=False)
-    """Factor of its value in the reward."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """More keyword arguments."""
-
-
-class RewardSection(Section):
-    """What is done to a rollout's reward before advantages are formed, in the order of the keys."""
-
-    functions: dict[str, RewardFunction] = Field(default_factory=dict)
-    """Name to function; their weighted values are added to the environment's reward."""
-    env_weight: float = Field(default=1.0, allow_inf_nan=False)
-    """Factor of the environment's own reward; 0 leaves only `functions`."""
-    overlong_buffer_len: int | None = Field(default=None, ge=1)
-    """DAPO: a penalty grows linearly over the last so many tokens of the response budget."""
-    overlong_penalty_factor: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """The penalty at the end of that buffer."""
-    stop_properly_penalty_coef: float | None = Field(default=None, le=1, allow_inf_nan=False)
-    """ProRL, truncated rollouts only: 0 to 1 multiplies the reward, below 0 replaces it."""
-    missing_eos_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Taken off where the last turn ended without a stop token."""
-    clip: Bounds | None = None
-    """Bounds of the reward after the penalties."""
-    normalize: bool = False
-    """Divide by the running standard deviation of all rewards so far, after taking off their
-    running mean."""
-    clip_shaped: Bounds | None = None
-    """Bounds of what the group baseline leaves of a rollout's reward."""
-    dynamic_filtering: Bounds | None = None
-    """Train only on groups whose mean score lies strictly between these."""
-    filter_rounds: Annotated[int, Field(ge=0)] = 2
-    """Times a step asks for more tasks to replace filtered groups; on-policy only."""
-
-    @model_validator(mode="after")
-    def _bounds(self) -> RewardSection:
-        for name in ("clip", "clip_shaped", "dynamic_filtering"):
-            bounds = getattr(self, name)
-            if bounds is not None and not bounds[0] < bounds[1]:
-                raise ValueError(f"{name} is {list(bounds)}, expected [low, high] with low < high")
-        return self
-
-
-assert set(PRESETS) == set(get_args(Preset))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agentrl.config.algorithm import IS_BOUNDS, AlgorithmSection, CriticSection
+from agentrl.config.algorithm import AlgorithmSection, CriticSection
+from agentrl.config.presets import IS_BOUNDS
 from agentrl.config.training import TrainSection
 
 _BASELINES = {

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from agentrl.config.algorithm import AlgorithmSection, CriticSection, RewardSection
+from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.base import Section
+from agentrl.config.reward import RewardSection
 from agentrl.config.training import TrainSection
 
 

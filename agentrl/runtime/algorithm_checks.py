@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.config.algorithm import AlgorithmSection, CriticSection, RewardSection
+from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.blocks import describe_blocks
+from agentrl.config.reward import RewardSection
 from agentrl.config.training import LoraSection, TrainSection
 from agentrl.runtime.drivers import runs_ahead
 from agentrl.runtime.evaluate import metric_keys

@@ -9,8 +9,9 @@ import yaml
 from typer.testing import CliRunner
 
 from agentrl.cli.config import app
-from agentrl.config.algorithm import PRESETS, AlgorithmSection, CriticSection
+from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.blocks import describe_blocks
+from agentrl.config.presets import PRESETS
 from agentrl.config.training import TrainSection
 
 

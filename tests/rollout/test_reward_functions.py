@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rollout_fakes import Bench, Talk
 
-from agentrl.config.algorithm import RewardFunction, RewardSection
+from agentrl.config.reward import RewardFunction, RewardSection
 from agentrl.env import StepResult
 from agentrl.errors import ConfigError
 from agentrl.reward import RewardFunctions, load_reward_functions

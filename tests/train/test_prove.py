@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentrl.cli import main
-from agentrl.config.algorithm import PRESETS
+from agentrl.config.presets import PRESETS
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
 from agentrl.train import losses

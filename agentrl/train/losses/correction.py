@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentrl.config.algorithm import IS_BOUNDS, Bounds
+from agentrl.config.presets import IS_BOUNDS, Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import TrainError, choices
 from agentrl.train.losses.contract import LossInputs, LossSpec

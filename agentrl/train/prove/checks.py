@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from agentrl.batch.records import LossNeeds, PackedBatch
-from agentrl.config.algorithm import Bounds
+from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
 from agentrl.train.losses import needs_of

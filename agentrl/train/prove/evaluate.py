@@ -23,7 +23,7 @@ from agentrl.batch.records import (
     RowNumbers,
 )
 from agentrl.batch.tensors import TensorBatch, to_tensors
-from agentrl.config.algorithm import Bounds
+from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.attention import packed_attention
