@@ -7,6 +7,7 @@ would be left out without a sound, and log-probabilities would be those of anoth
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -15,8 +16,12 @@ from torch import Tensor
 from agentrl.errors import ConfigError
 from agentrl.train.stateful import other_layers
 
+logger = logging.getLogger(__name__)
+
 _PROBE = 4
 """Tokens that are read to see what a model does with them."""
+_BY_LENGTH = ("longrope", "dynamic")
+"""Rotary embeddings whose frequencies follow the longest sequence they are given."""
 
 
 def check_readable(model: Any) -> None:
@@ -35,6 +40,7 @@ def check_readable(model: Any) -> None:
             "rows in one micro-batch would see each other; train a model whose attention goes "
             "through transformers' AttentionInterface (_supports_attention_backend)"
         )
+    _warn_of_rotary(body)
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if head is None or body is model:
         return  # a critic, or what `packed_log_probs` refuses by name
@@ -66,3 +72,17 @@ def check_readable(model: Any) -> None:
                 "or a soft cap of the logits), which the trainer does not compute; train a model "
                 "with a plain linear head"
             )
+
+
+def _warn_of_rotary(body: Any) -> None:
+    """In a micro-batch the longest sequence is that of any row: the result would depend on it."""
+    config = body.config.get_text_config()
+    rotary = getattr(config, "rope_parameters", None) or {}
+    for part in (rotary, *(found for found in rotary.values() if isinstance(found, dict))):
+        if part.get("rope_type") in _BY_LENGTH:
+            limit = part.get("original_max_position_embeddings") or config.max_position_embeddings
+            logger.warning(
+                "%s has a %s rotary embedding: a row of more than %d tokens changes the positions "
+                "of all rows in its micro-batch; keep rollout.max_context_tokens at %d or below",
+                type(body).__name__, part["rope_type"], limit, limit,
+            )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -67,3 +69,17 @@ def test_others_are_taken(kind, changes):
     found = model(kind, **changes)
     backend(found)
     backend(ValueModel(found.base_model))
+
+
+def test_positions_that_follow_the_longest_row_are_warned_of(caplog):
+    """Short rows had other log-probabilities beside a long one, and nobody said so."""
+    rotary = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
+        "short_factor": [1.0] * 4, "long_factor": [4.0, 8.0, 12.0, 16.0],
+    }  # fmt: skip
+    with caplog.at_level(logging.WARNING, logger="agentrl"):
+        backend(model("phi3", rope_parameters={"rope_type": "default", "rope_theta": 10000.0}))
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING, logger="agentrl"):
+        backend(model("phi3", rope_parameters=rotary, original_max_position_embeddings=16))
+    assert "max_context_tokens at 16" in caplog.text
