@@ -108,6 +108,7 @@ def _packed_rows(
             "packed rows does not implement"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    sliding_window = _window_of(module) if sliding_window is None else sliding_window
     if sliding_window is not None and sliding_window >= segments.num_tokens:
         sliding_window = None
     if query.device.type == "cpu":
@@ -118,6 +119,16 @@ def _packed_rows(
 
 
 AttentionInterface.register(ATTENTION, _packed_rows)
+
+
+def _window_of(module: Any) -> int | None:
+    """What the config says of a layer that leaves its window to the mask, as Qwen2-MoE does."""
+    config: Any = getattr(module, "config", None)
+    layer = getattr(module, "layer_idx", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None or layer is None or kinds[layer] != "sliding_attention":
+        return None
+    return config.sliding_window
 
 
 def fused_attention(

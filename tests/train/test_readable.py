@@ -10,7 +10,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from agentrl.config.schema import TrainSection
 from agentrl.errors import ConfigError
+from agentrl.train.attention import packed_attention
 from agentrl.train.backends import make_backend
+from agentrl.train.segments import Segments
 from agentrl.train.value_head import ValueModel
 
 SIZES = {
@@ -83,3 +85,19 @@ def test_positions_that_follow_the_longest_row_are_warned_of(caplog):
     with caplog.at_level(logging.WARNING, logger="agentrl"):
         backend(model("phi3", rope_parameters=rotary, original_max_position_embeddings=16))
     assert "max_context_tokens at 16" in caplog.text
+
+
+def test_a_window_that_only_the_mask_knows_of_is_kept():
+    """Qwen2-MoE hands no window to its attention function: rows were read without one."""
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+               "shared_expert_intermediate_size": 16}  # fmt: skip
+    window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}
+    body = model("qwen2_moe", **experts, **window).base_model
+    ids = torch.arange(3, 33)[None]
+    with torch.no_grad():
+        want = body(input_ids=ids, use_cache=False).last_hidden_state
+        with packed_attention(body):
+            segments = Segments.of_rows([30])
+            found = body(input_ids=ids, use_cache=False, segments=segments).last_hidden_state
+    assert "sliding_attention" in body.config.layer_types
+    torch.testing.assert_close(found, want, rtol=0, atol=1e-5)
