@@ -116,8 +116,8 @@ class DatasetSection(Section):
     were not measured stay."""
     pass_rate_from: str | None = None
     """Where that was measured: a run directory, a folder that `agentrl eval` or `agentrl rollout`
-    wrote, `.../trajectories/eval/NAME` for one evaluation of them, or `column:NAME`. Measured again
-    on `--resume`, so let it be a run that has ended."""
+    wrote, `.../trajectories/eval/NAME` for one evaluation of them, or `column:NAME`. A run keeps
+    the tasks that it began with, whatever is measured there later."""
 
     @model_validator(mode="after")
     def _measured(self) -> DatasetSection:

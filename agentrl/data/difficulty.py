@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from agentrl.config.schema import DatasetSection
@@ -63,6 +63,28 @@ def keep_by_pass_rate(
     if not kept:
         raise DataError(f"{said}; widen it")
     logger.warning("%s", said)
+    return kept
+
+
+def keep_chosen(tasks: Sequence[Task], section: DatasetSection, ids: Collection[str]) -> list[Task]:
+    """The tasks that `keep_by_pass_rate` kept when a run began, whatever was measured since.
+
+    Args:
+        tasks: all of the dataset.
+        section: where they come from.
+        ids: of the tasks that were kept.
+
+    Raises:
+        DataError: one of them is not in the dataset any more.
+    """
+    kept = [task for task in tasks if task.id in ids]
+    if len(kept) != len(ids):
+        gone = sorted(set(ids) - {task.id for task in kept})
+        raise DataError(
+            f"dataset {section.source}: the run began with {len(ids)} tasks, chosen by pass rate, "
+            f"and {len(gone)} of them are gone, as {gone[:3]}; put the dataset back as it was, or "
+            "start a new run"
+        )
     return kept
 
 

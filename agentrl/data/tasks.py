@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
 
 from agentrl.config.schema import DatasetSection
-from agentrl.data.difficulty import keep_by_pass_rate
+from agentrl.data.difficulty import keep_by_pass_rate, keep_chosen
 from agentrl.data.rows import check_columns, has_id, task_of
 from agentrl.data.sources import open_source
 from agentrl.errors import DataError
@@ -18,7 +19,9 @@ from agentrl.types import Task
 logger = logging.getLogger(__name__)
 
 
-def load_tasks(section: DatasetSection, *, base: Path | None = None) -> list[Task]:
+def load_tasks(
+    section: DatasetSection, *, base: Path | None = None, chosen: Collection[str] | None = None
+) -> list[Task]:
     """The tasks of a dataset section, in the order of the source.
 
     Rows are read one at a time and reading stops at `section.limit`. A row without an id gets one
@@ -28,10 +31,12 @@ def load_tasks(section: DatasetSection, *, base: Path | None = None) -> list[Tas
     Args:
         section: source, split, columns, arguments, limit, and which pass rates are left out.
         base: folder that relative paths start from; default the working directory.
+        chosen: ids of the tasks that the pass rates left when a run began, for its resume; None
+            measures now.
 
     Raises:
         DataError: no such source, no rows, a broken row, a missing column, an id that comes twice;
-            names the file and the row. Also as `keep_by_pass_rate`.
+            names the file and the row. Also as `keep_by_pass_rate` and `keep_chosen`.
         ConfigError: an import string or a column mapping that cannot be used.
     """
     check_columns(section.columns)
@@ -57,4 +62,6 @@ def load_tasks(section: DatasetSection, *, base: Path | None = None) -> list[Tas
     repeated = sum(count - 1 for count in copies.values())
     if repeated:
         logger.warning("%s: %d rows repeat an earlier row word for word", section.source, repeated)
+    if chosen is not None:
+        return keep_chosen(tasks, section, frozenset(chosen))
     return keep_by_pass_rate(tasks, section, base=base)

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 SANDBOX_FACTORY = "agentrl_sandboxes:make_backend"
 """Where the backends that ship with agentrl are made."""
+TRAIN = "dataset"
+"""What the training tasks are called in a config."""
 
 
 def make_env_factory(section: EnvSection, *, base: Path) -> Callable[[], Any]:
@@ -124,20 +126,36 @@ class TaskSets:
     """Tasks of each `eval.datasets` entry."""
 
 
-def load_task_sets(config: RunConfig, *, base: Path) -> TaskSets:
+def load_task_sets(
+    config: RunConfig, *, base: Path, chosen: Mapping[str, Sequence[str]] | None = None
+) -> TaskSets:
     """Load every dataset of the config.
+
+    Args:
+        config: names them.
+        base: where relative paths start.
+        chosen: see `read_chosen`; the datasets that it does not name are measured now.
 
     Raises:
         DataError, ConfigError: one cannot be read, or is empty; names it.
     """
     from agentrl.data import load_tasks
 
-    train = load_tasks(config.dataset, base=base)
-    evals = {name: load_tasks(section, base=base) for name, section in config.eval.datasets.items()}
-    for name, tasks in (("dataset", train), *((f"eval.datasets.{k}", v) for k, v in evals.items())):
+    kept = chosen or {}
+    train = load_tasks(config.dataset, base=base, chosen=kept.get(TRAIN))
+    evals = {
+        name: load_tasks(section, base=base, chosen=kept.get(eval_name(name)))
+        for name, section in config.eval.datasets.items()
+    }
+    for name, tasks in ((TRAIN, train), *((eval_name(k), v) for k, v in evals.items())):
         if not tasks:
             raise ConfigError(f"{name} holds no tasks; check its source, split and limit")
     return TaskSets(train=train, evals=evals)
+
+
+def eval_name(name: str) -> str:
+    """What an entry of `eval.datasets` is called in a config."""
+    return f"eval.datasets.{name}"
 
 
 def make_worker(

@@ -16,6 +16,7 @@ from agentrl.runtime.assemble import (
     make_tools,
 )
 from agentrl.runtime.checkpoint import resolve_model_path, sweep
+from agentrl.runtime.chosen import read_chosen, write_chosen
 from agentrl.runtime.drivers import check_schedule, make_run, runs_ahead
 from agentrl.runtime.fleet_checks import require_fleet
 from agentrl.runtime.learner import check_learner
@@ -57,11 +58,13 @@ async def train(
         check_parts(config, base=base)
         check_learner(config)
         find_loss(config.resolved_algorithm().policy_loss, base=base)
-        tasks = load_task_sets(config, base=base)
+        chosen = read_chosen(run_dir.chosen_file, config) if run_dir else None
+        tasks = load_task_sets(config, base=base, chosen=chosen)
         await require_fleet(config)
         directory = run_dir or RunDir.create(config, base=base)
         try:
             config = directory.settle(config)
+            write_chosen(directory.chosen_file, config, tasks)
             with log_to(directory.log_file):
                 try:
                     return await _run_in(directory, config, base, tasks, progress, stop)

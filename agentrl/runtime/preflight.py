@@ -24,8 +24,9 @@ from agentrl.runtime.assemble import (
     sandbox_limits,
 )
 from agentrl.runtime.checkpoint import resolve_model_path
+from agentrl.runtime.chosen import read_chosen
 from agentrl.runtime.records import Check, Status
-from agentrl.runtime.run_dir import free_name, holds_a_run, run_path
+from agentrl.runtime.run_dir import CHOSEN_FILE, free_name, holds_a_run, run_path
 from agentrl.sandbox import Isolation
 from agentrl.types import Message, Task
 
@@ -47,7 +48,7 @@ async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> l
         ("tools", lambda: _tools(config, base)),
         ("environment", lambda: _environment(config, base, found)),
         ("chat", lambda: _chat(config, found)),
-        ("datasets", lambda: _datasets(config, base, found)),
+        ("datasets", lambda: _datasets(config, base, found, resume)),
         ("prompts", lambda: _prompts(config, base, found)),
         ("sandbox", lambda: _sandbox(config, base)),
         ("rewards", lambda: _rewards(config, base)),
@@ -131,8 +132,11 @@ async def _chat(config: RunConfig, found: dict[str, Any]) -> Check | str:
     return f"{chat.name} turns, {config.chat.tool_parser} tool parser"
 
 
-async def _datasets(config: RunConfig, base: Path, found: dict[str, Any]) -> Check | str:
-    sets = load_task_sets(config, base=base)
+async def _datasets(
+    config: RunConfig, base: Path, found: dict[str, Any], resume: bool
+) -> Check | str:
+    chosen = read_chosen(run_path(config) / CHOSEN_FILE, config) if resume else None
+    sets = load_task_sets(config, base=base, chosen=chosen)
     found["tasks"] = sets
     counts = [f"train {len(sets.train)}"]
     counts += [f"{name} {len(tasks)}" for name, tasks in sets.evals.items()]

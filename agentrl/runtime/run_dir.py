@@ -3,6 +3,7 @@
     RUN/config.yaml       the resolved config
     RUN/run.json          where relative paths of the config start, which model it began with,
                           versions, when it was written
+    RUN/tasks.json        ids of the tasks that dataset.pass_rate left when the run began
     RUN/metrics.jsonl     one line a step
     RUN/tensorboard/      the same numbers for TensorBoard
     RUN/trajectories/     every rollout; also the log that `--resume` trains from again
@@ -36,6 +37,9 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.runtime.checkpoint import list_checkpoints, resolve_model_path, write_atomic
 
 logger = logging.getLogger(__name__)
+
+CHOSEN_FILE = "tasks.json"
+"""Which tasks a run began with, in its directory; see `agentrl.runtime.chosen`."""
 
 _MAY_CHANGE = (
     "train.steps",
@@ -74,6 +78,11 @@ class RunDir:
     def config_file(self) -> Path:
         """The resolved config."""
         return self.path / "config.yaml"
+
+    @property
+    def chosen_file(self) -> Path:
+        """Which tasks the run began with; there only if `pass_rate` chose them."""
+        return self.path / CHOSEN_FILE
 
     @property
     def metrics_file(self) -> Path:
@@ -298,7 +307,7 @@ def free_name(path: Path) -> str:
 
 
 _IDENTITY = "run.json"
-_OF_A_RUN = {"logs", "weights"}
+_OF_A_RUN = {"logs", "weights", CHOSEN_FILE}
 _OURS = {
     "config.yaml",
     _IDENTITY,
