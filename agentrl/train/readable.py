@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, TrainError
+from agentrl.train.attention import packed_attention
+from agentrl.train.segments import Segments
 from agentrl.train.stateful import other_layers
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,12 @@ def check_readable(model: Any) -> None:
             "through transformers' AttentionInterface (_supports_attention_backend)"
         )
     _warn_of_rotary(body)
+    ids = torch.arange(1, 1 + _PROBE, device=next(model.parameters()).device)[None]
+    try:
+        with torch.no_grad(), packed_attention(model):
+            body(input_ids=ids, use_cache=False, segments=Segments.of_rows([_PROBE]))
+    except TrainError as error:
+        raise ConfigError(f"model.path: {error}") from None
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if head is None or body is model:
         return  # a critic, or what `packed_log_probs` refuses by name
@@ -55,8 +63,7 @@ def check_readable(model: Any) -> None:
     )
     try:
         with torch.no_grad():
-            ids = torch.arange(1, 1 + _PROBE, device=next(model.parameters()).device)
-            logits = model(input_ids=ids[None], use_cache=False).logits
+            logits = model(input_ids=ids, use_cache=False).logits
     finally:
         hook.remove()
         body_hook.remove()

@@ -28,7 +28,8 @@ def other_layers(model: Any) -> tuple[str, ...]:
     """Kinds of layers in the model that segments do not keep apart."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - _KEPT_APART
-    if getattr(model, "_is_stateful", False):
+    # A critic is no transformers model, its body is.
+    if getattr(getattr(model, "base_model", model), "_is_stateful", False):
         kinds = kinds or {"recurrent"}
     return tuple(sorted(kinds))
 

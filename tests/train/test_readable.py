@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from agentrl.batch.packing import pack_micro_batch
+from agentrl.batch.records import Row, RowKey
 from agentrl.config.schema import TrainSection
 from agentrl.errors import ConfigError
 from agentrl.train.attention import packed_attention
@@ -57,6 +60,13 @@ def test_layers_with_an_attention_of_their_own_are_refused(kind):
         backend(ValueModel(found.base_model))
 
 
+def test_attention_that_is_not_implemented_is_refused_before_the_first_step():
+    """It was found out after the first rollouts had been sampled."""
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    with pytest.raises(ConfigError, match="s_aux"):
+        backend(model("gpt_oss", **experts))
+
+
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
@@ -101,3 +111,23 @@ def test_a_window_that_only_the_mask_knows_of_is_kept():
             found = body(input_ids=ids, use_cache=False, segments=segments).last_hidden_state
     assert "sliding_attention" in body.config.layer_types
     torch.testing.assert_close(found, want, rtol=0, atol=1e-5)
+
+
+def test_a_critic_of_recurrent_layers_reads_row_by_row():
+    """Whether a model carries a state was asked of the critic, which has no such attribute."""
+    critic = ValueModel(model("rwkv", attention_hidden_size=32, head_dim=None).base_model)
+    torch.nn.init.normal_(critic.value_head.weight)
+    rows = [
+        Row(
+            key=RowKey(group_id="g", rollout_id=str(index), row_index=0),
+            input_ids=np.array([5, 6 + index, 7, 8]), prompt_length=1,
+            mask_R=np.ones(3, dtype=bool), sampled_R=np.ones(3, dtype=bool),
+            rollout_log_probs_R=np.zeros(3), advantages_R=np.zeros(3), weight=1.0, temperature=1.0,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    runs = backend(critic)
+    with torch.no_grad(), runs.running():
+        together = critic(runs.to_tensors(pack_micro_batch(rows, prefix_sharing=True)))
+        alone = [critic(runs.to_tensors(pack_micro_batch([row]))) for row in rows]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-6)
