@@ -119,12 +119,39 @@ def save_checkpoint(
         write_atomic(making / STATE_FILE, json.dumps(document, indent=1).encode())
 
     target = make_folder(root / f"step-{state.step}", write_all)
+    _prune(root, section)
+    return target
+
+
+def score_checkpoint(root: Path, state: CheckpointState, section: CheckpointSection) -> None:
+    """Give the checkpoint of `state.step` its scores, where it was saved before they were known.
+
+    That is so where a signal cut the evaluation of its step short. Without such a checkpoint, and
+    without scores, nothing is done. Afterwards those that the section does not keep are deleted.
+
+    Args:
+        root: the folder that holds the checkpoints.
+        state: its `scores` are written; all else stays as it was saved.
+        section: says how many of the last and of the best are left.
+
+    Raises:
+        OSError: as while writing; the checkpoint stays as it was.
+    """
+    ours = next((item for item in list_checkpoints(root) if item.state.step == state.step), None)
+    if ours is None or not state.scores or ours.state.scores == state.scores:
+        return
+    file = ours.path / STATE_FILE
+    document = {**json.loads(file.read_bytes()), "scores": dict(state.scores)}
+    write_atomic(file, json.dumps(document, indent=1).encode())
+    _prune(root, section)
+
+
+def _prune(root: Path, section: CheckpointSection) -> None:
     found = list_checkpoints(root)
     kept = {item.path for item in (*found[-section.keep_last :], *_best(found, section))}
     for old in found:
         if old.path not in kept:
             _remove(old.path)
-    return target
 
 
 def make_folder(target: Path, write: Callable[[Path], None]) -> Path:

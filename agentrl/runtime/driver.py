@@ -24,7 +24,12 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config import RunConfig
 from agentrl.errors import EngineError, RunError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.checkpoint import CheckpointState, save_checkpoint, would_be_kept
+from agentrl.runtime.checkpoint import (
+    CheckpointState,
+    save_checkpoint,
+    score_checkpoint,
+    would_be_kept,
+)
 from agentrl.runtime.collect import run_groups, stable_seed
 from agentrl.runtime.failures import FailureWatch
 from agentrl.runtime.progress import Progress
@@ -87,6 +92,7 @@ class Driver(ABC):
             await self._sync(MetricBag())
             if self._evaluation_due(self._done):
                 self._log(self._done, await self._evaluate(self._done))
+                await self._checkpoint(self._done)
             reason = await self._train_to_end()
             self._log(self._done, await self._evaluate(self._done))
             await self._checkpoint(self._done)
@@ -220,15 +226,19 @@ class Driver(ABC):
         )
 
     async def _checkpoint(self, step: int) -> None:
-        """Save; a failure is reported and the run goes on, earlier checkpoints stay as they are."""
-        if step <= self._saved:
-            return
-        self._progress.phase("checkpoint")
+        """Save, or score what was saved when a signal cut its evaluation short.
+
+        A failure is reported and the run goes on; earlier checkpoints stay as they are.
+        """
         began = time.monotonic()
         state, section = self._state(step), self._config.checkpoint
         root = self._run_dir.checkpoints
         save = self._stages.learner.save
         try:
+            if step <= self._saved:
+                await run_computing(score_checkpoint, root, state, section)
+                return
+            self._progress.phase("checkpoint")
             await run_computing(save_checkpoint, root, state, save, section)
         except Exception as error:  # recording boundary: writers raise OSError, RuntimeError, ...
             logger.exception("checkpoint of step %d failed", step)

@@ -20,10 +20,13 @@ from agentrl.runtime.checkpoint import (
     latest_checkpoint,
     list_checkpoints,
     save_checkpoint,
+    score_checkpoint,
     would_be_kept,
 )
+from agentrl.runtime.progress import Progress
 from agentrl.runtime.scores import ScoreBook
 from agentrl.runtime.stages import HeldGroup
+from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.types import SamplingParams, Task, Trajectory
 
 
@@ -124,6 +127,58 @@ async def test_a_run_keeps_its_best_step_though_no_save_was_due(tmp_path: Path) 
     found = list_checkpoints(tmp_path / "fake" / "checkpoints")
     scores = {item.state.step: item.state.score("") for item in found}
     assert scores == {3: pytest.approx(0.9), 7: pytest.approx(0.5)}
+
+
+class StopInEvaluation(Progress):
+    """Presses Ctrl-C when the evaluation of a step begins."""
+
+    def __init__(self, stop: StopSwitch, step: int) -> None:
+        self.stop, self.step, self.done = stop, step, 0
+
+    def phase(self, name: str, total: int = 0) -> None:
+        if name == "eval held" and self.done == self.step:
+            self.stop.request()
+
+    def step_done(self, step: int, metrics: object) -> None:
+        self.done = step
+
+
+@pytest.mark.parametrize("step", [3, 7])
+async def test_a_step_whose_evaluation_was_cut_short_is_scored_later(
+    tmp_path: Path, step: int
+) -> None:
+    """Step 3 is the best, 7 the last. Fails if what the resume finds out stays out of the
+    checkpoint that was saved without a score."""
+    settings = {"every_steps": 99, "keep_last": 1, "keep_best": 1}
+    config = changed(fake_config(tmp_path), checkpoint=settings, eval={"every_steps": 1})
+    stop = StopSwitch()
+    with pytest.raises(Interrupted):
+        await drive(
+            config,
+            worker=BestInTheMiddle(Fuse()),
+            stop=stop,
+            progress=StopInEvaluation(stop, step),
+        )
+    root = tmp_path / "fake" / "checkpoints"
+    saved = latest_checkpoint(root)
+    assert saved is not None
+    assert (saved.state.step, saved.state.score("")) == (step, None)
+    await drive(config, worker=BestInTheMiddle(Fuse()))
+    scores = {item.state.step: item.state.score("") for item in list_checkpoints(root)}
+    assert scores == {3: pytest.approx(0.9), 7: pytest.approx(0.5)}
+
+
+def test_a_score_that_comes_later_changes_which_are_kept(tmp_path: Path) -> None:
+    """Fails if a former best stays, or if anything but the scores of a checkpoint changes."""
+    section = CheckpointSection(keep_last=1, keep_best=1)
+    save_checkpoint(tmp_path, state(1, held=0.5), fill, section)
+    save_checkpoint(tmp_path, state(2), fill, section)
+    score_checkpoint(tmp_path, state(2), section)
+    score_checkpoint(tmp_path, state(3, held=1.0), section)
+    assert steps(tmp_path) == [1, 2]
+    score_checkpoint(tmp_path, replace(state(2, held=0.6), elapsed_s=9.0), section)
+    (found,) = list_checkpoints(tmp_path)
+    assert found.state == state(2, held=0.6)
 
 
 async def test_half_an_evaluation_is_no_score(tmp_path: Path) -> None:
