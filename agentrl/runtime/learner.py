@@ -90,13 +90,17 @@ def check_learner(config: RunConfig) -> str:
         Who trains what, in words.
 
     Raises:
-        ConfigError: a backend that does not fit the optimizer or the critic, or a critic
-            from a path that is no checkpoint.
+        ConfigError: a backend that does not fit the optimizer or the critic, adapters without
+            peft, or a critic from a path that is no checkpoint.
     """
     train = config.train
     if train.steps == 0:
         return "train.steps is 0: nothing is trained"
     _check_backend(config)
+    if train.lora.rank:
+        from agentrl.train.lora import load_peft
+
+        load_peft()
     ranks = config.ray.trainer_ranks if config.runtime == "ray" else 1
     what = f"adapters of rank {train.lora.rank}" if train.lora.rank else "all weights"
     text = f"{train.optimizer} on {what}, backend {train.backend}, ranks: {ranks}"

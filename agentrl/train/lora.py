@@ -59,7 +59,7 @@ def add_adapters(model: Any, section: LoraSection, *, base: str) -> None:
     Raises:
         ConfigError: peft is not installed, or a target names nothing that can have an adapter.
     """
-    peft = _peft()
+    peft = load_peft()
     targets = list(section.targets)
     try:
         settings = peft.LoraConfig(
@@ -143,7 +143,7 @@ def save_policy(
 def _save_adapters(model: Any, folder: Path) -> None:
     from safetensors.torch import save_file
 
-    peft = _peft()
+    peft = load_peft()
     folder.mkdir()
     # Embeddings are never trained here; asked to find that out itself, peft would call the hub.
     state = peft.get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
@@ -217,7 +217,12 @@ def _linear_names(model: Any) -> list[str]:
     )
 
 
-def _peft() -> Any:
+def load_peft() -> Any:
+    """The package.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     try:
         import peft
     except ImportError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,17 @@ async def test_what_no_trainer_can_be_made_of_is_named_before_anything_is_loaded
     assert words in checks["trainer"].detail
     # A policy is scored without a trainer.
     check_parts(load_config(project, overrides), base=project.parent)
+
+
+async def test_adapters_without_peft_are_refused_before_anything_is_loaded(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if the package is only looked for with the model in memory."""
+    monkeypatch.setitem(sys.modules, "peft", None)  # what Python takes for not installed
+    checks = await check(project, "train.lora.rank=4")
+    assert checks["trainer"].status is Status.FAIL, checks["trainer"]
+    assert "agentrl[lora]" in checks["trainer"].detail
+    assert (await check(project))["trainer"].status is Status.OK
 
 
 AHEAD = ["schedule.one_step_off=true", "schedule.partial_rollout=true"]
