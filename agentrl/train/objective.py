@@ -105,7 +105,7 @@ def objective(
     spec = find_loss(algorithm.policy_loss)
     old = out.log_probs_R.detach() if fixed.old_R is None else fixed.old_R
     inputs = _inputs(out, tensors, fixed, old, spec, algorithm, counts, loss_factor)
-    found = _checked(spec.function(inputs), spec, inputs)
+    found = _checked(_called(spec, inputs), spec, inputs)
     metrics = TokenMetrics()
     metrics.add(found.metrics, tensors.mask_R)
     weights = sampler_weights(correction_of(algorithm, spec), old, inputs)
@@ -181,6 +181,18 @@ def _mask(key: str, tensors: TensorBatch) -> Tensor:
 
 def _where(mask_R: Tensor, values_R: Tensor) -> Tensor:
     return torch.where(mask_R, values_R, values_R.new_zeros(()))
+
+
+def _called(spec: LossSpec, inputs: LossInputs) -> object:
+    """A loss may be anybody's: what it raises is a failed step, by name, with its batch kept."""
+    try:
+        return spec.function(inputs)
+    except TrainError:
+        raise
+    except Exception as error:
+        raise TrainError(
+            f"policy loss {spec.name!r} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def _checked(found: object, spec: LossSpec, inputs: LossInputs) -> TokenLosses:

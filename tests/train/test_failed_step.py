@@ -14,6 +14,7 @@ from agentrl.config.schema import TrainSection
 from agentrl.errors import RunError, TrainError
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.failed_step import load_failed_step, replay_failed_step, save_failed_step
+from agentrl.train.losses import LossInputs, TokenLosses, policy_loss
 from agentrl.train.trainer import Trainer
 
 TRAIN = TrainSection(learning_rate=1e-2)
@@ -100,3 +101,19 @@ def test_what_is_not_a_failed_step_is_refused(tmp_path):
     torch.save({"format": 0}, tmp_path / "old.pt")
     with pytest.raises(RunError, match="has format 0"):
         load_failed_step(tmp_path / "old.pt")
+
+
+@policy_loss("failed_step_breaks")
+def breaks(inputs: LossInputs) -> TokenLosses:
+    raise ZeroDivisionError("of my own")
+
+
+def test_a_loss_that_raises_is_named_and_its_batch_is_kept(tmp_path):
+    """What it raised came out bare: no name, no batch to look at."""
+    section = algorithm(policy_loss="failed_step_breaks")
+    trainer = Trainer(tiny_model(), train=TRAIN, algorithm=section, failures=tmp_path)
+    with pytest.raises(
+        TrainError, match="'failed_step_breaks' raised ZeroDivisionError: of my own"
+    ):
+        trainer.step(make_step(make_groups(), algorithm=section))
+    assert load_failed_step(tmp_path / "failed-step-1.pt").version == 0
