@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
-from agentrl.errors import ConfigError
 from agentrl.runtime.assemble import model_source
 from agentrl.runtime.checkpoint import resolve_model_path
 
@@ -96,7 +95,9 @@ def check_learner(config: RunConfig) -> str:
     train = config.train
     if train.steps == 0:
         return "train.steps is 0: nothing is trained"
-    _check_backend(config)
+    from agentrl.train.backends import check_backend
+
+    check_backend(train, dtype=config.model.dtype)
     if train.lora.rank:
         from agentrl.train.lora import load_peft
 
@@ -114,23 +115,6 @@ def check_learner(config: RunConfig) -> str:
     if path is not None:
         check_model_path(path, key="critic.path")
     return f"{text}, with a critic"
-
-
-def _check_backend(config: RunConfig) -> None:
-    """What `make_backend` and DeepSpeed refuse, before there is a model or a second process."""
-    train, wrong = config.train, ""
-    if train.backend == "torch":
-        if train.offload:
-            wrong = "train.offload is true, but torch offloads nothing; use fsdp2 or deepspeed"
-    elif train.optimizer == "muon":
-        wrong = "train.optimizer muon needs whole matrices; set adamw, or use torch"
-    elif train.backend == "deepspeed" and train.zero_stage == 0:
-        if train.offload:
-            wrong = "ZeRO 0 offloads nothing; set train.zero_stage: 1, 2 or 3"
-        elif config.model.dtype == "bfloat16":
-            wrong = "ZeRO 0 adds gradients up in bfloat16; set train.zero_stage: 1, or use torch"
-    if wrong:
-        raise ConfigError(f"train.backend is {train.backend}: {wrong}")
 
 
 def _critic_section(config: RunConfig) -> CriticSection:

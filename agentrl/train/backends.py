@@ -16,6 +16,37 @@ if TYPE_CHECKING:
     from agentrl.train.ranks import Ranks
 
 
+def check_backend(train: TrainSection, *, dtype: str) -> None:
+    """Refuse what the backend of `train.backend` cannot do, before there is a model.
+
+    Args:
+        train: the optimizer and the backend.
+        dtype: of the model, as `bfloat16`.
+
+    Raises:
+        ConfigError: settings that do not go together.
+    """
+    wrong = ""
+    if train.backend == "torch":
+        if train.offload:
+            wrong = "train.offload is true, but torch offloads nothing; use fsdp2 or deepspeed"
+    elif train.optimizer == "muon":
+        wrong = (
+            "train.optimizer muon needs whole matrices, which it cuts up; set train.optimizer: "
+            "adamw, or train.backend: torch"
+        )
+    elif train.backend == "deepspeed" and train.zero_stage == 0:
+        if train.offload:
+            wrong = "train.offload is true, but ZeRO 0 offloads nothing; set train.zero_stage: 1"
+        elif dtype == "bfloat16":
+            wrong = (
+                "ZeRO 0 adds gradients up in bfloat16; set train.zero_stage: 1, or train.backend: "
+                "torch, which keeps a copy on every rank too and adds up in float32"
+            )
+    if wrong:
+        raise ConfigError(f"train.backend is {train.backend}: {wrong}")
+
+
 def make_backend(
     model: Any,
     *,
@@ -41,12 +72,8 @@ def make_backend(
         TrainError: the ranks hold different weights, or one of them is gone.
     """
     check_readable(model)
+    check_backend(train, dtype=str(next(model.parameters()).dtype).removeprefix("torch."))
     if train.backend == "torch":
-        if train.offload:
-            raise ConfigError(
-                "train.offload is true, but train.backend is torch, which keeps all where the "
-                "model is; set train.backend: fsdp2 or deepspeed"
-            )
         if ranks is None or ranks.world_size == 1:
             return TorchBackend(
                 model,
@@ -62,11 +89,6 @@ def make_backend(
             gradient_checkpointing=gradient_checkpointing,
             ranks=ranks,
             mask_keys=mask_keys,
-        )
-    if train.optimizer == "muon":
-        raise ConfigError(
-            f"train.optimizer is muon, which needs whole matrices, and train.backend "
-            f"{train.backend} cuts them up; set train.optimizer: adamw or train.backend: torch"
         )
     if ranks is None:
         raise ConfigError(

@@ -44,11 +44,11 @@ class DeepspeedBackend(LockstepBackend):
         """See `LockstepBackend`.
 
         Raises:
-            ConfigError: DeepSpeed is not installed, or does not do this exactly.
+            ConfigError: DeepSpeed is not installed, or does not know the dtype of the model.
             TrainError: the ranks hold different weights.
         """
         first = next(model.parameters())
-        _check(train, first.dtype, first.device)
+        _check(first.dtype, first.device)
         super().__init__(
             model,
             train=train,
@@ -176,7 +176,7 @@ class DeepspeedBackend(LockstepBackend):
                 self._parts.load(self._params[name], state["masters"][name], state["moments"][name])
 
 
-def _check(train: TrainSection, dtype: torch.dtype, device: torch.device) -> None:
+def _check(dtype: torch.dtype, device: torch.device) -> None:
     # Else it guesses on import, and warns where there is no GPU.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     try:
@@ -190,16 +190,6 @@ def _check(train: TrainSection, dtype: torch.dtype, device: torch.device) -> Non
         raise ConfigError(
             f"the model is in {dtype}, and DeepSpeed keeps its masters in float32; load it in "
             "bfloat16 or float32"
-        )
-    if train.zero_stage == 0 and dtype == torch.bfloat16:
-        raise ConfigError(
-            "train.zero_stage is 0 and the model is in bfloat16: DeepSpeed would add gradients up "
-            "in bfloat16; set train.zero_stage: 1, or train.backend: torch, which keeps a copy "
-            "on every rank too and adds up in float32"
-        )
-    if train.zero_stage == 0 and train.offload:
-        raise ConfigError(
-            "train.offload is true, but ZeRO 0 offloads nothing; set train.zero_stage: 1, 2 or 3"
         )
 
 
