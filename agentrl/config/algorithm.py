@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from agentrl.config.base import Section
+from agentrl.config.base import FiniteSection
 from agentrl.config.presets import (
     ALIASES,
     IS_BOUNDS,
@@ -30,7 +30,7 @@ from agentrl.config.presets import (
 )
 
 
-class AlgorithmSection(Section):
+class AlgorithmSection(FiniteSection):
     """Advantage and loss. `preset` names a known assembly; other keys override it."""
 
     preset: Preset = "dr_grpo"
@@ -203,7 +203,7 @@ class AlgorithmSection(Section):
         return self.needs_values or (self.needs_reference and not self.use_kl_loss)
 
 
-class CriticSection(Section):
+class CriticSection(FiniteSection):
     """Block F: the value function, where `algorithm.advantage_estimator` is `gae`."""
 
     path: str | None = None

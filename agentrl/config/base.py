@@ -11,3 +11,12 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
     )
+
+
+class FiniteSection(Section):
+    """A section whose numbers go into losses and updates: none may be infinite or NaN.
+
+    Waits and capacities, as in other sections, may be infinite.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=False)

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from agentrl.config.base import Section
+from agentrl.config.base import FiniteSection
 
 
-class LoraSection(Section):
+class LoraSection(FiniteSection):
     """Train low-rank adapters (peft) instead of all weights."""
 
     rank: int = Field(default=0, ge=0)
@@ -33,7 +33,7 @@ class LoraSection(Section):
         return targets
 
 
-class TrainSection(Section):
+class TrainSection(FiniteSection):
     """The optimizer and its budget."""
 
     steps: int = Field(default=20, ge=0)
@@ -61,7 +61,7 @@ class TrainSection(Section):
     )
     """AdamW moments."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this global norm."""
+    """Gradients are scaled down to this global norm; a large one, as 1e9, never does."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` orthogonalises the updates of matrices inside the layers; AdamW has the rest."""
     backend: Literal["torch", "fsdp2", "deepspeed"] = "torch"

@@ -77,9 +77,10 @@ def add_adapters(model: Any, section: LoraSection, *, base: str) -> None:
             peft.inject_adapter_in_model(settings, model, _NAME)
     except ValueError as error:
         raise ConfigError(
-            f"train.lora.targets {targets} do not fit {type(model).__name__}: {error}; its linear "
-            f"layers are called {', '.join(_linear_names(model))}"
-        ) from None
+            # What peft says may hold a module, layer by layer.
+            f"train.lora.targets {targets} do not fit {type(model).__name__}: they must name "
+            f"linear layers, which are called {', '.join(_linear_names(model))}"
+        ) from error
     _check_targets(model, targets)
 
 
