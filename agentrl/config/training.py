@@ -61,7 +61,7 @@ class TrainSection(FiniteSection):
     )
     """AdamW moments."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this global norm; a large one, as 1e9, never does."""
+    """Gradients are scaled down to this global norm; 1e9 leaves them as they are."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` orthogonalises the updates of matrices inside the layers; AdamW has the rest."""
     backend: Literal["torch", "fsdp2", "deepspeed"] = "torch"
