@@ -91,11 +91,6 @@ def rollouts_of(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
     return [rows[-1] for group in groups for rows in group.rollouts()]
 
 
-def sampled_tokens(groups: Sequence[TrajectoryGroup]) -> int:
-    """Tokens the policy sampled, over all rows."""
-    return sum(row.num_action_tokens for group in groups for row in group.trajectories)
-
-
 def infrastructure_failure(groups: Sequence[GroupReport]) -> str | None:
     """If not one rollout can be trusted, the most frequent reason; else None."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
