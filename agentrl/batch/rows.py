@@ -11,6 +11,9 @@ from agentrl.batch.records import BoolArray, FloatArray, IntArray, Row, RowKey
 from agentrl.errors import DataError
 from agentrl.types import Trajectory
 
+_ROUNDING = 1e-3
+"""A log-probability may be this far above 0; what is further is none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRow:
@@ -90,11 +93,13 @@ def check_row(
     length = int(np.flatnonzero(seen)[-1]) + 1
     mask, sampled, seen = mask[:length], sampled[:length], seen[:length]
     log_probs = np.array(trajectory.rollout_log_probs[:length], dtype=np.float64)
-    bad = np.flatnonzero(seen & sampled & ~np.isfinite(log_probs))
+    likely = np.isfinite(log_probs) & (log_probs <= _ROUNDING)
+    bad = np.flatnonzero(seen & sampled & ~likely)
     if len(bad):
         raise DataError(
             f"row {key}: rollout_log_probs is {log_probs[bad[0]]} at response position {bad[0]} "
-            f"({len(bad)} such positions), expected a finite number for every sampled token"
+            f"({len(bad)} such positions), expected a finite number, at most 0, for every sampled "
+            "token"
         )
     ids = np.array(trajectory.prompt_ids + trajectory.response_ids[:length], dtype=np.int64)
     if ids.min() < 0:

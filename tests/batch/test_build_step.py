@@ -179,6 +179,10 @@ def test_more_minibatches_than_groups_cut_a_group_but_no_rollout():
             r"x\[0\].*nan at response pos.* 1",
         ),
         ({"rollout_log_probs": (-1.0, -float("inf"), 0.0, -1.0)}, r"x\[0\].*-inf"),
+        (
+            {"rollout_log_probs": (-1.0, 5.0, 0.0, -1.0)},
+            r"x\[0\].*5.0 at response position 1 .*at most 0",
+        ),
         ({"response_mask": (1, 2, 0, 1)}, r"x\[0\].*response_mask holds \[2\]"),
         ({"prompt_ids": ()}, r"x\[0\].*prompt_ids is empty"),
         ({"temperature": 0.0}, r"x\[0\].*temperature is 0.0"),
