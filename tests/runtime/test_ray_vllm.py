@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ray_runs import children, drive, gone, line_of
-from tiny_project import write_project
+from tiny_project import write_larger_model, write_project
 
 from agentrl.data import TrajectoryStore
 from agentrl.runtime.ray.launch import RayStages
@@ -20,26 +20,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
 ]
-
-
-def write_larger_model(folder: Path) -> None:
-    """The smallest heads that vLLM computes with on a CPU."""
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
 
 
 @pytest.mark.timeout(400)

@@ -105,6 +105,26 @@ def write_model(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
+def write_larger_model(folder: Path) -> None:
+    """The smallest heads that vLLM computes with on a CPU."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
 def write_project(folder: Path, **changes: Any) -> Path:
     """Write model, environment, tasks and run file; returns the run file.
 
