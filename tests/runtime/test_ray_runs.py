@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
 from ray_runs import children, drive, gone, line_of, pid_of, wait_until
-from test_runtime_processes import assert_weights_are_one_pass_over_the_store, stored_tasks
 from tiny_project import Agentrl, agentrl, write_project
 
 from agentrl.data import TrajectoryStore

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
 from tiny_project import Agentrl, agentrl, write_project
 
 from agentrl.config import load_config
@@ -72,35 +73,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tasks_of(run: Path) -> list[list[str]]:
-    store = TrajectoryStore(run / "trajectories")
-    return [[g.task_id for g in stored_groups(store, "train", s)] for s in store.steps("train")]
+    return list(stored_tasks(run).values())
 
 
 def assert_all_follows_from_the_store(path: Path, run: Path) -> None:
     """One pass over what is stored gives the very bits of the weights and of the statistics."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from agentrl.train import Trainer, load_pretrained
-
-    config = load_config(path)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        model = load_pretrained(config.model).model
-        trainer = Trainer(model, train=config.train, algorithm=config.resolved_algorithm())
-        store, maker = TrajectoryStore(run / "trajectories"), StepMaker(config)
-        for step in store.steps("train"):
-            trainer.step(maker.prepare(step, stored_groups(store, "train", step)).batch)
-    finally:
-        torch.set_num_threads(threads)
-    checkpoint = latest_checkpoint(run / "checkpoints")
-    assert checkpoint is not None
-    saved = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32)
-    for (name, ours), (_, theirs) in zip(
-        model.named_parameters(), saved.named_parameters(), strict=True
-    ):
-        assert torch.equal(ours, theirs), name
+    maker = StepMaker(load_config(path))
+    checkpoint = assert_weights_are_one_pass_over_the_store(
+        path, run, lambda _, step, groups: maker.prepare(step, groups).batch
+    )
     maker.save(path.parent)
     assert (path.parent / "rewards.json").read_text() == (
         checkpoint.path / "rewards.json"

@@ -74,7 +74,7 @@ def write_model(folder: Path, *, seed: int = 0) -> Path:
     """Save a random Llama and its tokenizer in Hugging Face format."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
@@ -88,39 +88,32 @@ def write_model(folder: Path, *, seed: int = 0) -> Path:
     )
     tokenizer.chat_template = CHATML
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _save_llama(folder, tokenizer, hidden_size=32, num_attention_heads=4, num_key_value_heads=2)
     return folder
 
 
 def write_larger_model(folder: Path) -> None:
-    """The smallest heads that vLLM computes with on a CPU."""
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    """Replace the model of `folder`: the smallest heads that vLLM computes with on a CPU."""
+    from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    _save_llama(folder, tokenizer, hidden_size=64, num_attention_heads=2, num_key_value_heads=1)
+
+
+def _save_llama(folder: Path, tokenizer: Any, *, hidden_size: int, **heads: int) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
         num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
         max_position_embeddings=512,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=True,
+        **heads,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
 
