@@ -29,7 +29,7 @@ from agentrl_tools.submit import submit
 from agentrl.config.sandboxes import LimitsSection, SandboxSection
 from agentrl.env import Action, EnvContext
 from agentrl.rollout.sandbox import SharedSandbox
-from agentrl.runtime.assemble import open_sandboxes, sandbox_limits
+from agentrl.runtime.assembly.parts import open_sandboxes, sandbox_limits
 from agentrl.sandbox import Sandbox, SandboxBackend
 from agentrl.tool import FunctionTool
 from agentrl.types import Task, ToolResult

@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from agentrl_envs.swe.make import MakeRequest, environment_for, make_tasks
-from agentrl_envs.swe.validate import validate_tasks
+from agentrl_envs.swe.make.validate import validate_tasks
 from agentrl_sandboxes import make_backend
 
 

@@ -54,7 +54,7 @@ def imported(*modules: str) -> set[str]:
         ("agentrl.data", "agentrl.reward"),
         ("agentrl.batch",),
         ("agentrl.runtime",),
-        ("agentrl.cli", "agentrl.cli.traj", "agentrl.cli.config"),
+        ("agentrl.cli", "agentrl.cli.traj.command", "agentrl.cli.config"),
         ("agentrl_envs", "agentrl_tools", "agentrl_sandboxes"),
         ("agentrl.testing",),
     ],

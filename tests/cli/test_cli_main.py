@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli import failures, main
+from agentrl.cli import main
+from agentrl.cli.console import failures
 from agentrl.errors import ConfigError
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agentrl.cli.report import clock, result_table
-from agentrl.cli.view import LiveView, PlainView, trend, watch
+from agentrl.cli.console.live import LiveView, PlainView, trend, watch
+from agentrl.cli.console.report import clock, result_table
 from agentrl.health.records import Status, Verdict
-from agentrl.runtime.evaluate import Comparison, EvalSummary
 from agentrl.runtime.progress import RunPlan
 from agentrl.runtime.records import RunResult
-from agentrl.runtime.stats import mean_interval
+from agentrl.runtime.scoring.evaluate import Comparison, EvalSummary
+from agentrl.runtime.scoring.intervals import mean_interval
 
 PLAN = RunPlan(
     run_dir=Path("runs/[odd]"),

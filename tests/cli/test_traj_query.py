@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from agentrl.cli.traj import app
+from agentrl.cli.traj.command import app
 from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
-from agentrl.inspect.question import parse_question
+from agentrl.inspect.pages.find_line import parse_question
 from agentrl.types import Termination, Turn
 from tests.data.records import group, trajectory
 

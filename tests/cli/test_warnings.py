@@ -7,7 +7,7 @@ import logging
 
 from rich.console import Console
 
-from agentrl.cli.setup import show_warnings
+from agentrl.cli.console.start import show_warnings
 
 
 def test_a_warning_cannot_command_the_terminal() -> None:

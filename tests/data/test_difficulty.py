@@ -12,7 +12,7 @@ from records import trajectory
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data import TrajectoryStore, load_tasks
-from agentrl.data.difficulty import measured_pass_rates
+from agentrl.data.tasks.difficulty import measured_pass_rates
 from agentrl.errors import DataError
 from agentrl.types import Termination, TrajectoryGroup
 

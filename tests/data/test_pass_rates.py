@@ -10,8 +10,8 @@ import pytest
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data import TaskCursor, load_tasks
-from agentrl.data.difficulty import sampling_weights
-from agentrl.data.pass_rates import (
+from agentrl.data.tasks.difficulty import sampling_weights
+from agentrl.data.tasks.pass_rates import (
     Measured,
     PassRate,
     append_measured,

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl.data import TokenStore, TrajectoryStore, compact
-from agentrl.data.columns import SCHEMA
-from agentrl.data.compact import write_compact
-from agentrl.data.footer import slim_footer
-from agentrl.data.token_columns import TOKENS_SCHEMA
+from agentrl.data import TokenStore, TrajectoryStore
+from agentrl.data.store import parquet_writer
+from agentrl.data.store.columns import SCHEMA
+from agentrl.data.store.parquet_footer import slim_footer
+from agentrl.data.store.parquet_writer import write_compact
+from agentrl.data.store.token_columns import TOKENS_SCHEMA
 from agentrl.types import TrajectoryGroup
 from tests.data.small_steps import response_tokens, small_step
 
@@ -57,7 +58,7 @@ def test_a_small_file_holds_what_a_large_one_does(
 ) -> None:
     """Fails if the footer loses a field that a reader needs."""
     write(tmp_path / "small", range(1))
-    monkeypatch.setattr(compact, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(parquet_writer, "_SMALL_BYTES", 0)
     write(tmp_path / "large", range(1))
     for path in (tmp_path / "small").rglob("*.parquet"):
         other = tmp_path / "large" / path.relative_to(tmp_path / "small")

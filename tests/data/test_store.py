@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.data import StoredTrajectory, TrajectoryStore
-from agentrl.data.columns import SCHEMA, escape, unescape
+from agentrl.data.store.columns import SCHEMA, escape, unescape
 from agentrl.errors import DataError
 from agentrl.types import ToolResult, Trajectory, Turn
 from tests.data.records import group, texts, trajectories, trajectory

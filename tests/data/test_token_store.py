@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.data import TokenStore
-from agentrl.data.token_columns import TOKENS_SCHEMA
+from agentrl.data.store.token_columns import TOKENS_SCHEMA
 from agentrl.errors import DataError
 from agentrl.types import TrainedTokens
 from tests.data.records import texts

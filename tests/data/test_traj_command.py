@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from agentrl.cli.traj import app
+from agentrl.cli.traj.command import app
 from agentrl.data import TrajectoryStore
-from agentrl.data.store import write_rows
+from agentrl.data.store.trajectory_store import write_rows
 from agentrl.errors import AgentrlError, RunError
-from agentrl.inspect.visible import visible
+from agentrl.inspect.read.safe_terminal import visible
 from agentrl.types import CallStatus, Termination, ToolCall, ToolResult, ToolStatus, Turn
 from tests.data.records import group, trajectory
 

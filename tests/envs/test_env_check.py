@@ -17,9 +17,9 @@ from local_sandbox import LocalSandbox
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Isolation, Probe, SandboxBackend
-from agentrl.testing.env_episode import CheckLimits
-from agentrl.testing.env_findings import FIXES
-from agentrl.testing.env_suite import check_env
+from agentrl.testing.env_check.episode import CheckLimits
+from agentrl.testing.env_check.findings import FIXES
+from agentrl.testing.env_check.suite import check_env
 from agentrl.types import Task
 
 TASKS = (Task(id="a", prompt="Say 4", label="4"), Task(id="b", prompt="Say 5", label="5"))

@@ -12,7 +12,7 @@ from agentrl.config import load_config
 from agentrl.data import load_tasks
 from agentrl.env import Action
 from agentrl.errors import ConfigError
-from agentrl.rollout.adapter import load_env_class
+from agentrl.rollout.adapters.adapt import load_env_class
 from agentrl.types import Task
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -17,9 +17,9 @@ from test_swe_harbor import load, write
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
 from agentrl.env import AgentInstance, EnvContext
+from agentrl.preflight.reward.known_answers import find_solutions
+from agentrl.preflight.reward.scripted_generator import ScriptedGenerator, script_of
 from agentrl.rollout import RolloutWorker
-from agentrl.runtime.reward_smoke import find_solutions
-from agentrl.runtime.scripted import ScriptedGenerator, script_of
 from agentrl.sandbox import SandboxBackend
 from agentrl.testing import ByteTokenizer
 from agentrl.tool import Tool

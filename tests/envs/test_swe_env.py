@@ -14,12 +14,12 @@ from swe_library import make_folder
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
-from agentrl.data.store import TrajectoryStore
+from agentrl.data.store.trajectory_store import TrajectoryStore
 from agentrl.env import Action, EnvContext
 from agentrl.errors import ConfigError, DataError, GraderError, SandboxError
-from agentrl.inspect.groups import group_answer
-from agentrl.inspect.reader import RunReader
-from agentrl.inspect.runs import FoundRun
+from agentrl.inspect.pages.groups import group_answer
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.runs import FoundRun
 from agentrl.rollout import RolloutWorker
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import Message, SamplingParams, Termination, ToolResult, ToolStatus

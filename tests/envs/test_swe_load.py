@@ -17,8 +17,8 @@ from agentrl_envs.swe.make.build import LIMITS
 from agentrl_envs.swe.make.environment import Environment
 from agentrl_envs.swe.make.project import TEST_ENV
 from agentrl_envs.swe.make.suite import Stalls, Suite, SuiteRunner
+from agentrl_envs.swe.make.validate import drop, validate_tasks
 from agentrl_envs.swe.trees import TreeFile, TreeStore
-from agentrl_envs.swe.validate import drop, validate_tasks
 from swe_episode import GOLD, play
 from swe_library import make_folder
 from swe_sdists import copy_environment

@@ -21,12 +21,12 @@ from agentrl_envs.swe import TreeStore, make, read_tasks
 from agentrl_envs.swe.make import DEFAULT_PACKAGES, MakeRequest, Rules, environment_for, make_tasks
 from agentrl_envs.swe.make.in_order import in_order
 from agentrl_envs.swe.make.journal import Journal, only_one
-from agentrl_envs.swe.make.patches import apply_patch, make_patch
 from agentrl_envs.swe.make.sdist import is_permissive, read_sdist
 from agentrl_envs.swe.make.suite import SuiteRun, TestResult
+from agentrl_envs.swe.make.validate import validate_tasks
 from agentrl_envs.swe.make.verdict import baseline_of, judge
+from agentrl_envs.swe.patches import apply_patch, make_patch
 from agentrl_envs.swe.trees import TreeFile, write_tree
-from agentrl_envs.swe.validate import validate_tasks
 from swe_sdists import SHAPES, TESTS, copy_environment, shapes, write_sdist
 
 from agentrl.cli import main

@@ -3,8 +3,8 @@ from __future__ import annotations
 import difflib
 
 import pytest
-from agentrl_envs.swe.make.operators import OPERATORS
-from agentrl_envs.swe.make.sites import SourceFile
+from agentrl_envs.swe.make.mutation.operators import OPERATORS
+from agentrl_envs.swe.make.mutation.sites import SourceFile
 
 SOURCE = '''\
 class Box:

@@ -18,7 +18,7 @@ from agentrl.config import load_config
 from agentrl.config.schema import DatasetSection
 from agentrl.data import load_tasks
 from agentrl.errors import DataError
-from agentrl.runtime.assemble import make_env_factory
+from agentrl.runtime.assembly.parts import make_env_factory
 from agentrl.types import Task
 
 DIFF = "--- a/astropy/io.py\n+++ b/astropy/io.py\n@@ -1 +1 @@\n-a\n+b\n"

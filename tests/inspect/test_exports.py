@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 import agentrl
-from agentrl.cli.traj import app
+from agentrl.cli.traj.command import app
 from agentrl.data import StoredTrajectory, TrajectoryStore
 from agentrl.errors import RunError
-from agentrl.inspect.atif import atif_document
-from agentrl.inspect.export import RunFacts, export_pieces
-from agentrl.inspect.formats import ExportFormat
-from agentrl.inspect.html import html_page
+from agentrl.inspect.export.atif import atif_document
+from agentrl.inspect.export.files import RunFacts, export_pieces
+from agentrl.inspect.export.formats import ExportFormat
+from agentrl.inspect.export.html import html_page
 from agentrl.types import CallStatus, ToolCall, ToolResult, TrainedTokens, Turn
 from tests.data.records import trajectory
 

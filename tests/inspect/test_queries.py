@@ -15,17 +15,17 @@ import pytest
 from synthetic import make_rollout, write_metrics, write_step
 
 from agentrl.data import TrajectoryStore
-from agentrl.data.token_store import TokenStore
+from agentrl.data.store.token_store import TokenStore
 from agentrl.errors import RunError
 from agentrl.health import Series
-from agentrl.inspect.find import Question, find_answer
-from agentrl.inspect.groups import group_answer, step_answer
-from agentrl.inspect.overview import _scores, run_entry, run_overview
-from agentrl.inspect.reader import RunReader
-from agentrl.inspect.rollout_view import diff_answer, rollout_answer
-from agentrl.inspect.runs import FoundRun
-from agentrl.inspect.token_view import tokens_answer
-from agentrl.inspect.why import Facts, explain, prefix_spans
+from agentrl.inspect.pages.find import Question, find_answer
+from agentrl.inspect.pages.groups import group_answer, step_answer
+from agentrl.inspect.pages.overview import _scores, run_entry, run_overview
+from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
+from agentrl.inspect.pages.token_reasons import Facts, explain, prefix_spans
+from agentrl.inspect.pages.tokens import tokens_answer
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.runs import FoundRun
 from agentrl.types import ToolStatus, TrainedTokens
 
 
@@ -502,7 +502,7 @@ def test_a_file_that_is_still_being_copied_is_seen_when_it_is_whole(tmp_path, mo
     time.sleep(0.15)
     reader.rows.refresh()
     path.write_bytes(whole)  # the folder does not change
-    monkeypatch.setattr("agentrl.inspect.stored_rows._LOOK_S", 0.0)
+    monkeypatch.setattr("agentrl.inspect.read.stored_rows._LOOK_S", 0.0)
     assert step_answer(reader, "train", 1)["notes"] == []
 
 

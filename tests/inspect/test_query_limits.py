@@ -20,8 +20,8 @@ import pytest
 
 from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
-from agentrl.inspect import query_child
-from agentrl.inspect.sql import Queries
+from agentrl.inspect.query import child
+from agentrl.inspect.query.sql import Queries
 from tests.data.records import group, trajectory
 
 PATIENT_S = 60.0
@@ -128,12 +128,12 @@ def test_an_answer_that_is_too_large_says_what_to_ask_for(run: Path) -> None:
 
 
 def test_all_rows_of_an_answer_may_not_fill_the_memory_of_the_one_who_asked(monkeypatch) -> None:
-    monkeypatch.setattr(query_child, "_WHOLE_BYTES", 10**6)
+    monkeypatch.setattr(child, "_WHOLE_BYTES", 10**6)
     table = pa.table({"text": ["y" * 1000] * 2000})
     with pytest.raises(RunError, match="the answer is larger than the"):
-        query_child.Out(io.BytesIO(), limit=None).rows(table.to_reader())
+        child.Out(io.BytesIO(), limit=None).rows(table.to_reader())
     out = io.BytesIO()
-    query_child.Out(out, limit=None).rows(table.slice(0, 500).to_reader())
+    child.Out(out, limit=None).rows(table.slice(0, 500).to_reader())
     assert len(out.getvalue()) > 500_000
 
 
@@ -239,7 +239,7 @@ def test_nothing_is_left_when_all_is_closed_in_the_midst_of_a_query(run: Path) -
 def test_a_process_ends_with_a_server_that_is_killed(text: str | None, run: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path\n"
-        "from agentrl.inspect.sql import Queries\n"
+        "from agentrl.inspect.query.sql import Queries\n"
         "queries = Queries()\n"
         "queries.ask(Path(sys.argv[1]), 'select 1')\n"
         "print('ready', flush=True)\n"

@@ -21,9 +21,9 @@ import httpx
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl.inspect.library import Library
-from agentrl.inspect.serve import page_address
-from agentrl.inspect.server import make_app
+from agentrl.inspect.web.app import make_app
+from agentrl.inspect.web.library import Library
+from agentrl.inspect.web.serve import page_address
 
 BASE = "http://127.0.0.1:9000"
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.data import TokenStore, TrajectoryStore
 from agentrl.errors import RunError
-from agentrl.inspect.sql import Queries
+from agentrl.inspect.query.sql import Queries
 from agentrl.types import TrainedTokens
 from tests.data.records import group, trajectory
 

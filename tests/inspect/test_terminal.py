@@ -15,13 +15,13 @@ from rich.text import Text
 from textual.pilot import Pilot
 
 from agentrl.data import TrajectoryStore
-from agentrl.inspect import terminal_screens
-from agentrl.inspect.groups import step_answer
-from agentrl.inspect.reader import RunReader
-from agentrl.inspect.runs import find_runs
-from agentrl.inspect.terminal import show_terminal
-from agentrl.inspect.terminal_app import TerminalApp
-from agentrl.inspect.terminal_text import sparkline, wrapped
+from agentrl.inspect.pages.groups import step_answer
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.runs import find_runs
+from agentrl.inspect.terminal import screens
+from agentrl.inspect.terminal.app import TerminalApp
+from agentrl.inspect.terminal.start import show_terminal
+from agentrl.inspect.terminal.text import sparkline, wrapped
 from agentrl.types import Turn
 from tests.data.records import group, trajectory
 
@@ -232,7 +232,7 @@ async def test_keys_work_while_a_screen_is_read_and_the_newest_request_is_shown(
     app = TerminalApp(readers(tmp_path))
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, "no findings")
-        monkeypatch.setattr(terminal_screens, "step_answer", read)
+        monkeypatch.setattr(screens, "step_answer", read)
         await press(pilot, "enter")
         await until(pilot, "reading ...")
         await press(pilot, "escape")
@@ -276,9 +276,9 @@ def test_it_draws_in_a_real_terminal_and_leaves_it_clean(recorded_run: Path) -> 
 
     program = (
         "import sys; from pathlib import Path\n"
-        "from agentrl.inspect.reader import RunReader\n"
-        "from agentrl.inspect.runs import find_runs\n"
-        "from agentrl.inspect.terminal import show_terminal\n"
+        "from agentrl.inspect.read.reader import RunReader\n"
+        "from agentrl.inspect.read.runs import find_runs\n"
+        "from agentrl.inspect.terminal.start import show_terminal\n"
         "show_terminal([RunReader(run) for run in find_runs([Path(sys.argv[1])])])\n"
     )
     tmux("new-session", "-d", "-x", "80", "-y", "24")

@@ -12,16 +12,16 @@ from tiny_project import Agentrl
 
 from agentrl.config import RunConfig, load_config
 from agentrl.data import TrajectoryStore
-from agentrl.runtime.assemble import load_task_sets
-from agentrl.runtime.metric_sinks import open_metrics
-from agentrl.runtime.occupied import holds_a_run, run_path
+from agentrl.runtime.assembly.metric_sinks import open_metrics
+from agentrl.runtime.assembly.parts import load_task_sets
+from agentrl.runtime.assembly.resume_point import resume_point
+from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.runtime.disk.run_name import holds_a_run, run_path
+from agentrl.runtime.drivers.synchronous import SynchronousRun
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.ray.launch import RayStages, open_ray_stages
 from agentrl.runtime.records import Parts, RunResult
-from agentrl.runtime.resume_point import resume_point
-from agentrl.runtime.run_dir import RunDir
 from agentrl.runtime.stop import StopSwitch
-from agentrl.runtime.synchronous import SynchronousRun
 
 Watch = Callable[[RayStages, RunDir], Awaitable[None]]
 

@@ -9,9 +9,9 @@ import pytest
 from tiny_project import write_project
 
 from agentrl.config import RunConfig, load_config
-from agentrl.runtime.algorithm_checks import doubts
+from agentrl.preflight.plan import preflight
+from agentrl.runtime.checks.algorithm import doubts
 from agentrl.runtime.launch import check_parts
-from agentrl.runtime.preflight import preflight
 from agentrl.runtime.records import Check, Status
 
 FUNCTIONS = """

@@ -9,10 +9,10 @@ import pytest
 from driver_fakes import fake_config
 
 from agentrl.errors import ConfigError
-from agentrl.runtime.asynchronous import AsynchronousRun
-from agentrl.runtime.drivers import _driver_of, check_schedule
-from agentrl.runtime.synchronous import SynchronousRun
-from agentrl.runtime.tail_rounds import TailBatchingRun
+from agentrl.runtime.drivers.asynchronous import AsynchronousRun
+from agentrl.runtime.drivers.choose import _driver_of, check_schedule
+from agentrl.runtime.drivers.synchronous import SynchronousRun
+from agentrl.runtime.drivers.tail_batching import TailBatchingRun
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from test_runtime_driver import StopAt, digest_of_store, digest_parts, lines
 from agentrl.config import RunConfig
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.errors import RunError
-from agentrl.runtime.checkpoint import list_checkpoints
+from agentrl.runtime.disk.checkpoint import list_checkpoints
+from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.runtime.drivers.stream_order import stream_index
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stop import Interrupted, StopSwitch
-from agentrl.runtime.stored import stored_groups
-from agentrl.runtime.streamed import stream_index
 from agentrl.types import Termination, TrajectoryGroup
 
 MODES: dict[str, dict[str, Any]] = {

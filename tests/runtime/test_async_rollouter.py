@@ -8,10 +8,10 @@ import pytest
 from driver_fakes import TASKS
 
 from agentrl.data import TaskCursor
-from agentrl.data.cursor import Claim
 from agentrl.data.queue import TrajectoryQueue
 from agentrl.data.staleness import BackPressure
-from agentrl.runtime.rollouter import PlaceTime, Rollouter
+from agentrl.data.tasks.cursor import Claim
+from agentrl.runtime.drivers.rollouter import PlaceTime, Rollouter
 from agentrl.runtime.stages import GroupHandle, HeldGroup
 from agentrl.types import TrajectoryGroup
 

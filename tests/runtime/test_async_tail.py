@@ -16,10 +16,10 @@ from test_runtime_driver import digest_of_store, digest_parts, lines
 
 from agentrl.config import RunConfig
 from agentrl.data import TaskCursor
-from agentrl.data.cursor import Claim
+from agentrl.data.tasks.cursor import Claim
+from agentrl.runtime.drivers.stream_order import stream_index
+from agentrl.runtime.drivers.tail_batching import plan_round, run_first
 from agentrl.runtime.stages import GroupHandle, HeldGroup
-from agentrl.runtime.streamed import stream_index
-from agentrl.runtime.tail_rounds import plan_round, run_first
 from agentrl.types import Task, TrajectoryGroup
 
 

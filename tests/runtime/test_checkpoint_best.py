@@ -14,7 +14,7 @@ from agentrl.config import parse_config
 from agentrl.config.schema import CheckpointSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError, RunError
-from agentrl.runtime.checkpoint import (
+from agentrl.runtime.disk.checkpoint import (
     CheckpointState,
     best_checkpoint,
     latest_checkpoint,
@@ -24,7 +24,7 @@ from agentrl.runtime.checkpoint import (
     would_be_kept,
 )
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.scores import ScoreBook
+from agentrl.runtime.scoring.score_book import ScoreBook
 from agentrl.runtime.stages import HeldGroup
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.types import SamplingParams, Task, Trajectory
@@ -220,7 +220,7 @@ def test_keeping_the_best_needs_a_score(tmp_path: Path) -> None:
 async def test_preflight_counts_what_is_kept(tmp_path: Path) -> None:
     """Of 2**27 float32 weights, 16 bytes each with masters and moments; and while one is written,
     one more. Fails if the best are forgotten, or if a LoRA run is charged for masters."""
-    from agentrl.runtime.preflight_machine import disk
+    from agentrl.preflight.checks.machine import disk
 
     (tmp_path / "model").mkdir()
     with (tmp_path / "model" / "model.safetensors").open("wb") as file:

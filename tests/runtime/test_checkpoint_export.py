@@ -12,9 +12,9 @@ from agentrl.cli import main
 from agentrl.config import parse_config
 from agentrl.config.schema import AlgorithmSection, CheckpointSection, TrainSection
 from agentrl.errors import RunError
-from agentrl.runtime.checkpoint import CheckpointState, save_checkpoint
-from agentrl.runtime.export import export
-from agentrl.runtime.run_dir import RunDir
+from agentrl.runtime.disk.checkpoint import CheckpointState, save_checkpoint
+from agentrl.runtime.disk.export import export
+from agentrl.runtime.disk.run_directory import RunDir
 
 MINIMAL = {"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"}}
 

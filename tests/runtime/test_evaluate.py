@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from agentrl.cli.report import score_table
-from agentrl.runtime.evaluate import EvalSummary, summarise
+from agentrl.cli.console.report import score_table
+from agentrl.runtime.scoring.evaluate import EvalSummary, summarise
 from agentrl.runtime.stages import GroupReport, RolloutReport
 from agentrl.types import Termination
 

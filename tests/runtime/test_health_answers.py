@@ -12,9 +12,9 @@ from test_health_rules import LOW, Notes, answered, events, poor, ruled, run_of,
 
 from agentrl.errors import RunError
 from agentrl.runtime import launch
-from agentrl.runtime.control import Pause, PauseState, answer, read_pause, write_pause
+from agentrl.runtime.disk.pause import Pause, PauseState, answer, read_pause, write_pause
+from agentrl.runtime.disk.rollback import RollbackPlan, begin_rollback, read_rollbacks
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.rollback import RollbackPlan, begin_rollback, read_rollbacks
 
 
 async def test_an_answer_is_for_one_rule(tmp_path: Path) -> None:

@@ -27,13 +27,13 @@ from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
 from agentrl.health.journal import Event, Journal
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.checkpoint import list_checkpoints
-from agentrl.runtime.collect import stable_seed
-from agentrl.runtime.control import PauseState, answer, read_pause
+from agentrl.runtime.disk.checkpoint import list_checkpoints
+from agentrl.runtime.disk.pause import PauseState, answer, read_pause
+from agentrl.runtime.disk.rollback import RollBack, begin_rollback, finish_rollbacks
+from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import RunResult
-from agentrl.runtime.rollback import RollBack, begin_rollback, finish_rollbacks
-from agentrl.runtime.run_dir import RunDir
 from agentrl.runtime.stop import Interrupted, StopSwitch
 
 LOW = "reward < 0.1 for 2 steps"

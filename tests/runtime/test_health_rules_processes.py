@@ -13,7 +13,7 @@ from tiny_project import Agentrl, agentrl, write_model, write_project
 
 from agentrl.data import TrajectoryStore
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.control import read_pause
+from agentrl.runtime.disk.pause import read_pause
 
 POOR = '''
 from pathlib import Path

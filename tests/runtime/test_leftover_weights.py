@@ -18,10 +18,10 @@ from agentrl.config import RunConfig, load_config
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, RunError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.driver import Driver
-from agentrl.runtime.engines import UNKNOWN_VERSION, open_engines
-from agentrl.runtime.fleet_checks import require_engines
-from agentrl.runtime.local import LocalEngines
+from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, open_engines
+from agentrl.runtime.assembly.local_stages import LocalEngines
+from agentrl.runtime.checks.fleet import require_engines
+from agentrl.runtime.drivers.driver import Driver
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.ray.engines import EngineAddress, connect, connect_all
 from agentrl.runtime.sample import evaluate

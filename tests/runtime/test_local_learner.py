@@ -9,7 +9,7 @@ from typing import Any
 from driver_fakes import FakeTrainer, FakeWorker, Fuse, fake_config
 
 from agentrl.data import TrajectoryStore
-from agentrl.runtime.local import LocalLearner, LocalRollouts
+from agentrl.runtime.assembly.local_stages import LocalLearner, LocalRollouts
 from agentrl.types import SamplingParams, Task
 
 

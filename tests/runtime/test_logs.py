@@ -6,7 +6,7 @@ import logging
 import re
 from pathlib import Path
 
-from agentrl.runtime.logs import log_to
+from agentrl.runtime.disk.logs import log_to
 
 HOSTILE = "boom \x1b[2J\x1b]0;x\x07\r\x85\u202e\n2026-01-01 00:00:00,000 INFO    x: all is well"
 

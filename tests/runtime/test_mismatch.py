@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from tiny_project import agentrl, write_project
 
+from agentrl.audit.mismatch.causes import find_causes
+from agentrl.audit.mismatch.report import mismatch
+from agentrl.audit.mismatch.token_table import GapTable, read_gaps
+from agentrl.audit.replay.recorded_run import open_recorded
 from agentrl.config import RunConfig, load_config
 from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
-from agentrl.runtime.mismatch import mismatch
-from agentrl.runtime.mismatch_causes import find_causes
-from agentrl.runtime.mismatch_table import GapTable, read_gaps
-from agentrl.runtime.replay_source import open_recorded
-from agentrl.runtime.stored import stored_groups
+from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.types import TrajectoryGroup
 
 ROLLOUTS, TURNS, LENGTH, VOCABULARY = 24, 3, 20, 30

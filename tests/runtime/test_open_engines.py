@@ -13,14 +13,14 @@ import torch
 from agentrl.config import RunConfig, parse_config
 from agentrl.engine import Engine
 from agentrl.errors import ConfigError, EngineRefused, SyncError
-from agentrl.runtime import engines, reach
+from agentrl.runtime.assembly import engines, weight_route
+from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.launch import in_flight
-from agentrl.runtime.opening import syncing
-from agentrl.runtime.run_dir import RunDir
+from agentrl.runtime.open_stages import syncing
 from agentrl.serving import LoadBalancer, TokenClient
 from agentrl.serving.vllm import command
 from agentrl.testing import ByteTokenizer, ScriptedEngine
-from agentrl.train import pretrained
+from agentrl.train.model import pretrained
 
 
 def config_of(**sections: Any) -> RunConfig:
@@ -64,7 +64,10 @@ def test_weights_go_from_device_to_device_where_they_can(
     four_gpus: None, sections: dict[str, Any], apart: bool, backend: str
 ) -> None:
     config = config_of(**sections)
-    assert (reach.device_to_device(config), reach.section_backend(config)) == (apart, backend)
+    assert (weight_route.device_to_device(config), weight_route.section_backend(config)) == (
+        apart,
+        backend,
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,7 @@ def test_on_ray_it_is_a_matter_of_its_books(
     four_gpus: None, ray: dict[str, Any], serving: dict[str, Any], apart: bool
 ) -> None:
     """Fails if servers that run already are taken for such without GPUs."""
-    assert reach.rank_to_engine(config_of(ray=ray, serving=serving, runtime="ray")) is apart
+    assert weight_route.rank_to_engine(config_of(ray=ray, serving=serving, runtime="ray")) is apart
 
 
 async def test_the_sender_knows_where_it_is_and_how_wide_servers_are(tmp_path: Path) -> None:
@@ -91,7 +94,7 @@ async def test_the_sender_knows_where_it_is_and_how_wide_servers_are(tmp_path: P
         run={"dir": str(tmp_path)}, serving={"urls": ["http://192.0.2.7:8000"], "args": args}
     )
     try:
-        own = reach.own_address(config)
+        own = weight_route.own_address(config)
     except ConfigError:
         pytest.skip("this machine has no network")
     engine = Listening("server-0")

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.config.sandboxes import PoolSection, SandboxSection
 from agentrl.errors import ConfigError
-from agentrl.runtime.assemble import open_sandboxes
+from agentrl.runtime.assembly.parts import open_sandboxes
 from agentrl.sandbox import SandboxLimits, SandboxSpec
 
 LIMITS = SandboxLimits()

@@ -9,8 +9,8 @@ from test_ppo_run import PPO
 from tiny_project import Agentrl, write_model
 
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.checkpoint import list_checkpoints
-from agentrl.runtime.control import PauseState, answer, read_pause
+from agentrl.runtime.disk.checkpoint import list_checkpoints
+from agentrl.runtime.disk.pause import PauseState, answer, read_pause
 
 
 def test_a_pause_and_a_rollback_with_a_critic(tmp_path: Path) -> None:

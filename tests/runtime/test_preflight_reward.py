@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from agentrl.chat import build_chat
 from agentrl.config import load_config
-from agentrl.runtime.preflight import full_preflight
-from agentrl.runtime.preflight_found import Found
+from agentrl.preflight.checks.findings import Found
+from agentrl.preflight.plan import full_preflight
+from agentrl.preflight.reward.known_answers import Answer, Kind
+from agentrl.preflight.reward.verdict import judge_answers, judge_samples
 from agentrl.runtime.records import Check, Status
-from agentrl.runtime.reward_smoke import Answer, Kind
-from agentrl.runtime.reward_verdict import judge_answers, judge_samples
 
 ENVS = '''
 from agentrl import AgentInstance, Observation, StepResult
@@ -224,8 +224,8 @@ def test_the_command_says_what_each_sample_scored(project: Path, tmp_path: Path)
 
 
 def test_a_script_is_what_a_model_would_sample(project: Path) -> None:
-    from agentrl.runtime.scripted import encode_turn
-    from agentrl.train.pretrained import load_tokenizer
+    from agentrl.preflight.reward.scripted_generator import encode_turn
+    from agentrl.train.model.pretrained import load_tokenizer
 
     config = load_config(project, ["chat.reply_prefix=ab", "chat.stop=['!']"])
     tokenizer = load_tokenizer(config.model)

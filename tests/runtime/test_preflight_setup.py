@@ -10,9 +10,9 @@ from tiny_project import write_project
 
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
-from agentrl.runtime import preflight_setup
-from agentrl.runtime.assemble import load_task_sets
-from agentrl.runtime.preflight_found import Found
+from agentrl.preflight.checks import setup
+from agentrl.preflight.checks.findings import Found
+from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.records import Check, Status
 
 
@@ -25,13 +25,13 @@ async def line(project: Path, name: str, overrides: Sequence[str]) -> Check:
     config = load_config(project, overrides)
     found = Found(tasks=load_task_sets(config, base=project.parent))
     calls = {
-        "batch": lambda: preflight_setup.batch(config),
-        "normalisation": lambda: preflight_setup.normalisation(config, found),
-        "kl": lambda: preflight_setup.kl(config),
-        "evaluation": lambda: preflight_setup.evaluation(config, found),
-        "early stop": lambda: preflight_setup.early_stop(config),
-        "async": lambda: preflight_setup.asynchrony(config, project.parent),
-        "critic": lambda: preflight_setup.critic(config),
+        "batch": lambda: setup.batch(config),
+        "normalisation": lambda: setup.normalisation(config, found),
+        "kl": lambda: setup.kl(config),
+        "evaluation": lambda: setup.evaluation(config, found),
+        "early stop": lambda: setup.early_stop(config),
+        "async": lambda: setup.asynchrony(config, project.parent),
+        "critic": lambda: setup.critic(config),
     }
     outcome = await calls[name]()
     if isinstance(outcome, str):

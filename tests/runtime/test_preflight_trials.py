@@ -12,12 +12,17 @@ from tiny_project import write_project
 
 from agentrl.chat import build_chat
 from agentrl.config import RunConfig, load_config
-from agentrl.runtime import preflight_machine, preflight_trials
-from agentrl.runtime.memory import ModelShape, activation_bytes, estimate, kv_cache_bytes
-from agentrl.runtime.preflight_found import Found
+from agentrl.preflight.checks import machine, trials
+from agentrl.preflight.checks.findings import Found
+from agentrl.preflight.checks.memory_estimate import (
+    ModelShape,
+    activation_bytes,
+    estimate,
+    kv_cache_bytes,
+)
 from agentrl.runtime.records import Check, Status
 from agentrl.tool import Tool
-from agentrl.train.pretrained import load_tokenizer
+from agentrl.train.model.pretrained import load_tokenizer
 
 
 class Awkward(Tool):
@@ -53,7 +58,7 @@ def with_tool(config: RunConfig, tool: Tool) -> Found:
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "llama3_json", "mistral"])
 async def test_calls_of_any_schema_come_back(project: Path, parser: str) -> None:
     config = load_config(project, [f"chat.tool_parser={parser}"])
-    found = await preflight_trials.tool_calls(config, with_tool(config, Awkward()))
+    found = await trials.tool_calls(config, with_tool(config, Awkward()))
     assert found == f"{parser} reads back calls of edit"
 
 
@@ -64,7 +69,7 @@ class Unspeakable(Awkward):
 async def test_a_tool_that_the_format_cannot_call_is_named(project: Path) -> None:
     """Tags cannot hold such a name. Fails if only the number of calls is compared."""
     config = load_config(project, ["chat.tool_parser=qwen3_coder"])
-    found = await preflight_trials.tool_calls(config, with_tool(config, Unspeakable()))
+    found = await trials.tool_calls(config, with_tool(config, Unspeakable()))
     assert isinstance(found, Check)
     assert found.status is Status.FAIL
     assert "a call of edit written as" in found.detail
@@ -73,7 +78,7 @@ async def test_a_tool_that_the_format_cannot_call_is_named(project: Path) -> Non
 
 async def test_a_sandbox_is_made_and_runs_a_program(project: Path) -> None:
     config = load_config(project, ["sandbox.backend=process"])
-    found = await preflight_trials.sandbox_run(config, project.parent, Found())
+    found = await trials.sandbox_run(config, project.parent, Found())
     assert "process: one was made in" in str(found)
 
 
@@ -81,7 +86,7 @@ async def test_a_sandbox_is_made_and_runs_a_program(project: Path) -> None:
 async def test_a_sandbox_that_cannot_be_made(project: Path, used: bool | None, status: str) -> None:
     """It is a warning only where the episodes that were played asked for none."""
     found = Found(sandbox_used=used)
-    check = await preflight_trials.sandbox_run(load_config(project), project.parent, found)
+    check = await trials.sandbox_run(load_config(project), project.parent, found)
     assert isinstance(check, Check)
     assert check.status == status
     assert "this backend makes no sandboxes" in check.detail
@@ -132,12 +137,12 @@ def test_ranks_and_servers_are_counted(project: Path) -> None:
 
 
 async def test_a_run_that_does_not_fit_fails_and_says_what_to_lower(project: Path) -> None:
-    fits = await preflight_machine.memory(load_config(project))
+    fits = await machine.memory(load_config(project))
     assert isinstance(fits, str), fits
     assert "trainer with engine" in fits
     # The tiny model, but a cache of more than any machine that runs this has.
     large = ["serving.kv_cache_gb=1e6", "serving.max_batch_size=100000000"]
-    check = await preflight_machine.memory(load_config(project, large))
+    check = await machine.memory(load_config(project, large))
     assert isinstance(check, Check)
     assert check.status is Status.FAIL, check
     assert "lower serving.kv_cache_gb" in check.fix
@@ -146,7 +151,7 @@ async def test_a_run_that_does_not_fit_fails_and_says_what_to_lower(project: Pat
 async def test_the_shape_of_a_model_is_read_without_its_weights(project: Path) -> None:
     """The tiny Llama: 2 layers of width 32, 258 tokens, tied head."""
     config = load_config(project)
-    shape = preflight_machine.model_shape(config)
+    shape = machine.model_shape(config)
     attention = 32 * 32 + 32 * 16 + 32 * 16 + 32 * 32
     layer = attention + 3 * 32 * 64 + 2 * 32
     assert shape.parameters == 2 * layer + shape.vocabulary * 32 + 32
@@ -155,22 +160,22 @@ async def test_the_shape_of_a_model_is_read_without_its_weights(project: Path) -
     broken = config.model_copy(
         update={"model": config.model.model_copy(update={"path": str(project.parent)})}
     )
-    check = await preflight_machine.memory(broken)
+    check = await machine.memory(broken)
     assert isinstance(check, Check)
     assert check.status is Status.WARN
 
 
 async def test_a_context_that_the_model_was_not_made_for(project: Path) -> None:
     """The tiny Llama has 512 positions; an engine would refuse only once it is loaded."""
-    assert "128 of the 512" in str(await preflight_machine.context(load_config(project)))
+    assert "128 of the 512" in str(await machine.context(load_config(project)))
     long = ["rollout.max_context_tokens=513", "train.micro_batch_tokens=600"]
-    check = await preflight_machine.context(load_config(project, long))
+    check = await machine.context(load_config(project, long))
     assert isinstance(check, Check)
     assert check.status is Status.FAIL
     assert "set rollout.max_context_tokens: 512" in check.fix
 
 
 def test_a_container_has_no_more_than_its_limit() -> None:
-    free = preflight_machine.available_bytes()
+    free = machine.available_bytes()
     assert free is not None
     assert 0 < free <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

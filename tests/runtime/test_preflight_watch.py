@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from tiny_project import agentrl, write_project
 
-from agentrl.runtime.offspring import children_of
-from agentrl.runtime.preflight_watch import Watched, run_watched
+from agentrl.preflight.process_tree import children_of
+from agentrl.preflight.watchdog import Watched, run_watched
 from agentrl.runtime.records import Status
 
 ENVS = """
@@ -164,7 +164,7 @@ def test_however_it_ends_it_leaves_no_process(
 ) -> None:
     program = (
         f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
-        "from agentrl.runtime.preflight_watch import run_watched\n"
+        "from agentrl.preflight.watchdog import run_watched\n"
         f"run_watched('troubled_plans:plan', arguments={{'trouble': {trouble!r}, 'still_s': 300}})"
     )
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as run:

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
-from agentrl.runtime.prepare import StepMaker
+from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.types import Termination, Trajectory, TrajectoryGroup
 
 

@@ -15,8 +15,8 @@ from tiny_project import write_project
 
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
+from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.ray.launch import RayStages, check_cluster
-from agentrl.runtime.run_dir import RunDir
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

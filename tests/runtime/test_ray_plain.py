@@ -12,9 +12,11 @@ from agentrl.config import parse_config
 from agentrl.config.fleet import RaySection, ServingSection
 from agentrl.errors import ConfigError, RunError
 from agentrl.metrics import MetricBag
+from agentrl.runtime.assembly.layout import missing, plan
 from agentrl.runtime.ray.actor import run_identity
 from agentrl.runtime.ray.cluster import check_cluster
-from agentrl.runtime.ray.group import (
+from agentrl.runtime.ray.rollout_workers import RESTARTS, Workers
+from agentrl.runtime.ray.worker_group import (
     ActorLost,
     Mode,
     WorkerGroup,
@@ -23,8 +25,6 @@ from agentrl.runtime.ray.group import (
     join,
     least_loaded,
 )
-from agentrl.runtime.ray.layout import missing, plan
-from agentrl.runtime.ray.workers import RESTARTS, Workers
 
 
 @given(st.lists(st.integers()), st.integers(1, 9))

@@ -10,8 +10,8 @@ from test_ppo_run import PPO
 from tiny_project import Agentrl, write_model
 
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.checkpoint import list_checkpoints
-from agentrl.runtime.control import PauseState, answer, read_pause
+from agentrl.runtime.disk.checkpoint import list_checkpoints
+from agentrl.runtime.disk.pause import PauseState, answer, read_pause
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -17,11 +17,11 @@ from tiny_project import Agentrl, agentrl, write_project
 from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.checkpoint import latest_checkpoint
+from agentrl.runtime.disk.checkpoint import latest_checkpoint
+from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.ray.launch import RayStages
 from agentrl.runtime.ray.stages import RemoteGroup
-from agentrl.runtime.run_dir import RunDir
-from agentrl.runtime.stored import stored_groups
 from agentrl.types import SamplingParams, Task
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

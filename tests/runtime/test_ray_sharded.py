@@ -10,8 +10,8 @@ from ray_runs import drive
 from tiny_project import write_larger_model, write_project
 
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.checkpoint import latest_checkpoint
-from agentrl.runtime.rollback import RollbackPlan, begin_rollback, finish_rollbacks
+from agentrl.runtime.disk.checkpoint import latest_checkpoint
+from agentrl.runtime.disk.rollback import RollbackPlan, begin_rollback, finish_rollbacks
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -11,8 +11,8 @@ from ray_runs import children, drive, gone, line_of
 from tiny_project import write_larger_model, write_project
 
 from agentrl.data import TrajectoryStore
+from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.ray.launch import RayStages
-from agentrl.runtime.run_dir import RunDir
 from agentrl.runtime.stop import Interrupted, StopSwitch
 
 pytestmark = [

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tiny_project import agentrl, write_project
 
+from agentrl.audit.replay.recorded_run import open_recorded
+from agentrl.audit.replay.step import ReplayReport, replay_failed, replay_step
 from agentrl.data import TokenStore
 from agentrl.errors import RunError
-from agentrl.runtime.replay import ReplayReport, replay_failed, replay_step
-from agentrl.runtime.replay_source import open_recorded
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_a_failed_step_fails_again_and_a_mended_one_does_not(tmp_path: Path) -> 
     status, text = agentrl(tmp_path / "out", "train", project)
     assert status == 0, text
     run = open_recorded(tmp_path / "runs" / "tiny")
-    from agentrl.runtime.prepare import StepMaker
+    from agentrl.runtime.assembly.step_batch import StepMaker
 
     maker = StepMaker(run.config, base=run.base)
     maker.prepare(1, run.groups(1))

@@ -16,12 +16,12 @@ from agentrl.config import RunConfig
 from agentrl.config.schema import RewardSection
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.reward import RunningMoments
-from agentrl.runtime.assemble import TaskSets
-from agentrl.runtime.prepare import StepMaker
+from agentrl.runtime.assembly.parts import TaskSets
+from agentrl.runtime.assembly.step_batch import StepMaker
+from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.run_dir import RunDir
 from agentrl.runtime.stop import Interrupted, StopSwitch
-from agentrl.runtime.stored import stored_groups
 from agentrl.types import Task, TrajectoryGroup
 
 

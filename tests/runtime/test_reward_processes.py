@@ -16,9 +16,9 @@ from tiny_project import Agentrl, agentrl, write_project
 from agentrl.config import load_config
 from agentrl.data import TrajectoryStore
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.checkpoint import latest_checkpoint
-from agentrl.runtime.prepare import StepMaker
-from agentrl.runtime.stored import stored_groups
+from agentrl.runtime.assembly.step_batch import StepMaker
+from agentrl.runtime.disk.checkpoint import latest_checkpoint
+from agentrl.runtime.disk.stored_groups import stored_groups
 
 FUNCTIONS = '''
 """Scores of finished rollouts."""

@@ -12,8 +12,13 @@ from tiny_project import agentrl, write_project
 from agentrl.config import RunConfig
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.errors import RunError
-from agentrl.runtime.checkpoint import latest_checkpoint, list_checkpoints
-from agentrl.runtime.rollback import RollbackPlan, begin_rollback, finish_rollbacks, read_rollbacks
+from agentrl.runtime.disk.checkpoint import latest_checkpoint, list_checkpoints
+from agentrl.runtime.disk.rollback import (
+    RollbackPlan,
+    begin_rollback,
+    finish_rollbacks,
+    read_rollbacks,
+)
 
 
 def further(config: RunConfig, **health: Any) -> RunConfig:

@@ -7,15 +7,15 @@ import pytest
 from agentrl.config import parse_config
 from agentrl.config.schema import CheckpointSection
 from agentrl.errors import RunError
-from agentrl.runtime.checkpoint import (
+from agentrl.runtime.disk.checkpoint import (
     CheckpointState,
     latest_checkpoint,
     list_checkpoints,
     resolve_model_path,
     save_checkpoint,
 )
-from agentrl.runtime.occupied import holds_a_run
-from agentrl.runtime.run_dir import RunDir
+from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.runtime.disk.run_name import holds_a_run
 
 MINIMAL = {"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"}}
 

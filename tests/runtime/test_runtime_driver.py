@@ -23,11 +23,11 @@ from agentrl.config import RunConfig
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.errors import RunError
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.checkpoint import list_checkpoints
-from agentrl.runtime.collect import stable_seed
+from agentrl.runtime.disk.checkpoint import list_checkpoints
+from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stop import Interrupted, StopSwitch
-from agentrl.runtime.stored import stored_groups
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 
 
@@ -164,7 +164,7 @@ async def test_a_task_that_comes_twice_in_a_step_is_rolled_out_anew(tmp_path: Pa
 
 async def test_another_dataset_is_refused(tmp_path: Path) -> None:
     from agentrl.errors import DataError
-    from agentrl.runtime.assemble import TaskSets
+    from agentrl.runtime.assembly.parts import TaskSets
 
     config = fake_config(tmp_path)
     with pytest.raises(Killed):

@@ -6,7 +6,7 @@ import pytest
 from tiny_project import write_project
 
 from agentrl.config import load_config, parse_config
-from agentrl.runtime.preflight import preflight
+from agentrl.preflight.plan import preflight
 from agentrl.runtime.records import Check, Status
 
 

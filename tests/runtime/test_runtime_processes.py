@@ -13,7 +13,7 @@ from tiny_project import Agentrl, agentrl, write_project
 
 from agentrl.data import TrajectoryStore
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.checkpoint import latest_checkpoint
+from agentrl.runtime.disk.checkpoint import latest_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,12 @@ import math
 
 import pytest
 
-from agentrl.runtime.stats import mean_interval, paired_difference, pass_at_k, t_quantile
+from agentrl.runtime.scoring.intervals import (
+    mean_interval,
+    paired_difference,
+    pass_at_k,
+    t_quantile,
+)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from agentrl.config import dump_config, parse_config
 from agentrl.config.schema import EnvSection
 from agentrl.errors import ConfigError
-from agentrl.runtime.tools import make_tools, open_tools
+from agentrl.runtime.assembly.tools import make_tools, open_tools
 
 TOOLS = '''
 from agentrl.tool import FunctionTool, Tool, ToolSet

@@ -10,10 +10,10 @@ import pytest
 from tiny_project import write_model
 
 from agentrl.config import RunConfig, parse_config
-from agentrl.runtime.assemble import load_trained, model_source, served_source
-from agentrl.runtime.sent_weights import sent_weights
+from agentrl.runtime.assembly.parts import load_trained, model_source, served_source
+from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.sync.adapters import HEADER, AdapterWeights
-from agentrl.train.lora import has_adapters
+from agentrl.train.model.lora import has_adapters
 
 
 def config_of(folder: Path, **lora: Any) -> RunConfig:

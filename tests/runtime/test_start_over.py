@@ -12,9 +12,9 @@ from driver_fakes import Fuse, StreamingWorker, drive, fake_config
 from agentrl.engine import Engine, WeightTicket
 from agentrl.errors import EngineError, SyncError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.checkpoint import list_checkpoints
-from agentrl.runtime.local import LocalEngines
-from agentrl.runtime.patience import Push
+from agentrl.runtime.assembly.local_stages import LocalEngines
+from agentrl.runtime.disk.checkpoint import list_checkpoints
+from agentrl.runtime.engine_wait import Push
 from agentrl.runtime.ray.engine_stage import RayEngines
 from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.stop import Interrupted, StopSwitch

@@ -16,8 +16,8 @@ from test_runtime_driver import StopAt
 
 from agentrl.config import RunConfig
 from agentrl.data import TrajectoryStore
+from agentrl.runtime.disk.stored_groups import stored_names
 from agentrl.runtime.stop import Interrupted, StopSwitch
-from agentrl.runtime.stored import stored_names
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 from tests.data.small_steps import small_step
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.runtime.preflight_course import Limit, Plan
-from agentrl.runtime.preflight_found import Found
+from agentrl.preflight.checks.findings import Found
+from agentrl.preflight.runner import Limit, Plan
 
 
 def exits() -> None:

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from agentrl_sandboxes import BACKENDS
 
-from agentrl.testing.sandbox_suite import CheckResult, run_suite
+from agentrl.testing.sandbox_check.suite import CheckResult, run_suite
 
 
 @cache

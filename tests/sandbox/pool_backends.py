@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_sandboxes import UsernsBackend
-from agentrl_sandboxes.pool import PooledBackend
+from agentrl_sandboxes.pool.backend import PooledBackend
 
 from agentrl.errors import SandboxError, SandboxUnavailable
 from agentrl.sandbox import ExecResult, Isolation, Outcome, Probe, Sandbox, SandboxBackend, Snapshot

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from agentrl_sandboxes.answers import decode_result, join_output
-from agentrl_sandboxes.channel import Channel
 from agentrl_sandboxes.guest import wire
 from agentrl_sandboxes.guest.capture import Capture
+from agentrl_sandboxes.host.answers import decode_result, join_output
+from agentrl_sandboxes.host.channel import Channel
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -14,7 +14,7 @@ import pytest
 from agentrl_sandboxes import BACKENDS
 
 from agentrl.sandbox import Isolation
-from agentrl.testing.sandbox_suite import CheckResult, Verdict, checks
+from agentrl.testing.sandbox_check.suite import CheckResult, Verdict, checks
 
 Conformance = Callable[[str], Mapping[str, CheckResult]]
 

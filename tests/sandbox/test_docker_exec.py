@@ -22,7 +22,7 @@ from agentrl_sandboxes.image.daemon import daemon
 
 from agentrl.errors import SandboxError, SandboxUnavailable
 from agentrl.sandbox import Outcome, SandboxLimits
-from agentrl.testing.sandbox_suite import CheckResult, Verdict, checks, run_suite
+from agentrl.testing.sandbox_check.suite import CheckResult, Verdict, checks, run_suite
 
 pytestmark = pytest.mark.docker
 

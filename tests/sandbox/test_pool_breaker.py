@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from agentrl_sandboxes import PooledBackend
-from agentrl_sandboxes.pool_breaker import Breaker
+from agentrl_sandboxes.pool.breaker import Breaker
 from pool_backends import InMemory
 
 from agentrl.errors import SandboxError

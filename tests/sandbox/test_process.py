@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from agentrl_sandboxes.answers import decode_files, exit_code
-from agentrl_sandboxes.channel import Channel
 from agentrl_sandboxes.guest import wire
-from agentrl_sandboxes.sessions import WINDOW, SessionProcess
+from agentrl_sandboxes.host.answers import decode_files, exit_code
+from agentrl_sandboxes.host.channel import Channel
+from agentrl_sandboxes.host.sessions import WINDOW, SessionProcess
 from test_channel import Peer
 
 from agentrl.errors import SandboxError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from agentrl_sandboxes import BACKENDS
-from agentrl_sandboxes.enclosures import BubblewrapBackend, NamespaceBackend
+from agentrl_sandboxes.host.enclosures import BubblewrapBackend, NamespaceBackend
 
 from agentrl.errors import ConfigError
 from agentrl.sandbox import SandboxLimits

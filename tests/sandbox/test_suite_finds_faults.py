@@ -27,7 +27,7 @@ from agentrl.sandbox import (
     SandboxLimits,
     Snapshot,
 )
-from agentrl.testing.sandbox_suite import Verdict, run_suite
+from agentrl.testing.sandbox_check.suite import Verdict, run_suite
 
 
 class CarelessProcess(Process):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from agentrl.serving.policies import Policy, policies
-from agentrl.serving.simulate import RoutingReport, ServerModel, percentile, simulate
-from agentrl.serving.workload import (
+from agentrl.serving.simulator.policies import Policy, policies
+from agentrl.serving.simulator.simulate import RoutingReport, ServerModel, percentile, simulate
+from agentrl.serving.simulator.workload import (
     LONGEST,
     Lengths,
     Session,

@@ -39,7 +39,7 @@ async def engine(
     vllm_engine: VllmEngine, vllm_model_dir: Path, tmp_path: Path
 ) -> AsyncIterator[VllmEngine]:
     """The shared engine, which gets its own weights and its first version back."""
-    from agentrl.sync.disk import DiskSender
+    from agentrl.sync.disk.disk import DiskSender
 
     yield vllm_engine
     sender = DiskSender(tmp_path / "back")
@@ -55,7 +55,7 @@ async def test_a_frozen_turn_goes_on_with_new_weights_exactly(
 ) -> None:
     """Fails if tokens after the update are sampled over keys and values of the weights before, or
     if a prompt that comes later finds those in the prefix cache."""
-    from agentrl.sync.disk import DiskSender
+    from agentrl.sync.disk.disk import DiskSender
 
     sender = DiskSender(tmp_path / "weights")
     await engine.prepare_weights("disk", {"directory": str(tmp_path / "weights")})
@@ -93,7 +93,7 @@ async def test_a_failed_update_takes_the_engine_out_until_one_succeeds(
     engine: VllmEngine, vllm_model_dir: Path, tmp_path: Path
 ) -> None:
     """Fails if a server with torn weights samples, or lets frozen turns wait for ever."""
-    from agentrl.sync.disk import DiskSender
+    from agentrl.sync.disk.disk import DiskSender
 
     sender = DiskSender(tmp_path / "weights")
     good = stage(sender, vllm_model_dir, 5)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import SyncError
-from agentrl.sync.buckets import BucketHeader, pack, unpack
-from agentrl.sync.checksum import WeightDigest, described
-from agentrl.sync.tensors import ALIGNMENT, Layout
+from agentrl.sync.wire.buckets import BucketHeader, pack, unpack
+from agentrl.sync.wire.checksum import WeightDigest, described
+from agentrl.sync.wire.tensors import ALIGNMENT, Layout
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from sync_weights import nudged, run_python, weights
 
 from agentrl.errors import SyncError
-from agentrl.sync.collective import CollectiveSender, drain
-from agentrl.sync.collective_receiver import CollectiveReceiver
+from agentrl.sync.collective.receiver import CollectiveReceiver
+from agentrl.sync.collective.sender import CollectiveSender, drain
 
 RECEIVER = """
     import json, sys

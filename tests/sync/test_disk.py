@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from sync_weights import assert_same, nudged, run_python, weights
 
 from agentrl.errors import SyncError
-from agentrl.sync.disk import DiskReceiver, DiskSender
+from agentrl.sync.disk.disk import DiskReceiver, DiskSender
 
 
 def names(directory: Path) -> list[str]:

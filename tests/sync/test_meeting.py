@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import SyncError
-from agentrl.sync.meeting import make_store
+from agentrl.sync.collective.rendezvous import make_store
 
 
 def listeners(port: int) -> list[str]:

@@ -7,13 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import SyncError
-from agentrl.sync.patches import (
-    PatchBase,
-    PatchDecoder,
-    PatchEncoder,
-    apply_patch,
-    make_patch,
-)
+from agentrl.sync.wire.patches import PatchBase, PatchDecoder, PatchEncoder, apply_patch, make_patch
 
 
 @settings(deadline=None, max_examples=200)

@@ -12,7 +12,7 @@ from sync_weights import assert_same, run_python, weights
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
-from agentrl.sync.shm import ShmReceiver, ShmSender
+from agentrl.sync.shm.shm import ShmReceiver, ShmSender
 
 SENDER = """
     import json, sys

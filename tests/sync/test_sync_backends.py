@@ -13,7 +13,7 @@ from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, SyncError
 from agentrl.sync import make_receiver, make_sender, resolve_backend
 from agentrl.sync.ipc import device_digest
-from agentrl.sync.vllm_plugin import register
+from agentrl.sync.vllm.plugin import register
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without CUDA")
 
@@ -107,7 +107,7 @@ def test_the_plugin_may_be_called_twice_and_without_vllm() -> None:
     register()
     code = (
         "import sys; sys.modules['vllm'] = None\n"
-        "from agentrl.sync.vllm_plugin import register\nregister()\n"
-        "assert not {'torch', 'agentrl.sync.shm'} & set(sys.modules)"
+        "from agentrl.sync.vllm.plugin import register\nregister()\n"
+        "assert not {'torch', 'agentrl.sync.shm.shm'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -19,8 +19,8 @@ from agentrl.serving.vllm.command import server_command
 from agentrl.serving.vllm.launcher import VllmServer
 from agentrl.sync.adapters import AdapterWeights
 from agentrl.sync.coordinator import WeightSync
-from agentrl.sync.shm import ShmSender
-from agentrl.train.lora import adapters, add_adapters, base_weights, save_policy
+from agentrl.sync.shm.shm import ShmSender
+from agentrl.train.model.lora import adapters, add_adapters, base_weights, save_policy
 from agentrl.types import SamplingParams
 
 # The tiny model of the engine's tests.

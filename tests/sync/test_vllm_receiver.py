@@ -18,10 +18,10 @@ from agentrl.serving.client import TokenClient
 from agentrl.serving.vllm import VllmEngine
 from agentrl.serving.vllm.command import server_command
 from agentrl.serving.vllm.launcher import VllmServer
-from agentrl.sync.collective import CollectiveSender
+from agentrl.sync.collective.sender import CollectiveSender
 from agentrl.sync.coordinator import WeightSync
-from agentrl.sync.disk import DiskSender
-from agentrl.sync.shm import ShmSender
+from agentrl.sync.disk.disk import DiskSender
+from agentrl.sync.shm.shm import ShmSender
 from agentrl.types import SamplingParams
 
 # The tiny model of the engine's tests.

@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrl.batch.records import MaskCounts
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import AlgorithmSection
-from agentrl.train.logprobs import TokenLogProbs
+from agentrl.train.model.logprobs import TokenLogProbs
 from agentrl.train.objective import FixedLogProbs, objective
 
 

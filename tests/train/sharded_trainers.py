@@ -11,8 +11,8 @@ from crew import joined
 from tiny_llama import algorithm, reference, tiny_model
 
 from agentrl.config.schema import TrainSection
-from agentrl.train.agreement import check_shares
-from agentrl.train.backends import full_weights, make_backend
+from agentrl.train.backends.agreement import check_shares
+from agentrl.train.backends.choose import full_weights, make_backend
 from agentrl.train.trainer import Trainer
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -25,11 +25,11 @@ from transformers import LlamaForSequenceClassification
 
 from agentrl.config.schema import CriticSection, ModelSection, TrainSection
 from agentrl.errors import ConfigError, RunError, TrainError
-from agentrl.train.attention import packed_attention
 from agentrl.train.critic import Critic
+from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.value_head import ValueModel, load_value_model
 from agentrl.train.reference import Reference
 from agentrl.train.trainer import Trainer
-from agentrl.train.value_head import ValueModel, load_value_model
 from agentrl.types import TrajectoryGroup
 
 TRAIN = TrainSection(learning_rate=1e-2)

@@ -12,7 +12,7 @@ from tiny_llama import make_groups, make_step, relative_error, tiny_model
 
 from agentrl.config.schema import CriticSection, TrainSection
 from agentrl.errors import TrainError
-from agentrl.train.backends import make_backend
+from agentrl.train.backends.choose import make_backend
 from agentrl.train.critic import Critic
 from agentrl.train.reference import Reference
 from agentrl.train.trainer import Trainer

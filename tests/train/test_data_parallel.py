@@ -18,8 +18,8 @@ from tiny_llama import (
 )
 
 from agentrl.config.schema import TrainSection
-from agentrl.train.data_parallel import DataParallelBackend
-from agentrl.train.torch_backend import TorchBackend
+from agentrl.train.backends.data_parallel import DataParallelBackend
+from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.trainer import Trainer
 
 TRAIN = TrainSection(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5)

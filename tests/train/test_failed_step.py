@@ -13,8 +13,9 @@ from tiny_llama import algorithm, make_groups, make_step, reference, tiny_model
 from agentrl.config.schema import TrainSection
 from agentrl.errors import RunError, TrainError
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.failed_step import load_failed_step, replay_failed_step, save_failed_step
+from agentrl.train.failed_step import load_failed_step, save_failed_step
 from agentrl.train.losses import LossInputs, TokenLosses, policy_loss
+from agentrl.train.replay_failed_step import replay_failed_step
 from agentrl.train.trainer import Trainer
 
 TRAIN = TrainSection(learning_rate=1e-2)

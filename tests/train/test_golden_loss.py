@@ -10,9 +10,9 @@ from loss_parts import evaluate, section
 from agentrl.config.schema import TrainSection
 from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.backend import compensation
+from agentrl.train.backends.contract import compensation
 from agentrl.train.losses import derive_metrics
-from agentrl.train.schedule import learning_rate
+from agentrl.train.optim.schedule import learning_rate
 
 
 def loss(ratios, advantages, weights=None, mask=None, **changes):

@@ -8,17 +8,17 @@ from tiny_llama import make_groups, make_step, tiny_model
 
 from agentrl.batch.tensors import to_tensors
 from agentrl.errors import TrainError
-from agentrl.train import head
-from agentrl.train.attention import (
+from agentrl.train.model import head_logprobs
+from agentrl.train.model.attention import (
     ATTENTION,
     _CpuRows,
     _packed_rows,
     fused_attention,
     packed_attention,
 )
-from agentrl.train.head import head_log_probs
-from agentrl.train.logprobs import packed_log_probs
-from agentrl.train.segments import Segments
+from agentrl.train.model.head_logprobs import head_log_probs
+from agentrl.train.model.logprobs import packed_log_probs
+from agentrl.train.model.segments import Segments
 
 
 def head_inputs(dtype=torch.float64, tokens=23, vocabulary=37):
@@ -56,7 +56,7 @@ def test_head_is_log_softmax_whatever_the_chunks(kept, warm):
 @pytest.mark.parametrize("guess", ["right", "times three", "wrong", "not finite"])
 def test_a_gradient_formed_in_the_forward_pass_is_the_one_asked_for(monkeypatch, dtype, guess):
     """Fails if a guess is taken without looking at what the backward pass brings."""
-    monkeypatch.setattr(head, "FORMED_BYTES", 37 * 8 * 5)
+    monkeypatch.setattr(head_logprobs, "FORMED_BYTES", 37 * 8 * 5)
     hidden, weight, bias, target, temperature = head_inputs(dtype)
     upstream = torch.randn(23, dtype=torch.float64)
     seen = []

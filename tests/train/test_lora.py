@@ -23,7 +23,7 @@ from agentrl.config.fleet import ServingSection
 from agentrl.config.schema import TrainSection
 from agentrl.config.training import LoraSection
 from agentrl.errors import ConfigError
-from agentrl.train.lora import add_adapters, has_adapters, merged_weights, save_policy
+from agentrl.train.model.lora import add_adapters, has_adapters, merged_weights, save_policy
 from agentrl.train.trainer import Trainer
 from agentrl.types import SamplingParams
 

@@ -11,8 +11,8 @@ from tiny_llama import algorithm, make_groups, make_step, relative_error, tiny_m
 
 from agentrl.config.schema import TrainSection
 from agentrl.config.training import LoraSection
-from agentrl.train.data_parallel import DataParallelBackend
-from agentrl.train.lora import add_adapters, base_weights
+from agentrl.train.backends.data_parallel import DataParallelBackend
+from agentrl.train.model.lora import add_adapters, base_weights
 from agentrl.train.trainer import Trainer
 
 LORA = TrainSection(learning_rate=1e-2, lora=LoraSection(rank=3))

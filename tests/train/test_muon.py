@@ -12,8 +12,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from agentrl.config.schema import TrainSection
 from agentrl.errors import ConfigError, RunError
-from agentrl.train.muon import MasterMuon, layer_matrices
-from agentrl.train.optimizer import MasterAdamW, make_optimizer
+from agentrl.train.optim.choose import make_optimizer
+from agentrl.train.optim.muon import MasterMuon, layer_matrices
+from agentrl.train.optim.optimizer import MasterAdamW
 from agentrl.train.trainer import Trainer
 
 MUON = TrainSection(learning_rate=1e-2, optimizer="muon")

@@ -14,7 +14,7 @@ from tiny_llama import (
     with_model_log_probs,
 )
 
-from agentrl.train import head
+from agentrl.train.model import head_logprobs
 
 ROW = VOCABULARY * 8
 CASES = {
@@ -38,14 +38,14 @@ def test_the_gradient_of_a_step_is_the_same(monkeypatch, case):
     groups = with_model_log_probs(model, make_groups(), noise=0.5)
     step = make_step(groups, algorithm=section, micro_batch_tokens=10_000)
     want = gradient_of(model, step, section)
-    believed, real = [], head._common_factor
+    believed, real = [], head_logprobs._common_factor
 
     def watched(grad, guess):
         believed.append(real(grad, guess))
         return believed[-1]
 
-    monkeypatch.setattr(head, "_common_factor", watched)
-    monkeypatch.setattr(head, "FORMED_BYTES", 7 * ROW)
+    monkeypatch.setattr(head_logprobs, "_common_factor", watched)
+    monkeypatch.setattr(head_logprobs, "FORMED_BYTES", 7 * ROW)
     assert relative_error(gradient_of(model, step, section), want) < 1e-12
     # Sequences need all of their tokens: no guess is made, and none is wrong elsewhere.
     assert believed == ([] if case in ("gspo", "seq-mask-tis") else [1.0])

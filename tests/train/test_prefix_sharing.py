@@ -28,11 +28,11 @@ from agentrl.batch.packing import pack_micro_batch, padding_micro_batch, unpack
 from agentrl.batch.records import LossNeeds, Row, RowKey
 from agentrl.batch.tensors import to_tensors
 from agentrl.errors import DataError
-from agentrl.train import stateful
-from agentrl.train.attention import _CpuRows, fused_attention, packed_attention
-from agentrl.train.flex import visible
-from agentrl.train.logprobs import packed_log_probs
-from agentrl.train.segments import Segments, attention_plan
+from agentrl.train.model import stateful_layers
+from agentrl.train.model.attention import _CpuRows, fused_attention, packed_attention
+from agentrl.train.model.flex import visible
+from agentrl.train.model.logprobs import packed_log_probs
+from agentrl.train.model.segments import Segments, attention_plan
 
 SCALE = 0.3
 
@@ -235,7 +235,7 @@ def recurrent_model():
 
 def test_a_recurrent_model_reads_row_by_row_and_says_so(caplog):
     """Fails without the check: the state of one row runs into the next (error 1e-1)."""
-    stateful._warn.cache_clear()
+    stateful_layers._warn.cache_clear()
     model = recurrent_model()
     rows = tree_of_rows(random.Random(2), rows=4)
     with caplog.at_level(logging.WARNING):

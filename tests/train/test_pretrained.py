@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
-from agentrl.train.pretrained import check_model_path, load_pretrained, pick_device
+from agentrl.train.model.pretrained import check_model_path, load_pretrained, pick_device
 
 
 def test_the_quickstart_model_answers(tmp_path):
@@ -61,7 +61,7 @@ def test_a_hub_name_that_cannot_be_reached():
     code = (
         "from agentrl.config.schema import ModelSection\n"
         "from agentrl.errors import ConfigError\n"
-        "from agentrl.train.pretrained import load_tokenizer\n"
+        "from agentrl.train.model.pretrained import load_tokenizer\n"
         "try: load_tokenizer(ModelSection(path='nobody/nothing'))\n"
         "except ConfigError as error: print(error)\n"
     )

@@ -15,9 +15,9 @@ from tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 from agentrl.config.schema import TrainSection
 from agentrl.errors import TrainError
-from agentrl.train.data_parallel import DataParallelBackend
-from agentrl.train.ranks import Meeting
-from agentrl.train.routing import assign
+from agentrl.train.backends.data_parallel import DataParallelBackend
+from agentrl.train.backends.ranks import Meeting
+from agentrl.train.backends.shares import assign
 from agentrl.train.trainer import Trainer
 
 TRAIN = TrainSection(learning_rate=1e-2)

@@ -13,10 +13,10 @@ from agentrl.batch.packing import pack_micro_batch
 from agentrl.batch.records import Row, RowKey
 from agentrl.config.schema import TrainSection
 from agentrl.errors import ConfigError
-from agentrl.train.attention import packed_attention
-from agentrl.train.backends import make_backend
-from agentrl.train.segments import Segments
-from agentrl.train.value_head import ValueModel
+from agentrl.train.backends.choose import make_backend
+from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.segments import Segments
+from agentrl.train.model.value_head import ValueModel
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

@@ -12,7 +12,7 @@ from agentrl.batch.cut import halves
 from agentrl.batch.packing import pack_rows, unpack
 from agentrl.batch.records import PackedBatch, Row, RowKey
 from agentrl.errors import TrainError
-from agentrl.train.routing import least_loaded, share
+from agentrl.train.backends.shares import least_loaded, share
 
 SIZES = st.lists(st.integers(1, 5000), max_size=60)
 

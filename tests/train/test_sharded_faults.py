@@ -15,9 +15,9 @@ from tiny_llama import make_groups, make_step, relative_error, tiny_model
 
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError, TrainError
-from agentrl.train.agreement import check_shares, on_every_rank
-from agentrl.train.backends import make_backend
-from agentrl.train.ranks import Meeting
+from agentrl.train.backends.agreement import check_shares, on_every_rank
+from agentrl.train.backends.choose import make_backend
+from agentrl.train.backends.ranks import Meeting
 from agentrl.train.trainer import Trainer
 
 FEW = ["fsdp2", "zero2", "zero3"]

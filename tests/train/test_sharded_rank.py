@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from agentrl.config import parse_config
 from agentrl.errors import SyncError
 from agentrl.runtime.ray.actor import ActorSpec
-from agentrl.runtime.ray.rank import Rank
-from agentrl.runtime.ray.trainer_actor import RankSpec
-from agentrl.train.ranks import Meeting
+from agentrl.runtime.ray.rank import Rank, RankSpec
+from agentrl.train.backends.ranks import Meeting
 
 
 def write_model(folder):

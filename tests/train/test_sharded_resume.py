@@ -9,7 +9,7 @@ from sharded_trainers import KINDS, algorithm, needs, run, same_bits, section, t
 from tiny_llama import make_groups, make_step, relative_error, tiny_model
 from transformers import AutoModelForCausalLM
 
-from agentrl.train.backends import full_weights, make_backend
+from agentrl.train.backends.choose import full_weights, make_backend
 from agentrl.train.checkpoint import save_trainer_state
 from agentrl.train.trainer import Trainer
 

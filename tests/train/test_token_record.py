@@ -25,7 +25,7 @@ from tiny_llama import (
 from agentrl.batch.records import LossNeeds, StepBatch
 from agentrl.config.schema import TrainSection
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.backends import make_backend
+from agentrl.train.backends.choose import make_backend
 from agentrl.train.losses import needs_of
 from agentrl.train.token_record import TokenNumbers, TokenRecorder
 from agentrl.train.trainer import Trainer

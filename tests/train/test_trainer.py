@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.config.schema import TrainSection
 from agentrl.errors import RunError, TrainError
 from agentrl.train.checkpoint import TRAINER_FILE, save_checkpoint
-from agentrl.train.optimizer import MasterAdamW
+from agentrl.train.optim.optimizer import MasterAdamW
 from agentrl.train.trainer import Trainer
 from agentrl.types import TrajectoryGroup
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.errors import RunError
-from agentrl.runtime.logs import log_to, quiet_libraries, quiet_transformers
+from agentrl.runtime.disk.logs import log_to, quiet_libraries, quiet_transformers
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def run_identity(run_dir: Path) -> str:
 
 def load_tokenizer(spec: ActorSpec) -> Any:
     """The tokenizer of the run, without its model."""
-    from agentrl.train.pretrained import load_tokenizer as load
+    from agentrl.train.model.pretrained import load_tokenizer as load
 
     quiet_transformers()
     return load(spec.config.model)

@@ -23,7 +23,7 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.runtime.ray.layout import Layout, Resources, describe, missing, plan
+from agentrl.runtime.assembly.layout import Layout, Resources, describe, missing, plan
 
 logger = logging.getLogger(__name__)
 

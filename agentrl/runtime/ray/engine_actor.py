@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, listening_host, settle_in, where
 from agentrl.runtime.ray.engines import EngineAddress
-from agentrl.runtime.ray.group import Mode, dispatch
+from agentrl.runtime.ray.worker_group import Mode, dispatch
 
 if TYPE_CHECKING:
     from agentrl.serving.vllm.command import ServerCommand
@@ -102,8 +102,8 @@ def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
     Raises:
         ConfigError: vLLM is not installed here, or an option is not the user's to set.
     """
-    from agentrl.runtime.engines import LEAN
-    from agentrl.runtime.reach import transfer_name
+    from agentrl.runtime.assembly.engines import LEAN
+    from agentrl.runtime.assembly.weight_route import transfer_name
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
     from agentrl.serving.vllm.command import server_command, vllm_device
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from agentrl.errors import EngineError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.patience import Guard, Push, push_patiently, to_the_end
+from agentrl.runtime.engine_wait import Guard, Push, push_patiently, to_the_end
 from agentrl.runtime.ray.engines import EngineAddress
-from agentrl.runtime.ray.fate import Fate
-from agentrl.runtime.ray.group import ActorLost, WorkerGroup
+from agentrl.runtime.ray.rank_failure import Fate
+from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
 from agentrl.serving import TokenClient
 from agentrl.serving.records import EngineStats, Routed, Served
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentrl.engine import Engine
-from agentrl.runtime.engines import UNKNOWN_VERSION, connected
+from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, connected
 from agentrl.serving import TokenClient
 
 

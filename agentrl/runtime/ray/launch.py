@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.runtime.assemble import model_source
-from agentrl.runtime.checkpoint import Checkpoint
-from agentrl.runtime.ray.cast import Cast
+from agentrl.runtime.assembly.layout import plan
+from agentrl.runtime.assembly.parts import model_source
+from agentrl.runtime.disk.checkpoint import Checkpoint
+from agentrl.runtime.ray.actors import Cast
 from agentrl.runtime.ray.cluster import check_cluster, machines, open_cluster
+from agentrl.runtime.ray.engine_fleet import open_fleet
 from agentrl.runtime.ray.engine_stage import RayEngines
-from agentrl.runtime.ray.fate import Fate
-from agentrl.runtime.ray.fleet import open_fleet
-from agentrl.runtime.ray.layout import plan
-from agentrl.runtime.ray.pool import ResourcePool
+from agentrl.runtime.ray.rank_failure import Fate
+from agentrl.runtime.ray.resource_pool import ResourcePool
 from agentrl.runtime.ray.stages import RayLearner, RayRollouts
 from agentrl.runtime.stages import Stages
 

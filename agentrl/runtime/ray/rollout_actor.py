@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from agentrl.runtime.engines import make_client
+from agentrl.runtime.assembly.engines import make_client
 from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, load_tokenizer, settle_in, where
 from agentrl.runtime.ray.engines import EngineAddress, connect_all, follow
-from agentrl.runtime.ray.group import Mode, dispatch
+from agentrl.runtime.ray.worker_group import Mode, dispatch
 from agentrl.runtime.stages import GroupReport, report_of
 from agentrl.serving.records import EngineStats
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
@@ -47,8 +47,8 @@ class RolloutActor:
     @dispatch(Mode.BROADCAST)
     async def open(self, engines: Sequence[EngineAddress]) -> WorkerReport:
         """Open sandboxes and connections; the worker serves until its process ends."""
-        from agentrl.runtime.assemble import make_worker, open_sandboxes
-        from agentrl.runtime.tools import open_tools
+        from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
+        from agentrl.runtime.assembly.tools import open_tools
 
         spec = self._spec
         self._stack.enter_context(settle_in(spec))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
-from agentrl.runtime.ray.group import ActorLost, WorkerGroup, ask_blocking
+from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup, ask_blocking
 
 if TYPE_CHECKING:
     from agentrl.sync.transfer import Weights

@@ -15,10 +15,10 @@ from typing import Any, cast
 
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.collect import note_cut
-from agentrl.runtime.ray.fate import Fate
-from agentrl.runtime.ray.group import ActorLost, WorkerGroup
-from agentrl.runtime.ray.workers import Workers
+from agentrl.runtime.drivers.groups import note_cut
+from agentrl.runtime.ray.rank_failure import Fate
+from agentrl.runtime.ray.rollout_workers import Workers
+from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
 from agentrl.runtime.stages import GroupHandle, GroupReport, report_of
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 

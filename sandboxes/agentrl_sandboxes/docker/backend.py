@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
@@ -14,15 +14,15 @@ from typing import Any
 
 from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
 from agentrl.sandbox import Isolation, Probe, Sandbox, SandboxLimits, Snapshot
-from agentrl_sandboxes.channel import BOOT, Channel, config_frame
 from agentrl_sandboxes.docker.client import Client, Image
 from agentrl_sandboxes.docker.containers import NoProgram, Running, start_container
+from agentrl_sandboxes.docker.guest_config import guest_config
 from agentrl_sandboxes.docker.hardening import Container
 from agentrl_sandboxes.docker.leases import labels
-from agentrl_sandboxes.enclosures import base_config
-from agentrl_sandboxes.identity import FIRST_UID
-from agentrl_sandboxes.layout import BASE, check_extra
-from agentrl_sandboxes.supervised import Started, SupervisedBackend, filled
+from agentrl_sandboxes.host.channel import BOOT, Channel, config_frame
+from agentrl_sandboxes.host.identity import FIRST_UID
+from agentrl_sandboxes.host.layout import check_extra
+from agentrl_sandboxes.host.supervised import Started, SupervisedBackend, filled
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,6 @@ os.write(1, bytes(sys.version_info[:2]) + MAGIC_NUMBER)
 COMMAND = ("python3", "-I", "-S", "-c", HELLO + BOOT)
 OLDEST = (3, 9)
 """The oldest Python that runs the guest."""
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class NoPython(SandboxUnavailable):
@@ -222,29 +221,6 @@ class DockerBackend(SupervisedBackend):
                 f"sandbox.read_only names directories of this machine, and the Docker daemon is at "
                 f"{self._client.address}; put them into the image instead"
             )
-
-
-def guest_config(limits: SandboxLimits, image: Mapping[str, str]) -> dict[str, Any]:
-    """The config of `guest.stage` for a supervisor that Docker has put in its place already.
-
-    Args:
-        limits: of the sandbox.
-        image: environment variables of the image; programs get them too.
-    """
-    ours = {
-        "HOME": f"{BASE}/home",
-        "TMPDIR": f"{BASE}/tmp",
-        "USER": "sandbox",
-    }
-    return base_config(limits) | {
-        "env": {"PATH": PATH, "LANG": "C.UTF-8", **image, **ours},
-        "other_processes": 0,
-        "nested": "no",
-        "places": ["/tmp", "/dev/shm", "/dev/mqueue"],
-        "cgroup": True,
-        # Within the share of the container: the supervisor has to be in time.
-        "nice": 10,
-    }
 
 
 async def needs_source(reader: asyncio.StreamReader, image: str) -> bool:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentrl.sandbox import ExecResult, Outcome, SandboxLimits
-from agentrl_sandboxes.answers import join_output
 from agentrl_sandboxes.docker.exec_broom import Broom
 from agentrl_sandboxes.docker.exec_stream import STDERR, ExecStream
 from agentrl_sandboxes.guest.capture import Capture
+from agentrl_sandboxes.host.answers import join_output
 
 FLOOD = 16
 """A command that prints more than this many times what is kept is ended."""

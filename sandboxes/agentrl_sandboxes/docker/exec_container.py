@@ -18,7 +18,7 @@ from agentrl_sandboxes.docker.client import Client
 from agentrl_sandboxes.docker.containers import Running
 from agentrl_sandboxes.docker.exec_broom import Broom, Outlived
 from agentrl_sandboxes.docker.exec_stream import ExecStream, open_exec
-from agentrl_sandboxes.layout import BASE
+from agentrl_sandboxes.host.layout import BASE
 
 WORKDIR = f"{BASE}/work"
 BLOCK = 512

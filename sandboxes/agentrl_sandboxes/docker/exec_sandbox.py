@@ -13,8 +13,8 @@ from agentrl_sandboxes.docker import exec_files as scripts
 from agentrl_sandboxes.docker.exec_command import Command
 from agentrl_sandboxes.docker.exec_container import WORKDIR, ExecContainer
 from agentrl_sandboxes.docker.exec_session import ExecProcess, Inside
-from agentrl_sandboxes.supervised import command_timeout
-from agentrl_sandboxes.upload import pack_source
+from agentrl_sandboxes.host.supervised import command_timeout
+from agentrl_sandboxes.host.upload import pack_source
 
 
 class TarSnapshot(Snapshot):

@@ -54,7 +54,7 @@ async def start_exec(
         SandboxUnavailable: the image has no shell either, or the daemon refuses.
         SandboxError: it could not be made.
     """
-    from agentrl_sandboxes.docker.backend import guest_config
+    from agentrl_sandboxes.docker.guest_config import guest_config
 
     limits = wanted.limits
     # Only the kernel bounds memory here, so its bound has to be the one that is meant.

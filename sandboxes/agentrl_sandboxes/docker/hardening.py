@@ -25,7 +25,7 @@ from typing import Any
 from agentrl.sandbox import SandboxLimits
 from agentrl_sandboxes.guest.limits import RESERVE
 from agentrl_sandboxes.guest.program import LATER_LEADERS
-from agentrl_sandboxes.layout import BASE
+from agentrl_sandboxes.host.layout import BASE
 
 OVERHEAD = 64 * 2**20 + RESERVE
 """Bytes of memory for the supervisor, its buffers and the kernel's own use, and those that the
