@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 # The tiny project is what the tests of the runtime train.
-sys.path.append(str(Path(__file__).parents[2] / "tests" / "runtime"))
+sys.path.append(str(Path(__file__).parents[2]))
 
 CALL = "```python\na\n```\n"
 """What every reply begins with where there are tools: a call, put into the model's mouth."""
@@ -164,8 +164,9 @@ def sentence(words: random.Random, noun: str | None = None) -> str:
 def write_model(folder: Path, *, steps: int = 500) -> None:
     """Make the tokenizer and a model that has read the toy language."""
     import torch
-    from tiny_project import write_model as write_random
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.runtime.tiny_project import write_model as write_random
 
     write_random(folder)
     from transformers import AutoTokenizer
@@ -227,7 +228,7 @@ def write_project(folder: Path, name: str, **changes: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "model" / "model.safetensors").exists():
         write_model(folder / "model")
-    from tiny_project import BACKEND
+    from tests.runtime.tiny_project import BACKEND
 
     known = ["the", "on", "by", "near", *NOUNS, *_COLOURS, *_VERBS, *_PLACES]
     (folder / "told.py").write_text(ENV.replace("KNOWN_WORDS", " ".join(known)))
@@ -281,7 +282,7 @@ def train(folder: Path, name: str, **changes: Any) -> tuple[Path, int, str]:
 
     Takes what `write_project` takes; a run of that name in the folder is thrown away.
     """
-    from tiny_project import Agentrl
+    from tests.runtime.tiny_project import Agentrl
 
     run = folder / "runs" / name
     shutil.rmtree(run, ignore_errors=True)
