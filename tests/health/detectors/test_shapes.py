@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.health import History, Series, Status, Verdict, diagnose
 
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "health"))
 
 
 def curve(values: Sequence[float], every: int = 1) -> Series:

@@ -22,7 +22,7 @@ from agentrl.health import (
 )
 from agentrl.health.thresholds import limits
 
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "health"))
 
 from detectors import Judged, all_judged, cut, passes
 from faults.ill import ILL

@@ -1,6 +1,6 @@
-"""Train the small runs of benchmarks/faults and keep what detectors look at.
+"""Train the small runs of benchmarks/health/faults and keep what detectors look at.
 
-OMP_NUM_THREADS=1 .venv/bin/python benchmarks/record_faults.py [NAME ...]
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/health/record_faults.py [NAME ...]
 """
 
 from __future__ import annotations
