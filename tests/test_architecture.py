@@ -30,7 +30,6 @@ REWORDED_LATER = [
     "agentrl/reward",
     "agentrl/rollout",
     "agentrl/runtime",
-    "agentrl/serving",
     "agentrl/sync",
     "agentrl/testing",
     "agentrl/train",
