@@ -47,8 +47,8 @@ bench: $(VENV)/.test  ## measure what the README claims, against a peer or a lim
 	$(BIN)/python benchmarks/asynchrony.py
 	$(BIN)/python benchmarks/sticky_sessions.py
 	$(BIN)/python benchmarks/inspector.py
-	$(BIN)/python benchmarks/detectors.py
-	$(BIN)/python benchmarks/planted_faults.py
+	$(BIN)/python benchmarks/health/detectors.py
+	$(BIN)/python benchmarks/health/planted_faults.py
 	$(BIN)/python benchmarks/memory.py $(CONFIG)
 
 clean:

@@ -12,15 +12,17 @@ import asyncio
 import os
 from collections.abc import Generator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
-_STARTS_PROCESSES = ("vllm", "ray_")
+_STARTS_PROCESSES = ("vllm", "ray")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(word in item.path.stem for word in _STARTS_PROCESSES):
+        parts = item.path.relative_to(Path(__file__).parent).with_suffix("").parts
+        if any(word in part.split("_") for part in parts for word in _STARTS_PROCESSES):
             item.add_marker(pytest.mark.fleet)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_project import agentrl, write_project
 
 from agentrl.config import load_config
 from agentrl.config.schema import AlgorithmSection
@@ -18,6 +17,7 @@ from agentrl.runtime.assembly.trainer import make_trainer
 from agentrl.runtime.disk.checkpoint import latest_checkpoint
 from agentrl.train import replay_failed_step
 from agentrl.train.checkpoint import load_trainer_state
+from tests.runtime.tiny_project import agentrl, write_project
 
 PPO: dict[str, Any] = {
     "algorithm__preset": "ppo",

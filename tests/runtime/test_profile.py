@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_project import Agentrl, agentrl, write_project
 
 from agentrl.config import load_config
 from agentrl.data import TrajectoryStore
@@ -18,6 +17,7 @@ from agentrl.runtime.assembly.task_choice import read_chosen, write_chosen
 from agentrl.runtime.launch import train
 from agentrl.runtime.profile import profile
 from agentrl.runtime.progress import Progress
+from tests.runtime.tiny_project import Agentrl, agentrl, write_project
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tiny_vllm import require_vllm, tiny_command, write_model
 
 from agentrl.serving.vllm import VllmEngine
 from agentrl.serving.vllm.launcher import VllmServer
+from tests.serving.tiny_vllm import require_vllm, tiny_command, write_model
 
 
 @pytest.fixture(scope="session")

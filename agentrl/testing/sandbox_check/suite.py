@@ -20,6 +20,15 @@ from agentrl.errors import ConfigError, SandboxUnavailable, choices
 from agentrl.sandbox import Isolation, SandboxBackend
 
 # The modules below register their checks when they are imported, in this order.
+from agentrl.testing.sandbox_check import (  # isort: skip
+    commands,  # noqa: F401
+    bounds,  # noqa: F401
+    files,  # noqa: F401
+    sessions,  # noqa: F401
+    walls,  # noqa: F401
+    lives,  # noqa: F401
+    traces,  # noqa: F401
+)
 from agentrl.testing.sandbox_check.check import CHECKS, Check
 
 CHECK_S = 60.0
