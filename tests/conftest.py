@@ -14,7 +14,12 @@ from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# The time of an example is that of a machine that does other things too.
+hypothesis.settings.register_profile("agentrl", deadline=None)
+hypothesis.settings.load_profile("agentrl")
 
 _STARTS_PROCESSES = ("vllm", "ray")
 
