@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from agentrl.config.imports import resolve
+from agentrl.imports import resolve
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollout.adapters.peer_imports import others_importable
