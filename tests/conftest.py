@@ -14,9 +14,14 @@ import os
 from collections.abc import Generator
 from functools import cache
 
+import hypothesis
 import pytest
 
 pytest_plugins = ["tests.serving.shared_server"]
+
+# The time of an example is that of a machine that does other things too.
+hypothesis.settings.register_profile("agentrl", deadline=None)
+hypothesis.settings.load_profile("agentrl")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
