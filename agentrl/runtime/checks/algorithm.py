@@ -9,8 +9,8 @@ from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.blocks import describe_blocks
 from agentrl.config.reward import RewardSection
 from agentrl.config.training import LoraSection, TrainSection
+from agentrl.finding import Finding, Status
 from agentrl.runtime.drivers.choose import runs_ahead
-from agentrl.runtime.records import Check, Status
 from agentrl.runtime.scoring.evaluate import metric_keys
 
 
@@ -97,12 +97,12 @@ def _best_checkpoints(config: RunConfig) -> list[str]:
     return found
 
 
-async def algorithm(config: RunConfig, *, base: Path) -> Check | str:
+async def algorithm(config: RunConfig, *, base: Path) -> Finding | str:
     """The blocks of the algorithm, and doubts about it."""
     resolved = config.resolved_algorithm()
     found = doubts(config, base=base)
     blocks = describe_blocks(resolved, critic=config.critic, train=config.train)
     text = "\n".join([f"preset {resolved.preset}", *blocks])
     if found:
-        return Check(name="algorithm", status=Status.WARN, detail="\n".join([*found, text]))
+        return Finding(name="algorithm", status=Status.WARN, detail="\n".join([*found, text]))
     return text
