@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -257,6 +258,7 @@ async def drive(
     save: Callable[[Path], None] | None = None,
     in_flight: int = 128,
     broken_sync: str = "",
+    now: Callable[[], float] = time.monotonic,
 ) -> tuple[RunResult, FakeTrainer]:
     """One process of a run: as `launch.train`, with the fakes; goes on where the disk says."""
     fuse = fuse or Fuse()
@@ -318,6 +320,7 @@ async def drive(
             history=point.history,
             progress=progress or Progress(),
             stop=stop or StopSwitch(),
+            now=now,
         )
         return await run.run(), trainer
     finally:

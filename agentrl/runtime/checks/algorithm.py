@@ -30,7 +30,7 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
     loss = find_loss(algorithm.policy_loss, base=base)
     found = [f"algorithm: {text}" for text in algorithm.doubts()]
     if (
-        runs_ahead(config)
+        runs_ahead(config.schedule)
         and algorithm.old_log_probs == "recompute"
         and algorithm.is_correction_type == "none"
         and loss.correction == "none"
