@@ -18,10 +18,10 @@ from rich.text import Text
 
 from agentrl.cli.env_scaffold import scaffold
 from agentrl.config import resolve
-from agentrl.imports import load_module
 from agentrl.config.sandboxes import SandboxSection
 from agentrl.config.schema import DatasetSection, EnvSection
 from agentrl.errors import AgentrlError, ConfigError
+from agentrl.imports import load_module
 from agentrl.testing.env_check.episode import CheckLimits
 from agentrl.testing.env_check.findings import Finding
 from agentrl.testing.env_check.suite import check_env

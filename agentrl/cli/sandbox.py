@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentrl.cli import image as image_commands
-from agentrl.imports import resolve
 from agentrl.errors import ConfigError
+from agentrl.imports import resolve
 from agentrl.sandbox import Probe, SandboxBackend
 from agentrl.testing.sandbox_check.suite import CheckResult, Verdict, checks, run_suite
 

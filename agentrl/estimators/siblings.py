@@ -52,8 +52,7 @@ def rloo(group: GroupRewards) -> Turns:
     whole = math.fsum(group.rewards)
     means = [(whole - own) / (stats.size - 1) for own in group.rewards]
     return [
-        [reward - mean for reward in turns]
-        for turns, mean in zip(group.to_go, means, strict=True)
+        [reward - mean for reward in turns] for turns, mean in zip(group.to_go, means, strict=True)
     ]
 
 

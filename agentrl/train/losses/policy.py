@@ -42,9 +42,7 @@ def ppo_clip(inputs: LossInputs) -> TokenLosses:
     return _clipped(ratio_of(inputs.log_ratio()), inputs)
 
 
-@policy_loss(
-    "gspo", masks=TRAINED, whole_rollouts=True, reads=("dual_clip",), rollout_ratio=True
-)
+@policy_loss("gspo", masks=TRAINED, whole_rollouts=True, reads=("dual_clip",), rollout_ratio=True)
 def gspo(inputs: LossInputs) -> TokenLosses:
     """The clipped loss with one ratio for a whole rollout (FORMULAS F6).
 
