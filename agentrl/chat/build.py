@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from agentrl.chat.boundaries import find_boundaries
 from agentrl.chat.format import ChatFormat, RawChat, TemplateChat
-from agentrl.chat.parsers import check_parser_name
+from agentrl.chat.json_calls import HermesParser
+from agentrl.chat.parsers import build_parser
 from agentrl.chat.proof import prove
 from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Codec, TokenizerLike
@@ -47,7 +48,8 @@ def build_chat(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
 
     Args:
         tokenizer: a `transformers` tokenizer, or anything like it.
-        section: template, tool parser, system prompt, and how a reply begins and stops.
+        section: template, tool parser (without one, tools are described as for `hermes`), system
+            prompt, and how a reply begins and stops.
 
     Raises:
         ConfigError: an unknown template or parser, or a tokenizer without a template.
@@ -67,12 +69,12 @@ def build_chat(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
 def _build(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
     if section.template not in TEMPLATES:
         raise ConfigError(f"chat.template: {choices(section.template, TEMPLATES)}")
-    check_parser_name(section.tool_parser)
+    parser = build_parser(section.tool_parser)
     codec = Codec(tokenizer)
-    parser, system_prompt = section.tool_parser, section.system_prompt
+    syntax, system_prompt = parser or HermesParser(), section.system_prompt
     if section.template == "raw":
-        return RawChat(codec, parser=parser, system_prompt=system_prompt)
-    template = Template(codec, parser=parser)
+        return RawChat(codec, syntax=syntax, system_prompt=system_prompt)
+    template = Template(codec, syntax=syntax)
     name = _family_of(template, section.template)
     boundaries = find_boundaries(template, codec)
     findings = prove(template, boundaries, codec, known_family=name != "generic")
@@ -95,7 +97,8 @@ def _build(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
         boundaries=boundaries,
         findings=findings,
         stop_token_ids=tuple(dict.fromkeys(stop for stop in stops if stop is not None)),
-        parser=parser,
+        syntax=syntax,
+        reads_calls=parser is not None,
         system_prompt=system_prompt,
     )
 

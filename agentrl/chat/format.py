@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from agentrl.chat.boundaries import Boundaries
-from agentrl.chat.offer import describe_tools
+from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.spans import TokenMap
 from agentrl.chat.template import Template, with_system
 from agentrl.chat.tokenizer import CUT, Codec, clean
@@ -19,7 +19,7 @@ from agentrl.chat.truncate import truncate_middle
 from agentrl.errors import ChatError
 from agentrl.finding import Finding, Status
 from agentrl.tool import Tool
-from agentrl.types import Message
+from agentrl.types import Message, ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +40,14 @@ class ChatFormat(ABC):
     findings: Sequence[Finding] = ()
     """What appending turns does not keep of the template; plain turns it does keep."""
 
-    def __init__(self, codec: Codec, *, parser: str, system_prompt: str | None) -> None:
+    def __init__(self, codec: Codec, *, syntax: CallSyntax, system_prompt: str | None) -> None:
         self._codec = codec
-        self._parser = parser
+        self._syntax = syntax
         self._system_prompt = system_prompt
+
+    def write_call(self, call: ToolCall) -> str:
+        """The text of a call as the parser of the run reads it."""
+        return self._syntax.write(call)
 
     @abstractmethod
     def render_prompt(
@@ -153,10 +157,12 @@ class TemplateChat(ChatFormat):
         boundaries: Boundaries,
         findings: Sequence[Finding] = (),
         stop_token_ids: tuple[int, ...],
-        parser: str,
+        syntax: CallSyntax,
+        reads_calls: bool,
         system_prompt: str | None,
     ) -> None:
-        super().__init__(codec, parser=parser, system_prompt=system_prompt)
+        super().__init__(codec, syntax=syntax, system_prompt=system_prompt)
+        self._reads_calls = reads_calls
         self.name = name
         self.stop_token_ids = stop_token_ids
         self.boundaries = boundaries
@@ -198,7 +204,7 @@ class TemplateChat(ChatFormat):
         return self._template.render(messages, tools)
 
     def _warn_unread_tools(self) -> None:
-        if self._parser == "none" and not self._warned_tools:
+        if not self._reads_calls and not self._warned_tools:
             self._warned_tools = True
             logger.warning(
                 "tools are offered, but chat.tool_parser is 'none': calls reach the environment "
@@ -211,8 +217,8 @@ class RawChat(ChatFormat):
 
     name = "raw"
 
-    def __init__(self, codec: Codec, *, parser: str, system_prompt: str | None) -> None:
-        super().__init__(codec, parser=parser, system_prompt=system_prompt)
+    def __init__(self, codec: Codec, *, syntax: CallSyntax, system_prompt: str | None) -> None:
+        super().__init__(codec, syntax=syntax, system_prompt=system_prompt)
         stop = codec.tokenizer.eos_token_id
         if stop is None:
             raise ChatError(
@@ -231,7 +237,7 @@ class RawChat(ChatFormat):
         """The contents one after another; a description of the tools before them."""
         messages = self._with_system_prompt(messages)
         if tools:
-            messages = with_system(messages, describe_tools(tools, self._parser) + "\n\n")
+            messages = with_system(messages, self._syntax.describe(tools) + "\n\n")
         return "".join(message.content for message in messages)
 
     def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ from agentrl.runtime.open_stages import open_stages
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.records import Parts, RunResult
 from agentrl.runtime.stop import Interrupted, StopSwitch
+from agentrl.sync import find_transfer
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,8 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     check_sinks(config)
     check_health(config)
     check_model_path(resolve_model_path(config.model.path))
-    build_parser(config.chat.tool_parser)
+    build_parser(config.chat.tool_parser, base=base)
+    find_transfer(config.sync.backend, base=base)
     make_tools(config.env, base=base)
     make_env_factory(config.env, base=base)
     load_reward_functions(config.reward, base=base, timeout_s=config.rollout.env_timeout_s)

@@ -82,11 +82,11 @@ async def trainer(config: RunConfig) -> str:
     return check_learner(config)
 
 
-async def chat(config: RunConfig, found: PreflightFacts) -> Finding | str:
+async def chat(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
     """Template and parser, proven on probe conversations."""
     from agentrl.chat import build_chat, build_parser
 
-    parser = build_parser(config.chat.tool_parser)
+    parser = build_parser(config.chat.tool_parser, base=base)
     if found.tokenizer is None:
         return warn("chat", "parser is known; the template needs the tokenizer above", "mend model")
     found.chat = chat = build_chat(found.tokenizer, config.chat)

@@ -64,11 +64,9 @@ def script_of(solution: Solution, chat: ChatFormat, section: ChatSection) -> Tur
 
 def encode_turn(turn: str | ToolCall, chat: ChatFormat, section: ChatSection) -> tuple[int, ...]:
     """One turn as a model would sample it: what it begins with left out, its stop token added."""
-    from agentrl.chat.offer import write_call
-
     if isinstance(turn, ToolCall):
         # A model samples the markers of a call as the single tokens they are.
-        call = chat.raw_delta(write_call(turn, section.tool_parser), ended=False)
+        call = chat.raw_delta(chat.write_call(turn), ended=False)
         return (*call, chat.stop_token_ids[0])
     text = turn.removeprefix(section.reply_prefix)
     ends = [at for stop in section.stop if (at := text.find(stop)) >= 0]

@@ -18,6 +18,7 @@ from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.weight_route import (
     gpus_needed,
     section_backend,
+    transfer_environment,
     transfer_name,
     urls_are_local,
 )
@@ -212,7 +213,7 @@ def server_commands(config: RunConfig, *, source: str, secret: str) -> Sequence[
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
     from agentrl.serving.vllm.command import server_command, vllm_device
 
-    section = config.serving
+    section, backend = config.serving, section_backend(config)
     device = vllm_device()
     devices = _devices(config) if device == "cuda" else [None] * section.replicas
     commands = [
@@ -225,12 +226,13 @@ def server_commands(config: RunConfig, *, source: str, secret: str) -> Sequence[
             device=device,
             devices=devices[replica],
             dtype=config.model.dtype,
-            weight_transfer=transfer_name(section_backend(config)),
+            weight_transfer=transfer_name(backend),
             middleware=() if section.transport == "http" else (LEAN,),
         )
         for replica in range(section.replicas)
     ]
-    return [replace(c, env={**c.env, SECRET_VARIABLE: secret}) for c in commands]
+    more = {SECRET_VARIABLE: secret, **transfer_environment(backend)}
+    return [replace(c, env={**c.env, **more}) for c in commands]
 
 
 def _devices(config: RunConfig) -> list[tuple[int, ...]]:

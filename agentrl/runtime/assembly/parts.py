@@ -209,11 +209,12 @@ def make_worker(
     from agentrl.reward import load_reward_functions
     from agentrl.rollout import RolloutWorker
 
+    parser = build_parser(config.chat.tool_parser, base=base)
     chat = build_chat(tokenizer, config.chat)
     worker = RolloutWorker(
         generator=generator,
         chat=chat,
-        parser=build_parser(config.chat.tool_parser),
+        parser=parser,
         make_env=make_env_factory(config.env, base=base),
         tools=tools,
         sandboxes=sandboxes,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
+from agentrl.estimators import find_estimator
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.types import TrajectoryGroup
@@ -46,11 +47,11 @@ class StepMaker:
 
         Args:
             config: of the run.
-            base: folder that a relative file in `algorithm.policy_loss` starts from.
+            base: folder that relative files in the config's `algorithm` start from.
             checkpoint: holds the reward statistics of the steps before.
 
         Raises:
-            ConfigError: there is no such loss.
+            ConfigError: there is no such estimator or loss.
             DataError: the statistics cannot be read.
         """
         from agentrl.reward import RewardShaper
@@ -58,6 +59,7 @@ class StepMaker:
 
         self._config = config
         self._algorithm = config.resolved_algorithm()
+        find_estimator(self._algorithm.advantage_estimator, base=base)
         self._needs = needs_of(self._algorithm, base=base)
         self._shaper = RewardShaper(
             config.reward, max_response_tokens=config.rollout.max_response_tokens

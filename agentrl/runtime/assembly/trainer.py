@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
+from agentrl.estimators import find_estimator
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 
@@ -52,6 +53,7 @@ def make_trainer(
     from agentrl.train.model.value_head import load_value_model
 
     algorithm = config.resolved_algorithm()
+    find_estimator(algorithm.advantage_estimator, base=base)
     needs = needs_of(algorithm, base=base)
     backend = make_backend(
         model,

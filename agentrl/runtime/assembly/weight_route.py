@@ -10,8 +10,11 @@ import socket
 from urllib.parse import SplitResult, urlsplit
 
 from agentrl.config import RunConfig
+from agentrl.config.fleet import SyncSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.layout import engine_width
+from agentrl.sync import find_transfer, resolve_backend
+from agentrl.sync.choose import OWN_TRANSFER
 
 
 def section_backend(config: RunConfig) -> str:
@@ -20,8 +23,6 @@ def section_backend(config: RunConfig) -> str:
     Raises:
         ConfigError: the one that was asked for cannot reach the engines.
     """
-    from agentrl.sync import resolve_backend
-
     section = config.serving
     return resolve_backend(
         config.sync,
@@ -34,7 +35,14 @@ def section_backend(config: RunConfig) -> str:
 
 def transfer_name(backend: str) -> str:
     """The weight-transfer backend of vLLM that receives what `backend` sends; ours has one name."""
-    return "nccl" if backend == "nccl" else "agentrl"
+    kind = find_transfer(backend)
+    assert kind is not None, backend
+    return kind.server_plugin
+
+
+def transfer_environment(backend: str) -> dict[str, str]:
+    """What the environment of a vLLM server needs so that it may load a user's own backend."""
+    return {OWN_TRANSFER: backend} if ":" in backend else {}
 
 
 def device_to_device(config: RunConfig) -> bool:
@@ -55,7 +63,7 @@ def device_to_device(config: RunConfig) -> bool:
         return strangers_take_cuda(config)
     if vllm_device() != "cuda":
         return False
-    return config.sync.backend == "ipc" or torch.cuda.device_count() > gpus_needed(config)
+    return _shares_device(config.sync) or torch.cuda.device_count() > gpus_needed(config)
 
 
 def rank_to_engine(config: RunConfig) -> bool:
@@ -70,7 +78,7 @@ def rank_to_engine(config: RunConfig) -> bool:
     apart = section.placement == "disaggregated" and (
         min(section.gpus_per_trainer, section.gpus_per_engine) >= 1
     )
-    return apart or config.sync.backend == "ipc"
+    return apart or _shares_device(config.sync)
 
 
 def strangers_take_cuda(config: RunConfig) -> bool:
@@ -81,7 +89,8 @@ def strangers_take_cuda(config: RunConfig) -> bool:
     """
     from agentrl.serving.vllm.command import vllm_device
 
-    if config.sync.backend in ("ipc", "nccl"):
+    asked = find_transfer(config.sync.backend)
+    if asked is not None and asked.needs_cuda:
         return True
     try:
         return not urls_are_local(config) and vllm_device() == "cuda"
@@ -115,6 +124,11 @@ def urls_are_local(config: RunConfig) -> bool:
 def gpus_needed(config: RunConfig) -> int:
     """Of all servers that are started on this machine."""
     return engine_width(config.serving) * config.serving.replicas
+
+
+def _shares_device(section: SyncSection) -> bool:
+    asked = find_transfer(section.backend)
+    return asked is not None and asked.shares_device
 
 
 def _is_local(url: SplitResult) -> bool:

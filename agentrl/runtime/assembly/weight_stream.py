@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
+from agentrl.sync import find_transfer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl.train import Trainer
-
-_OUR_RECEIVER = ("shm", "disk", "collective", "ipc")
-"""Backends whose receiver can merge."""
 
 
 def sent_weights(
@@ -28,7 +26,9 @@ def sent_weights(
         backend: that carries the stream.
     """
     lora = config.train.lora
-    if lora.rank == 0 or lora.sync == "merged" or backend not in _OUR_RECEIVER:
+    kind = find_transfer(backend)
+    assert kind is not None, backend
+    if lora.rank == 0 or lora.sync == "merged" or not kind.merges_adapters:
         return trainer.weights
     from agentrl.sync.adapters import AdapterWeights
     from agentrl.train.model.lora import adapters, base_weights

@@ -100,8 +100,9 @@ def _loss_doubts(algorithm: AlgorithmSection, loss: LossSpec) -> list[str]:
 def _idle_sections(config: RunConfig) -> list[str]:
     """Keys outside `algorithm` that were set beside the one that makes anything read them."""
     train, reward, algorithm = config.train, config.reward, config.resolved_algorithm()
+    estimator = algorithm.advantage_estimator
     idle = {
-        f"critic: there is none with advantage_estimator {algorithm.advantage_estimator}": not (
+        f"critic: with algorithm.advantage_estimator {estimator} there is no critic": not (
             algorithm.needs_values or config.critic == CriticSection()
         ),
         "train.lora: rank is 0, so all weights are trained": not (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
@@ -19,13 +20,8 @@ from agentrl.runtime.drivers.choose import check_schedule, runs_ahead
 from agentrl.serving.threads import run_computing
 from agentrl.serving.vllm.check import Score
 from agentrl.serving.vllm.command import server_command, vllm_device
+from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
 
-_USERS = {
-    "bucket_mb": ("collective", "nccl"),
-    "dense_every": ("disk", "collective"),
-    "directory": ("disk",),
-}
-"""Keys of `sync`, and the backends that heed them."""
 _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14", "  a  b")
 """Texts that tokenizers are told apart by."""
 
@@ -46,9 +42,18 @@ async def schedule(config: RunConfig) -> str:
     )
 
 
-async def engines(config: RunConfig, *, tokenizer: Any = None) -> Finding | str:
-    """Whether the engines that the config names can be had, and fit the policy's tokenizer."""
+async def engines(
+    config: RunConfig, *, base: Path | None = None, tokenizer: Any = None
+) -> Finding | str:
+    """Whether the engines that the config names can be had, and fit the policy's tokenizer.
+
+    Args:
+        config: of the run.
+        base: where its relative paths start; needed until `sync.backend` was found once.
+        tokenizer: of the policy.
+    """
     section = config.serving
+    find_transfer(config.sync.backend, base=base)
     _refuse_idle_serving(config)
     backend = _backend(config)
     _refuse_idle_sync(config, backend)
@@ -107,8 +112,6 @@ def _refuse_idle_serving(config: RunConfig) -> None:
 
 def _backend(config: RunConfig) -> str:
     """The weight backend, as far as it is known before the machines of a cluster are."""
-    from agentrl.sync import resolve_backend
-
     if config.runtime == "local":
         return section_backend(config)
     section, asked = config.serving, config.sync.backend
@@ -122,11 +125,12 @@ def _backend(config: RunConfig) -> str:
 
 
 def _refuse_idle_sync(config: RunConfig, backend: str) -> None:
-    default = SyncSection()
+    default, kind = SyncSection(), find_transfer(backend)
+    assert kind is not None, backend
     idle = [
         f"sync.{key}"
-        for key, users in _USERS.items()
-        if backend not in users and getattr(config.sync, key) != getattr(default, key)
+        for key in WeightTransfer.reads
+        if key not in kind.reads and getattr(config.sync, key) != getattr(default, key)
     ]
     if idle:
         raise ConfigError(
@@ -179,6 +183,8 @@ async def _strangers(
     """Servers that somebody else started must be what this run needs, each of them."""
     from agentrl.serving.vllm.check import Expected, check_server, require
 
+    kind = find_transfer(backend)
+    assert kind is not None, backend
     texts = None
     if tokenizer is not None:
         texts = {text: tokenizer.encode(text, add_special_tokens=False) for text in _TEXTS}
@@ -188,7 +194,7 @@ async def _strangers(
         tokenizer_size=0 if tokenizer is None else len(tokenizer),
         texts=texts,
         score=score,
-        weight_transfer=None if backend == "disk" else transfer_name(backend),
+        weight_transfer=None if kind.plain_server else transfer_name(backend),
     )
     urls = config.serving.urls
     answers = await asyncio.gather(*(check_server(url, expected) for url in urls))

@@ -18,9 +18,11 @@ from agentrl.batch.records import LossNeeds, PackedBatch
 from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
+from agentrl.estimators import find_estimator
 from agentrl.finding import Status, any_failed
 from agentrl.train.losses import needs_of
 from agentrl.train.prove.compare import MOST_NAMED, ProofFinding, compared, failed
+from agentrl.train.prove.estimator import estimator_checks
 from agentrl.train.prove.evaluate import (
     Cut,
     Outcome,
@@ -92,17 +94,18 @@ def prove(
     base: Path | None = None,
     seed: int = 0,
 ) -> Proof:
-    """Run an algorithm's loss on a tiny model and compare what must be equal.
+    """Run an algorithm's estimator and loss on a tiny model and compare what must be equal.
 
     Args:
         algorithm: resolved.
         clip_shaped: `reward.clip_shaped`.
-        base: folder that a relative file path in `policy_loss` starts from.
+        base: folder that relative file paths in `algorithm` start from.
         seed: of the rollouts; those of any seed have to pass.
 
     Raises:
-        ConfigError: there is no such loss.
+        ConfigError: there is no such estimator or loss.
     """
+    spec = find_estimator(algorithm.advantage_estimator, base=base)
     model = exact_model(seed=seed)
     policies = Policies(
         now=model,
@@ -116,17 +119,21 @@ def prove(
         clip_shaped=clip_shaped,
         groups=random_groups(policies.old, seed=seed),
     )
+    checks = estimator_checks(
+        spec, bench.groups, algorithm=algorithm, clip_shaped=clip_shaped, seed=seed
+    )
+    if not checks[0].passed:
+        return Proof(checks=tuple(checks))
     try:
         update = bench.update(_WHOLE)
         whole = bench.outcome(update)
     except ConfigError:
         raise
     except Exception as error:  # a user's loss may raise anything; this is the boundary
-        return Proof(checks=(failed("runs", f"{type(error).__name__}: {error}"),))
-    first = _finite(whole)
-    if first.status is Status.FAIL:
-        return Proof(checks=(first,))
-    checks = [first]
+        return Proof(checks=(*checks, failed("runs", f"{type(error).__name__}: {error}")))
+    checks.append(_finite(whole))
+    if checks[-1].status is Status.FAIL:
+        return Proof(checks=tuple(checks))
     for name, make in _comparisons(bench, whole):
         try:
             checks.append(make())
