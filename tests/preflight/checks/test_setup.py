@@ -23,7 +23,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def line(project: Path, name: str, overrides: Sequence[str]) -> Check:
     config = load_config(project, overrides)
-    found = Found(tasks=load_task_sets(config, base=project.parent))
+    found = Found(tasks=load_task_sets(config.dataset, config.eval.datasets, base=project.parent))
     calls = {
         "batch": lambda: setup.batch(config),
         "normalisation": lambda: setup.normalisation(config, found),
