@@ -259,9 +259,13 @@ async def drive(
     save: Callable[[Path], None] | None = None,
     in_flight: int = 128,
     broken_sync: str = "",
+    trainer: Any = None,
     now: Callable[[], float] = time.monotonic,
-) -> tuple[RunResult, FakeTrainer]:
-    """One process of a run: as `launch.train`, with the fakes; goes on where the disk says."""
+) -> tuple[RunResult, Any]:
+    """One process of a run: as `launch.train`, with the fakes; goes on where the disk says.
+
+    `trainer` is a `FakeTrainer` unless another is given.
+    """
     fuse = fuse or Fuse()
     path = Path(config.run.dir) / config.run.name
     if (path / "config.yaml").exists():
@@ -269,7 +273,7 @@ async def drive(
     else:
         directory = RunDir.create(config, base=Path(config.run.dir))
     point = resume_point(directory, tasks, seed=config.run.seed)
-    trainer = FakeTrainer(fuse)
+    trainer = trainer or FakeTrainer(fuse)
     if point.checkpoint:
         trainer.load(point.checkpoint.path)
     metrics = open_metrics(directory, config)
@@ -300,7 +304,7 @@ async def drive(
             ),
             learner=LocalLearner(
                 StepMaker(config, checkpoint=point.checkpoint.path if point.checkpoint else None),
-                trainer,  # pyright: ignore[reportArgumentType]
+                trainer,
                 store,
                 save=save or trainer.save,
             ),
