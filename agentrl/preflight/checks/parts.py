@@ -20,7 +20,7 @@ from agentrl.runtime.assembly.parts import (
     open_sandboxes,
     sandbox_limits,
 )
-from agentrl.runtime.assembly.task_choice import read_chosen
+from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
@@ -103,8 +103,9 @@ async def datasets(
     config: RunConfig, base: Path, found: PreflightFacts, resume: bool
 ) -> Finding | str:
     """Every task, loaded."""
-    chosen = read_chosen(run_path(config) / CHOSEN_FILE, config) if resume else None
-    sets = load_task_sets(config, base=base, chosen=chosen)
+    sections = dataset_sections(config.dataset, config.eval.datasets)
+    chosen = read_chosen(run_path(config.run) / CHOSEN_FILE, sections) if resume else None
+    sets = load_task_sets(config.dataset, config.eval.datasets, base=base, chosen=chosen)
     found.tasks = sets
     counts = [f"train {len(sets.train)}"]
     counts += [f"{name} {len(tasks)}" for name, tasks in sets.evals.items()]
@@ -237,7 +238,7 @@ async def sandbox(config: RunConfig, base: Path) -> Finding | str:
 
 async def run_directory(config: RunConfig, resume: bool) -> Finding | str:
     """Whether the run may be written there."""
-    path = run_path(config)
+    path = run_path(config.run)
     if holds_a_run(path) and not resume:
         raise RunError(
             f"{path} already holds a run; continue it with --resume, or start another with "
@@ -257,7 +258,8 @@ async def rules(config: RunConfig) -> str:
     """
     from agentrl.runtime.health.rules import check_health
 
-    return "; ".join(rule.text for rule in check_health(config)) or "none"
+    rules = check_health(config.health, datasets=config.eval.datasets)
+    return "; ".join(rule.text for rule in rules) or "none"
 
 
 async def metrics(config: RunConfig) -> str:
@@ -268,7 +270,7 @@ async def metrics(config: RunConfig) -> str:
     """
     from agentrl.runtime.assembly.metric_sinks import check_sinks
 
-    return check_sinks(config)
+    return check_sinks(config.log)
 
 
 async def budget(config: RunConfig, found: PreflightFacts) -> Finding | str:

@@ -146,7 +146,7 @@ async def early_stop(config: RunConfig) -> Finding | str:
     from agentrl.runtime.health.rules import check_health
 
     texts = config.health.rules
-    rules = check_health(config)
+    rules = check_health(config.health, datasets=config.eval.datasets)
     if not rules:
         kept = _RULES if config.resolved_algorithm().needs_reference else _RULES[1:]
         return warn(

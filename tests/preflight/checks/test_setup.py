@@ -23,7 +23,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def line(project: Path, name: str, overrides: Sequence[str]) -> Finding:
     config = load_config(project, overrides)
-    found = PreflightFacts(tasks=load_task_sets(config, base=project.parent))
+    tasks = load_task_sets(config.dataset, config.eval.datasets, base=project.parent)
+    found = PreflightFacts(tasks=tasks)
     calls = {
         "batch": lambda: setup.batch(config),
         "normalisation": lambda: setup.normalisation(config, found),
