@@ -13,6 +13,6 @@ class ExportFormat(enum.StrEnum):
     PARQUET = "parquet"
     """A trajectory file, as the run writes them."""
     HTML = "html"
-    """One page that shows the rollouts, needs no network and runs nothing."""
+    """The inspector's page as one file with the rollouts inside; it needs no network."""
     ATIF = "atif"
     """One Agent Trajectory Interchange Format document a rollout, one a line."""

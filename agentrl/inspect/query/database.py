@@ -161,7 +161,7 @@ class RunDatabase:
 
     def _open(self) -> Any:
         connection = self._duckdb.connect(":memory:")
-        folders = [str(self._files.run / name) for name in ("trajectories", "tokens")]
+        folders = [str(self._files.paths.trajectories), str(self._files.paths.tokens)]
         threads = connection.sql("select current_setting('threads')").fetchall()[0][0]
         for setting, value in (
             ("memory_limit", f"{self._memory_mb}MB"),
@@ -201,7 +201,7 @@ class RunDatabase:
 
     def _metrics_changed(self) -> bool:
         try:
-            status = (self._files.run / "metrics.jsonl").stat()
+            status = self._files.paths.metrics_file.stat()
             mark: object = (status.st_mtime_ns, status.st_size)
         except OSError:
             mark = None

@@ -7,13 +7,15 @@ import hashlib
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from agentrl.data.run.paths import RunPaths
+from agentrl.data.run.read import read_object
 from agentrl.data.store.columns import unescape
 from agentrl.data.store.token_store import TokenStore
 from agentrl.errors import AgentrlError, ConfigError
@@ -22,17 +24,6 @@ from agentrl.inspect.read.runs import FoundRun, run_state
 from agentrl.inspect.read.stored_rows import StoredRows
 from agentrl.types import TrainedTokens
 
-_WATCHED = (
-    "metrics.jsonl",
-    "health.jsonl",
-    "result.json",
-    "config.yaml",
-    "trajectories",
-    "trajectories/train",
-    "trajectories/eval",
-    "tokens",
-)
-"""What changes when a run writes something: a folder changes when a file appears in it."""
 _TOKENIZER_BYTES = 200 * 2**20
 
 
@@ -55,7 +46,8 @@ class RunReader:
     def __init__(self, run: FoundRun) -> None:
         self.run = run
         self.rows = StoredRows(run.path)
-        self.tokens = TokenStore(run.path / "tokens")
+        self.paths = RunPaths(run.path)
+        self.tokens = TokenStore(self.paths.tokens)
         # What takes seconds on a large run must not hold up what takes milliseconds.
         self._health_lock = threading.Lock()
         self._curves_lock = threading.Lock()
@@ -69,11 +61,22 @@ class RunReader:
         """The run directory."""
         return self.run.path
 
+    def identity(self) -> Mapping[str, Any]:
+        """What `run.json` says of model, versions and time; empty where it cannot be read."""
+        return read_object(self.paths.identity_file)
+
     def revision(self) -> str:
         """Another text whenever the run has written something; costs a few stats."""
-        marks = [f"{name}:{_mark(self.path / name)}" for name in _WATCHED]
+        paths = self.paths
+        # What changes when a run writes: a folder changes when a file appears in it.
+        watched = (
+            paths.metrics_file, paths.health_file, paths.result_file, paths.config_file,
+            paths.trajectories, paths.trajectories / "train", paths.trajectories / "eval",
+            paths.tokens,
+        )  # fmt: skip
+        marks = [f"{path.name}:{_mark(path)}" for path in watched]
         with contextlib.suppress(OSError):
-            for folder in os.scandir(self.path / "trajectories" / "eval"):
+            for folder in os.scandir(paths.trajectories / "eval"):
                 marks.append(f"{folder.name}:{_mark(Path(folder.path))}")
         marks.append(run_state(self.path))
         text = "\n".join(marks).encode(errors="surrogateescape")
@@ -146,7 +149,7 @@ class RunReader:
 
     def _tokenizers(self) -> Iterator[tuple[object, Path]]:
         found: list[tuple[int, Path]] = []
-        for path in self.path.glob("checkpoints/*/tokenizer.json"):
+        for path in self.paths.checkpoints.glob("*/tokenizer.json"):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 if path.is_file() and status.st_size <= _TOKENIZER_BYTES:

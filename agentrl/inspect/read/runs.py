@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from agentrl.data.run.paths import RunPaths
+from agentrl.data.run.read import is_run
 from agentrl.errors import RunError
 
 RunState = Literal["running", "finished", "stopped"]
 
-_MARKS = ("config.yaml", "metrics.jsonl", "trajectories")
-"""Any of these makes a folder a run."""
 _DEPTH = 4
 _MOST_RUNS = 1000
 _FRESH_S = 300.0
@@ -75,13 +75,6 @@ def find_runs(roots: Sequence[Path]) -> list[FoundRun]:
     return runs
 
 
-def is_run(path: Path) -> bool:
-    """Whether a folder looks like a run directory."""
-    with contextlib.suppress(OSError):  # we may not look into it
-        return any((path / mark).exists() for mark in _MARKS)
-    return False
-
-
 def run_state(path: Path) -> RunState:
     """Whether the run goes on, ended by itself, or was ended.
 
@@ -89,17 +82,18 @@ def run_state(path: Path) -> RunState:
     of another machine the time of its last line has to do.
     """
     with contextlib.suppress(OSError):
-        lock = path / ".lock"
+        paths = RunPaths(path)
+        lock = paths.lock_file
         status = lock.stat()
         owner = _OWNER.match(_head(lock))
         if _held(status, owner[1] if owner else ""):
             return "running"
         elsewhere = owner is not None and owner[2].strip() != platform.node()
-        if elsewhere and not (path / "result.json").exists():
-            written = max(_changed(path / name) for name in ("metrics.jsonl", "run.log", ".lock"))
+        if elsewhere and not paths.result_file.exists():
+            written = max(map(_changed, (paths.metrics_file, paths.log_file, lock)))
             if time.time() - written < _FRESH_S:
                 return "running"
-    return "finished" if (path / "result.json").exists() else "stopped"
+    return "finished" if RunPaths(path).result_file.exists() else "stopped"
 
 
 def printable(text: str) -> str:

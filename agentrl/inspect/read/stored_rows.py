@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from agentrl.data.run.paths import RunPaths
 from agentrl.data.store.columns import SCHEMA
 from agentrl.errors import RunError
 from agentrl.inspect.read.run_files import RunFiles, StoredFile
@@ -244,8 +245,8 @@ class StoredRows:
 
 def _folder_times(run: Path) -> dict[Path, int]:
     """When each folder of trajectories and tokens last changed, in nanoseconds."""
-    top = run / "trajectories"
-    folders = [top, top / "train", top / "eval", run / "tokens"]
+    top = RunPaths(run).trajectories
+    folders = [top, top / "train", top / "eval", RunPaths(run).tokens]
     with contextlib.suppress(OSError):
         folders += [Path(entry.path) for entry in os.scandir(top / "eval")]
     times: dict[Path, int] = {}

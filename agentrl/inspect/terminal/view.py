@@ -38,6 +38,14 @@ class Arrived(Message):
         self.number, self.answer, self.error = number, answer, error
 
 
+class FindAsked(Message):
+    """The search of a run is wanted; the app, which knows all screens, opens it."""
+
+    def __init__(self, reader: RunReader) -> None:
+        super().__init__()
+        self.reader = reader
+
+
 class View(Screen[None]):
     """A screen with a heading, one pane and the keys that work here."""
 
@@ -151,11 +159,9 @@ class View(Screen[None]):
             self.app.pop_screen()
 
     def action_find(self) -> None:
-        """Open the search of this run."""
+        """Ask the app for the search of this run."""
         if self.reader is not None:
-            from agentrl.inspect.terminal.find import FindView
-
-            self.app.push_screen(FindView(self.reader))
+            self.post_message(FindAsked(self.reader))
 
     def action_keys(self) -> None:
         """Show or hide the panel of keys."""

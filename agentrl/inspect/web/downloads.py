@@ -33,7 +33,7 @@ def export_response(
         ValueError: no such format.
         RunError: no such kind, step or rollout, or its file is damaged.
     """
-    from agentrl.inspect.export.files import export_pieces, run_facts
+    from agentrl.inspect.export.files import export_pieces
     from agentrl.inspect.export.formats import ExportFormat
 
     if format not in list(ExportFormat):
@@ -43,7 +43,7 @@ def export_response(
     if rollout is not None:
         find_rollout(shelf, rollout)
     rows = _rows(reader, kind, step, rollout)
-    pieces = export_pieces(ExportFormat(format), rows, run_facts(reader))
+    pieces = export_pieces(ExportFormat(format), rows, reader)
     name = "-".join(part for part in (reader.run.name, kind, f"step-{step}", rollout) if part)
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:150]
     suffix = _SUFFIX.get(format, format)
@@ -60,7 +60,7 @@ def export_response(
 def _rows(
     reader: RunReader, kind: str, step: int, rollout: str | None
 ) -> Iterator[StoredTrajectory]:
-    store = TrajectoryStore(reader.path / "trajectories")
+    store = TrajectoryStore(reader.paths.trajectories)
     ids = None if rollout is None else [unescape(rollout)]
     try:
         found = list(store.read(kind, step=step, rollout_ids=ids))

@@ -20,8 +20,9 @@ from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import find_runs
 from agentrl.inspect.terminal import screens
 from agentrl.inspect.terminal.app import TerminalApp
+from agentrl.inspect.terminal.rollout_text import wrapped
 from agentrl.inspect.terminal.start import show_terminal
-from agentrl.inspect.terminal.text import sparkline, wrapped
+from agentrl.inspect.terminal.text import sparkline
 from agentrl.types import Turn
 from tests.data.records import group, trajectory
 
