@@ -1,6 +1,6 @@
 """How fast repair tasks are made, how many bugs tests catch, and whether a second look agrees.
 
-    .venv/bin/python benchmarks/swe_tasks.py --out DIR --count 30
+    .venv/bin/python benchmarks/tasks/swe_tasks.py --out DIR --count 30
 
 Makes `--count` tasks of each library by itself, with nothing kept from before, then validates all
 of them with the runner that grades. Prints, for each library: tests, seconds of a run, changes

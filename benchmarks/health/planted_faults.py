@@ -1,6 +1,6 @@
 """Each failure mode of the guide (7.2.1 to 7.2.5), provoked in a real small run, named and stopped.
 
-    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/planted_faults.py [MODE ...]
+    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/health/planted_faults.py [MODE ...]
 
 A run passes when its rule ends it (exit status 3, the rule in result.json) before its last step,
 and `agentrl doctor` names the fault from what is on disk then.
@@ -31,7 +31,7 @@ class Mode:
     part: str
     """Of the guide."""
     scenario: str
-    """What is planted, from benchmarks/faults/scenarios.py."""
+    """What is planted, from benchmarks/health/faults/scenarios.py."""
     names: frozenset[str]
     """What a doctor may call it."""
     rule: str

@@ -1,6 +1,6 @@
 """Scripted agents on a repair data set: gold must solve all, doing nothing and cheating nothing.
 
-    python benchmarks/swe_agents.py TASKS [--agent gold] [--agent patch_runner] ... \
+    python benchmarks/tasks/swe_agents.py TASKS [--agent gold] [--agent patch_runner] ... \
         [--backend auto] [--image NAME] [--read-only TASKS/environment] [--at-once 2] [--limit N]
 
 Runs the environment that trains, without a model: `reset`, the agent's change in its sandbox,

@@ -1,6 +1,6 @@
 """Whether tau2's own actions are worth 1 in our environment, and doing nothing 0.
 
-    .venv/bin/python benchmarks/tau2_replay.py --domains retail airline telecom
+    .venv/bin/python benchmarks/tasks/tau2_replay.py --domains retail airline telecom
 
 Each task is rolled out in the real loop with the scripted user: `gold` makes the expected calls and
 tells the user what had to be told, `mute` only claims success. Where nothing has to be changed or

@@ -1,10 +1,10 @@
 """Detectors against labelled streams: how many faults are named, how many healthy runs accused.
 
-    .venv/bin/python benchmarks/detectors.py [--all]
+    .venv/bin/python benchmarks/health/detectors.py [--all]
 
-Streams are synthetic (benchmarks/faults/{healthy,ill}.py) and recorded from real small runs with
-planted faults (benchmarks/record_faults.py). Thresholds were tuned on the odd places of each list
-only; the even places say what that is worth.
+Streams are synthetic (faults/{healthy,ill}.py beside this file) and recorded from real small runs
+with planted faults (record_faults.py). Thresholds were tuned on the odd places of each list only;
+the even places say what that is worth.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def judge(streams: Sequence[Stream], source: str, *, tenths: bool) -> list[Judge
 
 def speaking(history: History) -> tuple[str, ...]:
     """Detectors that warn or fail."""
-    return tuple(v.detector for v in diagnose(history) if v.status in ("warn", "fail"))
+    return tuple(v.name for v in diagnose(history) if v.status in ("warn", "fail"))
 
 
 def cut(history: History, share: float) -> History:

@@ -1,7 +1,7 @@
 """Runs the detectors over streams that were labelled without sight of them.
 
-    .venv/bin/python benchmarks/blind_streams.py            # the first set, labelled before any run
-    .venv/bin/python benchmarks/blind_streams.py --fresh    # wider ranges, other run lengths
+    blind_streams.py            # in benchmarks/health: the first set, labelled before any run
+    blind_streams.py --fresh    # wider ranges, other run lengths
 
 A fault is named when a detector of its label warns; it is noticed when that one or one of its known
 consequences does. A sound run with any warning at all is a false alarm.
@@ -69,7 +69,7 @@ def judge(seed: int, *, fresh: bool) -> list[Judged]:
     found: list[Judged] = []
     for stream in STREAMS:
         history = stream.make(Draw(seed, stream.name, fresh=fresh))
-        spoke = {v.detector for v in diagnose(history) if v.status in (Status.WARN, Status.FAIL)}
+        spoke = {v.name for v in diagnose(history) if v.status in (Status.WARN, Status.FAIL)}
         found.append(Judged(stream=stream, spoke=frozenset(spoke)))
     return found
 

@@ -1,6 +1,6 @@
-"""Train the small runs of benchmarks/faults and keep what detectors look at.
+"""Train the small runs of benchmarks/health/faults and keep what detectors look at.
 
-OMP_NUM_THREADS=1 .venv/bin/python benchmarks/record_faults.py [NAME ...]
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/health/record_faults.py [NAME ...]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
             continue
         history = read_history(run)
         save(RECORDED / f"{name}.json.gz", history)
-        found = [v.detector for v in diagnose(history) if v.status in ("warn", "fail")]
+        found = [v.name for v in diagnose(history) if v.status in ("warn", "fail")]
         seconds = time.monotonic() - begun
         print(f"{name}: {seconds:.0f} s, found {', '.join(found) or 'nothing'}", flush=True)
 

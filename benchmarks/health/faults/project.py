@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 # The tiny project is what the tests of the runtime train.
-sys.path.append(str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parents[3]))
 
 CALL = "```python\na\n```\n"
 """What every reply begins with where there are tools: a call, put into the model's mouth."""

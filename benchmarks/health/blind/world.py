@@ -21,7 +21,7 @@ from blind.texts import math_text
 
 Write = Callable[[np.random.Generator, float, bool], str]
 """Text of a rollout from randomness, the share of the run that is over, and whether it solved."""
-_CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+_CONFIG = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 _SPREAD = 1.5
 """How much tasks differ in difficulty, in logits."""
 _LENGTHS = 0.45

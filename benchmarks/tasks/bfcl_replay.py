@@ -1,6 +1,6 @@
 """Whether BFCL's own answers are worth 1 in our environment, and everything else 0.
 
-    .venv/bin/python benchmarks/bfcl_replay.py
+    .venv/bin/python benchmarks/tasks/bfcl_replay.py
 
 Each of the 800 multi-turn conversations is rolled out in the real loop (chat format, parser, call
 runner, environment) by players that follow a script: `gold` makes the expected calls, `mute` makes
