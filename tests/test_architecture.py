@@ -22,7 +22,6 @@ REWORDED_LATER = [
     "agentrl/chat",
     "agentrl/cli",
     "agentrl/config",
-    "agentrl/data",
     "agentrl/health",
     "agentrl/inspect",
     "agentrl/metrics",

@@ -115,7 +115,7 @@ def unknown(option: str, wanted: str, known: Sequence[str]) -> str:
 
 
 def console() -> Console:
-    """Where commands print; what a terminal cannot show does not end them."""
+    """The console of the commands; a character it cannot show does not end them."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     return Console()

@@ -18,12 +18,12 @@ class RunPaths:
 
     @property
     def config_file(self) -> Path:
-        """The resolved config."""
+        """Path of the resolved config."""
         return self.path / "config.yaml"
 
     @property
     def identity_file(self) -> Path:
-        """Where relative paths start, which model the run began with, versions."""
+        """Path of the run's identity: base folder, model, versions."""
         return self.path / "run.json"
 
     @property
@@ -38,17 +38,17 @@ class RunPaths:
 
     @property
     def tensorboard(self) -> Path:
-        """Event files."""
+        """Folder of TensorBoard's event files."""
         return self.path / "tensorboard"
 
     @property
     def trajectories(self) -> Path:
-        """The trajectory store."""
+        """Folder of the trajectory store."""
         return self.path / "trajectories"
 
     @property
     def tokens(self) -> Path:
-        """What the trainer made of every trained token."""
+        """Folder of the trainer's numbers of every trained token."""
         return self.path / "tokens"
 
     @property
@@ -58,7 +58,7 @@ class RunPaths:
 
     @property
     def log_file(self) -> Path:
-        """What was logged."""
+        """Path of the log, tracebacks included."""
         return self.path / "run.log"
 
     @property
@@ -73,17 +73,17 @@ class RunPaths:
 
     @property
     def health_file(self) -> Path:
-        """Verdicts and decisions."""
+        """Path of the journal of verdicts and decisions."""
         return self.path / "health.jsonl"
 
     @property
     def control_file(self) -> Path:
-        """What a paused run waits for."""
+        """Path of the answer that a paused run waits for."""
         return self.path / "control"
 
     @property
     def result_file(self) -> Path:
-        """Final scores."""
+        """Path of the final scores."""
         return self.path / "result.json"
 
     @property

@@ -21,7 +21,7 @@ _MOST_BYTES = 2**20
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder looks like a run directory."""
+    """Return true if a folder looks like a run directory."""
     with contextlib.suppress(OSError):  # we may not look into it
         return any(mark.exists() for mark in RunPaths(path).marks)
     return False

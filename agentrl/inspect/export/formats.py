@@ -1,4 +1,4 @@
-"""What trajectories can be exported as; `agentrl.inspect.export.files` writes them."""
+"""Formats that trajectories can be exported in; `agentrl.inspect.export.files` writes them."""
 
 from __future__ import annotations
 

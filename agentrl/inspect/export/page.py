@@ -35,7 +35,7 @@ _UNSAFE = re.compile("[<\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlace:
-    """Where a rollout is stored."""
+    """The address of a stored rollout in a run."""
 
     kind: str
     """`train` or `eval/NAME`, as the inspector's answers have it."""

@@ -1,4 +1,4 @@
-"""How rollouts can end, for views: names, marks and words come from the table of terminations."""
+"""The ways a rollout can end, for views: names, marks and words of the table of terminations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def endings_answer(rules: Mapping[Any, TerminationRule] = TERMINATION_RULES) -> 
 
 
 def ending_traits(rule: TerminationRule) -> dict[str, bool]:
-    """What an ending means for the batch."""
+    """Traits of an ending that decide about the batch."""
     return {
         "reward_trusted": rule.reward_trusted,
         "in_baseline": rule.in_baseline,

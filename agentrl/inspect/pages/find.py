@@ -36,7 +36,7 @@ _TRUNCATED = [str(end) for end, rule in TERMINATION_RULES.items() if rule.trunca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is looked for; None and empty mean anything."""
+    """Conditions on the rollouts that are looked for; None and empty mean anything."""
 
     text: str = ""
     """In a prompt, a turn or a tool's output; empty finds by the filters alone."""

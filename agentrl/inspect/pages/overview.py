@@ -58,7 +58,7 @@ def run_entry(reader: RunReader) -> dict[str, Any]:
 
 
 def run_overview(reader: RunReader) -> dict[str, Any]:
-    """The first screen.
+    """Everything the first screen of a run shows.
 
     Raises:
         RunError: the directory is gone.

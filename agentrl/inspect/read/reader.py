@@ -30,7 +30,7 @@ _TOKENIZER_BYTES = 200 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What the detectors were given and what they said."""
+    """The curves that the detectors were given and their verdicts."""
 
     history: History
     """Curves, config, notes."""
@@ -39,7 +39,7 @@ class Health:
 
 
 class RunReader:
-    """One run.
+    """Reads one run and keeps what it read while the files stay the same.
 
     Safe to use from several threads; whatever is asked is answered from the files as they are now.
     """
@@ -59,11 +59,11 @@ class RunReader:
 
     @property
     def path(self) -> Path:
-        """The run directory."""
+        """Path of the run directory."""
         return self.run.path
 
     def identity(self) -> Mapping[str, Any]:
-        """What `run.json` says of model, versions and time; empty where it cannot be read."""
+        """Model, versions and time of `run.json`; empty if it cannot be read."""
         return read_object(self.paths.identity_file)
 
     def revision(self) -> str:
@@ -111,17 +111,17 @@ class RunReader:
             return self._curves[1]
 
     def known_health(self) -> Health | None:
-        """What `health` said last; None before it was asked."""
+        """The last answer of `health`; None before the first."""
         kept = self._health
         return kept[1] if kept else None
 
     def health_is_current(self) -> bool:
-        """Whether `known_health` knows all that the run has written."""
+        """Return true if `known_health` covers all that the run has written."""
         kept = self._health
         return kept is not None and kept[0] == self.revision()
 
     def trained(self, kind: str, step: int, rollout: str | None = None) -> list[TrainedTokens]:
-        """What the trainer made of the tokens of a step or of one rollout; empty if not recorded.
+        """Trainer's numbers of the tokens of a step or of one rollout; empty if not recorded.
 
         Args:
             kind: only `train` has any.

@@ -53,7 +53,7 @@ class RunFiles:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out and why, one line a file, ordered by file."""
+        """One line for each file that was left out, with the reason, ordered by file."""
         return tuple(
             f"{path.relative_to(self.run)}: {look}"
             for path, (_, look) in sorted(self._looks.items())

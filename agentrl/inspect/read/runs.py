@@ -1,4 +1,4 @@
-"""Which runs there are, what each is called, and whether it is still going on.
+"""Finds the runs below some folders, names them, and tells which are still going on.
 
 Nothing here writes or takes a lock: a run that is just starting must not find its lock taken by
 somebody who only looks.
@@ -31,7 +31,7 @@ _OWNER = re.compile(r"process (\d+) on (.+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRun:
-    """One run directory."""
+    """A run directory and its id in the inspector."""
 
     id: str
     """Stable while the inspector runs, unique, printable."""
@@ -40,7 +40,7 @@ class FoundRun:
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """Name of the folder, as text that can be printed."""
         return printable(self.path.name)
 
 
@@ -76,7 +76,7 @@ def find_runs(roots: Sequence[Path]) -> list[FoundRun]:
 
 
 def run_state(path: Path) -> RunState:
-    """Whether the run goes on, ended by itself, or was ended.
+    """State of a run: it goes on, ended by itself, or was ended.
 
     Who writes a run holds a lock on its `.lock`, and the system says who holds which. For a run
     of another machine the time of its last line has to do.

@@ -88,7 +88,7 @@ class StoredRows:
 
     @property
     def notes(self) -> list[str]:
-        """What was left out, and why."""
+        """One line for each file that was left out, with the reason."""
         run = self.files.run
         broken = list(self._broken.items())  # a search may find another one meanwhile
         damaged = [f"{path.relative_to(run)}: {why}" for path, why in broken]

@@ -38,7 +38,7 @@ class TerminalApp(App[None]):
         self.run_worker(self._look, group="look")
 
     def on_find_asked(self, message: FindAsked) -> None:
-        """Open the search."""
+        """Open the search of the run."""
         self.push_screen(FindView(message.reader))
 
     async def _look(self) -> None:

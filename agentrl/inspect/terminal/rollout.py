@@ -35,7 +35,7 @@ class RolloutView(View):
         self._answer: Mapping[str, Any] = {}
 
     def pane(self) -> Lines:
-        """Lines."""
+        """A pane of lines."""
         return Lines(id="pane")
 
     def read(self, width: int) -> tuple[Mapping[str, Any], list[Text]]:
@@ -44,7 +44,7 @@ class RolloutView(View):
         return answer, list(words.rollout_lines(answer, width))
 
     def show(self, answer: Any) -> None:
-        """What it was worth, then what was said."""
+        """Show reward and ending above the turns."""
         answer, lines = answer
         self._answer = answer
         self.query_one("#pane", Lines).show_all(lines)
@@ -104,7 +104,7 @@ class TokensView(View):
         return Lines(cursor=True, id="pane")
 
     def read(self, width: int) -> Mapping[str, Any]:
-        """The row."""
+        """The tokens of the row."""
         return tokens_answer(reader_of(self), *self._at, self._row)
 
     def show(self, answer: Any) -> None:

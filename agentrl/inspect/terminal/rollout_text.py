@@ -101,7 +101,7 @@ def row_lines(
 
 
 def worth_line(facts: Mapping[str, Any]) -> Text:
-    """What a rollout was worth and how it ended."""
+    """One line with reward, score, advantage and ending."""
     line = Text.assemble(
         "reward ", (number(facts["reward"]), "bold"), _parts(facts["reward_parts"])
     )

@@ -1,4 +1,4 @@
-"""What the terminal view shows, as lines of text: pure functions from answers to `rich.Text`.
+"""Lines of text of the terminal view: pure functions from answers to `rich.Text`.
 
 Everything a run wrote passes `visible`, and nothing is read as markup.
 """

@@ -30,7 +30,7 @@ from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
 from agentrl.inspect.pages.tokens import tokens_answer
 from agentrl.inspect.read.safe_json import jsonable
-from agentrl.inspect.web.access import Guard
+from agentrl.inspect.web.access import AccessGuard
 from agentrl.inspect.web.downloads import export_response
 from agentrl.inspect.web.library import Library
 from agentrl.inspect.web.request_parameters import (
@@ -81,7 +81,7 @@ def make_app(
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(Guard, host=host, token=token),
+            Middleware(AccessGuard, host=host, token=token),
             Middleware(GZipMiddleware, minimum_size=50_000, compresslevel=1),
         ],
     )

@@ -69,7 +69,7 @@ def serve(
 
 
 def page_address(host: str, port: int, token: str | None) -> str:
-    """What a visitor types.
+    """The address that a visitor types.
 
     Example:
         >>> page_address("127.0.0.1", 8000, None)
