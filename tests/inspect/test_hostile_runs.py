@@ -287,10 +287,9 @@ def test_runs_are_found_below_a_folder_with_ids_of_their_own(tmp_path):
         Library([tmp_path / "not-a-run"])
 
 
-def test_a_run_that_appears_later_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentrl.inspect.web.library._LOOK_S", 0.0)
+def test_a_run_that_appears_later_is_found(tmp_path):
     write_metrics(tmp_path / "one", {"step": 1, "reward": 0.5})
-    library = Library([tmp_path])
+    library = Library([tmp_path], look_s=0.0)
     first = library.reader("one")
     write_metrics(tmp_path / "another", {"step": 1, "reward": 0.5})
     assert [reader.run.id for reader in library.readers()] == ["another", "one"]

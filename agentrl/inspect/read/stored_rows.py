@@ -74,14 +74,15 @@ class StoredRows:
         [1, 2, 3]
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, *, look_s: float = _LOOK_S) -> None:
+        """Read nothing yet; every `look_s` seconds all files are looked at, not only folders."""
         self.files = RunFiles(run)
         self._shelves: dict[Path, Shelf] = {}
         self._broken: dict[Path, str] = {}
         self._table: pa.Table | None = None
         self._next = 0
         self._folders: dict[Path, int] = {}
-        self._looked = 0.0
+        self._look_s, self._looked = look_s, 0.0
         self._facts: dict[tuple[int, str], np.ndarray] = {}
         self._lock = threading.Lock()
         """Guards all of the above while one thread looks at the folders again."""
@@ -207,7 +208,7 @@ class StoredRows:
         now, before = time.time(), self._looked
         # Two changes within a tick of the file system's clock look like one.
         quiet = now - max(mark.values(), default=0) / 1e9 > _TICK_S
-        settled = quiet and mark == self._folders and now - before < _LOOK_S
+        settled = quiet and mark == self._folders and now - before < self._look_s
         if not settled:
             self._folders, self._looked = mark if quiet else {}, now
         return settled
