@@ -22,7 +22,8 @@ from agentrl.errors import RunError
 from agentrl.health.journal import Journal
 from agentrl.inspect.export.files import export_pieces
 from agentrl.inspect.export.formats import ExportFormat
-from agentrl.inspect.pages.find import Question, find_answer
+from agentrl.inspect.pages.find import find_answer
+from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import rollout_answer

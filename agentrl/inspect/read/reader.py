@@ -23,6 +23,7 @@ from agentrl.finding import Status
 from agentrl.health import History, Verdict, diagnose, read_history
 from agentrl.inspect.read.runs import FoundRun, run_state
 from agentrl.inspect.read.stored_rows import StoredRows
+from agentrl.inspect.read.token_text import token_pieces
 from agentrl.types import TrainedTokens
 
 _TOKENIZER_BYTES = 200 * 2**20
@@ -138,8 +139,6 @@ class RunReader:
 
     def pieces(self) -> Callable[[Sequence[int]], list[str]] | None:
         """Ids to the text of each, by the tokenizer of the newest checkpoint; None without one."""
-        from agentrl.inspect.read.token_text import token_pieces
-
         with self._pieces_lock:
             for mark, path in self._tokenizers():
                 if self._pieces[0] != mark:

@@ -24,7 +24,8 @@ from starlette.staticfiles import StaticFiles
 from agentrl.errors import AgentrlError, RunError
 from agentrl.inspect.export.page import STATIC
 from agentrl.inspect.pages.endings import endings_answer
-from agentrl.inspect.pages.find import Question, find_answer
+from agentrl.inspect.pages.find import find_answer
+from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import diff_answer, rollout_answer

@@ -11,6 +11,8 @@ from starlette.responses import Response, StreamingResponse
 from agentrl.data import StoredTrajectory, TrajectoryStore
 from agentrl.data.store.columns import unescape
 from agentrl.errors import RunError, choices
+from agentrl.inspect.export.files import export_pieces
+from agentrl.inspect.export.formats import ExportFormat
 from agentrl.inspect.pages.groups import find_rollout
 from agentrl.inspect.read.reader import RunReader
 
@@ -33,9 +35,6 @@ def export_response(
         ValueError: no such format.
         RunError: no such kind, step or rollout, or its file is damaged.
     """
-    from agentrl.inspect.export.files import export_pieces
-    from agentrl.inspect.export.formats import ExportFormat
-
     if format not in list(ExportFormat):
         raise ValueError(f"format: {choices(format, ExportFormat)}")
     reader.rows.refresh()

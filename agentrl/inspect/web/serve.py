@@ -36,7 +36,7 @@ def serve(
     """
     uvicorn = require("uvicorn")
     require("starlette.applications")
-    from agentrl.inspect.web.app import make_app
+    from agentrl.inspect.web.app import make_app  # imports starlette, an extra
 
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     listener = _listen(host, port)

@@ -17,7 +17,8 @@ from agentrl.data import TrajectoryStore
 from agentrl.data.store.token_store import TokenStore
 from agentrl.errors import RunError
 from agentrl.health import Series
-from agentrl.inspect.pages.find import Question, find_answer
+from agentrl.inspect.pages.find import find_answer
+from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.overview import _scores, run_entry, run_overview
 from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
