@@ -20,8 +20,15 @@ from agentrl.inspect.read.safe_terminal import number, visible
 from agentrl.types import Trajectory
 
 Decode = Callable[[Sequence[int]], str]
+Heading = Callable[[str, int | None, str], Text]
 
-_ROLE_COLOURS = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+_ROLE_COLOURS = {
+    "system": "magenta",
+    "user": "cyan",
+    "prompt": "cyan",
+    "assistant": "green",
+    "tool": "yellow",
+}
 _PLAIN = Console(width=80, force_terminal=False)
 
 
@@ -61,7 +68,13 @@ def stored_rollout_lines(
             row["prompt_text"] = decode(trajectory.prompt_ids)
         count = len(trajectory.response_ids)
         listed = _lister(trajectory, decode) if tokens else None
-        yield from row_lines(row, most_chars=most_chars, more="--full shows them", listed=listed)
+        yield from row_lines(
+            row,
+            most_chars=most_chars,
+            more="--full shows them",
+            heading=numbered_heading,
+            listed=listed,
+        )
         if listed is not None and not trajectory.turns:
             yield from listed(0, count)
     yield Text()
@@ -77,6 +90,7 @@ def row_lines(
     *,
     most_chars: int | None,
     more: str,
+    heading: Heading,
     listed: Callable[[int, int], Iterator[Text]] | None = None,
 ) -> Iterator[Text]:
     """Prompt and turns of a row; a text of several lines comes as one.
@@ -85,6 +99,7 @@ def row_lines(
         row: with `prompt_text`, `prompt_tokens` and `turns`.
         most_chars: shown of one text, half of it from each end; None shows all.
         more: how to see what is left out of a text.
+        heading: the line above a prompt or a turn, of its role, place and facts.
         listed: the lines of some tokens, put after each turn.
     """
 
@@ -92,12 +107,25 @@ def row_lines(
         return _shortened(text or "", most_chars, more)
 
     prompt = short(row["prompt_text"])
-    yield Text(f"-- prompt ({row['prompt_tokens']} tokens)", style="bold cyan")
+    yield heading("prompt", None, f"{row['prompt_tokens']} tokens")
     yield visible(prompt) if prompt else Text("(no text was stored)", style="dim")
     for place, turn in enumerate(row["turns"]):
-        yield from _turn(place, turn, short)
+        yield heading(turn["role"], place, _facts(turn))
+        yield from _turn(turn, short)
         if listed is not None:
             yield from listed(turn["start"], turn["end"])
+
+
+def numbered_heading(role: str, place: int | None, facts: str) -> Text:
+    """`-- 0 assistant (2 tokens, 0.10 s)`, for text that is read on after the program ended."""
+    name = role if place is None else f"{place} {role}"
+    return visible(f"-- {name}", _role_style(role)).append_text(visible(f" ({facts})", "dim"))
+
+
+def ruled_heading(role: str, place: int | None, facts: str) -> Text:
+    """The role after a rule, for a screen that is scrolled."""
+    line = visible(f"\u2501\u2501 {role} ", _role_style(role))
+    return line.append_text(visible(facts if place is None else f"turn {place}, {facts}", "dim"))
 
 
 def worth_line(facts: Mapping[str, Any]) -> Text:
@@ -163,17 +191,16 @@ def _parts(parts: Mapping[str, float | None]) -> Text:
     return out.append(")") if parts else out
 
 
-def _turn(
-    place: int, turn: Mapping[str, Any], short: Callable[[str | None], str]
-) -> Iterator[Text]:
+def _facts(turn: Mapping[str, Any]) -> str:
     facts = [f"{turn['end'] - turn['start']} tokens", f"{turn['duration_s'] or 0:.2f} s"]
     if turn["finish_reason"]:
         facts.append(turn["finish_reason"])
     if turn["reward"] is not None:
         facts.append(f"reward {number(turn['reward'])}")
-    role = turn["role"]
-    line = visible(f"-- {place} {role}", f"bold {_ROLE_COLOURS.get(role, '')}".strip())
-    yield line.append_text(visible(f" ({', '.join(facts)})", "dim"))
+    return ", ".join(facts)
+
+
+def _turn(turn: Mapping[str, Any], short: Callable[[str | None], str]) -> Iterator[Text]:
     yield visible(short(turn["text"]))
     yield from (_call(call, short) for call in turn["tool_calls"])
     yield from (_result(result, turn["text"], short) for result in turn["tool_results"])
@@ -199,6 +226,10 @@ def _result(result: Mapping[str, Any], said: str, short: Callable[[str | None], 
     if result["text"] not in said:
         line.append("\n     ").append_text(visible(short(result["text"])))
     return line
+
+
+def _role_style(role: str) -> str:
+    return f"bold {_ROLE_COLOURS.get(role, '')}".strip()
 
 
 def _status(status: str) -> Text:

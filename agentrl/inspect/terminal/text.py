@@ -13,7 +13,7 @@ from typing import Any
 from rich.text import Text
 
 from agentrl.inspect.read.safe_terminal import number, visible
-from agentrl.inspect.terminal.rollout_text import row_lines, row_title, wrapped
+from agentrl.inspect.terminal.rollout_text import row_lines, row_title, ruled_heading, wrapped
 
 STATUS_COLOURS = {"fail": "bold red", "warn": "yellow", "ok": "green", "unknown": "dim"}
 OVERLAYS = ("why", "surprise", "gap", "entropy", "advantage", "ratio", "loss")
@@ -114,13 +114,13 @@ def rollout_lines(answer: Mapping[str, Any], width: int) -> Iterator[Text]:
     for row in answer["rows"]:
         if len(answer["rows"]) > 1:
             yield row_title(row["row_index"], len(answer["rows"]))
-        for text in row_lines(row, most_chars=_TEXT_CHARS, more=more):
+        for text in row_lines(row, most_chars=_TEXT_CHARS, more=more, heading=ruled_heading):
             yield from wrapped(text, width)
     if answer["detail"]:
-        yield Text.assemble(("-- end ", "bold"), visible(answer["termination"], "dim"))
+        yield ruled_heading("end", None, answer["termination"])
         yield from wrapped(visible(answer["detail"][:_TEXT_CHARS], "red"), width)
     if answer.get("patch"):
-        yield Text("-- patch", style="bold")
+        yield ruled_heading("patch", None, "")
         for line in answer["patch"].splitlines()[:2000]:
             colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
             yield from wrapped(visible(line, colour), width)
