@@ -38,10 +38,10 @@ from typing import IO, Any
 import agentrl
 from agentrl.config import RunConfig, dump_config, load_config
 from agentrl.config.schema import ModelSection
+from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError, RunError
 from agentrl.runtime.disk.checkpoint import resolve_model_path, write_atomic
 from agentrl.runtime.disk.run_name import (
-    CHOSEN_FILE,
     IDENTITY_FILE,
     empty,
     free_name,
@@ -78,72 +78,12 @@ _MAY_CHANGE = (
 would go on with."""
 
 
-class RunDir:
+class RunDir(RunPaths):
     """A locked run directory. Make one with `create`, `resume` or `open_or_create`."""
 
     def __init__(self, path: Path, lock: IO[str]) -> None:
-        self.path = path
+        super().__init__(path)
         self._lock = lock
-
-    @property
-    def config_file(self) -> Path:
-        """The resolved config."""
-        return self.path / "config.yaml"
-
-    @property
-    def chosen_file(self) -> Path:
-        """Which tasks the run began with; there only if `pass_rate` chose them."""
-        return self.path / CHOSEN_FILE
-
-    @property
-    def metrics_file(self) -> Path:
-        """One JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def trajectories(self) -> Path:
-        """The trajectory store."""
-        return self.path / "trajectories"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of `step-N` folders."""
-        return self.path / "checkpoints"
-
-    @property
-    def log_file(self) -> Path:
-        """What was logged."""
-        return self.path / "run.log"
-
-    @property
-    def logs(self) -> Path:
-        """Output of servers and of other processes."""
-        return self.path / "logs"
-
-    @property
-    def weights(self) -> Path:
-        """Of the `disk` backend."""
-        return self.path / "weights"
-
-    @property
-    def health_file(self) -> Path:
-        """Verdicts and decisions."""
-        return self.path / "health.jsonl"
-
-    @property
-    def control_file(self) -> Path:
-        """What a paused run waits for."""
-        return self.path / "control"
-
-    @property
-    def result_file(self) -> Path:
-        """Final scores."""
-        return self.path / "result.json"
 
     @classmethod
     def create(cls, config: RunConfig, *, base: Path) -> RunDir:
