@@ -72,22 +72,6 @@ def test_ppo_from_end_to_end_and_resumed(tmp_path: Path) -> None:
         assert all(torch.equal(mine[name], whole[name]) for name in whole)
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-def test_ppo_on_two_ranks_of_a_cluster_saves_its_critic_and_goes_on(tmp_path: Path) -> None:
-    """Fails if a rank makes its trainer without the critic, or waits for another to save."""
-    ray = {"trainer_ranks": 2, "rollout_workers": 1}
-    for steps, more in ((2, ()), (3, ("--resume",))):
-        path = write_project(tmp_path, train__steps=steps, runtime="ray", ray=ray, **PPO)
-        status, text = agentrl(tmp_path / f"out{steps}.log", "train", path, *more)
-        assert status == 0, text
-    metrics = read_metrics(tmp_path / "runs" / "tiny" / "metrics.jsonl")
-    losses = [line["critic/vf_loss"] for line in metrics if "critic/vf_loss" in line]
-    assert len(losses) == 3
-    policy, critic, _ = states(tmp_path)
-    assert critic.keys() - policy.keys() >= {"value_head.weight", "value_head.bias"}
-
-
 LOSS = '''
 import torch
 
