@@ -28,7 +28,7 @@ from agentrl.metrics import read_metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What a case came to."""
+    """The results of one run of a case."""
 
     before: Mapping[str, Any]
     """The first weights, by name."""
@@ -37,7 +37,7 @@ class Made:
     metrics: list[Mapping[str, float]]
     """By step."""
     rollouts: list[Any]
-    """What was sampled and trained, without wall times."""
+    """Stored rollouts with their advantages, without wall times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
