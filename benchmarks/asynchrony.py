@@ -41,11 +41,11 @@ from agentrl.config import RunConfig, parse_config
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.data.staleness import Pace
 from agentrl.metrics.sinks import MetricsLog
-from agentrl.runtime.asynchronous import AsynchronousRun
-from agentrl.runtime.drivers import make_run
+from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.runtime.drivers.asynchronous import AsynchronousRun
+from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import History, Parts
-from agentrl.runtime.run_dir import RunDir
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import StopSwitch
 from agentrl.types import Task

@@ -19,7 +19,7 @@ import torch
 from agentrl.config.fleet import ServingSection
 from agentrl.config.schema import ModelSection
 from agentrl.serving.embedded import EmbeddedEngine
-from agentrl.train.pretrained import load_pretrained
+from agentrl.train.model.pretrained import load_pretrained
 from agentrl.types import SamplingParams
 
 NEW_TOKENS = 64

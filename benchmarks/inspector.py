@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 
 from agentrl.data import TrajectoryStore
-from agentrl.data.token_store import TokenStore
+from agentrl.data.store.token_store import TokenStore
 from agentrl.types import (
     FinishReason,
     Termination,

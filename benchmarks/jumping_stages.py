@@ -18,7 +18,7 @@ import numpy as np
 from agentrl.config.fleet import ScheduleSection
 from agentrl.data.staleness import oldest_allowed
 from agentrl.metrics import MetricBag
-from agentrl.runtime.ages import is_stale
+from agentrl.runtime.drivers.token_ages import is_stale
 from agentrl.runtime.stages import GroupReport, RolloutReport
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 

@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/lm_head.py --tokens 4096
 
 "naive" forms all logits, takes `log_softmax` and gathers; it computes no entropy. "kept" and
-"chunks" are `agentrl.train.head`, which does: with the probabilities kept for the backward pass,
-and in chunks that the backward pass computes again. "formed" is given the loss and forms the
-gradient in the forward pass. "trl" is the kernel of TRL 1.16 where that is installed (see
+"chunks" are `agentrl.train.model.head_logprobs`, which does: with the probabilities kept for the
+backward pass, and in chunks that the backward pass computes again. "formed" is given the loss and
+forms the gradient in the forward pass. "trl" is the kernel of TRL 1.16 where that is installed (see
 trainer_vs_trl.py). Forward and backward to hidden states and weight; CPU seconds on one thread,
 interleaved, medians; memory is the peak above what was resident before the pass.
 
@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from agentrl.train.head import head_log_probs
+from agentrl.train.model.head_logprobs import head_log_probs
 
 WIDTH, VOCABULARY = 576, 49152
 

@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 
 from agentrl.config import load_config
+from agentrl.preflight.checks.machine import model_shape
+from agentrl.preflight.checks.memory_estimate import GIB, estimate
 from agentrl.runtime.launch import train
-from agentrl.runtime.memory import GIB, estimate
-from agentrl.runtime.preflight_machine import model_shape
 from agentrl.runtime.progress import Progress
 
 

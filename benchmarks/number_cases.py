@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "runtime"))
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "train"))
+sys.path.append(str(Path(__file__).parents[1]))
 
-from crew import Crew
-from sharded_trainers import KINDS, section, train_together
-from tiny_llama import algorithm, make_groups, make_step, tiny_model
-from tiny_project import Agentrl, write_project
 from virtual_runs import virtual_run
 
 from agentrl.data import TrajectoryStore
 from agentrl.metrics import read_metrics
+from tests.runtime.tiny_project import Agentrl, write_project
+from tests.train.backends.sharded_trainers import KINDS, section, train_together
+from tests.train.crew import Crew
+from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,9 @@ from rich.table import Table
 from agentrl.batch.packing import pack_rows
 from agentrl.batch.records import MicroBatch, Row, RowKey
 from agentrl.batch.tensors import to_tensors
-from agentrl.train.attention import packed_attention
-from agentrl.train.logprobs import packed_log_probs
-from agentrl.train.memory import keep_freed_memory
+from agentrl.train.model.allocator import keep_freed_memory
+from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.logprobs import packed_log_probs
 
 GROUP = 8
 

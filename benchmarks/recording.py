@@ -30,9 +30,9 @@ from rich.table import Table
 from agentrl.batch.records import StepBatch
 from agentrl.config import RunConfig, load_config
 from agentrl.data import TokenStore, TrajectoryStore
-from agentrl.runtime.checkpoint import list_checkpoints
-from agentrl.runtime.prepare import StepMaker
-from agentrl.runtime.stored import stored_groups
+from agentrl.runtime.assembly.step_batch import StepMaker
+from agentrl.runtime.disk.checkpoint import list_checkpoints
+from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.train import Trainer, load_pretrained
 from agentrl.types import TrainedTokens, TrajectoryGroup
 

@@ -38,11 +38,11 @@ from agentrl.engine import WeightTicket
 from agentrl.serving.client import TokenClient
 from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.sync import make_receiver
-from agentrl.sync.collective import CollectiveSender
+from agentrl.sync.collective.sender import CollectiveSender
 from agentrl.sync.coordinator import WeightSync
-from agentrl.sync.patches import PatchBase, PatchDecoder, PatchEncoder
-from agentrl.sync.shm import ShmSender
+from agentrl.sync.shm.shm import ShmSender
 from agentrl.sync.transfer import WeightSender
+from agentrl.sync.wire.patches import PatchBase, PatchDecoder, PatchEncoder
 from agentrl.types import SamplingParams
 
 Weights = list[tuple[str, torch.Tensor]]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import typer
 
-from agentrl.cli import failures
+from agentrl.cli.console import failures
 
 _COMMANDS = {
     "train": "Train a policy from a run file.",

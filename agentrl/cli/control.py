@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.setup import open_console, prepare
+from agentrl.cli.console.start import open_console, prepare
 from agentrl.errors import ConfigError
 
 
@@ -16,7 +16,7 @@ def command(
     what: Annotated[str, typer.Argument(metavar="continue|stop", help="What it shall do.")],
 ) -> None:
     """Tell a run that a rule has paused to go on, or to score its policy and end."""
-    from agentrl.runtime.control import PauseState, answer
+    from agentrl.runtime.disk.pause import PauseState, answer
 
     prepare()
     choices = (PauseState.CONTINUE.value, PauseState.STOP.value)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.errors import ConfigError, RunError
-from agentrl.inspect.visible import visible
+from agentrl.inspect.read.safe_terminal import visible
 
 if TYPE_CHECKING:
     from agentrl.health import Evidence, History, Lever, Verdict

@@ -18,13 +18,13 @@ from rich.text import Text
 
 from agentrl.cli.env_scaffold import scaffold
 from agentrl.config import resolve
-from agentrl.config.imports import load_module
 from agentrl.config.sandboxes import SandboxSection
 from agentrl.config.schema import DatasetSection, EnvSection
 from agentrl.errors import AgentrlError, ConfigError
-from agentrl.testing.env_episode import CheckLimits
-from agentrl.testing.env_findings import Finding
-from agentrl.testing.env_suite import check_env
+from agentrl.imports import load_module
+from agentrl.testing.env_check.episode import CheckLimits
+from agentrl.testing.env_check.findings import Finding
+from agentrl.testing.env_check.suite import check_env
 from agentrl.types import Task
 
 app = typer.Typer(help="Make and check environments.", no_args_is_help=True)
@@ -114,9 +114,9 @@ async def _check(
     section: EnvSection, tasks: Sequence[Task], sandbox: str, limits: CheckLimits, seed: int
 ) -> list[Finding]:
     # Imported here: `agentrl env new` needs none of them.
-    from agentrl.rollout.adapter import load_env_class
-    from agentrl.runtime.assemble import open_sandboxes
-    from agentrl.runtime.tools import open_tools
+    from agentrl.rollout.adapters.adapt import load_env_class
+    from agentrl.runtime.assembly.parts import open_sandboxes
+    from agentrl.runtime.assembly.tools import open_tools
 
     make = load_env_class(section.target, base=Path.cwd())
     backend = None
@@ -141,7 +141,7 @@ def _with_class(target: str) -> str:
     """`file.py` becomes `file.py:Class` if exactly one class in it can be an environment."""
     if ":" in target or not target.endswith(".py"):
         return target
-    from agentrl.rollout.text_envs import text_env_of
+    from agentrl.rollout.adapters.text_envs import text_env_of
 
     module = load_module(target)
     names = [

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl.cli.setup import free_directory, open_console, prepare, read_config
+from agentrl.cli.console.start import free_directory, open_console, prepare, read_config
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
 
@@ -31,8 +31,8 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Directory for the trajectories.")] = None,
 ) -> None:
     """Score a policy on the `eval.datasets` of a run file, or on one dataset."""
-    from agentrl.cli.report import score_table
-    from agentrl.cli.view import watch
+    from agentrl.cli.console.live import watch
+    from agentrl.cli.console.report import score_table
     from agentrl.runtime.sample import evaluate
     from agentrl.runtime.stop import Interrupted
 

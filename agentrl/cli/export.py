@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.setup import open_console, prepare
+from agentrl.cli.console.start import open_console, prepare
 
 
 def command(
@@ -24,7 +24,7 @@ def command(
     ] = False,
 ) -> None:
     """Write a checkpoint as one Hugging Face directory; adapters are merged into their model."""
-    from agentrl.runtime.export import export
+    from agentrl.runtime.disk.export import export
 
     prepare()
     made = export(run, out, step=step, best=best, adapter=adapter)

@@ -28,15 +28,15 @@ def command(
     ] = False,
 ) -> None:
     """Look at runs while they run or afterwards: curves, findings, groups, turns, every token."""
-    from agentrl.inspect.library import Library
+    from agentrl.inspect.web.library import Library
 
     library = Library(runs)
     if terminal:
-        from agentrl.inspect.terminal import show_terminal
+        from agentrl.inspect.terminal.start import show_terminal
 
         show_terminal(library.readers())
         return
-    from agentrl.inspect.serve import serve
+    from agentrl.inspect.web.serve import serve
 
     serve(library, host=host, port=port, browser=browser, say=_say)
 

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.inspect.visible import visible
+from agentrl.inspect.read.safe_terminal import visible
 
 if TYPE_CHECKING:
-    from agentrl.runtime.mismatch import Breakdown, Cause, MismatchReport
+    from agentrl.audit.mismatch.records import Cause
+    from agentrl.audit.mismatch.report import Breakdown, MismatchReport
 
 _HARMLESS = "rounding"
 
@@ -33,8 +34,8 @@ def command(
 
     Exit status 0 if they agree up to rounding, 1 if there is more to it.
     """
-    from agentrl.runtime.mismatch import mismatch
-    from agentrl.runtime.replay_source import open_recorded
+    from agentrl.audit.mismatch.report import mismatch
+    from agentrl.audit.replay.recorded_run import open_recorded
 
     report = mismatch(open_recorded(run), step, worst=worst)
     if as_json:
@@ -116,7 +117,7 @@ def _worst(report: MismatchReport, pieces: Callable[[Sequence[int]], list[str]] 
 
 def _pieces(run: Path) -> Callable[[Sequence[int]], list[str]] | None:
     """The text of ids, by the tokenizer of the newest checkpoint; None without one."""
-    from agentrl.inspect.token_text import token_pieces
+    from agentrl.inspect.read.token_text import token_pieces
 
     files = sorted(run.glob("checkpoints/*/tokenizer.json"))
     return token_pieces(files[-1]) if files else None

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.cli.setup import free_directory, open_console, prepare, read_config
+from agentrl.cli.console.start import free_directory, open_console, prepare, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentrl.config import RunConfig
-    from agentrl.runtime.preflight_course import Plan
-    from agentrl.runtime.preflight_found import Found
+    from agentrl.preflight.checks.findings import Found
+    from agentrl.preflight.reward.known_answers import Answer
+    from agentrl.preflight.runner import Plan
     from agentrl.runtime.records import Check
-    from agentrl.runtime.reward_smoke import Answer
 
 
 def command(
@@ -47,7 +47,7 @@ def command(
 
     Exit status 0 if every line is ok or a warning, 1 if one failed.
     """
-    from agentrl.runtime.preflight_watch import run_watched
+    from agentrl.preflight.watchdog import run_watched
     from agentrl.runtime.records import Status
 
     prepare()
@@ -70,7 +70,7 @@ def command(
         document = _document(watched.checks, watched.answers)
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
-        from agentrl.cli.report import preflight_table
+        from agentrl.cli.console.report import preflight_table
 
         open_console().print(preflight_table(watched.checks))
     raise typer.Exit(int(any(check.status is Status.FAIL for check in watched.checks)))
@@ -80,8 +80,8 @@ def plan(
     config: RunConfig, *, base: Path, resume: bool, request: dict[str, Any] | None, found: Found
 ) -> Plan:
     """What `run_watched` makes in the process of the checks, which begins as a command does."""
-    from agentrl.runtime.preflight import full_plan
-    from agentrl.runtime.reward_samples import SampleRequest
+    from agentrl.preflight.plan import full_plan
+    from agentrl.preflight.reward.samples import SampleRequest
 
     prepare()
     samples = None if request is None else SampleRequest(**request)

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from agentrl.cli.setup import open_console, prepare, read_config
+from agentrl.cli.console.start import open_console, prepare, read_config
 
 if TYPE_CHECKING:
     from agentrl.train.prove import Check

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.inspect.visible import visible
+from agentrl.inspect.read.safe_terminal import visible
 
 if TYPE_CHECKING:
-    from agentrl.runtime.replay import ReplayReport
-    from agentrl.runtime.replay_compare import Agreement
+    from agentrl.audit.replay.compare import Agreement
+    from agentrl.audit.replay.step import ReplayReport
 
 
 def command(
@@ -43,9 +43,9 @@ def command(
     trained from. Exit status 0 if all that was compared agrees, 1 if something differs or the step
     fails; the last line says what was not compared.
     """
-    from agentrl.runtime.logs import quiet_transformers
-    from agentrl.runtime.replay import replay_failed, replay_step
-    from agentrl.runtime.replay_source import open_recorded
+    from agentrl.audit.replay.recorded_run import open_recorded
+    from agentrl.audit.replay.step import replay_failed, replay_step
+    from agentrl.runtime.disk.logs import quiet_transformers
 
     quiet_transformers()
     recorded = open_recorded(run)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import Model, Overrides, RunFile, model_of, watched
-from agentrl.cli.setup import free_directory, open_console, prepare, read_config
+from agentrl.cli.console.options import Model, Overrides, RunFile, model_of, watched
+from agentrl.cli.console.start import free_directory, open_console, prepare, read_config
 
 
 def command(

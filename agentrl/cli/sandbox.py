@@ -12,10 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentrl.cli import image as image_commands
-from agentrl.config.imports import resolve
 from agentrl.errors import ConfigError
+from agentrl.imports import resolve
 from agentrl.sandbox import Probe, SandboxBackend
-from agentrl.testing.sandbox_suite import CheckResult, Verdict, checks, run_suite
+from agentrl.testing.sandbox_check.suite import CheckResult, Verdict, checks, run_suite
 
 app = typer.Typer(help="See which sandboxes work on this machine.", no_args_is_help=True)
 app.add_typer(image_commands.app, name="image", help="Make and list images for Docker sandboxes.")

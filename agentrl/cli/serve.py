@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from agentrl.cli.setup import open_console, prepare
+from agentrl.cli.console.start import open_console, prepare
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.fleet import ServingSection
 from agentrl.errors import ConfigError, EngineError
@@ -88,11 +88,11 @@ def _settings(model: str, options: list[str]) -> RunConfig:
 
 
 def _command(config: RunConfig, max_context: int, dtype: str) -> ServerCommand:
-    from agentrl.runtime.assemble import model_source
-    from agentrl.runtime.engines import LEAN
+    from agentrl.runtime.assembly.engines import LEAN
+    from agentrl.runtime.assembly.parts import model_source
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
     from agentrl.serving.vllm.command import server_command
-    from agentrl.train.pretrained import check_model_path
+    from agentrl.train.model.pretrained import check_model_path
 
     source = model_source(config)
     check_model_path(source)

@@ -14,8 +14,8 @@ from rich.table import Table
 from agentrl.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from agentrl.serving.simulate import RoutingReport
-    from agentrl.serving.workload import Session
+    from agentrl.serving.simulator.simulate import RoutingReport
+    from agentrl.serving.simulator.workload import Session
 
 app = typer.Typer(help="Compare settings on a model before renting machines.", no_args_is_help=True)
 
@@ -73,10 +73,10 @@ def routing(
     The sticky policies are the balancer that real runs use. Without RUN, lengths are drawn and the
     options from --turns to --sigma say how; with it, they are those of one of its steps.
     """
-    from agentrl.serving.policies import policies
-    from agentrl.serving.simulate import ServerModel
-    from agentrl.serving.simulate import simulate as serve
-    from agentrl.serving.workload import Lengths, synthetic_sessions
+    from agentrl.serving.simulator.policies import policies
+    from agentrl.serving.simulator.simulate import ServerModel
+    from agentrl.serving.simulator.simulate import simulate as serve
+    from agentrl.serving.simulator.workload import Lengths, synthetic_sessions
 
     _check_finite(
         {
@@ -155,8 +155,8 @@ def _table(reports: Mapping[str, RoutingReport]) -> Table:
 
 def _recorded(run: Path, step: str) -> list[Session]:
     """The conversations of one training step of a run."""
-    from agentrl.cli.traj import open_store
-    from agentrl.serving.workload import recorded_sessions
+    from agentrl.cli.traj.stored import open_store
+    from agentrl.serving.simulator.workload import recorded_sessions
 
     store = open_store(run)
     steps = store.steps("train")

@@ -27,8 +27,8 @@ app.add_typer(make_app, name="make")
 app.command("profile")(tasks_profile.command)
 
 _MAKER = "agentrl_envs.swe.make"
-_VALIDATE = "agentrl_envs.swe.validate:validate_tasks"
-_DROP = "agentrl_envs.swe.validate:drop"
+_VALIDATE = "agentrl_envs.swe.make.validate:validate_tasks"
+_DROP = "agentrl_envs.swe.make.validate:drop"
 _HIDDEN = ("/tmp", "/dev", "/proc", "/sandbox")
 """Places of which a sandbox has its own: no folder of this machine can be shown there."""
 
@@ -192,7 +192,7 @@ def validate(
 
 def _maker() -> Any:
     """The module that makes repair tasks; the core does not import environments."""
-    from agentrl.config.imports import load_module
+    from agentrl.imports import load_module
 
     return load_module(_MAKER)
 
@@ -203,7 +203,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 
 async def _with_sandboxes(name: str, shown: Path, work: Any) -> Any:
     # Imported here: help and mistakes in options need none of it.
-    from agentrl.runtime.assemble import open_sandboxes
+    from agentrl.runtime.assembly.parts import open_sandboxes
 
     hidden = any(shown.is_relative_to(place) for place in _HIDDEN)
     # What cannot be shown is copied into each sandbox instead.

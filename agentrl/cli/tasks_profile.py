@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.options import Model, Overrides, RunFile, model_of, watched
-from agentrl.cli.setup import open_console, prepare, read_config
+from agentrl.cli.console.options import Model, Overrides, RunFile, model_of, watched
+from agentrl.cli.console.start import open_console, prepare, read_config
 
 if TYPE_CHECKING:
     from agentrl.runtime.profile import Profile
@@ -29,7 +29,7 @@ def command(
     Each task is written down as soon as it is done. A killed profile goes on where it stopped when
     the same command is given again.
     """
-    from agentrl.data.pass_rates import profile_file
+    from agentrl.data.tasks.pass_rates import profile_file
     from agentrl.runtime.profile import profile
 
     prepare()

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.setup import open_console, prepare, read_config
+from agentrl.cli.console.start import open_console, prepare, read_config
 from agentrl.config import parse_config
 from agentrl.errors import AgentrlError, ConfigError
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig
-    from agentrl.runtime.preflight_course import Plan
-    from agentrl.runtime.preflight_found import Found
+    from agentrl.preflight.checks.findings import Found
+    from agentrl.preflight.runner import Plan
 
 
 def command(
@@ -41,8 +41,8 @@ def command(
 
 
 def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
-    from agentrl.cli.report import preflight_table
-    from agentrl.runtime.preflight_watch import run_watched
+    from agentrl.cli.console.report import preflight_table
+    from agentrl.preflight.watchdog import run_watched
     from agentrl.runtime.records import Status
 
     config, base = read_config(path, overrides)
@@ -54,18 +54,18 @@ def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
 
 def plan(config: RunConfig, *, base: Path, resume: bool, found: Found) -> Plan:
     """What `run_watched` makes in the process of the checks, which begins as a command does."""
-    from agentrl.runtime.preflight import dry_run_plan
+    from agentrl.preflight.plan import dry_run_plan
 
     prepare()
     return dry_run_plan(config, base=base, found=found, resume=resume)
 
 
 def _train(path: Path, overrides: list[str], *, resume: bool) -> int:
-    from agentrl.cli.report import result_table
-    from agentrl.cli.view import watch
+    from agentrl.cli.console.live import watch
+    from agentrl.cli.console.report import result_table
+    from agentrl.runtime.disk.run_directory import RunDir
+    from agentrl.runtime.disk.run_name import run_path
     from agentrl.runtime.launch import open_run, train
-    from agentrl.runtime.occupied import run_path
-    from agentrl.runtime.run_dir import RunDir
     from agentrl.runtime.stop import Interrupted
 
     console = open_console()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from agentrl.health import (
-    detectors_agent,
-    detectors_batch,
-    detectors_length,
-    detectors_policy,
-    detectors_reward,
-    detectors_text,
+from agentrl.health.detectors import (
+    agent,
+    batch,
+    length,
+    policy,
+    reward,
+    text,
 )
 from agentrl.health.records import History, Verdict
 from agentrl.health.thresholds import Limits, limits
@@ -20,28 +20,28 @@ Detector = Callable[[History, Limits], Verdict]
 
 
 DETECTORS: tuple[Detector, ...] = (
-    detectors_policy.not_finite,
-    detectors_policy.entropy_collapse,
-    detectors_policy.entropy_explosion,
-    detectors_reward.decoupling,
-    detectors_length.length_hacking,
-    detectors_text.gibberish,
-    detectors_text.pattern_collapse,
-    detectors_batch.value_divergence,
-    detectors_batch.sampler_learner_gap,
-    detectors_batch.empty_gradient,
-    detectors_reward.reward_flat,
-    detectors_reward.reward_spike,
-    detectors_reward.reward_fall,
-    detectors_policy.kl_too_large,
-    detectors_policy.kl_too_small,
-    detectors_policy.clip_fraction,
-    detectors_policy.grad_norm,
-    detectors_length.truncation,
-    detectors_text.repetition,
-    detectors_agent.turns_collapse,
-    detectors_agent.tool_errors,
-    detectors_agent.infrastructure,
+    policy.not_finite,
+    policy.entropy_collapse,
+    policy.entropy_explosion,
+    reward.decoupling,
+    length.length_hacking,
+    text.gibberish,
+    text.pattern_collapse,
+    batch.value_divergence,
+    batch.sampler_learner_gap,
+    batch.empty_gradient,
+    reward.reward_flat,
+    reward.reward_spike,
+    reward.reward_fall,
+    policy.kl_too_large,
+    policy.kl_too_small,
+    policy.clip_fraction,
+    policy.grad_norm,
+    length.truncation,
+    text.repetition,
+    agent.turns_collapse,
+    agent.tool_errors,
+    agent.infrastructure,
 )
 """In the order in which verdicts are listed."""
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from agentrl.data.columns import unescape
-from agentrl.data.store import TrajectoryStore
+from agentrl.data.store.columns import unescape
+from agentrl.data.store.trajectory_store import TrajectoryStore
 from agentrl.errors import DataError
 from agentrl.health.records import RolloutFacts
 from agentrl.types import ToolStatus, Trajectory

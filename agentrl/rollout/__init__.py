@@ -1,6 +1,6 @@
 """From a task to trajectories: the agent loop, its limits, its recorder and its worker."""
 
-from agentrl.rollout.adapter import adapt_env, load_env_class
+from agentrl.rollout.adapters.adapt import adapt_env, load_env_class
 from agentrl.rollout.limits import Limits
 from agentrl.rollout.loop import ToolAgentLoop
 from agentrl.rollout.metrics import rollout_metrics

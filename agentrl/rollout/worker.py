@@ -19,7 +19,7 @@ from agentrl.config.schema import RolloutSection
 from agentrl.engine import Generator
 from agentrl.env import AgentInstance, EnvContext
 from agentrl.errors import ConfigError
-from agentrl.rollout.adapter import adapt_env, make_dict_env
+from agentrl.rollout.adapters.adapt import adapt_env, make_dict_env
 from agentrl.rollout.effort import Cut, Effort
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.limits import Limits

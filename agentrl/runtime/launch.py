@@ -11,29 +11,25 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.errors import AgentrlError, RunError
-from agentrl.runtime.algorithm_checks import doubts
-from agentrl.runtime.assemble import (
-    TaskSets,
-    load_task_sets,
-    make_env_factory,
-)
-from agentrl.runtime.checkpoint import resolve_model_path, sweep
-from agentrl.runtime.chosen import read_chosen, write_chosen
-from agentrl.runtime.drivers import check_schedule, make_run, runs_ahead
-from agentrl.runtime.fleet_checks import require_fleet
-from agentrl.runtime.learner import check_learner
-from agentrl.runtime.logs import log_to
-from agentrl.runtime.metric_sinks import check_sinks, open_metrics
-from agentrl.runtime.occupied import holds_a_run, run_path
-from agentrl.runtime.opening import open_stages
+from agentrl.runtime.assembly.metric_sinks import check_sinks, open_metrics
+from agentrl.runtime.assembly.parts import TaskSets, load_task_sets, make_env_factory
+from agentrl.runtime.assembly.resume_point import resume_point
+from agentrl.runtime.assembly.task_choice import read_chosen, write_chosen
+from agentrl.runtime.assembly.tools import make_tools
+from agentrl.runtime.assembly.trainer import check_learner
+from agentrl.runtime.checks.algorithm import check_estimator, doubts
+from agentrl.runtime.checks.fleet import require_fleet
+from agentrl.runtime.disk.checkpoint import resolve_model_path, sweep
+from agentrl.runtime.disk.logs import log_to
+from agentrl.runtime.disk.rollback import RollBack, begin_rollback, finish_rollbacks
+from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.runtime.disk.run_name import holds_a_run, run_path
+from agentrl.runtime.drivers.choose import check_schedule, make_run, runs_ahead
+from agentrl.runtime.health.rules import check_health
+from agentrl.runtime.open_stages import open_stages
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.records import Parts, RunResult
-from agentrl.runtime.resume_point import resume_point
-from agentrl.runtime.rollback import RollBack, begin_rollback, finish_rollbacks
-from agentrl.runtime.run_dir import RunDir
 from agentrl.runtime.stop import Interrupted, StopSwitch
-from agentrl.runtime.supervisor import check_health
-from agentrl.runtime.tools import make_tools
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +88,10 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     """
     from agentrl.chat import build_parser
     from agentrl.reward import load_reward_functions
-    from agentrl.train.pretrained import check_model_path
+    from agentrl.train.model.pretrained import check_model_path
 
     check_schedule(config)
+    check_estimator(config, base=base)
     check_sinks(config)
     check_health(config)
     check_model_path(resolve_model_path(config.model.path))

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from agentrl.config import RunConfig
-from agentrl.data.pass_rates import (
+from agentrl.data.tasks.pass_rates import (
     Measured,
     PassRate,
     append_measured,
@@ -26,11 +26,11 @@ from agentrl.data.pass_rates import (
     variance_weight,
 )
 from agentrl.errors import ConfigError, DataError
-from agentrl.runtime.checkpoint import resolve_model_path
-from agentrl.runtime.collect import run_groups, stable_seed
-from agentrl.runtime.fleet_checks import require_engines
+from agentrl.runtime.assembly.policy import open_policy
+from agentrl.runtime.checks.fleet import require_engines
+from agentrl.runtime.disk.checkpoint import resolve_model_path
+from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.runtime.launch import check_parts, in_flight
-from agentrl.runtime.policy import open_policy
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.sample import plan_of, sampling_of
 from agentrl.runtime.stages import HeldGroup

@@ -8,15 +8,46 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.runtime.evaluate import Comparison
-from agentrl.runtime.rollback import Rollbacks
+from agentrl.health.rules import Action, Rule, Streak
+from agentrl.runtime.disk.rollback import Rollbacks
+from agentrl.runtime.scoring.evaluate import Comparison
 from agentrl.runtime.stages import Stages
 from agentrl.types import Task
 
 if TYPE_CHECKING:
     from agentrl.data import TaskCursor, TrajectoryStore
     from agentrl.metrics.sinks import MetricsLog
-    from agentrl.runtime.supervisor import Ruling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """What a rule does to the run now."""
+
+    rule: Rule
+    """Which."""
+    streak: Streak
+    """Why."""
+    action: Action
+    """What happens: that of the rule, or `stop` where a rollback is not possible."""
+    back_to: int | None = None
+    """Step of the checkpoint of a rollback."""
+    instead: str = ""
+    """Why it is not the action of the rule."""
+
+    @property
+    def text(self) -> str:
+        """The rule, its evidence, and what is different."""
+        text = f"rule '{self.rule.text}': {self.streak.evidence}"
+        return f"{text}; {self.instead}" if self.instead else text
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `result.json`."""
+        return {
+            "rule": self.rule.text,
+            "evidence": self.streak.evidence,
+            "first_step": self.streak.steps[0],
+            "last_step": self.streak.steps[-1],
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +81,7 @@ class RunResult:
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """What a run is put together from; see `agentrl.runtime.assemble`."""
+    """What a run is put together from; see `agentrl.runtime.assembly.parts`."""
 
     stages: Stages
     """Who rolls out, samples and learns."""

@@ -9,18 +9,18 @@ from statistics import fmean
 
 from agentrl.config import RunConfig
 from agentrl.errors import RunError
-from agentrl.runtime.assemble import load_task_sets
-from agentrl.runtime.collect import (
+from agentrl.runtime.assembly.parts import load_task_sets
+from agentrl.runtime.assembly.policy import Policy, open_policy
+from agentrl.runtime.checks.fleet import require_engines
+from agentrl.runtime.drivers.groups import (
     infrastructure_failure,
     rollouts_of,
     run_groups,
     stable_seed,
 )
-from agentrl.runtime.evaluate import EvalSummary, summarise
-from agentrl.runtime.fleet_checks import require_engines
 from agentrl.runtime.launch import check_parts, in_flight
-from agentrl.runtime.policy import Policy, open_policy
 from agentrl.runtime.progress import Progress, RunPlan
+from agentrl.runtime.scoring.evaluate import EvalSummary, summarise
 from agentrl.runtime.stages import GroupReport, HeldGroup
 from agentrl.runtime.stop import StopSwitch
 from agentrl.types import SamplingParams, Task

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.metrics import MetricBag
-from agentrl.runtime.patience import Guard
+from agentrl.runtime.engine_wait import Guard
 from agentrl.serving.records import EngineStats
 from agentrl.types import (
     LOST_SECONDS,

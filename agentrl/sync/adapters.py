@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import SyncError
-from agentrl.sync.checksum import WeightDigest, described
-from agentrl.sync.tensors import torch_dtype
+from agentrl.sync.wire.checksum import WeightDigest, described
+from agentrl.sync.wire.tensors import torch_dtype
 
 HEADER = "agentrl.adapters"
 """Name of the first tensor of such a stream: JSON as uint8."""
@@ -175,7 +175,7 @@ def with_delta(
 ) -> Tensor:
     """W + scale B A, in float32 at least, rounded once to the dtype of W.
 
-    The same arithmetic as `agentrl.train.lora`, which knows nothing of engines.
+    The same arithmetic as `agentrl.train.model.lora`, which knows nothing of engines.
     """
     kind = torch.promote_types(weight.dtype, torch.float32)
     delta = up.to(kind) @ down.to(kind) * scale

@@ -113,18 +113,18 @@ def make_sender(
 
         return InProcessSender()
     if backend == "shm":
-        from agentrl.sync.shm import ShmSender
+        from agentrl.sync.shm.shm import ShmSender
 
         return ShmSender()
     if backend == "disk":
-        from agentrl.sync.disk import DiskSender
+        from agentrl.sync.disk.disk import DiskSender
 
         folder = Path(section.directory) if section.directory else directory
         if folder is None:
             raise ConfigError("sync.backend is 'disk': set `sync.directory` to a shared folder")
         return DiskSender(folder, dense_every=section.dense_every)
     if backend == "collective":
-        from agentrl.sync.collective import CollectiveSender
+        from agentrl.sync.collective.sender import CollectiveSender
 
         return CollectiveSender(
             bucket_bytes=section.bucket_mb * MIB,
@@ -139,7 +139,7 @@ def make_sender(
 
         return IpcSender()
     if backend == "nccl":
-        from agentrl.sync.nccl import NcclSender
+        from agentrl.sync.vllm.nccl_sender import NcclSender
 
         size = section.bucket_mb * MIB
         return NcclSender(describe, address=address, bucket_bytes=size, workers=workers)
@@ -157,15 +157,15 @@ def make_receiver(backend: str) -> WeightReceiver:
 
         return InProcessReceiver()
     if backend == "shm":
-        from agentrl.sync.shm import ShmReceiver
+        from agentrl.sync.shm.shm import ShmReceiver
 
         return ShmReceiver()
     if backend == "disk":
-        from agentrl.sync.disk import DiskReceiver
+        from agentrl.sync.disk.disk import DiskReceiver
 
         return DiskReceiver()
     if backend == "collective":
-        from agentrl.sync.collective_receiver import CollectiveReceiver
+        from agentrl.sync.collective.receiver import CollectiveReceiver
 
         return CollectiveReceiver()
     if backend == "ipc":

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, SyncError
-from agentrl.sync.checksum import WeightDigest, check_all
-from agentrl.sync.tensors import Layout, record_of, torch_dtype
 from agentrl.sync.transfer import Weights
+from agentrl.sync.wire.checksum import WeightDigest, check_all
+from agentrl.sync.wire.tensors import Layout, record_of, torch_dtype
 
 
 def need_cuda() -> None:

@@ -20,13 +20,13 @@ from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import CriticSection, TrainSection
 from agentrl.errors import ConfigError
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.backend import TrainBackend
-from agentrl.train.backends import make_backend
+from agentrl.train.backends.choose import make_backend
+from agentrl.train.backends.contract import TrainBackend
+from agentrl.train.backends.ranks import Ranks
 from agentrl.train.logprob_worker import by_row, check_finite, in_batch_order
+from agentrl.train.model.value_head import ValueModel
+from agentrl.train.optim.schedule import learning_rate
 from agentrl.train.policy_gradient import Progress
-from agentrl.train.ranks import Ranks
-from agentrl.train.schedule import learning_rate
-from agentrl.train.value_head import ValueModel
 from agentrl.train.value_loss import value_loss
 
 

@@ -24,7 +24,7 @@ from agentrl.metrics.bag import MetricBag
 from agentrl.train.checkpoint import atomic
 
 if TYPE_CHECKING:
-    from agentrl.train.trainer import Trainer
+    pass
 
 _FORMAT = 1
 _DAMAGED = (
@@ -76,20 +76,6 @@ def load_failed_step(path: Path) -> FailedStep:
         )
     except _DAMAGED as error:
         raise RunError(f"{path} cannot be read as a failed step: {error}") from error
-
-
-def replay_failed_step(path: Path, trainer: Trainer) -> MetricBag:
-    """Train on the batch of a failed step, on any trainer of that architecture and algorithm.
-
-    Args:
-        path: `failed-step-N.pt` of a run.
-        trainer: the weights it holds decide whether the step fails again: those of the run's last
-            checkpoint tell trouble in the batch from trouble in the weights.
-
-    Raises:
-        TrainError: it does, with the same words if the weights are the same.
-    """
-    return trainer.step(load_failed_step(path).batch)
 
 
 def _plain(value: Any) -> Any:

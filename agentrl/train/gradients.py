@@ -8,8 +8,8 @@ from typing import ClassVar, Protocol
 from agentrl.batch.records import PackedBatch
 from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.agreement import on_every_rank, rows_without_finite_gradient
-from agentrl.train.backend import TrainBackend
+from agentrl.train.backends.agreement import on_every_rank, rows_without_finite_gradient
+from agentrl.train.backends.contract import TrainBackend
 
 
 class GradientPass(Protocol):

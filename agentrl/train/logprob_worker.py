@@ -19,7 +19,7 @@ from torch import Tensor
 from agentrl.batch.records import MicroBatch, RowKey
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
-from agentrl.train.logprobs import TokenLogProbs
+from agentrl.train.model.logprobs import TokenLogProbs
 
 RowLogProbs = Mapping[RowKey, NDArray[np.floating[Any]]]
 """By row, one number per response position; anything where nothing is trained."""

@@ -20,7 +20,6 @@ from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.logprob_worker import RowLogProbs, in_batch_order
-from agentrl.train.logprobs import TokenLogProbs
 from agentrl.train.losses.contract import LossInputs, LossSpec, LossSums, TokenLosses
 from agentrl.train.losses.correction import SamplerWeights, correction_of, sampler_weights
 from agentrl.train.losses.metrics import (
@@ -31,6 +30,7 @@ from agentrl.train.losses.metrics import (
 )
 from agentrl.train.losses.penalty import kl_loss
 from agentrl.train.losses.registry import find_loss, wants_whole_rollouts
+from agentrl.train.model.logprobs import TokenLogProbs
 from agentrl.train.token_record import TokenNumbers, clip_state
 
 

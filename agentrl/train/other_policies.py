@@ -11,8 +11,8 @@ from agentrl.batch.credit import settle_credit
 from agentrl.batch.records import MicroBatch, PackedBatch, RowKey, RowNumbers, StepBatch
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import TrainError
-from agentrl.train.agreement import on_every_rank
-from agentrl.train.backend import TrainBackend
+from agentrl.train.backends.agreement import on_every_rank
+from agentrl.train.backends.contract import TrainBackend
 from agentrl.train.critic import Critic
 from agentrl.train.logprob_worker import LogProbSource, LogProbWorker, RowLogProbs
 from agentrl.train.objective import KnownLogProbs

@@ -11,10 +11,10 @@ from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.backend import TrainBackend
+from agentrl.train.backends.contract import TrainBackend
 from agentrl.train.logprob_worker import check_finite
-from agentrl.train.logprobs import LossOf, TokenLogProbs
 from agentrl.train.losses.registry import find_loss, wants_whole_rollouts
+from agentrl.train.model.logprobs import LossOf, TokenLogProbs
 from agentrl.train.objective import KnownLogProbs, Objective, objective
 from agentrl.train.token_record import TokenRecorder
 

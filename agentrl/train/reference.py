@@ -16,11 +16,11 @@ from agentrl.batch.records import MicroBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import AlgorithmSection, ModelSection
 from agentrl.errors import RunError, TrainError
-from agentrl.train.attention import packed_attention
+from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.logprob_worker import LogProbWorker
-from agentrl.train.logprobs import TokenLogProbs, packed_log_probs
-from agentrl.train.pretrained import load_pretrained
-from agentrl.train.torch_backend import RESPONSE_MASK
+from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.logprobs import TokenLogProbs, packed_log_probs
+from agentrl.train.model.pretrained import load_pretrained
 
 
 class FrozenPolicy:

@@ -21,20 +21,20 @@ from agentrl.batch.records import PackedBatch, StepBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
 from agentrl.errors import RunError, TrainError
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.agreement import check_same_batch, check_shares
-from agentrl.train.backend import TrainBackend
+from agentrl.train.backends.agreement import check_same_batch, check_shares
+from agentrl.train.backends.contract import TrainBackend
+from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.checkpoint import load_trainer_state, save_trainer_state
 from agentrl.train.critic import Critic, ValuePass
 from agentrl.train.failed_step import save_failed_step
 from agentrl.train.kl_control import next_kl_coef
 from agentrl.train.logprob_worker import LogProbSource
 from agentrl.train.losses import derive_metrics
+from agentrl.train.optim.schedule import learning_rate
 from agentrl.train.other_policies import Answers, ask_other_policies, check_parts, settle
 from agentrl.train.policy_gradient import PolicyPass, Progress
 from agentrl.train.reference import Reference
-from agentrl.train.schedule import learning_rate
 from agentrl.train.token_record import TokenListener, TokenRecorder
-from agentrl.train.torch_backend import TorchBackend
 from agentrl.train.updates import Updates
 from agentrl.train.value_loss import value_metrics
 

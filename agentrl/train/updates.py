@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentrl.batch.records import PackedBatch
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.agreement import on_every_rank
+from agentrl.train.backends.agreement import on_every_rank
 from agentrl.train.critic import ValuePass
 from agentrl.train.gradients import finite_norm
 from agentrl.train.policy_gradient import PolicyLoss, PolicyPass, Progress

@@ -10,13 +10,13 @@ from agentrl.errors import ConfigError, SandboxUnavailable, choices
 from agentrl.sandbox import Isolation
 from agentrl_sandboxes.docker import DockerBackend
 from agentrl_sandboxes.docker.backend import IMAGE
-from agentrl_sandboxes.enclosures import (
+from agentrl_sandboxes.host.enclosures import (
     BubblewrapBackend,
     NamespaceBackend,
     ProcessBackend,
     UsernsBackend,
 )
-from agentrl_sandboxes.supervised import SupervisedBackend
+from agentrl_sandboxes.host.supervised import SupervisedBackend
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import AgentrlError
-from agentrl_sandboxes.child import kill_marked
 from agentrl_sandboxes.docker.client import Client
 from agentrl_sandboxes.docker.containers import remove
 from agentrl_sandboxes.docker.leases import LEASE, OWNER, is_over, started
 from agentrl_sandboxes.guest import disk
+from agentrl_sandboxes.host.child import kill_marked
 
 FOLDER = re.compile(r"agentrl-(\d+)-[0-9a-f]{16}")
 """The folder of a `process` sandbox, and the process that made it."""

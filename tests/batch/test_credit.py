@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from batch_rows import group, resolved, row, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from agentrl.batch import build_step
 from agentrl.batch.credit import settle_credit
 from agentrl.batch.records import RowKey
 from agentrl.errors import DataError
+from tests.batch.batch_rows import group, resolved, row, turns
 
 KL = {"kl_coef": 0.5, "use_kl_loss": False}
 GAE = {"advantage_estimator": "gae", "whiten_advantages": False}

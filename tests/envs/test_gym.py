@@ -7,7 +7,7 @@ from agentrl_envs.gym import GymTask, make_tasks
 
 from agentrl.env import Action, StepResult
 from agentrl.errors import ConfigError
-from agentrl.testing.env_suite import check_env
+from agentrl.testing.env_check.suite import check_env
 
 LAKE = {
     "id": "FrozenLake-v1",

@@ -10,20 +10,20 @@ from agentrl_envs.gym import GymTask
 from agentrl_envs.gym import make_tasks as games
 from agentrl_envs.swe import HarborTask, RepairTask
 from agentrl_sandboxes import make_backend
-from swe_episode import TOOLS, Place
-from swe_library import PATCH, make_folder
-from test_swe_harbor import load, write
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
 from agentrl.env import AgentInstance, EnvContext
+from agentrl.preflight.reward.known_answers import find_solutions
+from agentrl.preflight.reward.scripted_generator import ScriptedGenerator, script_of
 from agentrl.rollout import RolloutWorker
-from agentrl.runtime.reward_smoke import find_solutions
-from agentrl.runtime.scripted import ScriptedGenerator, script_of
 from agentrl.sandbox import SandboxBackend
 from agentrl.testing import ByteTokenizer
 from agentrl.tool import Tool
 from agentrl.types import SamplingParams, Task, ToolCall, Trajectory
+from tests.envs.swe.swe_episode import TOOLS, Place
+from tests.envs.swe.swe_library import PATCH, make_folder
+from tests.envs.swe.test_harbor import load, write
 
 SECTION = RolloutSection(
     max_assistant_turns=60, max_user_turns=60, max_turn_tokens=9000, max_response_tokens=400_000,

@@ -15,27 +15,27 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from synthetic import make_rollout, write_metrics, write_step
 
 from agentrl.data import TrajectoryStore
-from agentrl.data.token_store import TokenStore
+from agentrl.data.store.token_store import TokenStore
 from agentrl.errors import RunError
 from agentrl.health.journal import Journal
-from agentrl.inspect.database import RunDatabase, load_duckdb
-from agentrl.inspect.export import export_pieces, run_facts
-from agentrl.inspect.find import Question, find_answer
-from agentrl.inspect.formats import ExportFormat
-from agentrl.inspect.groups import group_answer, step_answer
-from agentrl.inspect.library import Library
-from agentrl.inspect.overview import run_entry, run_overview
-from agentrl.inspect.reader import RunReader
-from agentrl.inspect.rollout_view import rollout_answer
-from agentrl.inspect.runs import FoundRun, find_runs, run_state
-from agentrl.inspect.shown import MOST_CHARS, jsonable
-from agentrl.inspect.sql import Queries
-from agentrl.inspect.token_text import token_pieces
-from agentrl.inspect.token_view import tokens_answer
+from agentrl.inspect.export.files import export_pieces, run_facts
+from agentrl.inspect.export.formats import ExportFormat
+from agentrl.inspect.pages.find import Question, find_answer
+from agentrl.inspect.pages.groups import group_answer, step_answer
+from agentrl.inspect.pages.overview import run_entry, run_overview
+from agentrl.inspect.pages.rollout import rollout_answer
+from agentrl.inspect.pages.tokens import tokens_answer
+from agentrl.inspect.query.database import RunDatabase, load_duckdb
+from agentrl.inspect.query.sql import Queries
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.runs import FoundRun, find_runs, run_state
+from agentrl.inspect.read.safe_json import MOST_CHARS, jsonable
+from agentrl.inspect.read.token_text import token_pieces
+from agentrl.inspect.web.library import Library
 from agentrl.types import TrainedTokens
+from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
 
 def open_run(path: Path) -> RunReader:
@@ -288,7 +288,7 @@ def test_runs_are_found_below_a_folder_with_ids_of_their_own(tmp_path):
 
 
 def test_a_run_that_appears_later_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentrl.inspect.library._LOOK_S", 0.0)
+    monkeypatch.setattr("agentrl.inspect.web.library._LOOK_S", 0.0)
     write_metrics(tmp_path / "one", {"step": 1, "reward": 0.5})
     library = Library([tmp_path])
     first = library.reader("one")

@@ -18,17 +18,17 @@ from agentrl.engine import WeightTicket
 from agentrl.errors import EngineError, SyncError
 from agentrl.metrics import MetricBag
 from agentrl.rollout.effort import Cut
-from agentrl.runtime.assemble import TaskSets
-from agentrl.runtime.drivers import make_run
-from agentrl.runtime.local import LocalEngines, LocalLearner, LocalRollouts
-from agentrl.runtime.metric_sinks import open_metrics
+from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, LocalRollouts
+from agentrl.runtime.assembly.metric_sinks import open_metrics
+from agentrl.runtime.assembly.parts import TaskSets
+from agentrl.runtime.assembly.resume_point import resume_point
+from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunResult
-from agentrl.runtime.resume_point import resume_point
-from agentrl.runtime.run_dir import RunDir
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import StopSwitch
-from agentrl.runtime.stored import stored_groups
 from agentrl.serving.records import EngineStats
 from agentrl.types import SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
 

@@ -11,9 +11,9 @@ import pytest
 from agentrl.batch import build_step
 from agentrl.config import RunConfig, load_config
 from agentrl.data import TrajectoryStore
-from agentrl.runtime.checkpoint import Checkpoint, latest_checkpoint
-from agentrl.runtime.collect import stable_seed
-from agentrl.runtime.stored import stored_groups
+from agentrl.runtime.disk.checkpoint import Checkpoint, latest_checkpoint
+from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.types import TrajectoryGroup
 
 ROUNDING = 1e-4
@@ -83,9 +83,9 @@ def assert_state_is_about_one_pass_over_the_store(project: Path, run: Path) -> N
     import torch
     from transformers import AutoModelForCausalLM
 
-    from agentrl.runtime.assemble import load_trained
-    from agentrl.runtime.learner import make_trainer
-    from agentrl.runtime.prepare import StepMaker
+    from agentrl.runtime.assembly.parts import load_trained
+    from agentrl.runtime.assembly.step_batch import StepMaker
+    from agentrl.runtime.assembly.trainer import make_trainer
     from agentrl.train.checkpoint import load_trainer_state
 
     config = load_config(project, ["runtime=local", "train.backend=torch"])

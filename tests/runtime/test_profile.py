@@ -7,17 +7,17 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_project import Agentrl, agentrl, write_project
 
 from agentrl.config import load_config
 from agentrl.data import TrajectoryStore
-from agentrl.data.pass_rates import read_measured
+from agentrl.data.tasks.pass_rates import read_measured
 from agentrl.errors import ConfigError, DataError
-from agentrl.runtime.assemble import load_task_sets
-from agentrl.runtime.chosen import read_chosen, write_chosen
+from agentrl.runtime.assembly.parts import load_task_sets
+from agentrl.runtime.assembly.task_choice import read_chosen, write_chosen
 from agentrl.runtime.launch import train
 from agentrl.runtime.profile import profile
 from agentrl.runtime.progress import Progress
+from tests.runtime.tiny_project import Agentrl, agentrl, write_project
 
 
 @pytest.fixture(scope="module")

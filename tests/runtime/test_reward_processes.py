@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
-from one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
-from tiny_project import Agentrl, agentrl, write_project
 
 from agentrl.config import load_config
 from agentrl.data import TrajectoryStore
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.checkpoint import latest_checkpoint
-from agentrl.runtime.prepare import StepMaker
-from agentrl.runtime.stored import stored_groups
+from agentrl.runtime.assembly.step_batch import StepMaker
+from agentrl.runtime.disk.checkpoint import latest_checkpoint
+from agentrl.runtime.disk.stored_groups import stored_groups
+from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
+from tests.runtime.tiny_project import Agentrl, agentrl, write_project
 
 FUNCTIONS = '''
 """Scores of finished rollouts."""
@@ -139,7 +139,7 @@ def test_kill_9_at_random_moments(project: Path, tmp_path: Path, seed: int) -> N
 @pytest.mark.slow
 def test_two_ranks_shape_as_one_process_does(project: Path, tmp_path: Path) -> None:
     """Fails if a rank has statistics of its own, or shapes what is shaped."""
-    from ray_runs import drive
+    from tests.runtime.ray.ray_runs import drive
 
     shutil.copytree(project.parent / "model", tmp_path / "model")
     path = write(tmp_path, train__steps=3)

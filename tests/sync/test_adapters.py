@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agentrl.config.training import LoraSection
 from agentrl.errors import SyncError
 from agentrl.sync.adapters import HEADER, AdapterWeights, Merger, with_delta
-from agentrl.sync.disk import DiskReceiver, DiskSender
-from agentrl.sync.shm import ShmReceiver, ShmSender
-from agentrl.train.lora import adapters, add_adapters, base_weights, merged_weights
+from agentrl.sync.disk.disk import DiskReceiver, DiskSender
+from agentrl.sync.shm.shm import ShmReceiver, ShmSender
+from agentrl.train.model.lora import adapters, add_adapters, base_weights, merged_weights
 
 
 def write_model(folder: Path, *, seed: int = 0, tied: bool = True, shard: str = "5GB") -> Path:

@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sync_weights import assert_same, nudged, weights
 
 from agentrl.engine import EngineHealth, WeightTicket
 from agentrl.errors import EngineError, SyncError
 from agentrl.serving.client import TokenClient
 from agentrl.sync.choose import make_receiver
-from agentrl.sync.collective import CollectiveSender
+from agentrl.sync.collective.sender import CollectiveSender
 from agentrl.sync.coordinator import WeightSync
-from agentrl.sync.disk import DiskSender
+from agentrl.sync.disk.disk import DiskSender
 from agentrl.sync.inprocess import InProcessSender
-from agentrl.sync.shm import ShmSender
+from agentrl.sync.shm.shm import ShmSender
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams
+from tests.sync.sync_weights import assert_same, nudged, weights
 
 
 class ReceivingEngine(ScriptedEngine):

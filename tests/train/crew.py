@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from agentrl.train.ranks import Meeting, Ranks
+from agentrl.train.backends.ranks import Meeting, Ranks
 
 LIMIT_S = 120.0
 

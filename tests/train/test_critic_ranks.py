@@ -6,16 +6,16 @@ import math
 
 import pytest
 import torch
-from crew import joined
-from test_critic import ppo, same, value_model, weights
-from tiny_llama import make_groups, make_step, relative_error, tiny_model
 
 from agentrl.config.schema import CriticSection, TrainSection
 from agentrl.errors import TrainError
-from agentrl.train.backends import make_backend
+from agentrl.train.backends.choose import make_backend
 from agentrl.train.critic import Critic
 from agentrl.train.reference import Reference
 from agentrl.train.trainer import Trainer
+from tests.train.crew import joined
+from tests.train.test_critic import ppo, same, value_model, weights
+from tests.train.tiny_llama import make_groups, make_step, relative_error, tiny_model
 
 TRAIN = TrainSection(learning_rate=1e-2, max_grad_norm=0.5)
 SECTION = ppo(

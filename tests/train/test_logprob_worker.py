@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 from agentrl.config.schema import ModelSection, TrainSection
 from agentrl.errors import TrainError
+from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.logprob_worker import LogProbWorker, in_batch_order
-from agentrl.train.pretrained import load_pretrained
+from agentrl.train.model.pretrained import load_pretrained
 from agentrl.train.reference import FrozenPolicy, load_reference
-from agentrl.train.torch_backend import TorchBackend
 from agentrl.train.trainer import Trainer
+from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 
 class Recording(TorchBackend):

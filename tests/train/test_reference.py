@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 from agentrl.config.schema import TrainSection
 from agentrl.errors import RunError, TrainError
 from agentrl.train.logprob_worker import LogProbWorker
 from agentrl.train.reference import FrozenPolicy, Reference
 from agentrl.train.trainer import Trainer
+from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 TRAIN = TrainSection(learning_rate=1e-2)
 

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_llama import (
+from transformers import AutoModelForCausalLM
+
+from agentrl.config.schema import TrainSection
+from agentrl.errors import RunError, TrainError
+from agentrl.train.checkpoint import TRAINER_FILE, save_checkpoint
+from agentrl.train.optim.optimizer import MasterAdamW
+from agentrl.train.trainer import Trainer
+from agentrl.types import TrajectoryGroup
+from tests.train.tiny_llama import (
     algorithm,
     make_groups,
     make_step,
@@ -15,14 +23,6 @@ from tiny_llama import (
     tiny_model,
     with_model_log_probs,
 )
-from transformers import AutoModelForCausalLM
-
-from agentrl.config.schema import TrainSection
-from agentrl.errors import RunError, TrainError
-from agentrl.train.checkpoint import TRAINER_FILE, save_checkpoint
-from agentrl.train.optimizer import MasterAdamW
-from agentrl.train.trainer import Trainer
-from agentrl.types import TrajectoryGroup
 
 TRAIN = TrainSection(learning_rate=1e-2)
 

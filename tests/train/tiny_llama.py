@@ -13,10 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agentrl.batch import build_step
 from agentrl.batch.records import StepBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
+from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.logprob_worker import LogProbWorker
 from agentrl.train.prove.model import TrueRMSNorm, TrueRotary
 from agentrl.train.reference import FrozenPolicy
-from agentrl.train.torch_backend import TorchBackend
 from agentrl.train.trainer import Trainer
 from agentrl.types import Termination, Trajectory, TrajectoryGroup
 

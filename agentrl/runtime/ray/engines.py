@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentrl.engine import Engine
-from agentrl.runtime.engines import UNKNOWN_VERSION, connected
+from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, connected
 from agentrl.serving import TokenClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAddress:
-    """How to reach an engine."""
+    """Address of an engine for other processes."""
 
     name: str
     """Unique in the run."""
     address: str
     """`lean://host:port` or `http://host:port`."""
     secret: str = field(default="", repr=False)
-    """What a lean listener wants to hear."""
+    """Secret of the lean listener."""
     transport: Literal["auto", "http", "lean"] = "auto"
     """How turns reach it; see `serving.transport`."""
     max_context_tokens: int | None = None

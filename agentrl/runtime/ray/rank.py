@@ -5,15 +5,16 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.metrics import MetricBag
-from agentrl.runtime.prepare import StepMaker
+from agentrl.runtime.assembly.layout import engine_width
+from agentrl.runtime.assembly.step_batch import StepMaker
+from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.runtime.ray.engines import EngineAddress
-from agentrl.runtime.ray.layout import engine_width
 from agentrl.runtime.ray.sender import SenderFacts
-from agentrl.runtime.sent_weights import sent_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,12 +22,27 @@ if TYPE_CHECKING:
     from agentrl.config import RunConfig
     from agentrl.data import TrajectoryStore
     from agentrl.runtime.ray.actor import ActorSpec
-    from agentrl.runtime.ray.trainer_actor import RankSpec
     from agentrl.sync import WeightSender
     from agentrl.train import Trainer
-    from agentrl.train.pretrained import Pretrained
-    from agentrl.train.ranks import Ranks
+    from agentrl.train.backends.ranks import Ranks
+    from agentrl.train.model.pretrained import Pretrained
     from agentrl.types import TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpec:
+    """Arguments of a trainer rank beside those of every actor."""
+
+    rank: int
+    """From 0."""
+    world_size: int
+    """Ranks that train together."""
+    threads: int
+    """Threads it computes with."""
+    trajectories: Path
+    """Folder of the store."""
+    checkpoint: Path | None
+    """To go on from; None begins with the model of the config."""
 
 
 class Rank:
@@ -46,7 +62,7 @@ class Rank:
         self.trainer: Trainer = trainer
         """Changes the weights of the model."""
         self.store: TrajectoryStore = TrajectoryStore(place.trajectories)
-        """Where rank 0 writes."""
+        """The store that rank 0 writes."""
         self._config, self._place = spec.config, place
         self._pretrained = pretrained
         self._others, self._layout = others, layout
@@ -69,8 +85,8 @@ class Rank:
         Raises:
             AgentrlError: whatever does not fit, named.
         """
-        from agentrl.runtime.assemble import load_trained
-        from agentrl.runtime.learner import make_trainer
+        from agentrl.runtime.assembly.parts import load_trained
+        from agentrl.runtime.assembly.trainer import make_trainer
 
         checkpoint = str(place.checkpoint) if place.checkpoint else None
         pretrained = load_trained(spec.config, checkpoint=checkpoint)
@@ -89,18 +105,18 @@ class Rank:
 
     @property
     def description(self) -> str:
-        """Describes the model."""
-        from agentrl.runtime.assemble import describe_model
+        """One line that describes the model."""
+        from agentrl.runtime.assembly.parts import describe_model
 
         return describe_model(self._pretrained)
 
     @property
     def version(self) -> int:
-        """Of the weights."""
+        """Version of the weights."""
         return self.trainer.version
 
     async def serve(self, stack: AsyncExitStack, *, host: str) -> EngineAddress | None:
-        """Sample from these very weights, for whoever knows the secret; None with vLLM.
+        """Serve the embedded engine on these weights to clients with the secret; None with vLLM.
 
         Args:
             stack: closes it.
@@ -125,7 +141,7 @@ class Rank:
     def prepare(
         self, step: int, groups: Sequence[TrajectoryGroup], *, stored: bool
     ) -> tuple[MetricBag, Any]:
-        """The batch of a step and what is to be said of it; rank 0 stores the groups.
+        """Batch of a step and its metrics; rank 0 stores the groups.
 
         Args:
             step: from 1.
@@ -145,7 +161,7 @@ class Rank:
 
         With a copy on every rank the others have nothing to add.
         """
-        from agentrl.train.lora import save_policy
+        from agentrl.train.model.lora import save_policy
 
         first = self._place.rank == 0
         if not first and not self._sharded:
@@ -211,11 +227,11 @@ class Rank:
         return getattr(self._sender, method)(*args)
 
     def gather_weights(self) -> None:
-        """Give this rank's parts while rank 0 sends."""
+        """Send this rank's parts to rank 0 while that one sends."""
         collections.deque(self.trainer.weights(), maxlen=0)
 
     def close(self) -> None:
-        """Leave the other ranks, and give back what the sender holds."""
+        """Leave the other ranks and release what the sender holds."""
         if self._sender is not None:
             self._sender.close()
         if self._others is not None:
@@ -224,7 +240,7 @@ class Rank:
 
 def _join(config: RunConfig, model: Any, place: RankSpec, meeting: str) -> Ranks | None:
     """The processes that train together; None for this one alone."""
-    from agentrl.train.ranks import Ranks
+    from agentrl.train.backends.ranks import Ranks
 
     if place.world_size == 1 and config.train.backend == "torch":
         return None

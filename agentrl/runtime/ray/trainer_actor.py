@@ -20,39 +20,24 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
+from agentrl.runtime.assembly.weight_route import own_address, urls_are_local
 from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, listening_host, settle_in, where
 from agentrl.runtime.ray.engines import EngineAddress
-from agentrl.runtime.ray.group import Mode, dispatch
 from agentrl.runtime.ray.sender import SenderFacts
-from agentrl.runtime.reach import own_address, urls_are_local
+from agentrl.runtime.ray.worker_group import Mode, dispatch
 from agentrl.serving.threads import reserve_cores, run_computing
 
 if TYPE_CHECKING:
+    from agentrl.runtime.ray.rank import RankSpec
     from agentrl.types import TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpec:
-    """What a trainer rank is told beside what every actor is told."""
-
-    rank: int
-    """From 0."""
-    world_size: int
-    """Ranks that train together."""
-    threads: int
-    """Threads it computes with."""
-    trajectories: Path
-    """Folder of the store."""
-    checkpoint: Path | None
-    """To go on from; None begins with the model of the config."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What a rank says once it is open."""
+    """Report of a rank once it is open."""
 
     place: Whereabouts
-    """Where it lives."""
+    """Machine, process and device of the rank."""
     model: str
     """Describes the model."""
     version: int
@@ -74,7 +59,7 @@ class TrainerActor:
     @dispatch(Mode.RANK_ZERO)
     async def meet(self) -> str:
         """Let the ranks meet here; returns the address."""
-        from agentrl.train.ranks import Meeting
+        from agentrl.train.backends.ranks import Meeting
 
         meeting = Meeting(host=listening_host(self._spec))
         self._stack.callback(meeting.close)
@@ -151,7 +136,7 @@ class TrainerActor:
 
     @dispatch(Mode.BROADCAST)
     async def close(self) -> None:
-        """Give everything back."""
+        """Release model, sender and process group."""
         self._closed.set()
         await self._stack.aclose()
 

@@ -1,6 +1,6 @@
 """New weights into one vLLM server: its weight-transfer lifecycle, and what must follow it.
 
-    /init_weight_transfer_engine    once; our plugin (`agentrl.sync.vllm_plugin`) meets the sender
+    /init_weight_transfer_engine    once; our plugin (`agentrl.sync.vllm.plugin`) meets the sender
     /update_weight_version          "torn"
     /start_weight_update, /update_weights, /finish_weight_update
     /reset_prefix_cache?reset_running_requests=true

@@ -26,9 +26,9 @@ from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.attention import packed_attention
-from agentrl.train.logprobs import packed_log_probs
 from agentrl.train.losses import derive_metrics
+from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.objective import FixedLogProbs, Objective, objective
 from agentrl.train.prove.rollouts import OLDEST_VERSION
 from agentrl.types import TrajectoryGroup

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentrl_envs.swe.changes import Changes
-from agentrl_envs.swe.make.patches import make_patch
+from agentrl_envs.swe.patches import make_patch
 from agentrl_envs.swe.trees import TreeFile
 
 _MAX_PAIRS = 10**6

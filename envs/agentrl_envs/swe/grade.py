@@ -25,7 +25,7 @@ from agentrl_envs.swe.changes import Changes, source_changes
 from agentrl_envs.swe.claims import Claims, any_ran
 from agentrl_envs.swe.final_diff import diff_for_readers
 from agentrl_envs.swe.locate import TestIndex
-from agentrl_envs.swe.make.patches import apply_patch
+from agentrl_envs.swe.patches import apply_patch
 from agentrl_envs.swe.record import REPO_FOLDER
 from agentrl_envs.swe.run_tests import SPARE_S, TestRun, run_tests
 from agentrl_envs.swe.sabotage import sabotage, twin_name

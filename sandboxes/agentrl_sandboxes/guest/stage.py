@@ -50,7 +50,7 @@ def read_only(target: str) -> None:
 
 
 def build_root(steps: list[tuple[Any, ...]]) -> None:
-    """Mount a new root according to `steps` (see `agentrl_sandboxes.layout`) and enter it."""
+    """Mount a new root according to `steps` (see `agentrl_sandboxes.host.layout`) and enter it."""
     sources = {
         step[1]: os.open(step[1], os.O_PATH) for step in steps if step[0] in ("ro", "device")
     }

@@ -16,12 +16,12 @@ from agentrl.sandbox import Snapshot
 from agentrl_envs.swe.make.in_order import in_order
 from agentrl_envs.swe.make.journal import Journal
 from agentrl_envs.swe.make.library import Workshop, pick_release
-from agentrl_envs.swe.make.patches import make_patch
+from agentrl_envs.swe.make.mutation.sites import Site, SourceFile
 from agentrl_envs.swe.make.progress import Progress
 from agentrl_envs.swe.make.project import Project
 from agentrl_envs.swe.make.rows import base_row
-from agentrl_envs.swe.make.sites import Site, SourceFile
 from agentrl_envs.swe.make.verdict import Baseline, Verdict, statement
+from agentrl_envs.swe.patches import make_patch
 from agentrl_envs.swe.trees import TreeFile, TreeStore
 
 _MAX_SOURCE_BYTES = 200_000

@@ -11,11 +11,11 @@ from typing import Any
 from agentrl.errors import DataError
 from agentrl_envs.swe.make.index import NoAnswer, Release
 from agentrl_envs.swe.make.library import Workshop, canonical, pairs, pick_release
-from agentrl_envs.swe.make.patches import changed_lines, make_patch
 from agentrl_envs.swe.make.progress import Progress
 from agentrl_envs.swe.make.project import Project
 from agentrl_envs.swe.make.rows import base_row
 from agentrl_envs.swe.make.verdict import Baseline, statement
+from agentrl_envs.swe.patches import changed_lines, make_patch
 from agentrl_envs.swe.trees import TreeFile, TreeStore
 
 _MAX_LINES = 400

@@ -1,0 +1,1 @@
+"""Check a finished run against itself: replay a step, explain where sampler and trainer differ."""

@@ -1,0 +1,1 @@
+"""Recompute a recorded step and compare it with what was recorded."""

@@ -1,0 +1,137 @@
+"""What a replay reads of a run: nothing is locked or written, so the run may go on meanwhile."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.config import RunConfig
+from agentrl.errors import AgentrlError, RunError
+from agentrl.runtime.disk.checkpoint import Checkpoint, list_checkpoints
+from agentrl.runtime.disk.run_directory import read_identity
+
+if TYPE_CHECKING:
+    from agentrl.data import TokenStore, TrajectoryStore
+    from agentrl.types import TrainedTokens, TrajectoryGroup
+
+_DAMAGED = (AgentrlError, OSError, LookupError, TypeError, ValueError)
+"""What a file raises whose pages hold nonsense; stores themselves pass over those that are torn.
+Arrow's exceptions are `ValueError` or `OSError`, or come as one of the others."""
+_FAILED = re.compile(r"failed-step-(\d+)\.pt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """A run directory, for reading."""
+
+    path: Path
+    """Of the run."""
+    config: RunConfig
+    """Its own, with the model it began with."""
+    base: Path
+    """Where relative paths of the config start."""
+    store: TrajectoryStore
+    """Its trajectories."""
+    tokens: TokenStore
+    """What its trainer made of every token."""
+    checkpoints: tuple[Checkpoint, ...]
+    """Complete ones, by step."""
+
+    def groups(self, step: int) -> list[TrajectoryGroup]:
+        """The training groups of a step, as they were measured.
+
+        Raises:
+            RunError: there is no readable file of that step.
+        """
+        from agentrl.runtime.disk.stored_groups import stored_groups
+
+        try:
+            found = stored_groups(self.store, "train", step)
+        except _DAMAGED:
+            found = []
+        if not found:
+            raise RunError(f"{self.path} holds no readable trajectories of step {step}")
+        return found
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """What was logged for a step; empty if nothing was."""
+        from agentrl.metrics.sinks import read_metrics
+
+        file = self.path / "metrics.jsonl"
+        found: dict[str, float] = {}
+        for line in read_metrics(file) if file.is_file() else ():
+            if line["step"] == step:
+                numbers = {k: v for k, v in line.items() if isinstance(v, int | float)}
+                found.update({k: v for k, v in numbers.items() if k not in ("step", "time")})
+        return found
+
+    def curve(self, name: str) -> dict[int, float]:
+        """One metric by step, where it was logged as a number."""
+        from agentrl.metrics.sinks import read_metrics
+
+        file = self.path / "metrics.jsonl"
+        lines = read_metrics(file) if file.is_file() else ()
+        return {
+            line["step"]: float(line[name]) for line in lines if isinstance(line.get(name), float)
+        }
+
+    def trained(self, step: int) -> list[TrainedTokens]:
+        """What the trainer made of the tokens of a step; empty if nothing readable is there."""
+        try:
+            return self.tokens.read(step)
+        except _DAMAGED:
+            return []
+
+    def before(self, step: int) -> Checkpoint | None:
+        """The newest checkpoint from which `step` is still to come; None is the run's beginning."""
+        found = [point for point in self.checkpoints if point.state.step < step]
+        return found[-1] if found else None
+
+    def failed(self) -> dict[int, Path]:
+        """Kept batches of steps that failed, by step."""
+        matches = ((_FAILED.fullmatch(path.name), path) for path in self.path.glob("failed-*.pt"))
+        return dict(sorted((int(match[1]), path) for match, path in matches if match))
+
+
+def open_recorded(path: Path) -> RecordedRun:
+    """The run at `path`, where it is running, was copied, or may not be written, too.
+
+    Raises:
+        RunError: it is not a run directory.
+        ConfigError: its config is of another make.
+    """
+    from agentrl.data import TokenStore, TrajectoryStore
+
+    config, base = read_identity(path)
+    model = json.loads((path / "run.json").read_bytes()).get("model") or config.model.path
+    section = config.model.model_copy(update={"path": str(model)})
+    return RecordedRun(
+        path=path,
+        config=config.model_copy(update={"model": section}),
+        base=base,
+        store=TrajectoryStore(path / "trajectories"),
+        tokens=TokenStore(path / "tokens"),
+        checkpoints=tuple(list_checkpoints(path / "checkpoints")),
+    )
+
+
+def pick_step(run: RecordedRun, step: int | None) -> int:
+    """The step that is meant; None is the newest.
+
+    Raises:
+        RunError: it is not stored; says which are.
+    """
+    steps = run.store.steps("train")
+    if not steps:
+        raise RunError(f"{run.path} holds no training steps yet")
+    if step is None:
+        return steps[-1]
+    if step not in steps:
+        raise RunError(
+            f"--step {step}: not stored in {run.path}; there are {len(steps)} steps from "
+            f"{steps[0]} to {steps[-1]}"
+        )
+    return step

@@ -1,0 +1,1 @@
+"""The parts that commands share: start, options, progress, failures, the closing report."""

@@ -1,0 +1,278 @@
+"""Watching a run: a live view in a terminal, one plain line a step anywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.cli.console.report import clock
+from agentrl.cli.console.start import open_console, show_warnings
+from agentrl.health.records import Status, Verdict
+from agentrl.inspect.read.safe_terminal import visible
+from agentrl.runtime.progress import Progress, RunPlan
+from agentrl.runtime.scoring.evaluate import EvalSummary
+from agentrl.serving.records import EngineState, EngineStats
+
+_BARS = "_.-=*#"
+_TREND = 24
+_STYLES = {Status.WARN: "yellow", Status.FAIL: "bold red"}
+
+
+@contextlib.contextmanager
+def watch(console: Console) -> Iterator[Progress]:
+    """The view that fits the console, and warnings on the same one while it is open."""
+    if not console.is_terminal:
+        yield PlainView(console)
+        return
+    view = LiveView()
+    with Live(
+        get_renderable=view.render, console=console, refresh_per_second=4, transient=True
+    ) as live:
+        view.attach(live.console)
+        show_warnings(live.console)
+        try:
+            yield view
+        finally:
+            show_warnings(open_console(stderr=True))
+
+
+class PlainView(Progress):
+    """One line for everything worth keeping in a log of a CI job."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._plan: RunPlan | None = None
+
+    def started(self, plan: RunPlan) -> None:
+        """See `Progress.started`."""
+        self._plan = plan
+        self._say(f"run {plan.run_dir}")
+        self._say(f"model {plan.model}; sandbox {plan.sandbox}")
+        text = f"{plan.tasks} tasks, {plan.rollouts_per_step} rollouts a step, {plan.steps} steps"
+        self._say(text + (f", {plan.max_minutes:g} minutes at most" if plan.max_minutes else ""))
+        if plan.done:
+            self._say(f"resumed after step {plan.done}")
+
+    def evaluated(self, summary: EvalSummary) -> None:
+        """See `Progress.evaluated`."""
+        self._say(f"eval {summary.name} after step {summary.step}: {summary.score.text()}")
+
+    def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Progress.step_done`."""
+        total = self._plan.steps if self._plan else 0
+        self._say(f"step {step}/{total} " + " ".join(_facts(metrics)))
+
+    def note(self, text: str) -> None:
+        """See `Progress.note`."""
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        self._console.print(visible(text), soft_wrap=True)
+
+
+class LiveView(Progress):
+    """A panel that is redrawn in place; notes scroll above it."""
+
+    def __init__(self) -> None:
+        self._console: Console | None = None
+        self._plan: RunPlan | None = None
+        self._began = time.monotonic()
+        self._phase, self._phase_began = "loading", time.monotonic()
+        self._total = self._rollouts = self._tokens = 0
+        self._batches = (0, 0)
+        self._step, self._metrics = 0, {}
+        self._rewards: deque[float] = deque(maxlen=_TREND)
+        self._scores: dict[str, list[EvalSummary]] = {}
+        self._durations: deque[float] = deque(maxlen=8)
+        self._eval_s = 0.0
+        self._engines: dict[str, EngineStats] = {}
+        self._findings: list[Verdict] = []
+        self._looked = False
+
+    def attach(self, console: Console) -> None:
+        """Where notes go; they appear above the panel."""
+        self._console = console
+
+    def started(self, plan: RunPlan) -> None:
+        """See `Progress.started`."""
+        self._plan = plan
+        self._step = plan.done
+
+    def phase(self, name: str, total: int = 0) -> None:
+        """See `Progress.phase`."""
+        if self._phase.startswith("eval") and not self._durations:
+            self._eval_s += self._in_phase()
+        self._phase, self._phase_began = name, time.monotonic()
+        self._total, self._rollouts, self._tokens = total, 0, 0
+        self._batches = (0, 0)
+
+    def advance(self, rollouts: int, tokens: int) -> None:
+        """See `Progress.advance`."""
+        self._rollouts += rollouts
+        self._tokens += tokens
+
+    def trained(self, done: int, total: int) -> None:
+        """See `Progress.trained`."""
+        self._batches = (done, total)
+
+    def evaluated(self, summary: EvalSummary) -> None:
+        """See `Progress.evaluated`."""
+        self._scores.setdefault(summary.name, []).append(summary)
+
+    def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Progress.step_done`."""
+        self._step, self._metrics = step, dict(metrics)
+        self._durations.append(metrics.get("timing_s/step", 0.0))
+        if "reward" in metrics:
+            self._rewards.append(metrics["reward"])
+
+    def verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """See `Progress.verdicts`."""
+        self._findings = [item for item in verdicts if item.status in _STYLES]
+        self._looked = True
+
+    def engines(self, stats: Mapping[str, EngineStats]) -> None:
+        """See `Progress.engines`."""
+        self._engines = dict(stats)
+
+    def note(self, text: str) -> None:
+        """See `Progress.note`."""
+        if self._console is not None:
+            self._console.print(visible(text))
+
+    def render(self) -> RenderableType:
+        """What the terminal shows now; called a few times a second."""
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column()
+        if self._plan is None:
+            table.add_row("loading", f"model, data, sandbox ... {clock(self._in_phase())}")
+            return Panel(table, title="agentrl", title_align="left")
+        table.add_row("run", _progress_row(self._share(), self._time_text()))
+        table.add_row("step", f"{self._step} of {self._plan.steps} done")
+        table.add_row("now", Text(self._phase_text()))
+        table.add_row("reward", self._reward_text())
+        for name, summaries in self._scores.items():
+            points = "  ".join(f"{item.score.mean:.3f} @{item.step}" for item in summaries[-4:])
+            table.add_row(Text(f"score {name}"), Text(points))
+        facts = [fact for fact in _facts(self._metrics) if not fact.startswith("reward")]
+        if facts:
+            table.add_row("last step", "  ".join(facts))
+        if self._looked:
+            table.add_row("health", self._health_text())
+        for name, engine in self._engines.items():
+            table.add_row(Text(name), Text(engine_text(engine)))
+        table.add_row("model", Text(self._plan.model))
+        table.add_row("sandbox", Text(self._plan.sandbox))
+        return Panel(
+            table, title=Text(f"agentrl: {self._plan.run_dir}"), title_align="left", expand=True
+        )
+
+    def _in_phase(self) -> float:
+        return time.monotonic() - self._phase_began
+
+    def _share(self) -> float:
+        """Part of the run that is done, by steps or by the clock, whichever ends it first."""
+        assert self._plan is not None
+        steps = self._step / self._plan.steps if self._plan.steps else 0.0
+        if self._plan.max_minutes:
+            steps = max(steps, (time.monotonic() - self._began) / 60 / self._plan.max_minutes)
+        return min(1.0, steps)
+
+    def _time_text(self) -> str:
+        assert self._plan is not None
+        elapsed = time.monotonic() - self._began
+        left = None
+        if self._durations:
+            step_s = sum(self._durations) / len(self._durations)
+            # The evaluation after training takes about what the one before it took.
+            left = step_s * (self._plan.steps - self._step) + self._eval_s
+        if self._plan.max_minutes:
+            rest = max(0.0, self._plan.max_minutes * 60 - elapsed)
+            left = rest if left is None else min(left, rest)
+        text = f"{clock(elapsed)} elapsed"
+        return text + (f", {clock(left)} left" if left is not None else "")
+
+    def _phase_text(self) -> str:
+        text = f"{self._phase}, {clock(self._in_phase())}"
+        if self._total:
+            text += f", rollouts {self._rollouts} of {self._total}"
+            if self._tokens and self._in_phase() > 1:
+                text += f", {self._tokens / self._in_phase():.0f} tokens/s"
+        if self._batches[1]:
+            text += f", micro-batch {self._batches[0]} of {self._batches[1]}"
+        return text
+
+    def _health_text(self) -> Text:
+        if not self._findings:
+            return Text("nothing found")
+        worst = sorted(self._findings, key=lambda item: item.status is not Status.FAIL)
+        return Text("\n").join(
+            visible(f"{item.status}: {item.title}", _STYLES[item.status]) for item in worst[:4]
+        )
+
+    def _reward_text(self) -> str:
+        if not self._rewards:
+            return "not yet"
+        return f"{self._rewards[-1]:.3f}  {trend(self._rewards)}"
+
+
+def trend(values: deque[float] | list[float]) -> str:
+    """A line of marks, low to high, scaled to the values.
+
+    Example:
+        >>> trend([0.0, 0.5, 1.0])
+        '_-#'
+    """
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1) + 0.5)] for value in values)
+
+
+def engine_text(engine: EngineStats) -> str:
+    """As in `3 in flight, 98% sticky, 71% cached, weights 4`."""
+    text = (
+        f"{engine.in_flight} in flight, {engine.sticky_share:.0%} sticky, "
+        f"{engine.cached_share:.0%} cached, weights {engine.version}"
+    )
+    if engine.state is EngineState.ACTIVE:
+        return text
+    return f"{engine.state}: {engine.why}; {text}" if engine.why else f"{engine.state}; {text}"
+
+
+def _progress_row(share: float, text: str) -> Table:
+    row = Table.grid(padding=(0, 2))
+    row.add_row(ProgressBar(total=1.0, completed=share, width=32), f"{share:.0%}", text)
+    return row
+
+
+def _facts(metrics: Mapping[str, float]) -> list[str]:
+    """The few numbers of a step that a person watches."""
+    wanted = (
+        ("reward", "reward", "{:.3f}"),
+        ("completions/mean_length", "length", "{:.0f}"),
+        ("frac_reward_zero_std", "flat_groups", "{:.2f}"),
+        ("entropy", "entropy", "{:.2f}"),
+        ("perf/tokens_per_second", "sampled/s", "{:.0f}"),
+        ("train/tokens_per_second", "trained/s", "{:.0f}"),
+        ("timing_s/step", "step_s", "{:.1f}"),
+        ("rollout/dropped", "dropped", "{:.0f}"),
+        ("timing_s/sync", "sync_s", "{:.2f}"),
+        ("staleness/lag_mean", "lag", "{:.2f}"),
+        ("async/trainer_idle_share", "trainer_idle", "{:.0%}"),
+        ("async/rollout_idle_share", "rollout_idle", "{:.0%}"),
+    )
+    return [
+        f"{label} {form.format(metrics[name])}"
+        for name, label, form in wanted
+        if name in metrics and not (label == "dropped" and metrics[name] == 0)
+    ]

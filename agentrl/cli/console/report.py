@@ -1,0 +1,118 @@
+"""Tables shown at the end of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from agentrl.runtime.records import Check, RunResult
+    from agentrl.runtime.scoring.evaluate import EvalSummary
+    from agentrl.runtime.scoring.intervals import Interval
+
+_TITLE = "Scores: mean over tasks [95 % interval over tasks]"
+_STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def preflight_table(checks: Sequence[Check]) -> RenderableType:
+    """One line a check, with what to do about it, and what they add up to."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for check in checks:
+        mark = Text(check.status.value, style=_STYLE[check.status.value])
+        table.add_row(mark, check.name, Text(check.detail))
+        if check.fix:
+            table.add_row("", "", Text(f"-> {check.fix}", style="italic"))
+    failed = sum(check.status == "fail" for check in checks)
+    warned = sum(check.status == "warn" for check in checks)
+    verdict = f"{failed} failed, {warned} warnings" if failed or warned else "ready to train"
+    return Group(table, Text(verdict, style="bold red" if failed else "bold"))
+
+
+def result_table(result: RunResult) -> RenderableType:
+    """Scores before and after with 95 % intervals, and where to look next."""
+    lines: list[RenderableType] = []
+    if result.comparisons:
+        table = _table()
+        table.add_column("dataset (tasks)")
+        for name in ("before", "after", "change, by task"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for item in result.comparisons:
+            table.add_row(
+                Text(f"{item.name} ({item.after.score.n})"),
+                Text(item.before.score.text()),
+                Text(item.after.score.text()),
+                Text(item.difference.text(signed=True), style=_verdict(item.difference)),
+            )
+        lines.append(table)
+        left_out = sum(item.before.untrusted + item.after.untrusted for item in result.comparisons)
+        if left_out:
+            lines.append(Text(f"{left_out} rollouts failed for reasons of their own; not counted"))
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    facts.add_row("steps", Text(f"{result.steps} ({result.reason})", overflow="fold"))
+    facts.add_row("wall time", clock(result.elapsed_s))
+    facts.add_row("run directory", Text(str(result.run_dir), overflow="fold"))
+    facts.add_row("best and worst", Text(f"agentrl traj show {result.run_dir}", overflow="fold"))
+    lines.append(facts)
+    return Group(*lines)
+
+
+def score_table(summaries: Sequence[EvalSummary]) -> RenderableType:
+    """Scores of one policy. Where every score is 0 or 1 their mean is pass@1, and is called so."""
+    table = _table()
+    table.add_column("dataset (tasks)")
+    passes = list(dict.fromkeys(k for item in summaries for k in item.passed))
+    columns: list[tuple[str, Callable[[EvalSummary], Interval | None]]] = []
+    if any(item.score.mean != item.passed[1].mean for item in summaries):
+        columns.append(("score", lambda item: item.score))
+    columns += [(f"pass@{k}", lambda item, k=k: item.passed.get(k)) for k in passes]
+    for name, _ in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    notes: list[Text] = []
+    for item in summaries:
+        found = [interval_of(item) for _, interval_of in columns]
+        table.add_row(
+            Text(f"{item.name} ({item.score.n})"),
+            *(Text(interval.text() if interval else "") for interval in found),
+        )
+        note = f"{item.name}: {item.rollouts} rollouts, {item.mean_tokens:.0f} tokens each"
+        if item.truncated:
+            note += f"; {item.truncated:.0%} cut off by a limit of turns, tokens or context"
+        if item.untrusted:
+            note += f"; {item.untrusted} failed for reasons of their own and are not counted"
+        notes.append(Text(note))
+    return Group(table, *notes)
+
+
+def _table() -> Table:
+    """As narrow as a terminal of 80 columns wants it."""
+    return Table(
+        title=_TITLE,
+        title_style="bold",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+
+
+def clock(seconds: float) -> str:
+    """As in `1:02:03` or `2:03`.
+
+    Example:
+        >>> clock(123.4)
+        '2:03'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _verdict(difference: Interval) -> str:
+    if difference.low > 0:
+        return "bold green"
+    return "bold red" if difference.high < 0 else ""

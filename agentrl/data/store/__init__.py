@@ -1,0 +1,1 @@
+"""Trajectories and what the trainer made of their tokens, as Parquet files."""

@@ -1,0 +1,1 @@
+"""Datasets to tasks: sources, file formats, difficulty, the cursor through them."""

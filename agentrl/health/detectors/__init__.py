@@ -1,0 +1,1 @@
+"""The detectors, one file a subject."""

@@ -1,0 +1,1 @@
+"""Rollouts as files: JSONL, HTML, ATIF."""

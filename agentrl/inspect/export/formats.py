@@ -1,0 +1,18 @@
+"""What trajectories can be exported as; `agentrl.inspect.export.files` writes them."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExportFormat(enum.StrEnum):
+    """A format of an export."""
+
+    JSONL = "jsonl"
+    """One object a row, with everything a trajectory file holds."""
+    PARQUET = "parquet"
+    """A trajectory file, as the run writes them."""
+    HTML = "html"
+    """One page that shows the rollouts, needs no network and runs nothing."""
+    ATIF = "atif"
+    """One Agent Trajectory Interchange Format document a rollout, one a line."""

@@ -1,0 +1,1 @@
+"""The answers behind each view of the inspector, as plain data."""

@@ -1,0 +1,309 @@
+"""Rollouts by what was said in them and by what became of them.
+
+Filters on short columns are one pass over the index; what is left is searched file by file, so
+that a run of 10^5 rollouts needs the memory of one file. Text is compared without regard to case.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from agentrl.data.store.columns import escape
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.row_facts import largest_gap, oldest_version
+from agentrl.inspect.read.safe_json import number, rows_of, shown
+from agentrl.inspect.read.stored_rows import Shelf
+from agentrl.types import TERMINATION_RULES
+
+_AROUND = 80
+"""Characters shown on either side of a hit."""
+_KEPT_HITS, _KEPT_BYTES = 4, 2**16
+"""The texts of so many hits of one file are kept until they are shown, those of more read again."""
+_TEXT_LEAVES = ("turns.list.element.text", "turns.list.element.tool_results.list.element.text")
+_STATUS_LEAF = "turns.list.element.tool_results.list.element.status"
+_TRUNCATED = [str(end) for end, rule in TERMINATION_RULES.items() if rule.truncated]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is looked for; None and empty mean anything."""
+
+    text: str = ""
+    """In a prompt, a turn or a tool's output; empty finds by the filters alone."""
+    kind: str | None = None
+    """`train` or `eval/NAME`."""
+    task: str | None = None
+    """Part of a task id."""
+    termination: str | None = None
+    """A `Termination` value."""
+    tool_status: str | None = None
+    """A `ToolStatus` value of any call, or `any_error`."""
+    reward_min: float | None = None
+    """Included."""
+    reward_max: float | None = None
+    """Included."""
+    lag_min: float | None = None
+    """Least versions between the oldest weights that sampled a token and those it trained."""
+    gap_min: float | None = None
+    """Least largest difference between trainer and sampler, in nats."""
+    truncated: bool | None = None
+    """Whether a budget cut it off."""
+    zero_advantage: bool | None = None
+    """Whether its advantage was 0."""
+    step_min: int | None = None
+    """Included."""
+    step_max: int | None = None
+    """Included."""
+    limit: int = 50
+    """Hits given."""
+    offset: int = 0
+    """Hits passed over."""
+
+
+class _Found(NamedTuple):
+    """One row that fits."""
+
+    shelf: Shelf
+    row: dict[str, Any]
+    texts: pa.Table | None
+    """The texts of this row alone; None where they have to be read again."""
+
+
+def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
+    """The rollouts that fit, newest step last, with the place of the first hit.
+
+    Raises:
+        RunError: a file was damaged while it was read.
+    """
+    begun = time.perf_counter()
+    reader.rows.refresh()
+    candidates = _by_index(reader.rows.table(), question)
+    shelves = {_number(shelf): shelf for shelf in reader.rows.shelves()}
+    by_shelf: list[tuple[Shelf, pa.Table]] = []
+    numbers = candidates.column("shelf").to_numpy()
+    for place in dict.fromkeys(numbers.tolist()):
+        if place in shelves:
+            by_shelf.append((shelves[place], candidates.filter(pa.array(numbers == place))))
+
+    def look(item: tuple[Shelf, pa.Table]) -> list[_Found]:
+        return list(_in_file(reader, *item, question))
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [hit for hits in pool.map(look, by_shelf) for hit in hits]
+    found = list(_once(found))
+    page = found[question.offset : question.offset + question.limit]
+    if question.text:
+        page = _with_texts(reader, page)
+    hits = [_hit(hit, question.text) for hit in page]
+    took = time.perf_counter() - begun
+    return {
+        "total": len(found),
+        "took_ms": round(1000 * took, 1),
+        "hits": hits,
+        "notes": reader.rows.notes,
+    }
+
+
+def _by_index(table: pa.Table, question: Question) -> pa.Table:
+    """What the short columns alone decide."""
+    tests: list[pc.Expression] = []
+    for name, value in (("kind", question.kind), ("termination", question.termination)):
+        if value is not None:
+            tests.append(pc.field(name) == value)
+    if question.task is not None:
+        contains = pc.match_substring(table.column("task_id"), escape(question.task))  # pyright: ignore[reportAttributeAccessIssue] - made at run time
+        table = table.filter(contains)
+    if question.reward_min is not None:
+        tests.append(pc.field("reward") >= question.reward_min)
+    if question.reward_max is not None:
+        tests.append(pc.field("reward") <= question.reward_max)
+    if question.step_min is not None:
+        tests.append(pc.field("step") >= question.step_min)
+    if question.step_max is not None:
+        tests.append(pc.field("step") <= question.step_max)
+    if question.truncated is not None:
+        cut = pc.field("termination").isin(_TRUNCATED)
+        tests.append(cut if question.truncated else ~cut)
+    if question.zero_advantage is not None:
+        zero = pc.field("advantage") == 0.0
+        tests.append(zero if question.zero_advantage else ~zero)
+    for test in tests:
+        table = table.filter(test)
+    return table
+
+
+def _in_file(
+    reader: RunReader, shelf: Shelf, candidates: pa.Table, question: Question
+) -> Iterator[_Found]:
+    """Those of the candidates of one file that fit in what only the file says."""
+    keep = np.zeros(shelf.starts[-1], dtype=bool)
+    keep[candidates.column("row").to_numpy()] = True
+    if question.lag_min is not None:
+        if shelf.kind != "train":
+            return
+        with np.errstate(invalid="ignore"):
+            keep &= shelf.step - 1 - oldest_version(reader.rows, shelf) >= question.lag_min
+    if question.gap_min is not None:
+        with np.errstate(invalid="ignore"):
+            keep &= largest_gap(reader, shelf) >= question.gap_min
+    if question.tool_status is not None and keep.any():
+        keep &= _with_status(reader, shelf, question.tool_status)
+    texts: dict[int, pa.Table] = {}
+    if question.text and keep.any():
+        keep, texts = _with_text(reader, shelf, question.text, keep)
+    if keep.any():
+        rows = candidates.column("row").to_numpy()
+        for row in rows_of(candidates.filter(pa.array(keep[rows]))):
+            yield _Found(shelf, row, texts.get(row["row"]))
+
+
+def _with_text(
+    reader: RunReader, shelf: Shelf, text: str, among: np.ndarray
+) -> tuple[np.ndarray, dict[int, pa.Table]]:
+    """[rows of the file] Which of some rows have the text in the prompt, a turn or a result; and
+    the texts of those rows by row, as far as they may be kept.
+    """
+    wanted = escape(text)
+    found = np.zeros(shelf.starts[-1], dtype=bool)
+    texts: dict[int, pa.Table] = {}
+    for start, group in _groups(reader, shelf, ["prompt_text", *_TEXT_LEAVES]):
+        here = np.zeros(group.num_rows, dtype=bool)
+        here |= _contains(group.column("prompt_text"), wanted)
+        turns = _flat(group.column("turns"))
+        in_turns = _contains(turns.values.field("text"), wanted)
+        results = turns.values.field("tool_results")
+        in_turns |= _any_of(results, _contains(results.values.field("text"), wanted))
+        here |= _any_of(turns, in_turns)
+        here &= among[start : start + group.num_rows]
+        found[start : start + group.num_rows] = here
+        places = np.flatnonzero(here)[: _KEPT_HITS - len(texts)]
+        if len(places):
+            taken = group.take(places)
+            if taken.nbytes <= _KEPT_BYTES:
+                texts |= {start + place: taken.slice(n, 1) for n, place in enumerate(places)}
+    return found, texts
+
+
+def _with_status(reader: RunReader, shelf: Shelf, status: str) -> np.ndarray:
+    """[rows of the file] Whether a call ended so."""
+    found = np.zeros(shelf.starts[-1], dtype=bool)
+    for start, group in _groups(reader, shelf, [_STATUS_LEAF]):
+        turns = _flat(group.column("turns"))
+        results = turns.values.field("tool_results")
+        ends = np.asarray(results.values.field("status").to_pylist(), dtype=object)
+        hits = (ends != "ok") if status == "any_error" else (ends == status)
+        here = _any_of(turns, _any_of(results, hits.astype(bool)))
+        found[start : start + group.num_rows] = here
+    return found
+
+
+def _groups(
+    reader: RunReader, shelf: Shelf, columns: Sequence[str]
+) -> Iterator[tuple[int, pa.Table]]:
+    """Row groups with the row they begin at; ends where the file is damaged or was replaced."""
+    try:
+        with pq.ParquetFile(shelf.file.path) as file:
+            if file.metadata.num_rows != shelf.starts[-1]:
+                return
+            for group, start in enumerate(shelf.starts[:-1]):
+                yield start, file.read_row_group(group, columns=list(columns), use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        reader.rows.damaged(shelf.file.path, error)
+
+
+def _flat(column: pa.ChunkedArray) -> pa.ListArray:
+    return pa.concat_arrays(column.chunks)
+
+
+def _contains(texts: pa.Array | pa.ChunkedArray, wanted: str) -> np.ndarray:
+    plain = wanted.isascii() and not any(char.isalpha() for char in wanted)
+    hits = pc.match_substring(texts, wanted, ignore_case=not plain)  # pyright: ignore[reportAttributeAccessIssue] - made at run time
+    return hits.fill_null(False).to_numpy(zero_copy_only=False)
+
+
+def _any_of(lists: pa.ListArray, hits: np.ndarray) -> np.ndarray:
+    """[lists] Whether any element of each list is hit."""
+    offsets = np.asarray(lists.offsets)
+    before = np.concatenate([[0], np.cumsum(hits)])
+    return before[offsets[1:]] > before[offsets[:-1]]
+
+
+def _once(found: Iterable[_Found]) -> Iterator[_Found]:
+    """Each rollout once, though several of its rows may fit."""
+    seen: set[tuple[str, int, str]] = set()
+    for hit in found:
+        key = (hit.row["kind"], hit.row["step"], hit.row["rollout_id"])
+        if key not in seen:
+            seen.add(key)
+            yield hit
+
+
+def _with_texts(reader: RunReader, page: Sequence[_Found]) -> list[_Found]:
+    """The same with their texts; each file is read at most once.
+
+    Raises:
+        RunError: a file was damaged or replaced since it was searched.
+    """
+    missing: dict[int, list[_Found]] = {}
+    for hit in page:
+        if hit.texts is None:
+            missing.setdefault(id(hit.shelf), []).append(hit)
+    read: dict[tuple[int, int], pa.Table] = {}
+    for key, hits in missing.items():
+        rows = sorted(hit.row["row"] for hit in hits)
+        table = reader.rows.read(hits[0].shelf, rows, ["prompt_text", *_TEXT_LEAVES])
+        read |= {(key, row): table.slice(n, 1) for n, row in enumerate(rows)}
+    return [
+        hit._replace(texts=read[id(hit.shelf), hit.row["row"]]) if hit.texts is None else hit
+        for hit in page
+    ]
+
+
+def _hit(hit: _Found, wanted: str) -> dict[str, Any]:
+    row, snippet, turn = hit.row, None, None
+    if hit.texts is not None:
+        snippet, turn = _first(rows_of(hit.texts)[0], escape(wanted))
+    return {
+        "kind": row["kind"],
+        "step": row["step"],
+        "group_id": row["group_id"],
+        "rollout_id": row["rollout_id"],
+        "row_index": row["row_index"],
+        "task_id": row["task_id"],
+        "reward": number(row["reward"]),
+        "score": number(row["score"]),
+        "advantage": number(row["advantage"]),
+        "termination": shown(row["termination"], 100),
+        "snippet": snippet,
+        "turn": turn,
+    }
+
+
+def _first(long: Mapping[str, Any], wanted: str) -> tuple[list[str] | None, int | None]:
+    """Before, match and after of the first hit, and its turn; None is the prompt."""
+    texts: list[tuple[int | None, str]] = [(None, long["prompt_text"])]
+    for place, turn in enumerate(long["turns"]):
+        texts.append((place, turn["text"]))
+        texts += [(place, result["text"]) for result in turn["tool_results"]]
+    for place, text in texts:
+        # Where it stands in the text itself: lower case may have another length.
+        match = re.search(re.escape(wanted), text or "", re.IGNORECASE)
+        if match:
+            at, end = match.span()
+            before = shown(text[max(0, at - _AROUND) : at])
+            return [before, shown(text[at:end]), shown(text[end : end + _AROUND])], place
+    return None, None
+
+
+def _number(shelf: Shelf) -> int:
+    return shelf.index.column("shelf")[0].as_py() if shelf.index.num_rows else -1

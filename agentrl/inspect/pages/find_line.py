@@ -1,0 +1,77 @@
+"""A line of words and filters as a question, for where people type: `/` and `traj find`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from agentrl.errors import RunError
+
+if TYPE_CHECKING:
+    from agentrl.inspect.pages.find import Question
+
+FILTERS = "task:sum end:max_turns tool:any_error reward<0.5 step>=3 lag>=1 gap>=0.1 is:truncated"
+"""One of each kind."""
+
+_NAMES = {"kind": "kind", "task": "task", "end": "termination", "tool": "tool_status"}
+_BOUNDS = {
+    ("reward", ">="): "reward_min",
+    ("reward", "<="): "reward_max",
+    ("step", ">="): "step_min",
+    ("step", "<="): "step_max",
+    ("lag", ">="): "lag_min",
+    ("gap", ">="): "gap_min",
+}
+_FLAGS = {
+    "truncated": ("truncated", True),
+    "whole": ("truncated", False),
+    "flat": ("zero_advantage", True),
+    "signal": ("zero_advantage", False),
+}
+_FILTER = re.compile(r"(kind|task|end|tool|is):(\S+)|(reward|step|lag|gap)(<=|>=|<|>|=)(\S+)")
+
+
+def parse_question(line: str, **more: Any) -> Question:
+    """The question that a line asks: filters first to last, the rest is the text to find.
+
+    `reward<0.5` means at most 0.5, as `<=` does; `=` is both bounds.
+
+    Raises:
+        RunError: a filter that is not understood; says which there are.
+
+    Example:
+        >>> parse_question("not found task:sum reward<0.5").text
+        'not found'
+    """
+    from agentrl.inspect.pages.find import Question
+
+    fields: dict[str, Any] = dict(more)
+    words: list[str] = []
+    for word in line.split():
+        match = _FILTER.fullmatch(word)
+        if match is None:
+            words.append(word)
+        elif match[1] == "is":
+            if match[2] not in _FLAGS:
+                raise RunError(f"is:{match[2]} is no filter; valid: is:{', is:'.join(_FLAGS)}")
+            name, value = _FLAGS[match[2]]
+            fields[name] = value
+        elif match[1]:
+            fields[_NAMES[match[1]]] = match[2]
+        else:
+            fields |= _bounds(match[3], match[4], match[5])
+    # Words keep their spaces when no filter stands among them.
+    text = line.strip() if len(words) == len(line.split()) else " ".join(words)
+    return Question(text=text, **fields)
+
+
+def _bounds(name: str, sign: str, value: str) -> dict[str, Any]:
+    try:
+        number = int(value) if name == "step" else float(value)
+    except ValueError as error:
+        raise RunError(f"{name}{sign}{value}: expected a number after {name}{sign}") from error
+    signs = [">=", "<="] if sign == "=" else [sign if sign.endswith("=") else f"{sign}="]
+    found = {_BOUNDS[name, each]: number for each in signs if (name, each) in _BOUNDS}
+    if not found:
+        raise RunError(f"{name}{sign}{value} is no filter; {name} can only be asked with >=")
+    return found

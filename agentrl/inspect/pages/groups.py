@@ -1,0 +1,237 @@
+"""The groups of a step, and the siblings of a group side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean, pstdev
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from agentrl.errors import RunError
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.row_facts import action_tokens
+from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
+from agentrl.inspect.read.stored_rows import Shelf, chosen, rollouts_of
+
+_GROUP_CHARS = 200_000
+"""Shown of one text in a view that holds many."""
+_PATCH_KEYS = ("patch", "diff")
+"""What tools call a patch in the data they hand to the environment."""
+
+
+def step_answer(reader: RunReader, kind: str, step: int | None) -> dict[str, Any]:
+    """The groups of one step; the last step where none is named.
+
+    Raises:
+        RunError: no such kind or step.
+    """
+    rows = reader.rows
+    rows.refresh()
+    if step is None:
+        steps = rows.steps(kind)
+        step = steps[-1] if steps else 0
+    shelf = rows.shelf(kind, step)
+    sampled = action_tokens(rows, shelf)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows_of(shelf.index):
+        groups.setdefault(row["group_id"], []).append(row)
+    return {
+        "step": step,
+        "kind": kind,
+        "groups": [_group(members, sampled) for members in groups.values()],
+        "steps": rows.steps(kind),
+        "kinds": rows.kinds(),
+        "notes": rows.notes,
+    }
+
+
+def _group(members: Sequence[Mapping[str, Any]], sampled: np.ndarray) -> dict[str, Any]:
+    rollouts = [rows[-1] for rows in rollouts_of(members)]
+    rewards = finite(row["reward"] for row in rollouts)
+    scores = finite(row["score"] for row in rollouts)
+    advantages = [row["advantage"] for row in rollouts if row["advantage"] is not None]
+    tokens = np.nansum([sampled[row["row"]] for row in members])
+    return {
+        "group_id": members[0]["group_id"],
+        "task_id": members[0]["task_id"],
+        "n": len(rollouts),
+        "reward_mean": fmean(rewards) if rewards else None,
+        "reward_std": pstdev(rewards) if rewards else None,
+        "reward_min": min(rewards, default=None),
+        "reward_max": max(rewards, default=None),
+        "score_mean": fmean(scores) if scores else None,
+        "terminations": Counter(shown(row["termination"]) for row in rollouts),
+        "tokens": int(tokens),
+        "zero_advantage": bool(advantages) and not any(advantages),
+    }
+
+
+def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[str, Any]:
+    """The siblings of one group.
+
+    Raises:
+        RunError: no such kind, step or group, or its file is damaged.
+    """
+    rows = reader.rows
+    rows.refresh()
+    shelf = rows.shelf(kind, step)
+    index = rows_of(chosen(shelf.index, group_id=group))
+    if not index:
+        raise RunError(f"step {step} of {kind} has no group {group!r}; open the step to see those "
+                       "it has")  # fmt: skip
+    sampled = action_tokens(rows, shelf)
+    columns = ["prompt_text", "turns", "termination_detail", "reward_parts", "response_ids"]
+    order = sorted(row["row"] for row in index)
+    table = rows.read(shelf, order, columns)
+    ids = _token_lists(table)
+    stored = dict(zip(order, rows_of(table.drop_columns(["response_ids"])), strict=True))
+    siblings = [_sibling(of, stored, sampled) for of in rollouts_of(index)]
+    first_rows = [of[0]["row"] for of in rollouts_of(index)]
+    task = index[0]["task_id"]
+    return {
+        "kind": kind,
+        "step": step,
+        "group_id": group,
+        "task_id": task,
+        "prompt_text": shown(stored[first_rows[0]]["prompt_text"], _GROUP_CHARS),
+        "siblings": siblings,
+        "divergence": _divergence(
+            [ids[order.index(row)] for row in first_rows],
+            [stored[row]["turns"] for row in first_rows],
+        ),
+        "other_steps": _other_steps(reader, task, kind, (step, group)),
+        "notes": rows.notes,
+    }
+
+
+def _sibling(
+    of_rollout: Sequence[Mapping[str, Any]],
+    stored: Mapping[int, Mapping[str, Any]],
+    sampled: np.ndarray,
+) -> dict[str, Any]:
+    last = of_rollout[-1]
+    turns = [turn for row in of_rollout for turn in stored[row["row"]]["turns"]]
+    return {
+        "rollout_id": last["rollout_id"],
+        "reward": number(last["reward"]),
+        "score": number(last["score"]),
+        "reward_parts": named_numbers(stored[last["row"]]["reward_parts"]),
+        "advantage": number(last["advantage"]),
+        "termination": shown(last["termination"]),
+        "detail": shown(stored[last["row"]]["termination_detail"], 20_000),
+        "action_tokens": int(np.nansum([sampled[row["row"]] for row in of_rollout])),
+        "turns": sum(turn["role"] == "assistant" for turn in turns),
+        "duration_s": number(last["duration_s"]),
+        "actions": [
+            {
+                "turn": place,
+                "text": shown(turn["text"], _GROUP_CHARS),
+                "tool_calls": [_call(call) for call in turn["tool_calls"]],
+            }
+            for place, turn in enumerate(turns)
+            if turn["role"] == "assistant"
+        ],
+        "patch": last_patch(turns),
+    }
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": shown(call["name"], 500),
+        "arguments": json_value(call["arguments"]),
+        "status": shown(call["status"], 500),
+    }
+
+
+def last_patch(turns: Sequence[Mapping[str, Any]]) -> str | None:
+    """The last patch that a tool handed to the environment; None where none did."""
+    for turn in reversed(turns):
+        for result in reversed(turn["tool_results"]):
+            text = result["data"]
+            if text and any(f'"{key}"' in text for key in _PATCH_KEYS):
+                found = json_or_none(text)
+                patches = [found.get(key) for key in _PATCH_KEYS] if found else []
+                for patch in patches:
+                    if isinstance(patch, str) and patch:
+                        return shown(patch, _GROUP_CHARS)
+    return None
+
+
+def json_or_none(text: str | None) -> dict[str, Any] | None:
+    """An object from JSON text; None for anything else."""
+    try:
+        found = json.loads(text or "")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _divergence(
+    ids: Sequence[np.ndarray], turns: Sequence[Sequence[Mapping[str, Any]]]
+) -> dict[str, Any] | None:
+    """Where not all siblings sampled the same any more; None if they are all the same."""
+    if len(ids) < 2:
+        return None
+    shortest = min(len(row) for row in ids)
+    alike = np.ones(shortest, dtype=bool)
+    for row in ids[1:]:
+        alike &= row[:shortest] == ids[0][:shortest]
+    token = shortest if alike.all() else int(np.argmin(alike))
+    if token == shortest and all(len(row) == shortest for row in ids):
+        return None
+    place = next((n for n, turn in enumerate(turns[0]) if turn["end"] > token), len(turns[0]) - 1)
+    texts = [of_row[place]["text"] for of_row in turns if 0 <= place < len(of_row)]
+    char = 0
+    if len(texts) == len(turns):
+        # The first and the last of the sorted texts differ earliest.
+        low, high = min(texts), max(texts)
+        pairs = zip(low, high, strict=False)
+        char = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(low), len(high)))
+    return {"turn": max(place, 0), "char": char, "token": token}
+
+
+def _other_steps(
+    reader: RunReader, task: str, kind: str, here: tuple[int, str]
+) -> list[dict[str, Any]]:
+    same = chosen(reader.rows.table(), task_id=task, kind=kind).select(["step", "group_id"])
+    places = dict.fromkeys((row["step"], row["group_id"]) for row in rows_of(same))
+    return [{"step": step, "group_id": group} for step, group in places if (step, group) != here]
+
+
+def _token_lists(table: pa.Table) -> list[np.ndarray]:
+    lists: list[np.ndarray] = []
+    for chunk in table.column("response_ids").chunks:
+        offsets, values = np.asarray(chunk.offsets), np.asarray(chunk.values)
+        lists += [values[a:b] for a, b in pairwise(offsets)]
+    return lists
+
+
+def finite(values: Iterable[float | None]) -> list[float]:
+    """Those that are numbers."""
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def named_numbers(parts: Sequence[Mapping[str, Any]] | None) -> dict[str, float | None]:
+    """A stored mapping of numbers."""
+    return {shown(part["name"], 500): number(part["value"]) for part in parts or ()}
+
+
+def find_rollout(shelf: Shelf, rollout: str) -> list[dict[str, Any]]:
+    """The index rows of one rollout, by row number.
+
+    Raises:
+        RunError: it is not in this step.
+    """
+    found = sorted(rows_of(chosen(shelf.index, rollout_id=rollout)), key=lambda r: r["row_index"])
+    if not found:
+        raise RunError(
+            f"step {shelf.step} of {shelf.kind} has no rollout {rollout!r}; open the step to see "
+            "those it has"
+        )
+    return found

@@ -1,0 +1,227 @@
+"""One rollout turn by turn, and the difference between two."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentrl.inspect.pages.groups import find_rollout, json_or_none, last_patch, named_numbers
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.row_facts import action_tokens, oldest_version
+from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
+from agentrl.inspect.read.stored_rows import Shelf, chosen
+from agentrl.types import TERMINATION_RULES, Termination
+
+_COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "temperature", "prompt_text",
+            "turns", "split")  # fmt: skip
+_MOST_LINES = 3000
+"""Lines of each side that a diff compares; its time grows with their square."""
+
+
+def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dict[str, Any]:
+    """One rollout with all its rows, and where to go from it.
+
+    Raises:
+        RunError: no such kind, step or rollout, or its file is damaged.
+    """
+    rows = reader.rows
+    rows.refresh()
+    shelf = rows.shelf(kind, step)
+    index = find_rollout(shelf, rollout)
+    stored = _stored(reader, shelf, index)
+    last, last_stored = index[-1], stored[-1]
+    with_tokens = {row.row_index for row in reader.trained(kind, step, rollout)}
+    versions = [oldest_version(rows, shelf)[row["row"]] for row in index]
+    oldest = min((version for version in versions if version == version), default=None)
+    lengths = _prompt_lengths(reader, shelf, index)
+    sampled = action_tokens(rows, shelf)
+    order = list(dict.fromkeys(shelf.index.column("rollout_id").to_pylist()))
+    at = order.index(rollout)
+    return {
+        "kind": kind,
+        "step": step,
+        "task_id": last["task_id"],
+        "group_id": last["group_id"],
+        "rollout_id": rollout,
+        "split": shown(last_stored["split"], 500),
+        "reward": number(last["reward"]),
+        "score": number(last["score"]),
+        "advantage": number(last["advantage"]),
+        "termination": shown(last["termination"]),
+        "termination_rule": _rule(last["termination"]),
+        "detail": shown(last_stored["termination_detail"]),
+        "reward_parts": named_numbers(last_stored["reward_parts"]),
+        "extra_logs": named_numbers(last_stored["extra_logs"]),
+        "temperature": number(last_stored["temperature"]),
+        "duration_s": number(last["duration_s"]),
+        "action_tokens": int(sum(sampled[row["row"]] for row in index)),
+        "version_lag": None if oldest is None or kind != "train" else step - 1 - int(oldest),
+        "rows": [
+            {
+                "row_index": row["row_index"],
+                "prompt_text": shown(long["prompt_text"]),
+                "prompt_tokens": length[0],
+                "response_tokens": length[1],
+                "turns": [_turn(turn) for turn in long["turns"]],
+                "has_tokens": row["row_index"] in with_tokens,
+                "n_tokens": sum(length),
+            }
+            for row, long, length in zip(index, stored, lengths, strict=True)
+        ],
+        "patch": last_patch([turn for long in stored for turn in long["turns"]]),
+        "siblings": _siblings(shelf, last["group_id"]),
+        "same_task": _same_task(reader, last["task_id"]),
+        "previous": order[at - 1] if at else None,
+        "next": order[at + 1] if at + 1 < len(order) else None,
+        "notes": rows.notes,
+    }
+
+
+def diff_answer(reader: RunReader, ours: tuple[str, int, str], theirs: tuple[str, int, str]) -> Any:
+    """The actions of two rollouts side by side, and a diff of their patches.
+
+    Args:
+        reader: of the run.
+        ours: kind, step and rollout of the first.
+        theirs: the same of the second.
+
+    Raises:
+        RunError: one of them is not there.
+    """
+    reader.rows.refresh()
+    left, right = (_turns_of(reader, *place) for place in (ours, theirs))
+    actions = [_actions(turns) for turns in (left, right)]
+    count = max(map(len, actions))
+    return {
+        "actions": [
+            _compared(place, *(_at(of, place) for of in actions)) for place in range(count)
+        ],
+        "patch": _unified(last_patch(left), last_patch(right), ours[2], theirs[2]),
+    }
+
+
+def _stored(
+    reader: RunReader, shelf: Shelf, index: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Long columns, in the order of `index`."""
+    order = sorted(row["row"] for row in index)
+    long = dict(zip(order, rows_of(reader.rows.read(shelf, order, _COLUMNS)), strict=True))
+    return [long[row["row"]] for row in index]
+
+
+def _prompt_lengths(
+    reader: RunReader, shelf: Shelf, index: Sequence[Mapping[str, Any]]
+) -> list[tuple[int, int]]:
+    order = sorted(row["row"] for row in index)
+    table = reader.rows.read(shelf, order, ["prompt_ids", "response_ids"])
+    columns = [[len(item) for item in table.column(name)] for name in table.column_names]
+    lengths = dict(zip(order, zip(*columns, strict=True), strict=True))
+    return [lengths[row["row"]] for row in index]
+
+
+def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "role": shown(turn["role"], 100),
+        "start": turn["start"],
+        "end": turn["end"],
+        "text": shown(turn["text"]),
+        "reward": number(turn["reward"]),
+        "finish_reason": turn["finish_reason"] and shown(turn["finish_reason"], 100),
+        "duration_s": number(turn["duration_s"]),
+        "tool_calls": [
+            {
+                "id": shown(call["id"], 500),
+                "name": shown(call["name"], 500),
+                "arguments": json_value(call["arguments"]),
+                "raw": shown(call["raw"]),
+                "status": shown(call["status"], 100),
+                "error": shown(call["error"], 20_000),
+                "span": [call["span_start"], call["span_end"]],
+            }
+            for call in turn["tool_calls"]
+        ],
+        "tool_results": [_result(result) for result in turn["tool_results"]],
+    }
+
+
+def _result(result: Mapping[str, Any]) -> dict[str, Any]:
+    exit_code = (json_or_none(result["data"]) or {}).get("exit_code")
+    return {
+        "call_id": shown(result["call_id"], 500),
+        "name": shown(result["name"], 500),
+        "text": shown(result["text"]),
+        "status": shown(result["status"], 100),
+        "exit_code": number(exit_code),
+        "duration_s": number(result["duration_s"]),
+        "truncated": bool(result["truncated"]),
+        "data": json_value(result["data"]),
+    }
+
+
+def _rule(termination: str) -> dict[str, bool] | None:
+    """What the end of a rollout means downstream; None for an end of another version."""
+    try:
+        rule = TERMINATION_RULES[Termination(termination)]
+    except ValueError:
+        return None
+    return {
+        "reward_trusted": rule.reward_trusted,
+        "in_baseline": rule.in_baseline,
+        "in_loss": rule.in_loss,
+        "truncated": rule.truncated,
+    }
+
+
+def _siblings(shelf: Shelf, group: str) -> list[str]:
+    return list(dict.fromkeys(chosen(shelf.index, group_id=group).column("rollout_id").to_pylist()))
+
+
+def _same_task(reader: RunReader, task: str) -> list[dict[str, Any]]:
+    """Rollouts of the task over the whole run, by step; rows of one rollout count once."""
+    columns = ["step", "kind", "rollout_id", "reward", "score", "termination"]
+    table = chosen(reader.rows.table(), task_id=task).select(columns)
+    found = {(row["kind"], row["step"], row["rollout_id"]): row for row in rows_of(table)}
+    return [
+        {**row, "reward": number(row["reward"]), "score": number(row["score"])}
+        for row in sorted(found.values(), key=lambda row: (row["step"], row["kind"] != "train"))
+    ]
+
+
+def _turns_of(reader: RunReader, kind: str, step: int, rollout: str) -> list[dict[str, Any]]:
+    shelf = reader.rows.shelf(kind, step)
+    stored = _stored(reader, shelf, find_rollout(shelf, rollout))
+    return [turn for long in stored for turn in long["turns"]]
+
+
+def _actions(turns: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [shown(turn["text"]) for turn in turns if turn["role"] == "assistant"]
+
+
+def _at(texts: Sequence[str], place: int) -> str | None:
+    return texts[place] if place < len(texts) else None
+
+
+def _compared(place: int, ours: str | None, theirs: str | None) -> dict[str, Any]:
+    lines = [] if ours == theirs else list(_lines(ours or "", theirs or ""))
+    return {"turn": place, "same": ours == theirs, "a": ours, "b": theirs, "lines": lines}
+
+
+def _lines(ours: str, theirs: str) -> Iterator[list[str]]:
+    """`[tag, text]` of every line: in both, only in ours, only in theirs."""
+    left, right = ours.splitlines()[:_MOST_LINES], theirs.splitlines()[:_MOST_LINES]
+    matcher = difflib.SequenceMatcher(None, left, right, autojunk=True)
+    for _, a, b, c, d in matcher.get_opcodes():
+        if left[a:b] == right[c:d]:
+            yield from ([" ", line] for line in left[a:b])
+        else:
+            yield from (["-", line] for line in left[a:b])
+            yield from (["+", line] for line in right[c:d])
+
+
+def _unified(ours: str | None, theirs: str | None, left: str, right: str) -> str | None:
+    if ours is None and theirs is None:
+        return None
+    left_lines, right_lines = ((text or "").splitlines()[:_MOST_LINES] for text in (ours, theirs))
+    names = (shown(left, 500), shown(right, 500))
+    return "\n".join(difflib.unified_diff(left_lines, right_lines, *names, lineterm=""))

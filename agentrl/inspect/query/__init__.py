@@ -1,0 +1,1 @@
+"""SQL over a run, in a process that can be killed."""

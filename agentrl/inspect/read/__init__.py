@@ -1,0 +1,1 @@
+"""Run directories read as they are, also damaged or growing ones."""

@@ -1,0 +1,187 @@
+"""One run as the inspector sees it: what is read from its files, kept while they stay the same."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from agentrl.data.store.columns import unescape
+from agentrl.data.store.token_store import TokenStore
+from agentrl.errors import AgentrlError, ConfigError
+from agentrl.health import History, Status, Verdict, diagnose, read_history
+from agentrl.inspect.read.runs import FoundRun, run_state
+from agentrl.inspect.read.stored_rows import StoredRows
+from agentrl.types import TrainedTokens
+
+_WATCHED = (
+    "metrics.jsonl",
+    "health.jsonl",
+    "result.json",
+    "config.yaml",
+    "trajectories",
+    "trajectories/train",
+    "trajectories/eval",
+    "tokens",
+)
+"""What changes when a run writes something: a folder changes when a file appears in it."""
+_TOKENIZER_BYTES = 200 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What the detectors were given and what they said."""
+
+    history: History
+    """Curves, config, notes."""
+    verdicts: tuple[Verdict, ...]
+    """Worst first."""
+
+
+class RunReader:
+    """One run.
+
+    Safe to use from several threads; whatever is asked is answered from the files as they are now.
+    """
+
+    def __init__(self, run: FoundRun) -> None:
+        self.run = run
+        self.rows = StoredRows(run.path)
+        self.tokens = TokenStore(run.path / "tokens")
+        # What takes seconds on a large run must not hold up what takes milliseconds.
+        self._health_lock = threading.Lock()
+        self._curves_lock = threading.Lock()
+        self._pieces_lock = threading.Lock()
+        self._health: tuple[str, Health] | None = None
+        self._curves: tuple[str, History] | None = None
+        self._pieces: tuple[object, Callable[[Sequence[int]], list[str]] | None] = (None, None)
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.run.path
+
+    def revision(self) -> str:
+        """Another text whenever the run has written something; costs a few stats."""
+        marks = [f"{name}:{_mark(self.path / name)}" for name in _WATCHED]
+        with contextlib.suppress(OSError):
+            for folder in os.scandir(self.path / "trajectories" / "eval"):
+                marks.append(f"{folder.name}:{_mark(Path(folder.path))}")
+        marks.append(run_state(self.path))
+        text = "\n".join(marks).encode(errors="surrogateescape")
+        return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+    def health(self) -> Health:
+        """Curves and verdicts, worked out again only after the run has written.
+
+        Raises:
+            RunError: the directory is gone.
+        """
+        revision = self.revision()
+        with self._health_lock:
+            if self._health is None or self._health[0] != revision:
+                self._health = (revision, _diagnosed(self.path))
+            return self._health[1]
+
+    def curves(self) -> History:
+        """Curves and config without any rollout: quick however large the run is.
+
+        Raises:
+            RunError: the directory is gone.
+        """
+        revision = self.revision()
+        health = self._health
+        if health is not None and health[0] == revision:
+            return health[1].history
+        with self._curves_lock:
+            if self._curves is None or self._curves[0] != revision:
+                self._curves = (revision, read_history(self.path, rollouts_per_step=0))
+            return self._curves[1]
+
+    def known_health(self) -> Health | None:
+        """What `health` said last; None before it was asked."""
+        kept = self._health
+        return kept[1] if kept else None
+
+    def health_is_current(self) -> bool:
+        """Whether `known_health` knows all that the run has written."""
+        kept = self._health
+        return kept is not None and kept[0] == self.revision()
+
+    def trained(self, kind: str, step: int, rollout: str | None = None) -> list[TrainedTokens]:
+        """What the trainer made of the tokens of a step or of one rollout; empty if not recorded.
+
+        Args:
+            kind: only `train` has any.
+            step: of the batch.
+            rollout: id as it is stored.
+        """
+        if kind != "train":
+            return []
+        try:
+            return self.tokens.read(step, None if rollout is None else unescape(rollout))
+        # Pages that decode to nonsense; the store itself passes over files that are torn.
+        except (AgentrlError, OSError, pa.ArrowException, ValueError, KeyError, TypeError):
+            return []
+
+    def pieces(self) -> Callable[[Sequence[int]], list[str]] | None:
+        """Ids to the text of each, by the tokenizer of the newest checkpoint; None without one."""
+        from agentrl.inspect.read.token_text import token_pieces
+
+        with self._pieces_lock:
+            for mark, path in self._tokenizers():
+                if self._pieces[0] != mark:
+                    self._pieces = (mark, token_pieces(path))
+                if self._pieces[1] is not None:
+                    return self._pieces[1]
+        return None
+
+    def _tokenizers(self) -> Iterator[tuple[object, Path]]:
+        found: list[tuple[int, Path]] = []
+        for path in self.path.glob("checkpoints/*/tokenizer.json"):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                if path.is_file() and status.st_size <= _TOKENIZER_BYTES:
+                    found.append((status.st_mtime_ns, path))
+        for changed, path in sorted(found, reverse=True)[:3]:
+            yield (changed, str(path)), path
+
+
+_WORST_FIRST = (Status.FAIL, Status.WARN, Status.OK, Status.UNKNOWN)
+
+
+def _diagnosed(path: Path) -> Health:
+    history = read_history(path)
+    verdicts = sorted(diagnose(history), key=lambda verdict: _WORST_FIRST.index(verdict.status))
+    return Health(history=history, verdicts=tuple(verdicts))
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def require(module: str) -> Any:
+    """A library that only the inspector needs.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"agentrl inspect needs {module.partition('.')[0]}, which is not installed; install "
+            "agentrl[inspect]"
+        ) from error

@@ -1,0 +1,115 @@
+"""Numbers of stored rows that take a look at their tokens: lengths, age, sampler-trainer gap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.stored_rows import Shelf, StoredRows
+
+
+def action_tokens(rows: StoredRows, shelf: Shelf) -> np.ndarray:
+    """[rows of the file] Tokens that the policy sampled."""
+
+    def compute(shelf: Shelf) -> np.ndarray:
+        mask = _list_column(rows, shelf, "response_mask")
+        values = np.asarray(mask.values, dtype=np.int64)
+        return _per_list(np.add, mask, values, empty=0).astype(float)
+
+    return rows.fact(shelf, "action_tokens", compute)
+
+
+def oldest_version(rows: StoredRows, shelf: Shelf) -> np.ndarray:
+    """[rows of the file] The oldest weights that sampled a token; NaN where none was sampled."""
+
+    def compute(shelf: Shelf) -> np.ndarray:
+        versions = _list_column(rows, shelf, "policy_versions")
+        values = np.asarray(versions.values, dtype=np.float64)
+        known = np.where(values >= 0, values, np.inf)  # -1: put there by the environment
+        oldest = _per_list(np.minimum, versions, known, empty=np.inf)
+        return np.where(np.isfinite(oldest), oldest, np.nan)
+
+    return rows.fact(shelf, "oldest_version", compute)
+
+
+def largest_gap(reader: RunReader, shelf: Shelf) -> np.ndarray:
+    """[rows of the file] Largest difference in nats, over trained tokens, between the
+    log-probability of the trainer before its first update and that of the sampler; NaN where the
+    trainer computed none.
+
+    The token files of a step may appear after its trajectories, so the answer is kept for the
+    files that it was made of.
+    """
+    rows = reader.rows
+    files = rows.token_files(shelf.step) if shelf.kind == "train" else []
+    if not files:
+        return np.full(shelf.starts[-1], np.nan)
+
+    def compute(shelf: Shelf) -> np.ndarray:
+        sampled = _list_column(rows, shelf, "rollout_log_probs")
+        offsets = np.asarray(sampled.offsets)
+        values = np.asarray(sampled.values, dtype=np.float32)
+        ids = shelf.index.column("rollout_id").to_pylist()
+        numbers = shelf.index.column("row_index").to_pylist()
+        where = {key: place for place, key in enumerate(zip(ids, numbers, strict=True))}
+        gaps = np.full(len(ids), np.nan)
+        for key, trained, ours in _trained_rows(files):
+            place = where.get(key)
+            if place is not None:
+                theirs = values[offsets[place] : offsets[place + 1]]
+                count = min(len(theirs), len(trained))
+                far = np.abs(ours[:count] - theirs[:count])[trained[:count]]
+                gaps[place] = far.max() if len(far) else np.nan
+        return gaps
+
+    marks = ",".join(f"{path.name}:{path.stat().st_mtime_ns}" for path in files if path.exists())
+    return rows.fact(shelf, f"largest_gap/{marks}", compute)
+
+
+def _trained_rows(
+    files: Sequence[Path],
+) -> Iterator[tuple[tuple[str, int], np.ndarray, np.ndarray]]:
+    """`(rollout_id, row_index)`, which tokens were trained, and their first log-probability."""
+    for path in files:
+        table = pq.read_table(path, columns=["rollout_id", "row_index", "trained", "old_log_probs"])
+        if not table.num_rows:
+            continue
+        keys = zip(
+            table.column("rollout_id").to_pylist(),
+            table.column("row_index").to_pylist(),
+            strict=True,
+        )
+        trained, old = _joined(table.column("trained")), _joined(table.column("old_log_probs"))
+        masks = trained.values.to_numpy(zero_copy_only=False).astype(bool)
+        values = np.asarray(old.values, dtype=np.float32)
+        spans = zip(pairwise(np.asarray(trained.offsets)), pairwise(np.asarray(old.offsets)),
+                    strict=True)  # fmt: skip
+        for key, ((a, b), (c, d)) in zip(keys, spans, strict=True):
+            if b - a == d - c:
+                yield key, masks[a:b], values[c:d]
+
+
+def _list_column(rows: StoredRows, shelf: Shelf, name: str) -> pa.ListArray:
+    return _joined(rows.read(shelf, range(shelf.starts[-1]), [name]).column(name))
+
+
+def _joined(column: pa.ChunkedArray) -> pa.ListArray:
+    return pa.concat_arrays(column.chunks)
+
+
+def _per_list(how: np.ufunc, lists: pa.ListArray, values: np.ndarray, empty: float) -> np.ndarray:
+    """Reduce each list; `reduceat` alone gives a wrong answer for an empty one."""
+    offsets = np.asarray(lists.offsets)
+    starts, ends = offsets[:-1], offsets[1:]
+    result = np.full(len(starts), float(empty))
+    full = ends > starts
+    if full.any():
+        # Lists stand one behind the other, so a full one ends where the next full one starts.
+        result[full] = how.reduceat(values[: ends[-1]], starts[full])
+    return result

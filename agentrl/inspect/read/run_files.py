@@ -1,0 +1,181 @@
+"""Which files of a run can be read just now, so that one that is torn does not hide the others.
+
+A run may be writing, copied half, or of another version; whoever opens its files with another
+library than ours (DuckDB) asks here first which of them are whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.data.store import token_store, trajectory_store
+from agentrl.metrics import read_metrics
+
+_EFFECTIVE = os.access in os.supports_effective_ids
+"""Whether the system can say what this process may do, and not who started it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """One parquet file of a run that can be read."""
+
+    path: Path
+    """Absolute."""
+    rows: int
+    """As its footer says."""
+
+
+class RunFiles:
+    """The readable parquet files of one run; footers are read once while a file stays as it is.
+
+    Example:
+        >>> files = RunFiles(Path("runs/my-run"))
+        >>> changed = files.refresh()
+        >>> [file.path.name for file in files.trajectories]
+        ['step_000001.parquet']
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = Path(run).resolve()
+        self.trajectories: tuple[StoredFile, ...] = ()
+        self.tokens: tuple[StoredFile, ...] = ()
+        self._looks: dict[Path, tuple[tuple[int, int, int], StoredFile | str]] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out and why, one line a file, ordered by file."""
+        return tuple(
+            f"{path.relative_to(self.run)}: {look}"
+            for path, (_, look) in sorted(self._looks.items())
+            if isinstance(look, str)
+        )
+
+    def refresh(self) -> bool:
+        """Look at the folders again.
+
+        Returns:
+            Whether anything differs from the last look.
+        """
+        trajectories = self.run / "trajectories"
+        folders = [trajectories / "train", *sorted(_folders(trajectories / "eval"))]
+        paths = [path for folder in folders for path in _parquet(folder)]
+        tokens = _parquet(self.run / "tokens")
+        before = {path: mark for path, (mark, _) in self._looks.items()}
+        closed = [f for f in (trajectories, *folders, self.run / "tokens") if _is_closed(f)]
+        for path in self._looks.keys() - {*paths, *tokens}:
+            del self._looks[path]
+        for folder in closed:
+            self._looks[folder] = ((0, 0, 0), "you have no permission to read it")
+        for path in paths:
+            self._look(path, trajectory_store.why_unreadable)
+        for path in tokens:
+            self._look(path, token_store.why_unreadable)
+        self.trajectories = self._readable(paths)
+        self.tokens = self._readable(tokens)
+        return before != {path: mark for path, (mark, _) in self._looks.items()}
+
+    def leave_out_damaged(self) -> int:
+        """Read every file to its end and leave out what a footer did not tell.
+
+        Returns:
+            How many files are left out for that reason.
+        """
+        found = 0
+        for path, (mark, look) in list(self._looks.items()):
+            if isinstance(look, str):
+                continue
+            try:
+                with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                    for group in range(file.num_row_groups):
+                        # Also finds text that is not UTF-8, which a reader would trip over.
+                        file.read_row_group(group).validate(full=True)
+            except FileNotFoundError:
+                del self._looks[path]
+                found += 1
+            except (OSError, pa.ArrowException) as error:
+                self._looks[path] = (mark, _torn(error))
+                found += 1
+        if found:
+            self.trajectories = self._readable([file.path for file in self.trajectories])
+            self.tokens = self._readable([file.path for file in self.tokens])
+        return found
+
+    def _readable(self, paths: Collection[Path]) -> tuple[StoredFile, ...]:
+        looks = [self._looks[path][1] for path in paths if path in self._looks]
+        return tuple(look for look in looks if isinstance(look, StoredFile))
+
+    def _look(self, path: Path, why_unreadable: Callable[[pq.ParquetFile], str]) -> None:
+        try:
+            status = path.stat()
+            mark = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if path in self._looks and self._looks[path][0] == mark:
+                return
+            # A pipe under the name of a file would make its reader wait for ever.
+            regular = stat.S_ISREG(status.st_mode)
+            self._looks[path] = (mark, _footer(path, why_unreadable) if regular else "not a file")
+        except FileNotFoundError:
+            self._looks.pop(path, None)
+        except OSError as error:
+            self._looks[path] = ((0, 0, 0), _torn(error))
+
+
+def metric_values(run: Path) -> Iterator[tuple[int, float | None, str, float]]:
+    """`(step, time, name, value)` of all numbers in `metrics.jsonl`; the last line of a step wins.
+
+    A missing file and torn lines give nothing.
+    """
+    found: dict[tuple[int, str], tuple[float | None, float]] = {}
+    with contextlib.suppress(OSError):
+        for line in read_metrics(Path(run) / "metrics.jsonl"):
+            time = line.get("time")
+            moment = float(time) if isinstance(time, (int, float)) else None
+            for name, value in line.items():
+                if name not in ("step", "time") and isinstance(value, (int, float)):
+                    found[line["step"], name] = (moment, float(value))
+    for (step, name), (moment, value) in found.items():
+        yield step, moment, name, value
+
+
+def _footer(path: Path, why_unreadable: Callable[[pq.ParquetFile], str]) -> StoredFile | str:
+    try:
+        with pq.ParquetFile(path) as file:
+            reason = why_unreadable(file)
+            rows = file.metadata.num_rows
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        return _torn(error)
+    return reason or StoredFile(path=path, rows=rows)
+
+
+def _torn(error: Exception) -> str:
+    return f"torn or damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
+
+
+def _folders(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [path for path in folder.iterdir() if path.is_dir()]
+    return []
+
+
+def _parquet(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        # A file that is being written has a name that begins with a dot.
+        return sorted(folder.glob("step_*.parquet"))
+    return []
+
+
+def _is_closed(folder: Path) -> bool:
+    """Whether a folder is there and may not be looked into."""
+    rights = os.R_OK | os.X_OK
+    with contextlib.suppress(OSError):
+        return folder.exists() and not os.access(folder, rights, effective_ids=_EFFECTIVE)
+    return False

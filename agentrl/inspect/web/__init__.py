@@ -1,0 +1,1 @@
+"""The inspector as a local web page."""

@@ -1,0 +1,276 @@
+"""The inspector's web server: JSON about runs under `/api/`, and the page that shows it.
+
+Every answer is worked out from the files of a run when it is asked for; the server keeps nothing
+that a restart would lose, and writes nothing. `agentrl.inspect.web.access` decides who may ask.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from agentrl.errors import AgentrlError, RunError
+from agentrl.inspect.pages.find import Question, find_answer
+from agentrl.inspect.pages.groups import group_answer, step_answer
+from agentrl.inspect.pages.overview import run_entry, run_overview
+from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
+from agentrl.inspect.pages.tokens import tokens_answer
+from agentrl.inspect.read.safe_json import jsonable
+from agentrl.inspect.web.access import Guard
+from agentrl.inspect.web.downloads import export_response
+from agentrl.inspect.web.library import Library
+from agentrl.inspect.web.request_parameters import (
+    flag,
+    number_or_none,
+    optional,
+    required,
+    whole,
+    whole_or_none,
+)
+
+logger = logging.getLogger(__name__)
+
+STATIC = Path(__file__).parents[1] / "static"
+"""The page, as files."""
+_SQL_ROWS = 1000
+_SQL_TIMEOUT_S = 30.0
+_SQL_WAITING = 8
+"""Threads that wait for queries; the other answers have their own."""
+_MOST_HITS = 1000
+
+Answer = Callable[[Library, Mapping[str, str]], Any]
+
+
+def make_app(library: Library, *, host: str = "127.0.0.1", token: str | None = None) -> Starlette:
+    """The server as an ASGI application.
+
+    Args:
+        library: of the runs.
+        host: address it will listen at.
+        token: what visitors have to show; None asks for none.
+    """
+    routes = [
+        *(Route(f"/api/{name}", _endpoint(library, answer)) for name, answer in _ANSWERS.items()),
+        Route("/api/sql", _sql_endpoint(library)),
+        Route("/api/{rest:path}", _no_such_answer),
+        Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
+        Route("/favicon.ico", _nothing),
+        Route("/{rest:path}", _page),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(Guard, host=host, token=token),
+            Middleware(GZipMiddleware, minimum_size=50_000, compresslevel=1),
+        ],
+    )
+
+
+def _endpoint(library: Library, answer: Answer) -> Callable[[Request], Response]:
+    """An endpoint that runs in a thread, since it reads files."""
+
+    def respond(request: Request) -> Response:
+        try:
+            with library.answering():
+                given = answer(library, request.query_params)
+        except (AgentrlError, ValueError) as error:
+            status = 404 if isinstance(error, RunError) else 400
+            return _json({"error": str(error)}, status)
+        except Exception as error:  # the outermost boundary: hostile files end here as a message
+            logger.debug("answering %s failed", request.url.path, exc_info=True)
+            what = f"this cannot be shown: {type(error).__name__}: {error}"
+            return _json({"error": what[:2000]}, 500)
+        return given if isinstance(given, Response) else _json(given)
+
+    return respond
+
+
+def _runs(library: Library, _: Mapping[str, str]) -> Any:
+    library.diagnose_ahead()
+    return [_entry(reader) for reader in library.readers()]
+
+
+def _entry(reader: Any) -> dict[str, Any]:
+    try:
+        return run_entry(reader)
+    except AgentrlError as error:  # one run that was moved away does not hide the others
+        return {
+            "id": reader.run.id, "name": reader.run.name, "path": str(reader.path),
+            "state": "stopped", "steps": 0, "started": None, "model": "", "score": "",
+            "score_before": None, "score_after": None, "verdicts": None, "notes": [str(error)],
+        }  # fmt: skip
+
+
+def _run(library: Library, query: Mapping[str, str]) -> Any:
+    return run_overview(library.reader(required(query, "run")))
+
+
+def _pulse(library: Library, query: Mapping[str, str]) -> Any:
+    return {"revision": library.reader(required(query, "run")).revision()}
+
+
+def _step(library: Library, query: Mapping[str, str]) -> Any:
+    reader = library.reader(required(query, "run"))
+    return step_answer(reader, query.get("kind") or "train", whole_or_none(query, "step"))
+
+
+def _group(library: Library, query: Mapping[str, str]) -> Any:
+    reader, kind, step = _place(library, query)
+    return group_answer(reader, kind, step, required(query, "group"))
+
+
+def _rollout(library: Library, query: Mapping[str, str]) -> Any:
+    reader, kind, step = _place(library, query)
+    return rollout_answer(reader, kind, step, required(query, "rollout"))
+
+
+def _tokens(library: Library, query: Mapping[str, str]) -> Any:
+    reader, kind, step = _place(library, query)
+    row = whole_or_none(query, "row") or 0
+    return tokens_answer(reader, kind, step, required(query, "rollout"), row)
+
+
+def _diff(library: Library, query: Mapping[str, str]) -> Any:
+    reader, kind, step = _place(library, query)
+    other = whole_or_none(query, "b_step")
+    return diff_answer(
+        reader,
+        (kind, step, required(query, "a")),
+        (query.get("b_kind") or kind, step if other is None else other, required(query, "b")),
+    )
+
+
+def _find(library: Library, query: Mapping[str, str]) -> Any:
+    reader = library.reader(required(query, "run"))
+    limit = whole_or_none(query, "limit")
+    question = Question(
+        text=query.get("q", ""),
+        kind=optional(query, "kind"),
+        task=optional(query, "task"),
+        termination=optional(query, "termination"),
+        tool_status=optional(query, "tool_status"),
+        reward_min=number_or_none(query, "reward_min"),
+        reward_max=number_or_none(query, "reward_max"),
+        lag_min=number_or_none(query, "lag_min"),
+        gap_min=number_or_none(query, "gap_min"),
+        truncated=flag(query, "truncated"),
+        zero_advantage=flag(query, "zero_advantage"),
+        step_min=whole_or_none(query, "step_min"),
+        step_max=whole_or_none(query, "step_max"),
+        limit=min(_MOST_HITS, 50 if limit is None else limit),
+        offset=whole_or_none(query, "offset") or 0,
+    )
+    return find_answer(reader, question)
+
+
+def _sql_endpoint(library: Library) -> Callable[[Request], Awaitable[Response]]:
+    """Answers a query, and ends it when the one who asked has gone."""
+    waiting = anyio.CapacityLimiter(_SQL_WAITING)
+
+    async def respond(request: Request) -> Response:
+        gone = threading.Event()
+        answer = _endpoint(library, partial(_sql, gone=gone))
+
+        async def watch() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            gone.set()
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watch)
+                response = await anyio.to_thread.run_sync(
+                    answer, request, abandon_on_cancel=True, limiter=waiting
+                )
+                tasks.cancel_scope.cancel()
+        finally:
+            gone.set()
+        return response
+
+    return respond
+
+
+def _sql(library: Library, query: Mapping[str, str], gone: threading.Event) -> Any:
+    reader = library.reader(required(query, "run"))
+    try:
+        answer = library.queries.ask(
+            reader.path,
+            required(query, "q"),
+            limit=_SQL_ROWS,
+            timeout_s=_SQL_TIMEOUT_S,
+            given_up=gone,
+        )
+    except RunError as error:  # the question is at fault, not the address
+        raise ValueError(str(error)) from error
+    return {
+        "columns": answer.columns,
+        "rows": answer.rows(),
+        "took_ms": round(1000 * answer.took_s, 1),
+        "truncated": answer.truncated,
+        "notes": answer.notes,
+    }
+
+
+def _export(library: Library, query: Mapping[str, str]) -> Any:
+    reader, kind, step = _place(library, query)
+    return export_response(
+        reader, kind, step, optional(query, "rollout"), query.get("format") or "html"
+    )
+
+
+def _place(library: Library, query: Mapping[str, str]) -> tuple[Any, str, int]:
+    reader = library.reader(required(query, "run"))
+    return reader, query.get("kind") or "train", whole(query, "step")
+
+
+_ANSWERS: Mapping[str, Answer] = {
+    "runs": _runs,
+    "run": _run,
+    "pulse": _pulse,
+    "step": _step,
+    "group": _group,
+    "rollout": _rollout,
+    "tokens": _tokens,
+    "find": _find,
+    "diff": _diff,
+    "export": _export,
+}
+
+
+def _no_such_answer(request: Request) -> Response:
+    valid = ", ".join(f"/api/{name}" for name in (*_ANSWERS, "sql"))
+    return _json({"error": f"{request.url.path} is nothing this server knows; valid: {valid}"}, 404)
+
+
+def _nothing(_: Request) -> Response:
+    return Response(status_code=204)
+
+
+def _page(_: Request) -> Response:
+    """The page, whatever the path: which view it shows is in its address."""
+    page = STATIC / "index.html"
+    if not page.is_file():
+        return Response("the inspector's page is missing from this installation", 500)
+    return FileResponse(page, headers={"cache-control": "no-cache"})
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(
+        jsonable(value),
+        status,
+        media_type="application/json",
+        headers={"cache-control": "no-store"},
+    )

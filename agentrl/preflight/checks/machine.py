@@ -1,0 +1,207 @@
+"""Whether the machine has what a run takes: disk and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.errors import AgentrlError, RunError
+from agentrl.preflight.checks.findings import fail, warn
+from agentrl.preflight.checks.memory_estimate import GIB, ModelShape, estimate
+from agentrl.runtime.assembly.parts import model_source
+from agentrl.runtime.disk.checkpoint import resolve_model_path
+from agentrl.runtime.disk.run_name import run_path
+from agentrl.runtime.records import Check
+
+_TOKEN_BYTES = 8
+"""Of a response token on disk, trajectories and what the trainer made of them together."""
+_TIGHT = 0.85
+"""Share of the memory beyond which an estimate of this kind is no promise."""
+
+
+async def disk(config: RunConfig) -> Check | str:
+    """Checkpoints and trajectories against what is free.
+
+    Raises:
+        RunError: it is not enough.
+    """
+    folder = next(f for f in (run_path(config), *run_path(config).absolute().parents) if f.exists())
+    free = shutil.disk_usage(folder).free
+    size = _weights_bytes(resolve_model_path(config.model.path))
+    rollout, train = config.rollout, config.train
+    rollouts = train.steps * rollout.prompts_per_step * rollout.n_samples_per_prompt
+    stored = rollouts * rollout.max_response_tokens * _TOKEN_BYTES
+    if size is None:
+        return warn(
+            "disk",
+            f"{free / GIB:.1f} GiB free; the model's size is not known here",
+            "fetch the model first, or set model.path to its folder",
+        )
+    # Weights plus float32 masters and two moments, 14 bytes for every 2-byte weight; masters of
+    # adapters are too small to count. One checkpoint more than is kept exists while it is written.
+    width = 2 if config.model.dtype == "bfloat16" else 4
+    section, trained = config.checkpoint, 0 if config.train.lora.rank else 12
+    needed = size * (width + trained) // 2 * (section.keep_last + section.keep_best + 1)
+    text = (
+        f"{needed / GIB:.1f} GiB for checkpoints, at most {stored / GIB:.1f} GiB for trajectories, "
+        f"{free / GIB:.1f} GiB free"
+    )
+    if needed + stored > free:
+        raise RunError(
+            f"not enough disk at {folder}: {text}; lower checkpoint.keep_last or keep_best, or "
+            "move run.dir"
+        )
+    return text
+
+
+async def context(config: RunConfig) -> Check | str:
+    """Whether the model was made for sequences as long as the run's."""
+    from transformers import AutoConfig
+
+    wanted = config.rollout.max_context_tokens
+    try:
+        found = await asyncio.to_thread(AutoConfig.from_pretrained, model_source(config))
+    except (AgentrlError, OSError, ValueError) as error:
+        return warn("context", f"not checked: {error}", "mend model")
+    text = getattr(found, "text_config", None) or found
+    positions = getattr(text, "max_position_embeddings", None)
+    if positions is None:
+        return f"{wanted} tokens; the model names no limit"
+    if wanted > positions:
+        return fail(
+            "context",
+            f"rollout.max_context_tokens is {wanted}, but the model was made for {positions}",
+            f"set rollout.max_context_tokens: {positions}, or take another model",
+        )
+    return f"{wanted} of the {positions} tokens that the model was made for"
+
+
+async def memory(config: RunConfig) -> Check | str:
+    """Every process of the run against the memory of this machine and its GPUs."""
+    try:
+        shape = await asyncio.to_thread(model_shape, config)
+    except (AgentrlError, OSError, ValueError, AttributeError) as error:
+        return warn(
+            "memory",
+            f"not estimated: the model's shape is not known here ({error})",
+            "fetch the model first, or set model.path to its folder",
+        )
+    from agentrl.train.model.pretrained import pick_device
+
+    gpu = pick_device(config.model.device).type == "cuda" or config.ray.gpus_per_trainer > 0
+    processes = estimate(config, shape, on_gpu=gpu)
+    text = "; ".join(process.text() for process in processes)
+    if config.runtime == "ray" and config.ray.address is not None:
+        return f"{text}; not compared: the machines of {config.ray.address} are elsewhere"
+    host = sum(process.total for process in processes if not process.on_gpu)
+    free = available_bytes()
+    if free is None:
+        return f"{text}; not compared: this system does not say what is free"
+    pools = [("main memory", host, free)]
+    cards = _gpu_bytes()
+    if cards:
+        device = sum(process.total for process in processes if process.on_gpu)
+        largest = max((p.size for p in processes if p.on_gpu), default=0)
+        pools += [("GPU memory", device, sum(cards)), ("the largest GPU", largest, max(cards))]
+    for what, needed, there in pools:
+        said = f"{needed / GIB:.1f} of {there / GIB:.1f} GiB of {what}"
+        if needed > there:
+            return fail("memory", f"{said}: {text}", _lower(config))
+        if needed > _TIGHT * there:
+            return warn("memory", f"{said}: {text}", _lower(config))
+    return f"{host / GIB:.1f} of {free / GIB:.1f} GiB: {text}"
+
+
+def model_shape(config: RunConfig) -> ModelShape:
+    """The shape of the policy, from its config file alone; no weight is read.
+
+    Raises:
+        AgentrlError: the path is no checkpoint.
+        OSError, ValueError: its config cannot be read, or no model can be made from it.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    found = AutoConfig.from_pretrained(model_source(config))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(found)
+    text = getattr(found, "text_config", None) or found
+    heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head = model.get_output_embeddings()
+    linear = [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    ]
+    return ModelShape(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        adapters=sum(module.in_features + module.out_features for module in linear),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        kv_width=kv_heads * head_dim,
+        vocabulary=text.vocab_size,
+    )
+
+
+def available_bytes() -> int | None:
+    """Main memory that a new process may take, within the limit of the container; None unknown."""
+    fields: dict[str, int] = {}
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, rest = line.partition(":")
+        fields[name] = int(rest.split()[0]) * 1024
+    found = fields["MemAvailable"]
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        cache = _cgroup_cache()
+    except (OSError, ValueError):
+        return found
+    return found if limit == "max" else min(found, int(limit) - used + cache)
+
+
+def _cgroup_cache() -> int:
+    """Files kept in memory, which count as used and are given up for the asking."""
+    for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name == "inactive_file":
+            return int(value)
+    return 0
+
+
+def _gpu_bytes() -> list[int]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
+
+
+def _lower(config: RunConfig) -> str:
+    """What takes less memory, most effective first."""
+    ways = []
+    if config.train.micro_batch_tokens > config.rollout.max_context_tokens:
+        ways.append(f"set train.micro_batch_tokens: {config.rollout.max_context_tokens}")
+    if not config.model.gradient_checkpointing:
+        ways.append("set model.gradient_checkpointing: true")
+    ways.append(f"lower serving.kv_cache_gb (it is {config.serving.kv_cache_gb:g})")
+    if not config.train.lora.rank:
+        ways.append("set train.lora.rank: 16")
+    return "; ".join(ways)
+
+
+def _weights_bytes(path: str) -> int | None:
+    """Size of the stored weights at 2 bytes each, where they are on this machine already."""
+    from agentrl.train.model.pretrained import QUICKSTART, quickstart_checkpoint
+
+    folder = quickstart_checkpoint() if path == QUICKSTART else Path(path).expanduser()
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
+    return sum(file.stat().st_size for file in files) or None

@@ -1,0 +1,216 @@
+"""How much memory a run will need, worked out before anything is loaded. Pure arithmetic.
+
+What is kept all the time is counted exactly: weights, float32 masters, gradient sums, moments, keys
+and values. Activations of a Llama-like layer are counted tensor by tensor, what autograd keeps in
+the order of the computation; other architectures are taken for one. `benchmarks/memory.py`
+compares the sum with the measured peak of a real run.
+
+Legend: `P` parameters, `T` tokens of one micro-batch, `h` width, `i` width of the MLP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl.config import RunConfig
+
+GIB = 2**30
+_PROCESS = int(0.75 * GIB)
+"""Python, torch, transformers and pyarrow of a process that trains, before any weight."""
+_WORKER = int(0.35 * GIB)
+"""A process that runs agent loops: no torch in use, environments not counted."""
+_SERVER = int(2.5 * GIB)
+"""A vLLM server beside weights and cache."""
+_CUDA = int(0.6 * GIB)
+"""Context and kernels of a process on a GPU."""
+_HEAD_CHUNK = 1 << 26
+"""Probabilities that the head holds at once: `FORMED_BYTES` of `train.model.head_logprobs`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What the memory of a model depends on."""
+
+    parameters: int
+    """All of them, tied ones once."""
+    adapters: int
+    """Parameters of LoRA adapters of rank 1 on every linear layer."""
+    layers: int
+    """Decoder layers."""
+    hidden: int
+    """Width of the residual stream."""
+    intermediate: int
+    """Width inside the MLP; of all experts that see a token."""
+    kv_width: int
+    """Keys of a token in one layer: key heads times head dimension."""
+    vocabulary: int
+    """Rows of the head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One thing that takes memory."""
+
+    what: str
+    """In words."""
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One kind of process of a run."""
+
+    name: str
+    """In words."""
+    count: int
+    """How many there are."""
+    on_gpu: bool
+    """Whether `parts` are in the memory of a GPU."""
+    parts: tuple[Part, ...]
+    """What each of them holds."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of one."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all."""
+        return self.size * self.count
+
+    def text(self) -> str:
+        """As in `2 x engine 3.1 GiB (weights 0.3, cache 2.8)`."""
+        times = f"{self.count} x " if self.count > 1 else ""
+        parts = ", ".join(f"{p.what} {p.size / GIB:.2f}" for p in self.parts if p.size > GIB / 200)
+        return f"{times}{self.name} {self.size / GIB:.1f} GiB ({parts})"
+
+
+def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Process]:
+    """Every process of the run with what it holds at its peak.
+
+    Args:
+        config: of the run.
+        shape: of the policy; a critic with a path of its own is taken to be as large.
+        on_gpu: whether the trainer computes on a GPU.
+    """
+    embedded, ray = config.serving.engine == "embedded", config.runtime == "ray"
+    trainer = _trained(config, shape)
+    trainer.append(Part(what="activations", size=activation_bytes(config, shape)))
+    if embedded:
+        trainer.append(Part(what="keys and values", size=kv_cache_bytes(config, shape)))
+    trainer.insert(0, Part(what="process", size=_CUDA if on_gpu else _PROCESS))
+    name = "trainer with engine" if embedded else "trainer"
+    ranks = config.ray.trainer_ranks if ray else 1
+    found = [Process(name=name, count=ranks, on_gpu=on_gpu, parts=tuple(trainer))]
+    if on_gpu:
+        host = (Part(what="process", size=_PROCESS),)
+        found.append(Process(name="trainer on the host", count=ranks, on_gpu=False, parts=host))
+    if ray:
+        worker = (Part(what="process", size=_WORKER),)
+        count = config.ray.rollout_workers
+        found.append(Process(name="rollout worker", count=count, on_gpu=False, parts=worker))
+    if not embedded and not config.serving.urls:
+        server = (
+            Part(what="process", size=_SERVER),
+            Part(what="weights", size=shape.parameters * _width(config) // _parallel(config)),
+            Part(what="keys and values", size=int(config.serving.kv_cache_gb * GIB)),
+        )
+        count = config.serving.replicas * _parallel(config)
+        gpu = config.ray.gpus_per_engine > 0 if ray else on_gpu
+        found.append(Process(name="vLLM server", count=count, on_gpu=gpu, parts=server))
+    return found
+
+
+def trained_bytes(config: RunConfig, parameters: int, *, kept: int) -> tuple[int, int]:
+    """Bytes of the optimizer's state and of gradients, on one rank.
+
+    Args:
+        config: of the run.
+        parameters: that are trained.
+        kept: ranks that each hold a part of it.
+    """
+    moments = 4 if config.train.optimizer == "muon" else 8
+    # A float32 parameter is its own master; a bfloat16 one has a master and a float32 sum.
+    masters = 4 if config.model.dtype == "bfloat16" else 0
+    return parameters * (masters + moments) // kept, parameters * 4 // kept
+
+
+def kv_cache_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Of an embedded engine: whole sequences, as many as fit and are ever decoded at once."""
+    row = 2 * _width(config) * shape.layers * shape.kv_width * config.rollout.max_context_tokens
+    rows = min(config.serving.max_batch_size, int(config.serving.kv_cache_gb * GIB / row))
+    return row * max(rows, 1)
+
+
+def activation_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """What autograd keeps of a micro-batch of `train.micro_batch_tokens` tokens, head included.
+
+    Per token and layer in the model's dtype: input and output of both norms (4 h), queries before
+    and after rotation (2 h), keys and values with rotated keys (3 kv), attention output (h), and of
+    the MLP gate, up, activation and product (4 i); in float32 what the norms work on (2 * 2 h).
+    """
+    width, tokens = _width(config), config.train.micro_batch_tokens
+    inner = width * (7 * shape.hidden + 3 * shape.kv_width + 4 * shape.intermediate)
+    layer = tokens * (inner + 4 * 4 * shape.hidden)
+    if config.model.gradient_checkpointing:
+        layers = layer + shape.layers * tokens * width * shape.hidden
+    else:
+        layers = layer * shape.layers
+    logits = tokens * shape.vocabulary * width
+    # Chunks add up a float32 gradient of the head.
+    head = logits if logits <= _HEAD_CHUNK else min(logits, 2 * _HEAD_CHUNK)
+    if logits > _HEAD_CHUNK:
+        head += 4 * shape.vocabulary * shape.hidden
+    return layers + head
+
+
+def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
+    """Weights, optimizer and gradients, of policy and critic, and the reference."""
+    width, algorithm = _width(config), config.resolved_algorithm()
+    weights, optimizer, gradients = _cut(config)
+    rank = config.train.lora.rank
+    count = shape.adapters * rank if rank else shape.parameters
+    state, _ = trained_bytes(config, count, kept=optimizer)
+    _, sums = trained_bytes(config, count, kept=gradients)
+    own = shape.parameters * width // weights + (count * 4 if rank else 0)
+    parts = [
+        Part(what="weights", size=own),
+        Part(what="optimizer", size=state),
+        Part(what="gradients", size=sums),
+    ]
+    if algorithm.needs_reference:
+        parts.append(Part(what="reference", size=shape.parameters * width // weights))
+    if algorithm.needs_values:
+        state, _ = trained_bytes(config, shape.parameters, kept=optimizer)
+        _, sums = trained_bytes(config, shape.parameters, kept=gradients)
+        size = shape.parameters * width // weights + state + sums
+        parts.append(Part(what="critic", size=size))
+    return parts
+
+
+def _cut(config: RunConfig) -> tuple[int, int, int]:
+    """Among how many ranks weights, optimizer state and gradients are cut up."""
+    ranks, train = config.ray.trainer_ranks, config.train
+    if train.backend == "fsdp2":
+        return ranks, ranks, ranks
+    if train.backend == "deepspeed":
+        stage = train.zero_stage
+        return (
+            ranks if stage >= 3 else 1,
+            ranks if stage >= 1 else 1,
+            ranks if stage >= 2 else 1,
+        )
+    return 1, 1, 1
+
+
+def _parallel(config: RunConfig) -> int:
+    """Devices of one vLLM server."""
+    args = {key.replace("-", "_"): value for key, value in config.serving.args.items()}
+    sizes = (args.get("tensor_parallel_size", 1), args.get("pipeline_parallel_size", 1))
+    return max(1, int(sizes[0]) * int(sizes[1]))
+
+
+def _width(config: RunConfig) -> int:
+    return 2 if config.model.dtype == "bfloat16" else 4

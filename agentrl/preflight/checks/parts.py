@@ -1,0 +1,291 @@
+"""Checks of the parts of a run: each of them resolved, made and tried without loading the model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config import RunConfig
+from agentrl.env import EnvContext
+from agentrl.errors import RunError
+from agentrl.preflight.checks.findings import Found, not_checked, warn
+from agentrl.runtime.assembly.parts import (
+    load_task_sets,
+    make_env_factory,
+    open_sandboxes,
+    sandbox_limits,
+)
+from agentrl.runtime.assembly.task_choice import read_chosen
+from agentrl.runtime.assembly.tools import open_tools
+from agentrl.runtime.disk.checkpoint import resolve_model_path
+from agentrl.runtime.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
+from agentrl.runtime.records import Check, Status
+from agentrl.sandbox import Isolation
+from agentrl.tool import Tool
+from agentrl.types import Message, Task
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat
+
+_SAMPLE = 32
+"""Tasks whose prompts are measured."""
+SAMPLE_S = 120.0
+"""Seconds after which no further one is begun."""
+
+
+async def model(config: RunConfig, found: Found) -> Check | str:
+    """Tokenizer and device."""
+    from agentrl.train.model.pretrained import check_model_path, load_tokenizer, pick_device
+
+    path = resolve_model_path(config.model.path)
+    check_model_path(path)
+    device = pick_device(config.model.device)
+    tokenizer = load_tokenizer(config.model.model_copy(update={"path": path}))
+    found.tokenizer = tokenizer
+    return f"{path}: tokenizer with {len(tokenizer)} entries; will compute on {device}"
+
+
+async def tools(config: RunConfig, base: Path) -> str:
+    """The tools of the config, opened."""
+    async with open_tools(config.env, base=base) as tools:
+        return ", ".join(tool.name for tool in tools) or "none in the config"
+
+
+async def environment(config: RunConfig, base: Path, found: Found) -> str:
+    """The class, made once."""
+    found.make_env = make_env_factory(config.env, base=base)
+    return f"{config.env.target} imports and can be made"
+
+
+async def rewards(config: RunConfig, base: Path) -> str:
+    """What the reward is the sum of."""
+    from agentrl.reward import load_reward_functions
+
+    section = config.reward
+    load_reward_functions(section, base=base, timeout_s=config.rollout.env_timeout_s)
+    functions = {name: item.weight for name, item in section.functions.items()}
+    parts = [
+        f"{weight:g} * {name}" for name, weight in {"env": section.env_weight, **functions}.items()
+    ]
+    changed = section.model_dump(exclude_defaults=True, exclude={"functions", "env_weight"})
+    return "; ".join([" + ".join(parts), *(f"{name} {value}" for name, value in changed.items())])
+
+
+async def trainer(config: RunConfig) -> str:
+    """Whether the trainer can be put together."""
+    from agentrl.runtime.assembly.trainer import check_learner
+
+    return check_learner(config)
+
+
+async def chat(config: RunConfig, found: Found) -> Check | str:
+    """Template and parser, proven on probe conversations."""
+    from agentrl.chat import build_chat, build_parser
+
+    parser = build_parser(config.chat.tool_parser)
+    if found.tokenizer is None:
+        return warn("chat", "parser is known; the template needs the tokenizer above", "mend model")
+    found.chat = chat = build_chat(found.tokenizer, config.chat)
+    if parser is None and config.env.tools:
+        return warn(
+            "chat",
+            "env.tools names tools, but chat.tool_parser is none: no call is seen",
+            "set chat.tool_parser, as hermes",
+        )
+    return f"{chat.name} turns, {config.chat.tool_parser} tool parser"
+
+
+async def datasets(config: RunConfig, base: Path, found: Found, resume: bool) -> Check | str:
+    """Every task, loaded."""
+    chosen = read_chosen(run_path(config) / CHOSEN_FILE, config) if resume else None
+    sets = load_task_sets(config, base=base, chosen=chosen)
+    found.tasks = sets
+    counts = [f"train {len(sets.train)}"]
+    counts += [f"{name} {len(tasks)}" for name, tasks in sets.evals.items()]
+    text = "tasks: " + ", ".join(counts)
+    if not sets.evals:
+        return warn(
+            "datasets",
+            f"{text}; no eval.datasets, so nothing measures what is learned",
+            "add eval.datasets.held_out: {source: ..., split: test}",
+        )
+    ids = {task.id for task in sets.train}
+    for name, tasks in sets.evals.items():
+        shared = sum(task.id in ids for task in tasks)
+        if 0 < shared < len(tasks):
+            return warn(
+                "datasets",
+                f"{text}; {name} shares {shared} task ids with training",
+                f"take another split or limit in eval.datasets.{name}",
+            )
+    return text
+
+
+async def prompts(config: RunConfig, base: Path, found: Found) -> Check | str:
+    """Reset the environment on a sample of tasks and measure what the model would see."""
+    chat, sets, make_env = found.chat, found.tasks, found.make_env
+    if chat is None or sets is None or make_env is None:
+        return not_checked("prompts", found)
+    from agentrl.rollout import adapt_env
+    from agentrl.rollout.sandbox import SharedSandbox
+
+    tasks = sets.train
+    stride = max(1, len(tasks) // _SAMPLE)
+    lengths: dict[str, int] = {}
+    began = time.monotonic()
+    sandboxes = await open_sandboxes(config.sandbox, base=base)
+    limits = sandbox_limits(config.sandbox.limits)
+    try:
+        async with open_tools(config.env, base=base) as tools:
+            for task in list(tasks)[::stride][:_SAMPLE]:
+                if lengths and time.monotonic() - began > SAMPLE_S:
+                    break
+                env = adapt_env(make_env())
+                sandbox = SharedSandbox(
+                    sandboxes, limits, open_timeout_s=config.rollout.env_timeout_s
+                )
+                env.context = EnvContext(
+                    tools=tools,
+                    open_sandbox=sandbox.open,
+                    new_sandbox=sandbox.fresh,
+                    render=lambda messages: chat.render_text(messages),
+                    args=config.env.args,
+                )
+                try:
+                    lengths[task.id] = await _prompt_length(
+                        chat, env, task, tools, config.rollout.env_timeout_s, found
+                    )
+                finally:
+                    await env.close()
+                    await sandbox.close()
+    finally:
+        await sandboxes.close()
+    return _judge_lengths(config, lengths)
+
+
+async def _prompt_length(
+    chat: ChatFormat,
+    env: Any,
+    task: Task,
+    tools: Sequence[Tool],
+    timeout_s: float,
+    found: Found,
+) -> int:
+    try:
+        async with asyncio.timeout(timeout_s):
+            observation = await env.reset(task)
+    except TimeoutError:
+        raise RunError(f"env.reset took longer than {timeout_s:g} s on task {task.id!r}") from None
+    except Exception as error:  # any environment may raise anything; name it and the task
+        raise RunError(
+            f"env.reset raised on task {task.id!r}: {type(error).__name__}: {error}"
+        ) from error
+    content = observation.content
+    if observation.raw:
+        return len(chat.raw_prompt(content))
+    messages = (Message(role="user", content=content),) if isinstance(content, str) else content
+    found.tools |= {tool.name: tool for tool in (*tools, *observation.tools)}
+    return len(chat.render_prompt(messages, (*tools, *observation.tools)))
+
+
+def _judge_lengths(config: RunConfig, lengths: dict[str, int]) -> Check | str:
+    section = config.rollout
+    longest = max(lengths, key=lambda task: lengths[task])
+    text = (
+        f"{len(lengths)} sampled, {min(lengths.values())} to {lengths[longest]} tokens; context "
+        f"{section.max_context_tokens}, response {section.max_response_tokens}"
+    )
+    if lengths[longest] >= section.max_context_tokens:
+        raise RunError(
+            f"the prompt of task {longest!r} has {lengths[longest]} tokens, which leaves no room "
+            f"in rollout.max_context_tokens ({section.max_context_tokens}); raise it"
+        )
+    if lengths[longest] + section.max_response_tokens > section.max_context_tokens:
+        least = lengths[longest] + section.max_response_tokens
+        return warn(
+            "prompts",
+            f"{text}: long prompts will not have their whole response budget",
+            f"set rollout.max_context_tokens: {least}",
+        )
+    return text
+
+
+async def sandbox(config: RunConfig, base: Path) -> Check | str:
+    """Whether the backend works here, and how strong it is."""
+    backend = await open_sandboxes(config.sandbox, base=base)
+    try:
+        probe = await backend.probe()
+    finally:
+        await backend.close()
+    text = f"{backend.name}: {probe.detail}"
+    if not probe.available:
+        return Check(name="sandbox", status=Status.FAIL, detail=text)
+    if probe.isolation is Isolation.WEAK:
+        return warn(
+            "sandbox",
+            f"{text}; isolation is weak: run only code you would run yourself",
+            "agentrl sandbox list says what stronger ones need",
+        )
+    return text
+
+
+async def run_directory(config: RunConfig, resume: bool) -> Check | str:
+    """Whether the run may be written there."""
+    path = run_path(config)
+    if holds_a_run(path) and not resume:
+        raise RunError(
+            f"{path} already holds a run; continue it with --resume, or start another with "
+            f"run.name={free_name(path)}"
+        )
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise RunError(f"{path} cannot be made: {existing} is not a writable folder")
+    return f"{path} is free" if not holds_a_run(path) else f"{path} will be resumed"
+
+
+async def rules(config: RunConfig) -> str:
+    """What may end or hold the run.
+
+    Raises:
+        ConfigError: a rule or a threshold that cannot be read.
+    """
+    from agentrl.runtime.health.rules import check_health
+
+    return "; ".join(rule.text for rule in check_health(config)) or "none"
+
+
+async def metrics(config: RunConfig) -> str:
+    """Where numbers go.
+
+    Raises:
+        ConfigError: a sink is wrong, or what it needs is not installed.
+    """
+    from agentrl.runtime.assembly.metric_sinks import check_sinks
+
+    return check_sinks(config)
+
+
+async def budget(config: RunConfig, found: Found) -> Check | str:
+    """How long the run is."""
+    rollout, train = config.rollout, config.train
+    step = rollout.prompts_per_step * rollout.n_samples_per_prompt
+    text = f"{train.steps} steps of {step} rollouts"
+    if train.max_minutes:
+        text += f", at most {train.max_minutes:g} minutes"
+    if rollout.top_p < 1:
+        return warn(
+            "budget",
+            f"{text}; rollout.top_p {rollout.top_p} is not what is trained on",
+            "set rollout.top_p: 1.0",
+        )
+    if found.tasks is not None and rollout.prompts_per_step > len(found.tasks.train):
+        return warn(
+            "budget",
+            f"{text}; a step takes more tasks than there are, so some come twice in it",
+            f"set rollout.prompts_per_step: {len(found.tasks.train)}, or add tasks",
+        )
+    return text

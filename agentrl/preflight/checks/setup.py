@@ -1,0 +1,241 @@
+"""What a standard setup has: batch, normalisation, KL, evaluation, early stop, async, critic.
+
+Nothing here tries anything out; the lines follow from the config alone, and most of them advise.
+A line fails only where what is trained would be wrong.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.preflight.checks.findings import Found, fail, warn
+from agentrl.runtime.drivers.choose import runs_ahead
+from agentrl.runtime.records import Check
+
+GROUP = 8
+"""Rollouts of a prompt below which its mean is a noisy baseline; 16 is comfortable."""
+PROMPTS = 256
+"""Prompts of an optimizer step that large runs take at least."""
+_CRITIC_ROLLOUTS = 64
+"""Rollouts of a step that a critic needs for a target that holds still."""
+_EVAL_TASKS = (50, 200)
+"""Held-out prompts: fewer say little, more cost time."""
+_EVAL_EVERY = (50, 100)
+"""Steps between two evaluations."""
+_RULES = ("kl > 2 for 20 steps -> stop", "entropy < 0.05 for 10 steps -> stop")
+"""Rules that any run can begin with."""
+
+
+async def batch(config: RunConfig) -> Check | str:
+    """Whether groups and steps are large enough for the estimator."""
+    rollout, train = config.rollout, config.train
+    n, prompts = rollout.n_samples_per_prompt, rollout.prompts_per_step
+    text = f"{prompts} prompts of {n} rollouts a step, {train.minibatches} updates a pass"
+    found: list[str] = []
+    fixes: list[str] = []
+    estimator = config.resolved_algorithm().estimator
+    if estimator.compares_siblings and n < GROUP:
+        found.append(f"groups of {n} give a noisy baseline")
+        fixes.append(f"set rollout.n_samples_per_prompt: {GROUP}")
+    if estimator.needs_critic and prompts * n < _CRITIC_ROLLOUTS:
+        found.append(f"{prompts * n} rollouts a step give the critic a target that jumps")
+        fixes.append(f"set rollout.prompts_per_step: {-(-_CRITIC_ROLLOUTS // n)}")
+    if not estimator.needs_critic and prompts < PROMPTS:
+        found.append(f"{prompts} prompts a step are few ({PROMPTS} is usual)")
+        fixes.append(
+            f"raise rollout.prompts_per_step where time allows, or keep train.learning_rate small "
+            f"(it is {train.learning_rate:g})"
+        )
+    if found:
+        return warn("batch", "; ".join([*found, text]), "; ".join(fixes))
+    return text
+
+
+async def normalisation(config: RunConfig, found: Found) -> Check | str:
+    """Whether something brings rewards of any scale to one."""
+    algorithm, reward = config.resolved_algorithm(), config.reward
+    ways = []
+    if algorithm.estimator.divides_by_spread:
+        ways.append("advantages divided by the group's standard deviation")
+    if algorithm.whiten_advantages:
+        ways.append("advantages whitened over the step")
+    if reward.normalize:
+        ways.append("rewards divided by their running standard deviation")
+    if reward.clip is not None:
+        ways.append(f"rewards clipped to {list(reward.clip)}")
+    if ways:
+        return "; ".join(ways)
+    bounds = _bounds(found)
+    if bounds is not None and bounds[1] - bounds[0] <= 2:
+        return f"none, and rewards lie in [{bounds[0]:g}, {bounds[1]:g}] without it"
+    how = "of unknown size" if bounds is None else f"from {bounds[0]:g} to {bounds[1]:g}"
+    return warn(
+        "normalisation",
+        f"{algorithm.preset} takes rewards as they are, and they are {how}: one outlier is one "
+        "large step",
+        "set reward.normalize: true or reward.clip: [-10, 10]; or give the environment a "
+        "reward_range",
+    )
+
+
+async def kl(config: RunConfig) -> Check | str:
+    """Whether drift from the first policy is measured, and held."""
+    algorithm = config.resolved_algorithm()
+    if not algorithm.needs_reference:
+        if any(rule.split()[:1] == ["entropy"] for rule in config.health.rules):
+            return "no reference policy; a rule watches the entropy instead"
+        return warn(
+            "kl",
+            "no reference policy: drift is neither measured nor held back",
+            "set algorithm.kl_coef: 0.001 with algorithm.kl_controller: window; or, to save its "
+            f"memory, health.rules: [{_RULES[1]!r}]",
+        )
+    text = (
+        f"weight {algorithm.kl_coef:g}, {algorithm.kl_controller} controller, "
+        f"{'in the loss' if algorithm.use_kl_loss else 'in the reward'} ({algorithm.kl_estimator})"
+    )
+    if algorithm.kl_controller == "fixed":
+        return warn(
+            "kl",
+            f"{text}: one weight does not fit every model and stage",
+            f"set algorithm.kl_controller: window (target {list(algorithm.kl_target)})",
+        )
+    return f"{text}, target {list(algorithm.kl_target)}"
+
+
+async def evaluation(config: RunConfig, found: Found) -> Check | str:
+    """Whether a held-out score is taken often enough, on enough tasks."""
+    section, steps = config.eval, config.train.steps
+    if not section.datasets:
+        return warn(
+            "evaluation",
+            "no held-out tasks: reward hacking would look like success",
+            "add eval.datasets.held_out: {source: ..., split: test}",
+        )
+    doubts: list[str] = []
+    fixes: list[str] = []
+    sizes = {} if found.tasks is None else {n: len(t) for n, t in found.tasks.evals.items()}
+    text = ", ".join(f"{name} {size} tasks" for name, size in sizes.items()) or "not loaded"
+    most = max(sizes.values(), default=_EVAL_TASKS[0])
+    if most < _EVAL_TASKS[0]:
+        doubts.append(f"{most} tasks leave a wide interval ({_EVAL_TASKS[0]} to {_EVAL_TASKS[1]})")
+        fixes.append("raise limit or n of eval.datasets")
+    for name, size in sizes.items():
+        if size > _EVAL_TASKS[1]:
+            doubts.append(
+                f"{name} has {size} tasks, which cost {size * section.n_samples} rollouts"
+            )
+            fixes.append(f"set eval.datasets.{name}.limit: {_EVAL_TASKS[1]}")
+    every = section.every_steps
+    if (every or steps) > _EVAL_EVERY[1]:
+        rhythm = f"every {every}" if every else f"only before and after {steps}"
+        doubts.append(f"{rhythm} steps is too seldom to see the two curves part")
+        fixes.append(f"set eval.every_steps: {_EVAL_EVERY[0]}")
+    if doubts:
+        return warn("evaluation", "; ".join([*doubts, text]), "; ".join(dict.fromkeys(fixes)))
+    return f"{text}; {f'every {every} steps' if every else 'before and after training'}"
+
+
+async def early_stop(config: RunConfig) -> Check | str:
+    """Whether rules say when to stop, and each of them can be read and can ever act.
+
+    Raises:
+        ConfigError: a rule that cannot be read.
+    """
+    from agentrl.runtime.health.rules import check_health
+
+    texts = config.health.rules
+    rules = check_health(config)
+    if not rules:
+        kept = _RULES if config.resolved_algorithm().needs_reference else _RULES[1:]
+        return warn(
+            "early stop",
+            "no rule ends a run that has gone off the rails; it does not come back by itself",
+            f"set health.rules: {list(kept)}",
+        )
+    if any(rule.metric == "kl" for rule in rules) and not (
+        config.resolved_algorithm().needs_reference
+    ):
+        return warn(
+            "early stop",
+            "a rule waits for 'kl', which is never measured without a reference policy",
+            "set algorithm.kl_coef: 0.001, or watch entropy",
+        )
+    if all(str(rule.action) == "warn" for rule in rules):
+        return warn("early stop", "; ".join(texts), "let one of health.rules end in -> stop")
+    return "; ".join(texts)
+
+
+async def asynchrony(config: RunConfig, base: Path) -> Check | str:
+    """Whether tokens of older weights are weighed as such.
+
+    Raises:
+        ConfigError: there is no such policy loss.
+    """
+    from agentrl.train.losses import find_loss
+
+    if not runs_ahead(config):
+        return "on-policy: nothing to correct"
+    algorithm, schedule = config.resolved_algorithm(), config.schedule
+    loss = find_loss(algorithm.policy_loss, base=base)
+    corrected = algorithm.is_correction_type != "none" or loss.correction != "none"
+    if algorithm.old_log_probs == "recompute" and not corrected:
+        return fail(
+            "async",
+            "tokens of older weights are trained on as if they were the trainer's own",
+            "set algorithm.is_correction_type: tis, or algorithm.old_log_probs: decoupled",
+        )
+    ways = {
+        "rollout": "ratios are taken to the sampler",
+        "decoupled": "sampler and trainer weighed apart",
+        "recompute": f"corrected by {algorithm.is_correction_type}",
+    }
+    text = f"{ways[algorithm.old_log_probs]}; a sync every {schedule.trigger_parameter_sync_step}"
+    if schedule.staleness_threshold > 0 and not schedule.partial_rollout:
+        return warn(
+            "async",
+            f"{text}; rollouts keep the weights they began with, however long they take",
+            "set schedule.partial_rollout: true",
+        )
+    if schedule.max_version_lag is None:
+        return f"{text}; late rollouts are waited for"
+    return f"{text}; at most {schedule.max_version_lag} versions old"
+
+
+async def critic(config: RunConfig) -> Check | str:
+    """Whether the value function begins well and can keep up.
+
+    Raises:
+        ConfigError: its path is no checkpoint.
+    """
+    from agentrl.runtime.disk.checkpoint import resolve_model_path
+    from agentrl.train.model.pretrained import check_model_path
+
+    algorithm, section, train = config.resolved_algorithm(), config.critic, config.train
+    if not algorithm.needs_values:
+        return f"none: {algorithm.preset} has no critic"
+    if section.path is not None:
+        check_model_path(resolve_model_path(section.path), key="critic.path")
+    text = f"from {section.path or 'the policy itself'}, learning rate {section.learning_rate:g}"
+    found: list[str] = []
+    fixes: list[str] = []
+    if section.learning_rate <= train.learning_rate:
+        found.append(f"it learns no faster than the policy ({train.learning_rate:g})")
+        fixes.append(f"set critic.learning_rate: {10 * train.learning_rate:g}")
+    if section.warmup_steps == 0:
+        found.append("the policy follows it from the first step, before it has learned anything")
+        fixes.append(f"set critic.warmup_steps: {max(1, min(100, train.steps // 10))}")
+    if found:
+        return warn("critic", "; ".join([*found, text]), "; ".join(fixes))
+    return f"{text}, {section.warmup_steps} steps of its own first"
+
+
+def _bounds(found: Found) -> tuple[float, float] | None:
+    """Smallest and largest reward that is possible, or that was seen; None if nothing is known."""
+    if found.make_env is not None:
+        bounds = getattr(found.make_env(), "reward_range", None)
+        if bounds is not None:
+            return float(bounds[0]), float(bounds[1])
+    rewards = [answer.reward for answer in found.answers if answer.reward is not None]
+    return (min(rewards), max(rewards)) if rewards and max(rewards) > min(rewards) else None

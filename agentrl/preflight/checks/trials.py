@@ -1,0 +1,171 @@
+"""What is tried out before a run: the template, calls of every tool, the reward, a sandbox."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import RunConfig
+from agentrl.errors import SandboxError
+from agentrl.preflight.checks.findings import Found, fail, not_checked, warn
+from agentrl.preflight.reward.known_answers import TASKS, spread, try_answers
+from agentrl.preflight.reward.samples import SampleRequest, sample_rewards
+from agentrl.preflight.reward.verdict import judge_answers
+from agentrl.runtime.assembly.parts import open_sandboxes, sandbox_limits
+from agentrl.runtime.records import Check
+from agentrl.sandbox import SandboxSpec
+from agentrl.tool import Tool
+from agentrl.types import CallStatus, ToolCall
+
+_WORD = 'it\'s "quoted",\n\tGr\u00fc\u00dfe \u4e16\u754c <b> & {1}'
+"""A string argument that careless writing or reading of calls damages."""
+_NAMED = 6
+"""Tools that are named before they are only counted."""
+_ECHO = "from the sandbox"
+
+
+async def template(found: Found) -> Check | str:
+    """What appending turns to this template does not keep; plain turns were proven by `chat`."""
+    if found.chat is None:
+        return not_checked("template", found)
+    if found.chat.name == "raw":
+        return "none: texts are joined as they are"
+    if found.chat.findings:
+        return warn(
+            "template",
+            "; ".join(finding.text for finding in found.chat.findings),
+            "nothing if that is meant; else another template in the model's tokenizer",
+        )
+    return "turns appended one by one give the ids of the whole conversation"
+
+
+async def tool_calls(config: RunConfig, found: Found) -> Check | str:
+    """Whether the parser reads back a call of every tool as it was written."""
+    from agentrl.chat import build_parser
+
+    chat, parser = found.chat, build_parser(config.chat.tool_parser)
+    if chat is None:
+        return not_checked("tool calls", found)
+    if parser is None:
+        if not found.tools:
+            return "no tools, no parser"
+        return warn(
+            "tool calls",
+            f"{', '.join(found.tools)} are offered, but chat.tool_parser is none: no call is seen",
+            "set chat.tool_parser, as hermes",
+        )
+    tools = [tool for tool in found.tools.values() if parser.names_tools or tool.name == "python"]
+    if not tools:
+        return f"{parser.name}: no tool of the config; the environment reads calls itself"
+    from agentrl.chat.offer import write_call
+
+    for tool in tools:
+        call = ToolCall(id="", name=tool.name, arguments=sample_arguments(tool), raw="")
+        text = write_call(call, parser.name)
+        ids = (*chat.raw_delta(f"I call it.\n{text}", ended=False), chat.stop_token_ids[0])
+        read = parser.parse(ids, chat, tools=tools).calls
+        same = len(read) == 1 and read[0].name == tool.name and read[0].status is CallStatus.OK
+        given = call.arguments
+        if parser.name == "fenced_code":
+            given = {"code": given.get("code", ""), "language": "python"}
+        if not same or dict(read[0].arguments) != dict(given):
+            got = read[0] if read else None
+            return fail(
+                "tool calls",
+                f"a call of {tool.name} written as {text!r} is read as "
+                f"{'nothing' if got is None else (got.status.value, got.name, got.arguments)}",
+                f"take another chat.tool_parser than {parser.name}, or a template and tokenizer "
+                "that keep its markers",
+            )
+    names = [tool.name for tool in tools]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{parser.name} reads back calls of {', '.join(names[:_NAMED])}{more}"
+
+
+def sample_arguments(tool: Tool) -> dict[str, Any]:
+    """Arguments that fit the schema of a tool, with text that is awkward to quote."""
+    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
+    return {name: _sample(schema) for name, schema in properties.items()}
+
+
+def _sample(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return _WORD
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for key in ("anyOf", "oneOf"):
+        if schema.get(key):
+            return _sample(schema[key][0])
+    kind = schema.get("type", "string")
+    kind = kind[0] if isinstance(kind, Sequence) and not isinstance(kind, str) else kind
+    if kind == "array":
+        return [_sample(schema["items"])] if "items" in schema else []
+    if kind == "object":
+        return {name: _sample(inner) for name, inner in schema.get("properties", {}).items()}
+    plain: dict[str, Any] = {"integer": -7, "number": 2.5, "boolean": True, "null": None}
+    return plain.get(kind, _WORD)
+
+
+async def reward_test(config: RunConfig, base: Path, found: Found) -> Check | str:
+    """What answers of known worth earn, through the loop, tools and sandbox of the run."""
+    if found.chat is None or found.tasks is None or found.make_env is None:
+        return not_checked("reward test", found)
+    tasks = spread(found.tasks.train, TASKS)
+    answers = await try_answers(
+        config,
+        base=base,
+        tokenizer=found.tokenizer,
+        chat=found.chat,
+        tasks=tasks,
+        make_env=found.make_env,
+    )
+    found.answers += answers
+    found.sandbox_used = any(answer.sandbox for answer in answers)
+    return judge_answers(answers)
+
+
+async def samples(
+    config: RunConfig, base: Path, found: Found, request: SampleRequest
+) -> Check | str:
+    """What a model earns, and what for."""
+    if found.tasks is None or found.make_env is None:
+        return not_checked("reward samples", found)
+    check, answers = await sample_rewards(
+        config, base=base, tasks=found.tasks.train, request=request
+    )
+    found.answers += answers
+    return check
+
+
+async def sandbox_run(config: RunConfig, base: Path, found: Found) -> Check | str:
+    """Whether a sandbox of the config can be made and runs a program."""
+    backend = await open_sandboxes(config.sandbox, base=base)
+    limits = sandbox_limits(config.sandbox.limits)
+    began = time.monotonic()
+    try:
+        box = await backend.take(SandboxSpec(), limits, timeout_s=config.rollout.env_timeout_s)
+        opened_s = time.monotonic() - began
+        try:
+            result = await box.exec(["echo", _ECHO])
+        finally:
+            await box.close()
+    except SandboxError as error:
+        if found.sandbox_used is False:
+            return warn(
+                "sandbox run",
+                f"{backend.name} makes none ({error}); none was asked for in the reward test",
+                "mend the sandbox, if the environment or a tool ever wants one",
+            )
+        return fail("sandbox run", f"{backend.name}: {error}", "agentrl sandbox check")
+    finally:
+        await backend.close()
+    said = result.stdout.strip()
+    if said != _ECHO:
+        return fail(
+            "sandbox run",
+            f"{backend.name}: echo printed {said[:80]!r} ({result.outcome}), not {_ECHO!r}",
+            "agentrl sandbox check",
+        )
+    return f"{backend.name}: one was made in {opened_s:.2f} s and ran a program"

@@ -1,0 +1,139 @@
+"""Everything about a run that can be checked before a model is loaded.
+
+`agentrl train --dry-run` asks whether the run can begin; `agentrl preflight` asks besides whether
+it can work: what the reward pays for, whether calls come back as they were written, and what a
+standard setup has that this one has not. Every check runs, whatever the others found, so that one
+look shows all there is to mend.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.preflight.checks import (
+    machine,
+)
+from agentrl.preflight.checks import (
+    parts as preflight_parts,
+)
+from agentrl.preflight.checks import (
+    setup as preflight_setup,
+)
+from agentrl.preflight.checks import (
+    trials as preflight_trials,
+)
+from agentrl.preflight.checks.findings import Found
+from agentrl.preflight.deadlines import limits_of
+from agentrl.preflight.reward.samples import SampleRequest
+from agentrl.preflight.runner import Plan, Step, outcome_of
+from agentrl.runtime.checks import algorithm as algorithm_checks
+from agentrl.runtime.checks import fleet as fleet_checks
+from agentrl.runtime.records import Check
+
+
+async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> list[Check]:
+    """Whether a run can begin, without loading its model. Never raises for what it finds.
+
+    Args:
+        config: the run.
+        base: where relative paths of the config start.
+        resume: whether a run directory that already holds a run is what is wanted.
+    """
+    return await _run(dry_run_plan(config, base=base, found=Found(), resume=resume))
+
+
+def dry_run_plan(config: RunConfig, *, base: Path, found: Found, resume: bool) -> Plan:
+    """The checks of `preflight`; `preflight_watch.run_watched` runs them, too."""
+    steps = [*_parts(config, base, found, resume), *_places(config, found, resume)]
+    return Plan(steps=steps, limits=limits_of(config))
+
+
+async def full_preflight(
+    config: RunConfig,
+    *,
+    base: Path,
+    found: Found,
+    resume: bool = False,
+    samples: SampleRequest | None = None,
+) -> list[Check]:
+    """Whether a run can begin and work. Never raises for what it finds.
+
+    Args:
+        config: the run.
+        base: where relative paths of the config start.
+        found: filled on the way; `answers` holds what was tried on the reward code.
+        resume: whether a run directory that already holds a run is what is wanted.
+        samples: what a model is to write, so that one sees what it earns; None loads no model.
+    """
+    return await _run(full_plan(config, base=base, found=found, resume=resume, samples=samples))
+
+
+def full_plan(
+    config: RunConfig,
+    *,
+    base: Path,
+    found: Found,
+    resume: bool = False,
+    samples: SampleRequest | None = None,
+) -> Plan:
+    """The checks of `full_preflight`; `preflight_watch.run_watched` runs them, too."""
+    trials: list[Step] = [
+        ("template", lambda: preflight_trials.template(found)),
+        ("tool calls", lambda: preflight_trials.tool_calls(config, found)),
+        ("reward test", lambda: preflight_trials.reward_test(config, base, found)),
+        ("sandbox run", lambda: preflight_trials.sandbox_run(config, base, found)),
+    ]
+    if samples is not None:
+        trials.append(
+            ("reward samples", lambda: preflight_trials.samples(config, base, found, samples))
+        )
+    setup: list[Step] = [
+        ("batch", lambda: preflight_setup.batch(config)),
+        ("normalisation", lambda: preflight_setup.normalisation(config, found)),
+        ("kl", lambda: preflight_setup.kl(config)),
+        ("evaluation", lambda: preflight_setup.evaluation(config, found)),
+        ("early stop", lambda: preflight_setup.early_stop(config)),
+        ("async", lambda: preflight_setup.asynchrony(config, base)),
+        ("critic", lambda: preflight_setup.critic(config)),
+    ]
+    parts = _parts(config, base, found, resume)
+    return Plan(
+        steps=[*parts, *trials, *setup, *_places(config, found, resume)],
+        limits=limits_of(config, samples=samples.count if samples else 0),
+    )
+
+
+def _parts(config: RunConfig, base: Path, found: Found, resume: bool) -> list[Step]:
+    parts = preflight_parts
+    return [
+        ("model", lambda: parts.model(config, found)),
+        ("tools", lambda: parts.tools(config, base)),
+        ("environment", lambda: parts.environment(config, base, found)),
+        ("chat", lambda: parts.chat(config, found)),
+        ("datasets", lambda: parts.datasets(config, base, found, resume)),
+        ("prompts", lambda: parts.prompts(config, base, found)),
+        ("sandbox", lambda: parts.sandbox(config, base)),
+        ("rewards", lambda: parts.rewards(config, base)),
+        ("algorithm", lambda: algorithm_checks.algorithm(config, base=base)),
+        ("trainer", lambda: parts.trainer(config)),
+    ]
+
+
+def _places(config: RunConfig, found: Found, resume: bool) -> list[Step]:
+    return [
+        ("schedule", lambda: fleet_checks.schedule(config)),
+        ("engines", lambda: fleet_checks.engines(config, tokenizer=found.tokenizer)),
+        ("cluster", lambda: fleet_checks.cluster(config)),
+        ("run directory", lambda: preflight_parts.run_directory(config, resume)),
+        ("rules", lambda: preflight_parts.rules(config)),
+        ("metrics", lambda: preflight_parts.metrics(config)),
+        ("disk", lambda: machine.disk(config)),
+        ("context", lambda: machine.context(config)),
+        ("memory", lambda: machine.memory(config)),
+        ("budget", lambda: preflight_parts.budget(config, found)),
+    ]
+
+
+async def _run(plan: Plan) -> list[Check]:
+    return [await outcome_of(name, check) for name, check in plan.steps]

@@ -1,0 +1,80 @@
+"""What a model earns before it is trained: a hundred samples, each with what it scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.config import RunConfig
+from agentrl.preflight.reward.known_answers import Answer, answer_of, spread
+from agentrl.preflight.reward.verdict import judge_samples
+from agentrl.runtime.assembly.policy import open_policy
+from agentrl.runtime.checks.fleet import require_engines
+from agentrl.runtime.drivers.groups import run_groups, stable_seed
+from agentrl.runtime.launch import in_flight
+from agentrl.runtime.records import Check
+from agentrl.types import SamplingParams, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NAME = "preflight-samples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """What a model is asked to write."""
+
+    model: str | None
+    """Checkpoint, hub name or run directory; None takes `model.path`."""
+    count: int
+    """Samples in all; rounded up to whole groups."""
+    out: Path
+    """Folder for the trajectories."""
+    on_group: Callable[[int], None] = lambda rollouts: None
+    """Called with the number of rollouts of each finished group."""
+
+
+async def sample_rewards(
+    config: RunConfig, *, base: Path, tasks: Sequence[Task], request: SampleRequest
+) -> tuple[Check, list[Answer]]:
+    """Roll a few tasks out as training would, and judge what they earned.
+
+    Returns:
+        The line of preflight, and every sample.
+
+    Raises:
+        AgentrlError: the model, its engines or the sandboxes cannot be had.
+    """
+    from agentrl.data import TrajectoryStore
+
+    n = config.rollout.n_samples_per_prompt
+    await require_engines(config, model_path=request.model)
+    async with open_policy(
+        config,
+        base=base,
+        model_path=request.model,
+        logs=request.out / "logs",
+        note=lambda text: None,
+    ) as policy:
+        groups = await run_groups(
+            policy.rollouts,
+            spread(tasks, -(-request.count // n)),
+            name=_NAME,
+            n=n,
+            sampling=SamplingParams(
+                temperature=config.rollout.temperature,
+                top_p=config.rollout.top_p,
+                max_tokens=config.rollout.max_turn_tokens,
+                stop_token_ids=policy.chat.stop_token_ids,
+            ),
+            seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
+            in_flight=in_flight(config),
+            on_group=lambda held: request.on_group(n),
+        )
+    made = [held.group for held in groups]
+    TrajectoryStore(request.out / "trajectories").write(0, "train", made, None)
+    answers = [answer_of(rows[-1], "sample") for group in made for rows in group.rollouts()]
+    return judge_samples(answers, where=str(request.out)), answers

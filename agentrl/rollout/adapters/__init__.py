@@ -1,0 +1,1 @@
+"""Environments written for other trainers, behind our contract."""

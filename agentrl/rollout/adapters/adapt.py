@@ -1,0 +1,213 @@
+"""Environments of other make, behind the contract of `AgentInstance`.
+
+An agent file written for OpenRLHF has a class with `async reset(states)` and `async step(states)`
+that take and return dictionaries, splice raw text and know nothing of templates or tools.
+`load_env_class` loads such a file although OpenRLHF is not installed, and `adapt_env` lets its
+instances run unchanged. Classes for SkyRL-gym and verl are wrapped in `text_envs`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from agentrl.env import Action, AgentInstance, Observation, StepResult
+from agentrl.errors import ConfigError, EnvError
+from agentrl.imports import resolve
+from agentrl.rollout.adapters.peer_imports import others_importable
+from agentrl.rollout.adapters.text_envs import text_env_of
+from agentrl.rollout.coerce import SAMPLING_KEYS, as_observation, as_step_result
+from agentrl.types import Message, Task
+
+
+def adapt_env(obj: Any) -> AgentInstance:
+    """An environment as the loop wants it.
+
+    Args:
+        obj: an `AgentInstance` (returned as it is), or any object with `reset` and `step` that
+            take and return OpenRLHF's dictionaries.
+
+    Raises:
+        EnvError: it is neither.
+    """
+    if isinstance(obj, AgentInstance):
+        return obj
+    for name in ("reset", "step"):
+        if not callable(getattr(obj, name, None)):
+            raise EnvError(
+                f"{type(obj).__name__} is not an environment: it has no method {name!r}; expected "
+                "a subclass of AgentInstance, or an object with 'reset' and 'step'"
+            )
+    return DictEnv(obj)
+
+
+def load_env_class(target: str, *, base: Path | None = None) -> Callable[..., AgentInstance]:
+    """The environment class an import string names, as a factory of `AgentInstance`.
+
+    Args:
+        target: a subclass of `AgentInstance`, a class with OpenRLHF's `reset` and `step`, that
+            file's `AgentExecutor`, an environment of SkyRL-gym, an interaction of verl, or a
+            function that makes environments.
+        base: folder that relative file paths start from.
+
+    Raises:
+        ConfigError: the target cannot be loaded or is none of these.
+    """
+    with others_importable():
+        found = resolve(target, base=base)
+    if inspect.isclass(found):
+        found = _agent_of_executor(target, found)
+        if issubclass(found, AgentInstance):
+            return found
+        missing = [n for n in ("reset", "step") if not callable(getattr(found, n, None))]
+        if missing and (wrapped := text_env_of(found)):
+            return wrapped
+        if missing:
+            raise ConfigError(
+                f"env.target {target!r} names the class {found.__name__}, which has no method "
+                f"{missing[0]!r}; expected a subclass of AgentInstance, or a class with 'reset' "
+                "and 'step' (OpenRLHF), 'init' and 'step' (SkyRL-gym), or 'start_interaction' and "
+                "'generate_response' (verl)"
+            )
+        return partial(make_dict_env, found)
+    if not callable(found):
+        raise ConfigError(
+            f"env.target {target!r} names a {type(found).__name__}, expected an environment class"
+        )
+    return lambda **args: adapt_env(found(**args))
+
+
+class DictEnv(AgentInstance):
+    """Runs an environment with OpenRLHF's interface.
+
+    Its texts are spliced raw: the first observation is the prompt as the model's template renders
+    it (unless the environment changes it), and feedback is appended as it is.
+    """
+
+    wants_observation_text = True
+
+    def __init__(self, inner: Any, *, finish: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Wrap `inner`; `finish` is awaited before its first use."""
+        self._inner = inner
+        self._finish = finish
+        self._label: Any = None
+        self._sampling = SimpleNamespace()
+
+    async def reset(self, task: Task) -> Observation:
+        """Give it the rendered prompt, take its first observation."""
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            await finish()
+        prompt = task.prompt
+        if isinstance(prompt, str):
+            prompt = (Message(role="user", content=prompt),)
+        text = self.context.render(prompt)
+        self._label = task.label
+        base = self.context.sampling
+        self._sampling = SimpleNamespace(
+            temperature=base.temperature,
+            top_p=base.top_p,
+            max_tokens=base.max_tokens,
+            stop_token_ids=list(base.stop_token_ids),
+            n=1,
+            logprobs=1,
+        )
+        states = {
+            "observation": text,
+            "prompt": text,
+            "label": task.label,
+            "metadata": dict(task.metadata),
+        }
+        extra = {"seed": self.context.seed} if _accepts_seed(self._inner.reset) else {}
+        observation = as_observation(await _awaited(self._inner.reset(states, **extra)))
+        if not isinstance(observation.content, str):
+            raise EnvError("reset: 'observation' must be text in an environment of dictionaries")
+        return Observation(content=observation.content, raw=True)
+
+    async def step(self, action: Action) -> StepResult:
+        """Hand over the texts, take the dictionary."""
+        states = {
+            "observation_text": action.observation_text,
+            "action_text": action.raw_text,
+            "label": self._label,
+            "sampling_params": self._sampling,
+        }
+        value = await _awaited(self._inner.step(states))
+        if not isinstance(value, Mapping):
+            return as_step_result(value)
+        return as_step_result({**value, "sampling_params": self._overrides(value)})
+
+    async def close(self) -> None:
+        """Close it too, if it can be closed."""
+        close = getattr(self._inner, "close", None)
+        if callable(close):
+            await _awaited(close())
+
+    def _overrides(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        """What differs from how turns are sampled anyway; the object handed out counts too."""
+        given = value.get("sampling_params")
+        if given is not None:
+            self._sampling = given
+        source = self._sampling
+        read = source.get if isinstance(source, Mapping) else lambda key: getattr(source, key, None)
+        base = self.context.sampling
+        chosen = {key: read(key) for key in SAMPLING_KEYS}
+        return {k: v for k, v in chosen.items() if v is not None and v != getattr(base, k)}
+
+
+def make_dict_env(cls: type, **args: Any) -> DictEnv:
+    """A fresh environment of dictionaries; `cls` may have an `async def __init__`.
+
+    OpenRLHF's own examples write one, which its Ray actors await and plain Python refuses; here
+    it runs at the beginning of `reset`.
+
+    Raises:
+        TypeError: the arguments do not fit.
+    """
+    if not inspect.iscoroutinefunction(cls.__init__):
+        return DictEnv(cls(**args))
+    instance: Any = object.__new__(cls)
+    inspect.signature(cls.__init__).bind(instance, **args)
+    return DictEnv(instance, finish=partial(cls.__init__, instance, **args))
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _accepts_seed(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.kind is p.VAR_KEYWORD or p.name == "seed" for p in parameters)
+
+
+def _agent_of_executor(target: str, cls: type) -> type:
+    """The environment class behind an executor class; any other class is returned as it is."""
+    if not any(base.__name__ == "AgentExecutorBase" for base in cls.__mro__):
+        return cls
+    owner = next(base for base in cls.__mro__ if "execute" in vars(base) or base is object)
+    if owner is not object and not owner.__module__.startswith("openrlhf."):
+        raise ConfigError(
+            f"env.target {target!r}: {cls.__name__} has its own 'execute', a loop that cannot be "
+            "run here; name the environment class of the file instead"
+        )
+    # An executor says in its constructor which environment it drives; where the constructor wants
+    # arguments, the file's `AgentInstance` is meant.
+    module = sys.modules[cls.__module__]
+    agent = getattr(module, "AgentInstance", None)
+    if not any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in _init(cls)):
+        agent = getattr(cls(), "agent_instance_cls", None) or agent
+    if not inspect.isclass(agent):
+        raise ConfigError(
+            f"env.target {target!r}: {cls.__name__} does not say which environment it drives; "
+            "name the environment class of the file instead"
+        )
+    return agent
+
+
+def _init(cls: type) -> list[inspect.Parameter]:
+    return list(inspect.signature(cls.__init__).parameters.values())[1:]

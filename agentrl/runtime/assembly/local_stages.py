@@ -1,0 +1,192 @@
+"""The stages of a run in one process.
+
+The event loop runs the rollouts; an embedded engine samples in a thread of its own and is paused
+while the trainer, in another thread, changes the weights they share. vLLM servers are processes of
+their own and sample on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from agentrl.config import RunConfig
+from agentrl.metrics import MetricBag
+from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
+from agentrl.runtime.drivers.groups import GroupRunner, note_cut
+from agentrl.runtime.engine_wait import Guard, Push, push_patiently, to_the_end
+from agentrl.runtime.stages import GroupHandle, HeldGroup
+from agentrl.serving.threads import run_computing
+from agentrl.types import SamplingParams, Task, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from agentrl.data import TrajectoryStore
+    from agentrl.rollout.effort import Cut
+    from agentrl.serving import TokenClient
+    from agentrl.serving.records import EngineStats
+    from agentrl.train import Trainer
+
+
+class LocalRollouts:
+    """A `RolloutStage` over a worker in this process."""
+
+    def __init__(
+        self,
+        worker: GroupRunner[TrajectoryGroup],
+        *,
+        cut: Callable[[], Cut] | None = None,
+    ) -> None:
+        """Take the worker.
+
+        Args:
+            worker: makes groups.
+            cut: what cancelled groups have cost so far; None where nobody counts it.
+        """
+        self._worker = worker
+        self._cut = cut
+        self._told = (0, 0.0)
+
+    async def run_group(
+        self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
+    ) -> HeldGroup:
+        """See `RolloutStage`."""
+        group = await self._worker.run_group(
+            task, group_id=group_id, n=n, sampling=sampling, seed=seed
+        )
+        return HeldGroup.of(group)
+
+    def adopt(self, group: TrajectoryGroup) -> HeldGroup:
+        """See `RolloutStage`."""
+        return HeldGroup.of(group)
+
+    def counts(self) -> MetricBag:
+        """See `RolloutStage`."""
+        bag = MetricBag()
+        if self._cut is not None:
+            cut, (tokens, seconds) = self._cut(), self._told
+            self._told = (cut.tokens, cut.seconds)
+            note_cut(bag, tokens=cut.tokens - tokens, seconds=cut.seconds - seconds)
+        return bag
+
+
+class LocalLearner:
+    """A `LearnStage` whose trainer lives here, in a thread while it works."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        trainer: Trainer,
+        store: TrajectoryStore,
+        *,
+        save: Callable[[Path], None],
+        base: Path | None = None,
+        checkpoint: Path | None = None,
+    ) -> None:
+        """Take the trainer.
+
+        Args:
+            config: of the run.
+            trainer: stands where `checkpoint` left it.
+            store: where trajectories go.
+            save: writes weights, tokenizer and trainer state into a folder.
+            base: where relative paths of the config start.
+            checkpoint: what the run goes on from; None begins it.
+
+        Raises:
+            AgentrlError: as `StepMaker`.
+        """
+        self._trainer = trainer
+        self._store = store
+        self._save = save
+        self._maker = StepMaker(config, base=base, checkpoint=checkpoint)
+
+    @property
+    def version(self) -> int:
+        """See `LearnStage`."""
+        return self._trainer.version
+
+    async def learn(
+        self,
+        step: int,
+        groups: Sequence[GroupHandle],
+        *,
+        stored: bool,
+        on_progress: Callable[[int, int], None],
+    ) -> MetricBag:
+        """See `LearnStage`."""
+        # Rollouts go on beside it, so none of it runs on the event loop.
+        prepared = await asyncio.to_thread(self._prepare, step, _held(groups), stored)
+        batch, bag = prepared.batch, prepared.metrics
+        if not any(update.micro_batches for update in batch.updates):
+            bag.sum("train/steps_without_signal", 1)
+        bag.merge(await run_computing(self._trainer.step, batch, on_progress))
+        return bag
+
+    def _prepare(self, step: int, groups: Sequence[TrajectoryGroup], stored: bool) -> PreparedStep:
+        """The batch of a step, whose groups are on disk when this returns."""
+        prepared = self._maker.prepare(step, groups)
+        if not stored:
+            self._store.write(step, "train", prepared.groups, prepared.batch.advantages)
+        return prepared
+
+    async def keep(self, step: int, kind: str, groups: Sequence[GroupHandle]) -> None:
+        """See `LearnStage`."""
+        await asyncio.to_thread(self._store.write, step, kind, _held(groups), None)
+
+    def save(self, folder: Path) -> None:
+        """See `LearnStage`."""
+        self._save(folder)
+        self._maker.save(folder)
+
+
+class LocalEngines:
+    """An `EngineStage` over a client in this process."""
+
+    def __init__(
+        self, client: TokenClient, push: Push, *, shared: bool, patience_s: float = 0.0
+    ) -> None:
+        """Take the engines.
+
+        Args:
+            client: in front of them.
+            push: makes all of them sample from the learner's weights of a version.
+            shared: whether they sample from the learner's own tensors.
+            patience_s: seconds to wait for an engine to come back when a sync reached none; 0
+                where none ever does.
+        """
+        self._client = client
+        self._push = push
+        self._shared = shared
+        self._patience_s = patience_s
+        self.guard: Guard = to_the_end
+        """See `EngineStage`."""
+
+    @property
+    def version(self) -> int:
+        """See `EngineStage`."""
+        return self._client.version
+
+    @property
+    def shares_weights(self) -> bool:
+        """See `EngineStage`."""
+        return self._shared
+
+    async def pause(self) -> None:
+        """See `EngineStage`."""
+        await self._client.pause_all()
+
+    async def sync(self, version: int) -> MetricBag:
+        """See `EngineStage`."""
+        return await push_patiently(
+            self._client, self._push, version, patience_s=self._patience_s, guard=self.guard
+        )
+
+    def stats(self) -> Mapping[str, EngineStats]:
+        """See `EngineStage`."""
+        return self._client.stats()
+
+
+def _held(groups: Sequence[GroupHandle]) -> list[TrajectoryGroup]:
+    return [cast(HeldGroup, handle).group for handle in groups]

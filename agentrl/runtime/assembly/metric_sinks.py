@@ -1,0 +1,60 @@
+"""Every place the metrics of a run go to, as its config says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config import RunConfig
+
+if TYPE_CHECKING:
+    from agentrl.metrics.sinks import MetricsLog
+    from agentrl.runtime.disk.run_directory import RunDir
+
+
+def open_metrics(directory: RunDir, config: RunConfig) -> MetricsLog:
+    """The sinks of the config; JSON lines always.
+
+    Raises:
+        ConfigError: a sink that the config gets wrong, or whose library is not installed.
+    """
+    from agentrl.metrics.external import open_sinks
+    from agentrl.metrics.sinks import JsonlSink, MetricSink, MetricsLog, TensorBoardSink
+    from agentrl.metrics.tracker import RunIdentity
+
+    run = RunIdentity(
+        directory=directory.path,
+        name=config.run.name,
+        config=_dotted(config.model_dump(mode="json")),
+        n_samples=config.eval.n_samples,
+    )
+    slow = open_sinks(config.log.sinks, run)
+    sinks: list[MetricSink] = [JsonlSink(directory.metrics_file)]
+    if config.log.tensorboard:
+        sinks.append(TensorBoardSink(directory.tensorboard))
+    return MetricsLog(sinks, slow)
+
+
+def check_sinks(config: RunConfig) -> str:
+    """What `open_metrics` would refuse, before anything is loaded.
+
+    Returns:
+        Where metrics go, in words.
+
+    Raises:
+        ConfigError: see `open_metrics`.
+    """
+    from agentrl.metrics.external import check_sinks
+
+    check_sinks(config.log.sinks)
+    places = ["metrics.jsonl", *(["TensorBoard"] if config.log.tensorboard else [])]
+    return ", ".join([*places, *config.log.sinks])
+
+
+def _dotted(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots; a list stays one value."""
+    if not isinstance(value, dict) or not value:
+        return {prefix: value} if prefix else {}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat.update(_dotted(item, f"{prefix}.{key}" if prefix else str(key)))
+    return flat

@@ -1,0 +1,289 @@
+"""From a config to the parts of a run. Import strings are resolved here and nowhere else."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config import RunConfig, resolve_callable
+from agentrl.config.sandboxes import LimitsSection, SandboxSection
+from agentrl.config.schema import EnvSection
+from agentrl.errors import AgentrlError, ConfigError
+from agentrl.runtime.disk.checkpoint import resolve_model_path
+from agentrl.runtime.disk.logs import quiet_transformers
+from agentrl.sandbox import SandboxBackend, SandboxLimits
+from agentrl.tool import Tool
+from agentrl.types import Task
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat
+    from agentrl.engine import Generator
+    from agentrl.rollout import RolloutWorker
+    from agentrl.train.model.pretrained import Pretrained
+
+logger = logging.getLogger(__name__)
+
+SANDBOX_FACTORY = "agentrl_sandboxes:make_backend"
+"""Where the backends that ship with agentrl are made."""
+SANDBOX_POOL = "agentrl_sandboxes:PooledBackend"
+"""What any backend is wrapped in."""
+TRAIN = "dataset"
+"""What the training tasks are called in a config."""
+
+
+def make_env_factory(section: EnvSection, *, base: Path) -> Callable[[], Any]:
+    """A function that makes a fresh environment; the class is resolved and tried now.
+
+    Raises:
+        ConfigError: the import string is wrong, or the class cannot be made with `env.args`.
+    """
+    from agentrl.rollout import load_env_class
+
+    target = load_env_class(section.target, base=base)
+
+    def make() -> Any:
+        return target(**section.args)
+
+    try:
+        make()
+    except AgentrlError:
+        raise
+    except Exception as error:  # the constructor of a user's class may raise anything
+        raise ConfigError(
+            f"env.target {section.target!r} cannot be made with env.args "
+            f"{section.args}: {type(error).__name__}: {error}; its signature is "
+            f"{_signature(target)}"
+        ) from error
+    return make
+
+
+async def open_sandboxes(
+    section: SandboxSection, *, base: Path, sharers: int = 1
+) -> SandboxBackend:
+    """The sandbox backend of the config, behind its pool.
+
+    Args:
+        section: names it.
+        base: where its relative paths start.
+        sharers: processes of the run that open one each; the numbers of the pool are divided
+            among them.
+
+    Raises:
+        SandboxUnavailable: it does not work on this machine.
+        ConfigError: an unknown name, a wrong import string, or an option it does not have.
+    """
+    read_only = [str((base / Path(path).expanduser()).absolute()) for path in section.read_only]
+    given = {"image": section.image, "runtime": section.runtime, "read_only": read_only}
+    named = ":" not in section.backend
+    if named:
+        made = resolve_callable(SANDBOX_FACTORY)(section.backend, **given)
+    else:
+        made = _own_backend(section, base, given)
+    backend = await made if inspect.isawaitable(made) else made
+    if not isinstance(backend, SandboxBackend):
+        raise ConfigError(
+            f"sandbox.backend {section.backend!r} gives a {type(backend).__name__}, expected a "
+            "SandboxBackend"
+        )
+    pool = section.pool
+    # Namespaces start in 20 ms and bound their starts by the processors of the machine.
+    slow = section.backend == "docker" or not named
+    return resolve_callable(SANDBOX_POOL)(
+        backend,
+        warm=ceil(pool.warm / sharers),
+        max_open=ceil(pool.max_open / sharers),
+        starts_at_once=ceil(pool.starts_at_once / sharers) if slow else pool.max_open,
+        max_uses=pool.max_uses if slow else 1,
+    )
+
+
+def _own_backend(section: SandboxSection, base: Path, given: Mapping[str, Any]) -> Any:
+    """What an import string gives, called with those options that are not left at their default."""
+    target = resolve_callable(section.backend, base=base)
+    usual = SandboxSection()
+    options = {
+        name: value
+        for name, value in given.items()
+        if getattr(section, name) != getattr(usual, name)
+    }
+    try:
+        inspect.signature(target).bind(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"sandbox.backend {section.backend!r} is called with {', '.join(options) or 'nothing'} "
+            f"of the sandbox section, but its signature is {_signature(target)}: {error}"
+        ) from error
+    except ValueError:
+        pass  # it has no signature to look at
+    return target(**options)
+
+
+def sandbox_limits(section: LimitsSection) -> SandboxLimits:
+    """The limits in the units of the contract."""
+    return SandboxLimits(
+        wall_s=section.wall_s,
+        memory_bytes=section.memory_mb * 2**20,
+        processes=section.processes,
+        output_bytes=section.output_kb * 2**10,
+        disk_bytes=section.disk_mb * 2**20,
+        cpus=section.cpus,
+        lifetime_s=section.lifetime_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSets:
+    """Every task a run may meet."""
+
+    train: Sequence[Task]
+    """Tasks of `dataset`."""
+    evals: Mapping[str, Sequence[Task]]
+    """Tasks of each `eval.datasets` entry."""
+    weights: Mapping[str, float] | None = None
+    """How often each training task is drawn, up to a common factor; None for once an epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What pass rates made of a dataset when a run began."""
+
+    ids: tuple[str, ...]
+    """Of the tasks that were kept."""
+    weights: Mapping[str, float] | None = None
+    """As `TaskSets.weights`."""
+
+
+def load_task_sets(
+    config: RunConfig, *, base: Path, chosen: Mapping[str, Chosen] | None = None
+) -> TaskSets:
+    """Load every dataset of the config.
+
+    Args:
+        config: names them.
+        base: where relative paths start.
+        chosen: see `read_chosen`; the datasets that it does not name are measured now.
+
+    Raises:
+        DataError, ConfigError: one cannot be read, or is empty; names it.
+    """
+    from agentrl.data import load_tasks
+    from agentrl.data.tasks.difficulty import sampling_weights
+
+    kept = {name: item.ids for name, item in (chosen or {}).items()}
+    train = load_tasks(config.dataset, base=base, chosen=kept.get(TRAIN))
+    if chosen and TRAIN in chosen:
+        weights = chosen[TRAIN].weights
+    else:
+        weights = sampling_weights(train, config.dataset, base=base)
+    evals = {
+        name: load_tasks(section, base=base, chosen=kept.get(eval_name(name)))
+        for name, section in config.eval.datasets.items()
+    }
+    for name, tasks in ((TRAIN, train), *((eval_name(k), v) for k, v in evals.items())):
+        if not tasks:
+            raise ConfigError(f"{name} holds no tasks; check its source, split and limit")
+    return TaskSets(train=train, evals=evals, weights=weights)
+
+
+def eval_name(name: str) -> str:
+    """What an entry of `eval.datasets` is called in a config."""
+    return f"eval.datasets.{name}"
+
+
+def make_worker(
+    config: RunConfig,
+    *,
+    generator: Generator,
+    tokenizer: Any,
+    sandboxes: SandboxBackend | None,
+    tools: Sequence[Tool],
+    base: Path,
+) -> tuple[RolloutWorker, ChatFormat]:
+    """The rollout worker, and the chat format whose stop tokens end its turns."""
+    from agentrl.chat import build_chat, build_parser
+    from agentrl.reward import load_reward_functions
+    from agentrl.rollout import RolloutWorker
+
+    chat = build_chat(tokenizer, config.chat)
+    worker = RolloutWorker(
+        generator=generator,
+        chat=chat,
+        parser=build_parser(config.chat.tool_parser),
+        make_env=make_env_factory(config.env, base=base),
+        tools=tools,
+        sandboxes=sandboxes,
+        sandbox_limits=sandbox_limits(config.sandbox.limits),
+        section=config.rollout,
+        grade=load_reward_functions(
+            config.reward, base=base, timeout_s=config.rollout.env_timeout_s
+        ),
+    )
+    return worker, chat
+
+
+def load_model(config: RunConfig, *, path: str | None = None) -> Pretrained:
+    """The policy of the config, or the checkpoint at `path`; a run stands for its latest one."""
+    from agentrl.train.model.pretrained import load_pretrained
+
+    quiet_transformers()
+    source = resolve_model_path(path or config.model.path)
+    return load_pretrained(config.model.model_copy(update={"path": source}))
+
+
+def load_trained(config: RunConfig, *, checkpoint: str | None) -> Pretrained:
+    """The policy that a run trains.
+
+    Args:
+        config: with the `model.path` that the run began with.
+        checkpoint: folder to go on from. Adapters belong on the model they were begun on, so with
+            `train.lora` that one is loaded; the state of the trainer brings the adapters back.
+
+    Raises:
+        ConfigError: as `load_model`, or adapters that do not fit the model.
+    """
+    lora = config.train.lora
+    if lora.rank == 0:
+        return load_model(config, path=checkpoint)
+    # The engines begin with the same one: see `served_source`.
+    from agentrl.train.model.lora import add_adapters
+
+    pretrained = load_model(config)
+    add_adapters(pretrained.model, lora, base=model_source(config))
+    return pretrained
+
+
+def model_source(config: RunConfig, *, path: str | None = None) -> str:
+    """The folder or hub name that the policy, or the checkpoint at `path`, is loaded from."""
+    from agentrl.train.model.pretrained import QUICKSTART, quickstart_checkpoint
+
+    source = resolve_model_path(path or config.model.path)
+    if source == QUICKSTART:
+        return str(quickstart_checkpoint())
+    folder = Path(source).expanduser()
+    return str(folder.absolute()) if folder.is_dir() else source
+
+
+def served_source(config: RunConfig, *, checkpoint: str | None) -> str:
+    """What the servers of a run start with: the checkpoint, or under adapters the model itself."""
+    return model_source(config, path=None if config.train.lora.rank else checkpoint)
+
+
+def describe_model(pretrained: Pretrained) -> str:
+    """As in `SmolLM2-135M-Instruct, 135M parameters, bfloat16 on cpu`."""
+    model = pretrained.model
+    count = sum(parameter.numel() for parameter in model.parameters())
+    size = f"{count / 1e6:.0f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{pretrained.path}, {size} parameters, {dtype} on {pretrained.device}"
+
+
+def _signature(target: Any) -> str:
+    try:
+        return f"{getattr(target, '__name__', target)}{inspect.signature(target)}"
+    except (TypeError, ValueError):
+        return "unknown"

@@ -1,0 +1,80 @@
+"""Where a run directory says its run stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.config import RunConfig
+from agentrl.runtime.assembly.parts import TaskSets
+from agentrl.runtime.disk.checkpoint import Checkpoint, damaged_after, latest_checkpoint
+from agentrl.runtime.disk.rollback import logged_metrics, read_rollbacks
+from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.runtime.records import History
+
+if TYPE_CHECKING:
+    from agentrl.data import TaskCursor
+
+_ELAPSED = "timing_s/elapsed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where a run directory says its run stands; for a new run, at the start."""
+
+    checkpoint: Checkpoint | None
+    """The newest complete one."""
+    damaged: tuple[Path, ...]
+    """Newer ones, which are passed over."""
+    cursor: TaskCursor
+    """After the last task of the checkpoint."""
+    leaps: Mapping[int, TaskCursor]
+    """Later steps to which a rollback went back, and the cursor that takes over after each."""
+    history: History
+    """Steps done, lines logged, time spent."""
+
+
+def resume_point(directory: RunDir, config: RunConfig, tasks: TaskSets) -> ResumePoint:
+    """Read where the run stands.
+
+    Raises:
+        DataError: the dataset is not the one the run was begun with.
+        RunError: a rollback cannot be read.
+    """
+    from agentrl.data import TaskCursor
+
+    checkpoint = latest_checkpoint(directory.checkpoints)
+    rollbacks = read_rollbacks(directory.path)
+    done = checkpoint.state.step if checkpoint else 0
+    leaps = {
+        rollback.plan.to: TaskCursor.restore(
+            tasks.train, rollback.plan.cursor, weights=tasks.weights
+        )
+        for rollback in rollbacks.in_effect
+        if rollback.plan.to >= done
+    }
+    if done in leaps:
+        cursor = leaps.pop(done)
+    elif checkpoint:
+        cursor = TaskCursor.restore(tasks.train, checkpoint.state.cursor, weights=tasks.weights)
+    else:
+        cursor = TaskCursor(tasks.train, seed=config.run.seed, weights=tasks.weights)
+    logged = logged_metrics(directory.metrics_file) if directory.metrics_file.is_file() else {}
+    elapsed = [values[_ELAPSED] for values in logged.values() if _ELAPSED in values]
+    if checkpoint:
+        elapsed.append(checkpoint.state.elapsed_s)
+    history = History(
+        done=done,
+        logged=logged,
+        elapsed_s=max([*elapsed, rollbacks.elapsed_s]),
+        rollbacks=rollbacks,
+    )
+    return ResumePoint(
+        checkpoint=checkpoint,
+        damaged=damaged_after(directory.checkpoints, done),
+        cursor=cursor,
+        leaps=leaps,
+        history=history,
+    )

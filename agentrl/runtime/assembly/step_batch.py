@@ -1,0 +1,143 @@
+"""From the groups of a step to its batch: the same in whatever process, and again on a replay.
+
+    groups -> drop what is too old -> [stored] -> shape rewards, filter -> batch
+
+What is stored is what was measured. Shaping needs the running statistics of the steps before, which
+a `StepMaker` keeps and every checkpoint holds: so steps must be prepared in their order, each of
+them, also those that teach nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.config import RunConfig
+from agentrl.metrics import MetricBag
+from agentrl.runtime.drivers.groups import stable_seed
+from agentrl.types import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from agentrl.batch import StepBatch
+    from agentrl.reward import ShapedStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedStep:
+    """A step that can be trained."""
+
+    groups: Sequence[TrajectoryGroup]
+    """As they are stored: rewards as measured, filtered groups included."""
+    batch: StepBatch
+    """What is trained on."""
+    metrics: MetricBag
+    """Of the rollouts, the shaping and the batch."""
+
+
+class StepMaker:
+    """Prepares the steps of a run, in their order."""
+
+    def __init__(
+        self, config: RunConfig, *, base: Path | None = None, checkpoint: Path | None = None
+    ) -> None:
+        """Begin a run, or go on from a checkpoint.
+
+        Args:
+            config: of the run.
+            base: folder that a relative file in `algorithm.policy_loss` starts from.
+            checkpoint: holds the reward statistics of the steps before.
+
+        Raises:
+            ConfigError: there is no such loss.
+            DataError: the statistics cannot be read.
+        """
+        from agentrl.reward import RewardShaper
+        from agentrl.train.losses import needs_of
+
+        self._config = config
+        self._algorithm = config.resolved_algorithm()
+        self._needs = needs_of(self._algorithm, base=base)
+        self._shaper = RewardShaper(
+            config.reward, max_response_tokens=config.rollout.max_response_tokens
+        )
+        if checkpoint is not None:
+            self._shaper.load(checkpoint)
+
+    def prepare(self, step: int, groups: Sequence[TrajectoryGroup]) -> PreparedStep:
+        """Build the batch of the next step; the statistics have seen it when this returns.
+
+        Args:
+            step: from 1.
+            groups: all of the step, fresh or from the store.
+
+        Raises:
+            DataError: a reward, a mask or a log-probability that must not be trained on.
+        """
+        from agentrl.rollout import rollout_metrics
+
+        held = drop_too_old(self._config, step, groups)
+        bag = rollout_metrics(held)
+        shaped = self._shaper.shape(held)
+        bag.merge(shaped.metrics)
+        batch = self._build(step, shaped)
+        bag.merge(batch.metrics)
+        self._count_waste(step, shaped, batch, bag)
+        return PreparedStep(groups=held, batch=batch, metrics=bag)
+
+    def save(self, folder: Path) -> None:
+        """Write what a resume needs into a checkpoint."""
+        self._shaper.save(folder)
+
+    def _count_waste(self, step: int, shaped: ShapedStep, batch: StepBatch, bag: MetricBag) -> None:
+        from agentrl.batch.ledger import step_ledger
+
+        step_ledger(
+            shaped.groups,
+            batch,
+            algorithm=self._algorithm,
+            needs=self._needs,
+            oldest_version=self._oldest_unmasked(step),
+            skip_groups=shaped.skip_groups,
+        ).into(bag)
+
+    def _oldest_unmasked(self, step: int) -> int | None:
+        """Tokens of older weights are masked; None masks none."""
+        from agentrl.data.staleness import oldest_allowed
+
+        schedule = self._config.schedule
+        return oldest_allowed(schedule, step - 1) if schedule.stale == "mask" else None
+
+    def _build(self, step: int, shaped: ShapedStep) -> StepBatch:
+        from agentrl.batch import build_step
+
+        config, train = self._config, self._config.train
+        return build_step(
+            shaped.groups,
+            algorithm=self._algorithm,
+            micro_batch_tokens=train.micro_batch_tokens,
+            minibatches=train.minibatches,
+            epochs=train.epochs_per_batch,
+            seed=stable_seed(config.run.seed, "batch", step),
+            oldest_version=self._oldest_unmasked(step),
+            needs=self._needs,
+            prefix_sharing=train.prefix_sharing,
+            clip_shaped=config.reward.clip_shaped,
+            skip_groups=shaped.skip_groups,
+        )
+
+
+def drop_too_old(
+    config: RunConfig, step: int, groups: Sequence[TrajectoryGroup]
+) -> list[TrajectoryGroup]:
+    """The groups of a step as they are stored: what `schedule.stale` drops is `STALE`.
+
+    Step n is trained from version n - 1.
+    """
+    from agentrl.data.staleness import drop_stale, oldest_allowed
+
+    oldest = oldest_allowed(config.schedule, step - 1)
+    if oldest is None or config.schedule.stale != "drop":
+        return list(groups)
+    return [drop_stale(group, oldest_version=oldest, version=step - 1) for group in groups]

@@ -1,0 +1,68 @@
+"""Which tasks a run began with, and how often each comes, where pass rates that may change since
+said so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import RunConfig
+from agentrl.config.schema import DatasetSection
+from agentrl.errors import RunError
+from agentrl.runtime.assembly.parts import TRAIN, Chosen, TaskSets, eval_name
+from agentrl.runtime.disk.checkpoint import write_atomic
+
+
+def write_chosen(path: Path, config: RunConfig, tasks: TaskSets) -> None:
+    """Keep ids and weights of all datasets that pass rates decide on; no file if there is none.
+
+    Args:
+        path: the file.
+        config: of the run.
+        tasks: what it trains and is scored on.
+    """
+    sets = {TRAIN: tasks.train, **{eval_name(k): v for k, v in tasks.evals.items()}}
+    document = {
+        name: {
+            "section": _document(section),
+            "ids": [task.id for task in sets[name]],
+            "weights": dict(tasks.weights) if name == TRAIN and tasks.weights else None,
+        }
+        for name, section in _by_pass_rate(config).items()
+    }
+    if document:
+        write_atomic(path, json.dumps(document).encode())
+
+
+def read_chosen(path: Path, config: RunConfig) -> Mapping[str, Chosen]:
+    """The choice by dataset, of those whose section is still the one that the ids were chosen by.
+
+    Raises:
+        RunError: the file cannot be read.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        kept = json.loads(path.read_bytes())
+        return {
+            name: Chosen(ids=tuple(kept[name]["ids"]), weights=kept[name].get("weights"))
+            for name, section in _by_pass_rate(config).items()
+            if name in kept and kept[name]["section"] == _document(section)
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); without it the tasks are "
+            "chosen again by what dataset.pass_rate_from holds now: delete it if that is unchanged"
+        ) from error
+
+
+def _by_pass_rate(config: RunConfig) -> dict[str, DatasetSection]:
+    sections = {TRAIN: config.dataset}
+    sections |= {eval_name(name): section for name, section in config.eval.datasets.items()}
+    return {name: section for name, section in sections.items() if section.pass_rate_from}
+
+
+def _document(section: DatasetSection) -> dict[str, Any]:
+    return section.model_dump(mode="json", exclude_defaults=True)

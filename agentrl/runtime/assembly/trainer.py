@@ -1,0 +1,137 @@
+"""The trainer of a run, put together from its config: one function for every runtime."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config import RunConfig
+from agentrl.runtime.assembly.parts import model_source
+from agentrl.runtime.disk.checkpoint import resolve_model_path
+
+if TYPE_CHECKING:
+    from agentrl.config.schema import CriticSection
+    from agentrl.train import Trainer
+    from agentrl.train.backends.ranks import Ranks
+    from agentrl.train.token_record import TokenListener
+
+
+def make_trainer(
+    config: RunConfig,
+    model: Any,
+    *,
+    base: Path,
+    run_dir: Path,
+    ranks: Ranks | None = None,
+    checkpoint: Path | None = None,
+) -> Trainer:
+    """The trainer of a run, with its backend, its reference and its critic, where it has them.
+
+    Every process of a run calls it with the same arguments but for its place in `ranks`.
+
+    Args:
+        config: of the run.
+        model: the policy; loaded from the checkpoint if there is one.
+        base: where relative paths of the config start.
+        run_dir: gets the batch of a step that fails and, with `log.tokens`, in `tokens/` what each
+            rank made of every token; every rank writes there.
+        ranks: that train together, joined already and closed by whoever joined; None is this
+            process alone.
+        checkpoint: to go on from; None begins with the models of the config.
+
+    Raises:
+        ConfigError: settings that do not go together, or a model that cannot be loaded.
+        RunError: a checkpoint that does not fit.
+        TrainError: the ranks hold different weights, or one of them is gone.
+    """
+    from agentrl.train import Trainer, load_reference
+    from agentrl.train.backends.choose import make_backend
+    from agentrl.train.critic import Critic
+    from agentrl.train.losses import needs_of
+    from agentrl.train.model.value_head import load_value_model
+
+    algorithm = config.resolved_algorithm()
+    needs = needs_of(algorithm, base=base)
+    backend = make_backend(
+        model,
+        train=config.train,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        ranks=ranks,
+        mask_keys=needs.mask_keys,
+    )
+    # Reference and critic are what the run began with, also when it goes on from a checkpoint.
+    began = config.model.model_copy(update={"path": model_source(config)})
+    critic = None
+    if algorithm.needs_values:
+        critic = Critic(
+            load_value_model(_critic_section(config), began),
+            section=config.critic,
+            train=config.train,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            ranks=ranks,
+        )
+    trainer = Trainer(
+        model,
+        train=config.train,
+        algorithm=algorithm,
+        backend=backend,
+        reference=load_reference(began, algorithm, mask_keys=needs.mask_keys),
+        critic=critic,
+        failures=run_dir,
+        record=_token_record(run_dir, ranks) if config.log.tokens else None,
+    )
+    if checkpoint is not None:
+        trainer.load(checkpoint)
+    return trainer
+
+
+def check_learner(config: RunConfig) -> str:
+    """What `make_trainer` would refuse and that can be known before anything is loaded.
+
+    Returns:
+        Who trains what, in words.
+
+    Raises:
+        ConfigError: a backend that does not fit the optimizer or the critic, adapters without
+            peft, or a critic from a path that is no checkpoint.
+    """
+    train = config.train
+    if train.steps == 0:
+        return "train.steps is 0: nothing is trained"
+    from agentrl.train.backends.choose import check_backend
+
+    check_backend(train, dtype=config.model.dtype)
+    if train.lora.rank:
+        from agentrl.train.model.lora import load_peft
+
+        load_peft()
+    ranks = config.ray.trainer_ranks if config.runtime == "ray" else 1
+    what = f"adapters of rank {train.lora.rank}" if train.lora.rank else "all weights"
+    text = f"{train.optimizer} on {what}, backend {train.backend}, ranks: {ranks}"
+    if not config.resolved_algorithm().needs_values:
+        return text
+    from agentrl.train.critic import check_critic_backend
+    from agentrl.train.model.pretrained import check_model_path
+
+    check_critic_backend(train)
+    path = _critic_section(config).path
+    if path is not None:
+        check_model_path(path, key="critic.path")
+    return f"{text}, with a critic"
+
+
+def _token_record(run_dir: Path, ranks: Ranks | None) -> TokenListener:
+    """Stores what the trainer made of the tokens; the trainer lets no failure of it through."""
+    from agentrl.data import TokenStore
+
+    world_size = 1 if ranks is None else ranks.world_size
+    return partial(TokenStore(run_dir / "tokens").write, ranks=world_size)
+
+
+def _critic_section(config: RunConfig) -> CriticSection:
+    """With a run directory resolved to its latest checkpoint, as for `model.path`."""
+    path = config.critic.path
+    if path is None:
+        return config.critic
+    return config.critic.model_copy(update={"path": resolve_model_path(path)})

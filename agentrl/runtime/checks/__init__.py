@@ -1,0 +1,1 @@
+"""Checks of a config that need no model: the algorithm, the machines."""

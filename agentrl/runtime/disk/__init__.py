@@ -1,0 +1,1 @@
+"""The run directory: names, checkpoints, pauses, rollbacks, stored groups, logs."""

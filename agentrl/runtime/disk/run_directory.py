@@ -1,0 +1,316 @@
+"""The run directory: everything one run leaves on disk, and who may write it.
+
+    RUN/config.yaml       the resolved config
+    RUN/run.json          where relative paths of the config start, which model it began with,
+                          versions, when it was written
+    RUN/tasks.json        ids of the tasks that dataset.pass_rate left when the run began
+    RUN/metrics.jsonl     one line a step
+    RUN/tensorboard/      the same numbers for TensorBoard
+    RUN/trajectories/     every rollout; also the log that `--resume` trains from again
+    RUN/tokens/           what the trainer made of every trained token, by step and rank
+    RUN/checkpoints/      step-N, Hugging Face format plus trainer state
+    RUN/run.log           everything that was logged, tracebacks too
+    RUN/result.json       final scores
+    RUN/health.jsonl      changes of verdicts, and what rules decided
+    RUN/control           there while a rule pauses the run; see `agentrl.runtime.disk.pause`
+    RUN/rolled-back/N/    what a rollback moved aside; see `agentrl.runtime.disk.rollback`
+    RUN/logs/             output of servers and of other processes of the run
+    RUN/sinks/            what trackers of experiments keep: the id of this run there, and runs
+                          that are offline
+    RUN/weights/          what the `disk` backend hands over
+    RUN/.lock             held (flock) by the one process that writes here
+
+The lock dies with its process, so a `kill -9` never leaves a run locked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import platform
+import shutil
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import agentrl
+from agentrl.config import RunConfig, dump_config, load_config
+from agentrl.config.schema import ModelSection
+from agentrl.errors import ConfigError, RunError
+from agentrl.runtime.disk.checkpoint import resolve_model_path, write_atomic
+from agentrl.runtime.disk.run_name import (
+    CHOSEN_FILE,
+    IDENTITY_FILE,
+    empty,
+    free_name,
+    holds_a_run,
+    run_path,
+)
+
+logger = logging.getLogger(__name__)
+
+_MAY_CHANGE = (
+    "train.steps",
+    "train.max_minutes",
+    "train.micro_batch_tokens",
+    "train.lora.sync",
+    "train.backend",
+    "train.zero_stage",
+    "train.offload",
+    "train.prefix_sharing",
+    "eval.",
+    "checkpoint.",
+    "log.",
+    "health.",
+    "serving.",
+    "sync.",
+    "ray.",
+    "runtime",
+    "sandbox.",
+    "run.dir",
+    "run.name",
+)
+"""Keys a resumed run may change: they do not alter what a finished step was trained on.
+
+`schedule` is not among them: groups that one schedule has begun or put off are not what another
+would go on with."""
+
+
+class RunDir:
+    """A locked run directory. Make one with `create`, `resume` or `open_or_create`."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self._lock = lock
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved config."""
+        return self.path / "config.yaml"
+
+    @property
+    def chosen_file(self) -> Path:
+        """Which tasks the run began with; there only if `pass_rate` chose them."""
+        return self.path / CHOSEN_FILE
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def trajectories(self) -> Path:
+        """The trajectory store."""
+        return self.path / "trajectories"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of `step-N` folders."""
+        return self.path / "checkpoints"
+
+    @property
+    def log_file(self) -> Path:
+        """What was logged."""
+        return self.path / "run.log"
+
+    @property
+    def logs(self) -> Path:
+        """Output of servers and of other processes."""
+        return self.path / "logs"
+
+    @property
+    def weights(self) -> Path:
+        """Of the `disk` backend."""
+        return self.path / "weights"
+
+    @property
+    def health_file(self) -> Path:
+        """Verdicts and decisions."""
+        return self.path / "health.jsonl"
+
+    @property
+    def control_file(self) -> Path:
+        """What a paused run waits for."""
+        return self.path / "control"
+
+    @property
+    def result_file(self) -> Path:
+        """Final scores."""
+        return self.path / "result.json"
+
+    @classmethod
+    def create(cls, config: RunConfig, *, base: Path) -> RunDir:
+        """Begin a run in `run.dir`/`run.name`.
+
+        Args:
+            config: written out with every default.
+            base: where relative paths of the config start; remembered for `--resume`.
+
+        Raises:
+            RunError: another process runs there, it already holds a run, or it is not writable; or
+                `model.path` names a run without a checkpoint.
+        """
+        path = run_path(config)
+        run = cls._locked(path)
+        try:
+            if holds_a_run(path):
+                raise RunError(
+                    f"run directory {path} already holds a run; continue it with --resume, or "
+                    f"start another with run.name={free_name(path)}"
+                )
+            empty(path)
+            run._write_identity(config, base, model=_model(config))
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def resume(cls, path: Path) -> tuple[RunDir, RunConfig, Path]:
+        """Take over the run at `path`: its lock, its config, and where relative paths start.
+
+        Raises:
+            RunError: it is not a run directory, or another process runs there.
+        """
+        config, base = read_identity(path)
+        return cls._locked(path), config, base
+
+    def adopt(self, config: RunConfig, *, base: Path) -> None:
+        """Go on with `config` instead of the stored one, if finished steps stay what they were.
+
+        Raises:
+            RunError: a key differs that decides what finished steps were trained on.
+        """
+        old = _flatten(load_config(self.config_file).model_dump(mode="json"))
+        new = _flatten(config.model_dump(mode="json"))
+        wrong = [
+            f"  {key}: {old.get(key)!r} in the run, {new.get(key)!r} now"
+            for key in sorted(old.keys() | new.keys())
+            if old.get(key) != new.get(key) and not key.startswith(_MAY_CHANGE)
+        ]
+        if wrong:
+            raise RunError(
+                f"--resume: the config does not fit the run in {self.path}:\n"
+                + "\n".join(wrong)
+                + "\nundo the change, or start another run with another run.name"
+            )
+        began = self.settle(config).model.path
+        self._write_identity(config, base, model=began)
+
+    def settle(self, config: RunConfig) -> RunConfig:
+        """`config` with the model that this run began with, whatever its name stands for now.
+
+        A `model.path` that names another run stands for the latest checkpoint there, and that run
+        may go on.
+        """
+        identity = json.loads((self.path / IDENTITY_FILE).read_bytes())
+        path = identity.get("model") or _model(config)  # run.json of an older make has none
+        return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write the final scores."""
+        write_atomic(self.result_file, json.dumps(result, indent=2).encode() + b"\n")
+
+    def discard(self) -> None:
+        """Delete a run that failed before it produced anything, and let go of the lock.
+
+        Logs of servers stay, because errors name them; the next run of this name replaces them.
+        """
+        if not holds_a_run(self.path):
+            if any(self.logs.glob("*")):
+                empty(self.path, but=(IDENTITY_FILE, "logs"))
+            else:
+                shutil.rmtree(self.path, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lock. Idempotent."""
+        self._lock.close()
+
+    @classmethod
+    def _locked(cls, path: Path) -> RunDir:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = (path / ".lock").open("a+")
+        except OSError as error:
+            raise RunError(f"run directory {path} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            lock.close()
+            raise RunError(
+                f"run directory {path} is in use by {owner}; wait for it, stop it, or start "
+                f"another run with run.name={free_name(path)}"
+            ) from None
+        if not _same_file(lock, path / ".lock"):
+            lock.close()
+            raise RunError(f"run directory {path} was deleted by another process; try again")
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {platform.node()}")
+        lock.flush()
+        return cls(path, lock)
+
+    def _write_identity(self, config: RunConfig, base: Path, *, model: str) -> None:
+        identity = {
+            "base": str(base.resolve()),
+            "model": model,
+            "agentrl": agentrl.__version__,
+            "python": platform.python_version(),
+            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        write_atomic(self.path / IDENTITY_FILE, json.dumps(identity, indent=1).encode())
+        write_atomic(self.config_file, dump_config(config).encode())
+
+
+def read_identity(path: Path) -> tuple[RunConfig, Path]:
+    """The config of the run at `path`, and where its relative paths start.
+
+    Raises:
+        RunError: it is not a run directory.
+        ConfigError: its config is of another make.
+    """
+    if not (path / "config.yaml").is_file():
+        what = "holds no config.yaml" if path.is_dir() else "is not a directory"
+        raise RunError(f"{path} {what}, so it is not a run directory")
+    try:
+        identity = json.loads((path / IDENTITY_FILE).read_bytes())
+        return load_config(path / "config.yaml"), Path(identity["base"])
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{path}/run.json cannot be read: {error}") from error
+
+
+def _model(config: RunConfig) -> str:
+    """What `model.path` stands for now: a checkpoint folder, or a name."""
+    if config.model.path == ModelSection().path:
+        return config.model.path  # the quickstart model, also beside a folder of that name
+    path = resolve_model_path(config.model.path)
+    folder = Path(path).expanduser()
+    return str(folder.absolute()) if folder.is_dir() else path
+
+
+def _same_file(lock: IO[str], path: Path) -> bool:
+    """Whether the file we locked is still the one others would open."""
+    try:
+        return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat.update(_flatten(item, f"{prefix}.{key}" if prefix else key))
+    return flat

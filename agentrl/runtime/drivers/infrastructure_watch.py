@@ -1,0 +1,55 @@
+"""When a run whose infrastructure is broken should stop instead of burning its budget."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from agentrl.errors import RunError
+from agentrl.runtime.drivers.groups import infrastructure_failure
+from agentrl.runtime.stages import GroupReport
+
+logger = logging.getLogger(__name__)
+
+FAILED_STEPS = 3
+"""Training steps in a row without one trusted rollout that end a run which has worked before."""
+
+
+class FailureWatch:
+    """Looks at every batch of rollouts; a run in which nothing has ever worked stops at once."""
+
+    def __init__(self, *, worked: bool, note: Callable[[str], None]) -> None:
+        self._worked = worked
+        self._note = note
+        self._in_a_row = 0
+
+    def trained(self, step: int, groups: Sequence[GroupReport]) -> None:
+        """Look at the rollouts of a training step.
+
+        Raises:
+            RunError: nothing has ever worked, or no training rollout for `FAILED_STEPS` steps.
+        """
+        failure = infrastructure_failure(groups)
+        self._in_a_row = 0 if failure is None else self._in_a_row + 1
+        self._judge(step, failure, limit=FAILED_STEPS)
+
+    def evaluated(self, step: int, groups: Sequence[GroupReport]) -> None:
+        """Look at the rollouts of an evaluation; one that fails mid-run does not end the run.
+
+        Raises:
+            RunError: nothing has ever worked.
+        """
+        self._judge(step, infrastructure_failure(groups), limit=None)
+
+    def _judge(self, step: int, failure: str | None, *, limit: int | None) -> None:
+        if failure is None:
+            self._worked = True
+            return
+        if not self._worked or (limit is not None and self._in_a_row >= limit):
+            raise RunError(
+                f"no rollout of step {step} could be scored, so there is nothing to go on with: "
+                f"{failure}; most often the environment or its sandbox is at fault: "
+                "try 'agentrl env check TARGET'"
+            )
+        logger.error("step %d: no rollout could be scored: %s", step, failure)
+        self._note(f"step {step}: no rollout could be scored: {failure}")

@@ -1,0 +1,161 @@
+"""Keeps rollouts in flight, as many as the back-pressure allows.
+
+There is no loop to wake: whoever changes what decides whether a group may begin (one has ended, a
+step was trained, weights were swapped) calls `fill`. A group that ends puts itself into the queue
+and fills its own place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from agentrl.data.queue import Entry, TrajectoryQueue
+from agentrl.data.staleness import BackPressure
+from agentrl.data.tasks.cursor import Claim, TaskCursor
+from agentrl.runtime.stages import GroupHandle
+
+RunGroup = Callable[[Claim], Coroutine[Any, Any, GroupHandle]]
+
+
+class Rollouter:
+    """Groups in flight. Whoever makes one closes it."""
+
+    def __init__(
+        self,
+        run_group: RunGroup,
+        *,
+        cursor: TaskCursor,
+        pressure: BackPressure,
+        queue: TrajectoryQueue[GroupHandle],
+        version: Callable[[], int],
+        places: int,
+    ) -> None:
+        """Begin nothing yet.
+
+        Args:
+            run_group: makes one group; never raises for a failed rollout.
+            cursor: where tasks come from.
+            pressure: whether another group may begin.
+            queue: where finished groups go.
+            version: what the engines sample from now.
+            places: most groups at once.
+        """
+        self._run_group = run_group
+        self._cursor = cursor
+        self._pressure = pressure
+        self._queue = queue
+        self._version = version
+        self._places = places
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[int, int] = {}  # index -> version at which it began
+        self._open = False
+        self._none_runs = asyncio.Event()
+        self._none_runs.set()
+        self._use = PlaceTime(places)
+
+    @property
+    def running(self) -> Sequence[int]:
+        """Engine version at which each group in flight began."""
+        return tuple(self._running.values())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether groups begin."""
+        return self._open
+
+    def open(self) -> None:
+        """Begin groups from now on."""
+        self._open = True
+        self.fill()
+
+    def hold(self) -> None:
+        """Begin no group; those in flight go on."""
+        self._open = False
+
+    async def drained(self) -> None:
+        """Wait until no group is in flight; a rollout's time limit is the limit of this wait."""
+        await self._none_runs.wait()
+
+    def fill(self) -> None:
+        """Begin what may begin."""
+        while self._open and len(self._running) < self._places and self._pressure.allows():
+            self._begin(self._cursor.claim())
+
+    def idle_share(self) -> float:
+        """Share of the places that stood empty since the last call, over time."""
+        return self._use.idle_share(_now(), len(self._running))
+
+    async def close(self) -> None:
+        """Cancel what is in flight, wait until it has cleaned up, and give its tasks back."""
+        self._open = False
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _begin(self, claim: Claim) -> None:
+        self._pressure.begin()
+        self._use.note(_now(), len(self._running))
+        self._running[claim.index] = self._version()
+        self._none_runs.clear()
+        task = asyncio.create_task(self._one(claim), name=f"group {claim.index}")
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._ended(task, claim))
+
+    async def _one(self, claim: Claim) -> None:
+        group = await self._run_group(claim)
+        # It is no longer in flight when the trainer wakes and looks at both.
+        began = self._leave(claim.index)
+        self._queue.put(Entry(index=claim.index, began=began, item=group))
+        self.fill()
+
+    def _leave(self, index: int) -> int:
+        self._use.note(_now(), len(self._running))
+        began = self._running.pop(index)
+        if not self._running:
+            self._none_runs.set()
+        return began
+
+    def _ended(self, task: asyncio.Task[None], claim: Claim) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if claim.index in self._running:  # it was cut, and its task is to be rolled out again
+            self._leave(claim.index)
+            self._cursor.release(claim.index)
+            self._pressure.drop()
+        if error is not None:
+            # A worker never raises for a failed rollout, so this is a broken invariant.
+            self._open = False
+            self._queue.fail(error)
+
+
+class PlaceTime:
+    """Adds up how long how many places were taken."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._since: float | None = None
+        self._began = 0.0
+        self._taken_s = 0.0
+
+    def note(self, now: float, taken: int) -> None:
+        """Until `now`, `taken` places were taken."""
+        if self._since is None:
+            self._began = self._since = now
+        self._taken_s += taken * (now - self._since)
+        self._since = now
+
+    def idle_share(self, now: float, taken: int) -> float:
+        """The share that was empty since the last call; 0 before anything was noted."""
+        self.note(now, taken)
+        whole = self._places * (now - self._began)
+        share = 1 - self._taken_s / whole if whole > 0 else 0.0
+        self._began, self._taken_s = now, 0.0
+        return share
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

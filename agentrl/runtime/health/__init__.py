@@ -1,0 +1,1 @@
+"""Rules and detectors while a run trains."""

@@ -1,0 +1,164 @@
+"""`health.watch`: the detectors after every step, beside the run and never in its way.
+
+    step done -> metrics handed over -> a thread reads the stored rollouts and asks the detectors
+                                                  |
+       log, live view, health.jsonl  <-- what changed
+
+A look that costs c seconds is not followed by another for 100 c: it never takes more than a
+hundredth of the run's time, however long its history grows. What it skips the next look sees too.
+Whatever goes wrong in here is said once and ends the watching, not the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.config import RunConfig
+from agentrl.health.history import flat_config
+from agentrl.health.journal import Event, Journal
+from agentrl.health.records import Verdict
+from agentrl.health.rollouts import rollouts_of_step, sampled_steps
+from agentrl.health.watch import Look, Watch
+from agentrl.runtime.progress import Progress
+
+if TYPE_CHECKING:
+    from agentrl.data import TrajectoryStore
+    from agentrl.runtime.disk.run_directory import RunDir
+
+logger = logging.getLogger(__name__)
+
+SHARE = 0.01
+"""Most of the run's time that looks may take."""
+ROLLOUTS = 64
+"""About so many of a step are looked at."""
+
+
+class StepWatch:
+    """Looks at a run from time to time."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: RunDir,
+        *,
+        rollbacks: int,
+        logged: Mapping[int, Mapping[str, float]],
+        progress: Progress,
+    ) -> None:
+        """Take what earlier processes of the run have logged.
+
+        Args:
+            config: of the run; with `health.watch` off nothing is looked at.
+            run_dir: of the run.
+            rollbacks: how often it was rolled back.
+            logged: step to its metrics; NaN where one was not finite.
+            progress: told what changed.
+        """
+        self._progress, self._rollbacks = progress, rollbacks
+        self._path = run_dir.path
+        self._on = config.health.watch
+        self._journal = Journal(run_dir.health_file)
+        self._pending = [(step, dict(logged[step])) for step in sorted(logged)]
+        self._looking: asyncio.Task[None] | None = None
+        self._free_at = 0.0
+        self._step = -1  # newest step that was looked at
+        if self._on:
+            events = self._journal.read()
+            said = {event.detector: event.status for event in events if event.what == "verdict"}
+            self._watch = Watch(flat_config(config), said=said)
+            self._trajectories = run_dir.trajectories
+            self._store: TrajectoryStore | None = None
+
+    def see(self, step: int, values: Mapping[str, float]) -> None:
+        """Metrics of a step."""
+        if self._on and values:
+            self._pending.append((step, dict(values)))
+
+    def after(self, step: int) -> None:
+        """A step is done: look at it, unless that would cost too much."""
+        if self._on and self._looking is None and time.monotonic() >= self._free_at:
+            self._looking = asyncio.ensure_future(self._look(step))
+
+    async def close(self, step: int, *, look: bool) -> None:
+        """Wait for the look that is under way.
+
+        Args:
+            step: training steps done.
+            look: whether to look once more, where steps were passed over.
+        """
+        await self._ended()
+        if look and self._on and step > self._step:
+            self._looking = asyncio.ensure_future(self._look(step))
+            await self._ended()
+
+    async def _ended(self) -> None:
+        if self._looking is not None:
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def _look(self, step: int) -> None:
+        began = time.monotonic()
+        pending, self._pending = self._pending, []
+        try:
+            look = await asyncio.to_thread(self._ask, step, pending)
+            self._say(step, look)
+        except Exception as error:  # recording boundary: what watches a run must not end it
+            self._on = False
+            logger.exception("the detectors failed at step %d", step)
+            self._progress.note(
+                f"health.watch is off for the rest of this process: {type(error).__name__}: {error}"
+            )
+        finally:
+            self._looking, self._step = None, step
+            now = time.monotonic()
+            self._free_at = now + (now - began) / SHARE
+
+    def _ask(self, step: int, pending: list[tuple[int, dict[str, float]]]) -> Look:
+        """In a thread: the only one that touches the history."""
+        for at, values in pending:
+            self._watch.see(at, values)
+        self._read_rollouts(step)
+        return self._watch.look()
+
+    def _read_rollouts(self, until: int) -> None:
+        from agentrl.data import TrajectoryStore
+
+        if self._store is None:
+            self._store = TrajectoryStore(self._trajectories)
+        for kind in self._store.kinds():
+            steps = [step for step in self._store.steps(kind) if step <= until]
+            for step in sampled_steps(steps):
+                if not self._watch.has(kind, step):
+                    facts = rollouts_of_step(self._store, kind, step, ROLLOUTS)
+                    self._watch.keep(kind, step, facts)
+
+    def _say(self, step: int, look: Look) -> None:
+        self._progress.verdicts(look.verdicts)
+        for verdict in look.changed:
+            text = said(verdict, self._path)
+            logger.info("step %d: %s", step, text)
+            self._progress.note(f"step {step}: {text}")
+            self._journal.write(
+                Event(
+                    step=step,
+                    what="verdict",
+                    text=verdict.title,
+                    rollbacks=self._rollbacks,
+                    detector=verdict.detector,
+                    status=verdict.status,
+                    first_step=verdict.first_step,
+                )
+            )
+
+
+def said(verdict: Verdict, run: Path) -> str:
+    """A verdict in one line, with where to read on."""
+    text = f"health {verdict.status}: {verdict.title}"
+    if verdict.levers:
+        lever = verdict.levers[0]
+        text += f"; try {lever.key}={lever.value}"
+    return f"{text}; see: agentrl doctor {run}" if verdict.evidence else text

@@ -1,0 +1,164 @@
+"""The stages of a run: opened as `runtime` says, closed in any case."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config import RunConfig
+from agentrl.runtime.assembly.layout import engine_width
+from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, Push
+from agentrl.runtime.assembly.policy import Policy, open_policy
+from agentrl.runtime.assembly.resume_point import ResumePoint
+from agentrl.runtime.assembly.trainer import make_trainer
+from agentrl.runtime.assembly.weight_route import device_to_device, own_address, section_backend
+from agentrl.runtime.assembly.weight_stream import sent_weights
+from agentrl.runtime.disk.checkpoint import Checkpoint
+from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.runtime.progress import Progress
+from agentrl.runtime.stages import Stages
+
+if TYPE_CHECKING:
+    from agentrl.data import TrajectoryStore
+    from agentrl.train import Trainer
+    from agentrl.train.model.pretrained import Pretrained
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStages:
+    """The stages of a run, and what to say of them."""
+
+    stages: Stages
+    """For a driver."""
+    model: str
+    """Describes the model."""
+    sandbox: str
+    """Describes the sandboxes."""
+
+
+@contextlib.asynccontextmanager
+async def open_stages(
+    directory: RunDir,
+    config: RunConfig,
+    base: Path,
+    point: ResumePoint,
+    store: TrajectoryStore,
+    progress: Progress,
+) -> AsyncIterator[OpenStages]:
+    """As `runtime` says: in this process, or on Ray."""
+    if config.runtime == "ray":
+        from agentrl.runtime.ray.launch import open_ray_stages
+
+        async with open_ray_stages(
+            config,
+            base=base,
+            run_dir=directory.path,
+            trajectories=directory.trajectories,
+            checkpoint=point.checkpoint,
+            note=progress.note,
+        ) as ray:
+            for place in ray.places:
+                logger.info("%s", place)
+            yield OpenStages(stages=ray.stages, model=ray.model, sandbox=ray.sandbox)
+        return
+    checkpoint = point.checkpoint
+    async with open_policy(
+        config,
+        base=base,
+        logs=directory.logs,
+        note=progress.note,
+        model_path=str(checkpoint.path) if checkpoint else None,
+        version=checkpoint.state.version if checkpoint else 0,
+        train=True,
+    ) as policy:
+        learner, trainer = open_learner(
+            config, policy, store, checkpoint, base=base, run_dir=directory.path
+        )
+        async with syncing(config, policy, trainer, directory) as push:
+            engines = LocalEngines(
+                policy.engines.client,
+                push,
+                shared=policy.engines.shares_weights,
+                patience_s=policy.engines.patience_s,
+            )
+            stages = Stages(
+                rollouts=policy.rollouts,
+                engines=engines,
+                learner=learner,
+                stop_token_ids=policy.chat.stop_token_ids,
+            )
+            model = f"{policy.model}; sampled by {policy.engines.text}"
+            yield OpenStages(stages=stages, model=model, sandbox=policy.sandbox_text)
+
+
+def open_learner(
+    config: RunConfig,
+    policy: Policy,
+    store: TrajectoryStore,
+    checkpoint: Checkpoint | None,
+    *,
+    base: Path,
+    run_dir: Path,
+) -> tuple[LocalLearner, Trainer]:
+    """The trainer of a policy, where its checkpoint left it."""
+    pretrained = policy.pretrained
+    assert pretrained is not None
+    trainer = make_trainer(
+        config,
+        pretrained.model,
+        base=base,
+        run_dir=run_dir,
+        checkpoint=checkpoint.path if checkpoint else None,
+    )
+    learner = LocalLearner(
+        config,
+        trainer,
+        store,
+        save=lambda folder: _save(folder, pretrained, trainer),
+        base=base,
+        checkpoint=checkpoint.path if checkpoint else None,
+    )
+    return learner, trainer
+
+
+@contextlib.asynccontextmanager
+async def syncing(
+    config: RunConfig, policy: Policy, trainer: Trainer, directory: RunDir
+) -> AsyncIterator[Push]:
+    """How the trainer's weights reach the engines; what moves them is closed at the end."""
+    from agentrl.sync import WeightSync, make_sender
+
+    backend = section_backend(config)
+    sender = make_sender(
+        config.sync,
+        backend=backend,
+        directory=directory.weights,
+        address=own_address(config),
+        cuda=device_to_device(config),
+        workers=engine_width(config.serving),
+        describe=lambda: [
+            (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, tensor in trainer.weights()
+        ],
+    )
+    sync = WeightSync(policy.engines.client, sender)
+    try:
+        await sync.connect()
+        assert policy.pretrained is not None  # there is something to train
+        weights = sent_weights(config, policy.pretrained.model, trainer, backend=backend)
+        yield lambda version: sync.push(weights, version)
+    finally:
+        await sync.close()
+
+
+def _save(folder: Path, pretrained: Pretrained, trainer: Any) -> None:
+    from agentrl.train.model.lora import save_policy
+
+    save_policy(pretrained.model, pretrained.tokenizer, folder)
+    trainer.save(folder)

@@ -1,0 +1,228 @@
+"""All actors of a run: how each kind is started, opened and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import RunConfig
+from agentrl.errors import RunError
+from agentrl.runtime.assembly.parts import served_source
+from agentrl.runtime.assembly.weight_route import rank_to_engine
+from agentrl.runtime.ray.actor import INLINE_BYTES, ActorSpec, run_identity, threads_of_a_rank
+from agentrl.runtime.ray.engine_actor import EngineActor, EngineReport, EngineSpec
+from agentrl.runtime.ray.engines import EngineAddress
+from agentrl.runtime.ray.rank import RankSpec
+from agentrl.runtime.ray.resource_pool import ResourcePool
+from agentrl.runtime.ray.rollout_actor import RolloutActor, WorkerReport
+from agentrl.runtime.ray.rollout_workers import Workers
+from agentrl.runtime.ray.trainer_actor import RankReport, TrainerActor
+from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 30.0
+"""Seconds that actors have to release what they hold before they are ended."""
+
+
+class Cast:
+    """Starts the actors of a run: which device slot each gets, and its arguments."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        pool: ResourcePool,
+        *,
+        base: Path,
+        run_dir: Path,
+        trajectories: Path,
+        checkpoint: Path | None,
+        one_machine: bool,
+    ) -> None:
+        """Keep the layout and the specs; all paths are absolute.
+
+        Args:
+            config: of the run; its model is a folder or hub name that every machine can read.
+            pool: the places.
+            base: where relative paths of the config start.
+            run_dir: of the run.
+            trajectories: folder of the store.
+            checkpoint: folder to go on from.
+            one_machine: whether the cluster is one machine.
+
+        Raises:
+            ConfigError: the weight backend that was asked for cannot reach the engines.
+        """
+        from agentrl.sync import resolve_backend
+
+        self.config = config
+        self._pool, self._checkpoint = pool, checkpoint
+        self._base, self._run_dir, self._trajectories = base, run_dir, trajectories
+        self._one_machine = one_machine
+        self._identity = run_identity(run_dir)
+        self._secret = secrets.token_hex(16)
+        self._limit_s = config.serving.start_timeout_s
+        self.cuda = rank_to_engine(config)
+        """Whether weights can go from device to device."""
+        self.backend = resolve_backend(
+            config.sync,
+            engine_kind=config.serving.engine,
+            same_host=one_machine and not config.serving.urls,
+            shared_weights=config.serving.engine == "embedded",
+            cuda=self.cuda,
+        )
+        """The weight backend of the run."""
+
+    @property
+    def group_limit_s(self) -> float:
+        """Seconds after which a worker counts as hanging, far beyond the limits of a group."""
+        section = self.config.rollout
+        attempt_s = section.timeout_s + 4 * section.env_timeout_s
+        return 2 * (section.retries + 1) * attempt_s + 60.0
+
+    # -- starting ---------------------------------------------------------------------------
+
+    def start_ranks(self, stack: contextlib.AsyncExitStack) -> WorkerGroup:
+        """Processes of the trainer ranks; `stack` ends them."""
+        slots = self._pool.layout.ranks
+        threads = threads_of_a_rank(self.config)
+        handles = []
+        for rank, slot in enumerate(slots):
+            place = RankSpec(
+                rank=rank,
+                world_size=len(slots),
+                threads=threads,
+                trajectories=self._trajectories,
+                checkpoint=self._checkpoint,
+            )
+            env = {"OMP_NUM_THREADS": str(threads)}
+            spec = self._spec(f"rank-{rank}")
+            handles.append(self._pool.start(TrainerActor, slot, spec, place, env=env))
+        group = WorkerGroup(TrainerActor, handles, name="trainer rank")
+        stack.push_async_callback(_close, group)
+        return group
+
+    def start_workers(self, stack: contextlib.AsyncExitStack) -> Workers:
+        """Processes of the rollout workers; `stack` ends them."""
+        slots = self._pool.layout.workers
+
+        def start(index: int) -> Any:
+            env = {"RAY_max_direct_call_object_size": str(INLINE_BYTES)}
+            spec = self._spec(f"worker-{index}")
+            return self._pool.start(RolloutActor, slots[index], spec, index, env=env)
+
+        group = WorkerGroup(RolloutActor, [start(i) for i in range(len(slots))], name="worker")
+        workers = Workers(group, start, open_limit_s=self._limit_s)
+        stack.push_async_callback(_close, group)
+        stack.push_async_callback(workers.close)
+        return workers
+
+    def start_servers(self, stack: contextlib.AsyncExitStack) -> WorkerGroup | None:
+        """Processes that hold a vLLM server each; None if none is to be started."""
+        slots = self._pool.layout.engines
+        if not slots:
+            return None
+        handles = [self.start_server(index) for index in range(len(slots))]
+        group = WorkerGroup(EngineActor, handles, name="vLLM actor")
+        stack.push_async_callback(_close, group)
+        return group
+
+    def start_server(self, index: int) -> Any:
+        """The process of one server."""
+        slots = self._pool.layout.engines
+        checkpoint = str(self._checkpoint) if self._checkpoint else None
+        engine = EngineSpec(
+            source=served_source(self.config, checkpoint=checkpoint),
+            neighbours=len(slots) if self._one_machine else 1,
+            backend=self.backend,
+            secret=self._secret,
+        )
+        return self._pool.start(
+            EngineActor, slots[index], self._spec(f"vllm-{index}"), engine, env={}
+        )
+
+    # -- opening ----------------------------------------------------------------------------
+
+    async def opened(
+        self, ranks: WorkerGroup, servers: WorkerGroup | None
+    ) -> tuple[list[RankReport], list[EngineReport]]:
+        """Load models and start servers, all at once.
+
+        Raises:
+            AgentrlError: whatever does not fit, named.
+        """
+
+        async def open_ranks() -> list[RankReport]:
+            return await ranks.open(await ranks.meet())
+
+        async def open_servers() -> list[EngineReport]:
+            return await servers.open() if servers is not None else []
+
+        async with _within(self._limit_s, "trainer ranks and engines"):
+            reports, served = await asyncio.gather(open_ranks(), open_servers())
+        return reports, served
+
+    async def opened_workers(
+        self, workers: Workers, engines: Sequence[EngineAddress]
+    ) -> list[WorkerReport]:
+        """Open sandboxes and connections.
+
+        Raises:
+            AgentrlError: whatever does not fit, named.
+        """
+        async with _within(self._limit_s, "the rollout workers"):
+            return await workers.group.open(engines)
+
+    @staticmethod
+    def beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine until `stack` ends."""
+        task = asyncio.create_task(work)
+
+        async def end() -> None:
+            task.cancel()
+            (result,) = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(result, Exception):
+                logger.error("a task beside the run failed", exc_info=result)
+
+        stack.push_async_callback(end)
+
+    def _spec(self, name: str) -> ActorSpec:
+        return ActorSpec(
+            name=name,
+            config=self.config,
+            base=self._base,
+            run_dir=self._run_dir,
+            host="127.0.0.1" if self.config.ray.address is None else None,
+            identity=self._identity,
+        )
+
+
+async def _close(group: WorkerGroup) -> None:
+    """Let actors release what they hold; those that are gone, or hang, are ended with the pool."""
+    calls = (group.one(index, "close") for index in group.usable)
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            for result in await asyncio.gather(*calls, return_exceptions=True):
+                if isinstance(result, BaseException) and not isinstance(result, ActorLost):
+                    logger.warning("%s: closing failed: %r", group.name, result)
+    except TimeoutError:
+        logger.warning("%s: not closed within %g s", group.name, CLOSE_S)
+
+
+@contextlib.asynccontextmanager
+async def _within(limit_s: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise RunError(
+            f"{what} were not ready within {limit_s:g} s (serving.start_timeout_s); look into "
+            "logs/ of the run"
+        ) from None
+    except ActorLost as error:
+        raise RunError(f"{error}; it died while it started: look into logs/ of the run") from error

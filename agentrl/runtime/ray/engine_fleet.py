@@ -1,0 +1,141 @@
+"""The driver's client over the engines of a run, and how new weights reach them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentrl.config import RunConfig
+from agentrl.engine import WeightTicket
+from agentrl.metrics import MetricBag
+from agentrl.runtime.assembly.engines import WAIT_S
+from agentrl.runtime.engine_wait import Push
+from agentrl.runtime.ray.actors import Cast
+from agentrl.runtime.ray.engine_actor import EngineReport
+from agentrl.runtime.ray.engines import EngineAddress, connect_all
+from agentrl.runtime.ray.sender import RemoteSender
+from agentrl.runtime.ray.trainer_actor import RankReport
+from agentrl.runtime.ray.vllm_servers import ServerActor
+from agentrl.runtime.ray.worker_group import WorkerGroup
+from agentrl.serving import TokenClient
+from agentrl.serving.keeper import Keeper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayFleet:
+    """The engines of a run, all answering, and how weights reach them."""
+
+    client: TokenClient
+    """The driver's client, for control."""
+    push: Push
+    """Makes them sample from the weights of a version."""
+    addresses: dict[str, EngineAddress]
+    """By name, for the workers; a server that is started again changes its entry."""
+    patience_s: float
+    """Seconds to wait for one to come back when none answers; 0 where none ever does."""
+    shares_weights: bool
+    """Whether they sample from the tensors that training changes."""
+    text: str
+    """One line about each engine."""
+
+
+async def open_fleet(
+    cast: Cast,
+    stack: contextlib.AsyncExitStack,
+    ranks: WorkerGroup,
+    servers: WorkerGroup | None,
+    reports: Sequence[RankReport],
+    served: Sequence[EngineReport],
+    *,
+    note: Callable[[str], None],
+) -> RayFleet:
+    """Connect to the engines of a run, started by it or before it.
+
+    Args:
+        cast: the actors of the run.
+        stack: closes what is opened.
+        ranks: of `TrainerActor`, opened.
+        servers: of `EngineActor`, opened; None if none was started.
+        reports: of the ranks.
+        served: of the servers.
+        note: told what the user should read.
+
+    Raises:
+        EngineError: one does not answer, or weights cannot be brought to it.
+    """
+    section = cast.config.serving
+    embedded = [report.engine for report in reports if report.engine is not None]
+    entries = embedded or [report.engine for report in served] or _urls(cast.config)
+    addresses = {entry.name: entry for entry in entries}
+    # Before any worker asks: what an earlier run left on a server has a number of that run.
+    client = TokenClient(await connect_all(entries, adopt=bool(section.urls)))
+    stack.push_async_callback(client.close)
+    if embedded:
+
+        async def move(version: int) -> MetricBag:
+            # Embedded engines sample from the parameters of their rank: only the version moves.
+            await client.load_weights(WeightTicket(backend="inprocess", version=version))
+            await client.resume_all()
+            return MetricBag()
+
+        return RayFleet(
+            client=client,
+            push=move,
+            addresses=addresses,
+            patience_s=0.0,
+            shares_weights=True,
+            text="an engine embedded in each rank",
+        )
+    push = await _open_sync(cast, stack, ranks, client)
+    if servers is not None:
+        kept = [
+            ServerActor(
+                servers,
+                index,
+                cast.start_server,
+                addresses,
+                name=entry.name,
+                open_limit_s=section.start_timeout_s,
+            )
+            for index, entry in enumerate(entries)
+        ]
+        cast.beside(stack, Keeper(client, kept, note=note).run())
+    which = "on actors" if servers is not None else "that run already"
+    return RayFleet(
+        client=client,
+        push=push,
+        addresses=addresses,
+        patience_s=WAIT_S if servers is None else section.start_timeout_s,
+        shares_weights=False,
+        text=f"{len(entries)} vLLM servers {which}",
+    )
+
+
+async def _open_sync(
+    cast: Cast, stack: contextlib.AsyncExitStack, ranks: WorkerGroup, client: TokenClient
+) -> Push:
+    """Weights go from rank 0 to every engine; the driver only says when."""
+    from agentrl.sync import WeightSync
+
+    facts = await ranks.open_sender(cast.backend, cast.cuda)
+    sync = WeightSync(client, RemoteSender(ranks, facts))
+    stack.push_async_callback(sync.close)
+    await sync.connect()
+    return lambda version: sync.push(tuple, version)
+
+
+def _urls(config: RunConfig) -> list[EngineAddress]:
+    from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
+
+    return [
+        EngineAddress(
+            name=f"server-{index}",
+            address=url,
+            secret=os.environ.get(SECRET_VARIABLE, ""),
+            transport=config.serving.transport,
+            max_context_tokens=config.rollout.max_context_tokens,
+        )
+        for index, url in enumerate(config.serving.urls)
+    ]

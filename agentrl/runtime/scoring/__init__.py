@@ -1,0 +1,1 @@
+"""Evaluations, their book and their intervals."""

@@ -1,0 +1,158 @@
+"""Scoring a policy on named datasets, and comparing two scores of the same tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from agentrl.runtime.scoring.intervals import (
+    Interval,
+    mean_interval,
+    paired_difference,
+    pass_at_k,
+    share_interval,
+)
+from agentrl.runtime.stages import GroupReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSummary:
+    """The score of one dataset at one point of the run."""
+
+    name: str
+    """As in `eval.datasets`."""
+    step: int
+    """Training steps before it; 0 is the untrained policy."""
+    score: Interval
+    """Mean over tasks of the mean score of a task, with its 95 % interval over tasks."""
+    passed: Mapping[int, Interval]
+    """pass@k for k = 1 and for k = rollouts per task: mean over tasks of the chance that one of k
+    draws scores at least 1, with its 95 % interval over tasks."""
+    k: int
+    """Rollouts per task."""
+    rollouts: int
+    """Rollouts started."""
+    untrusted: int
+    """Rollouts left out because the infrastructure failed."""
+    mean_tokens: float
+    """Sampled tokens per rollout."""
+    truncated: float
+    """Share of the counted rollouts that a budget cut off."""
+    by_task: Mapping[str, float] = field(repr=False)
+    """Mean score of each task that has at least one trusted rollout."""
+
+    def metrics(self) -> dict[str, float]:
+        """Under `eval/NAME/`, for the log; unknown numbers are left out."""
+        intervals = (self.score, *self.passed.values())
+        numbers = (
+            *(end for found in intervals for end in (found.mean, found.low, found.high)),
+            *(self.mean_tokens, self.truncated, float(self.untrusted)),
+        )
+        values = zip(metric_keys(self.k), numbers, strict=True)
+        return {f"eval/{self.name}/{key}": v for key, v in values if not math.isnan(v)}
+
+
+def metric_keys(n_samples: int) -> tuple[str, ...]:
+    """What follows `eval/NAME/` in the metrics of a dataset with so many rollouts per task."""
+    names = ("score", *(f"pass@{k}" for k in passes_of(n_samples)))
+    ends = (f"{name}{end}" for name in names for end in ("", "_low", "_high"))
+    return (*ends, "mean_length", "truncated", "untrusted")
+
+
+def passes_of(n_samples: int) -> tuple[int, ...]:
+    """The k of the pass@k that so many rollouts per task are summed up by."""
+    return (1, n_samples) if n_samples > 1 else (1,)
+
+
+def summarise(
+    name: str, step: int, groups: Sequence[GroupReport], *, n_samples: int
+) -> EvalSummary:
+    """Score stored or fresh groups. Untrusted rollouts are counted and left out.
+
+    A rollout's score is its `score`, or its reward where the environment gives no score.
+    """
+    scores: dict[str, list[float]] = {}
+    untrusted = truncated = 0
+    for group in groups:
+        for rollout in group.rollouts:
+            if rollout.verdict is None:
+                untrusted += 1
+                continue
+            truncated += rollout.rule.truncated
+            scores.setdefault(group.task_id, []).append(rollout.verdict)
+    by_task = {task: fmean(values) for task, values in scores.items()}
+    passed = {
+        k: share_interval(
+            [
+                pass_at_k(sum(value >= 1.0 for value in values), len(values), min(k, len(values)))
+                for values in scores.values()
+            ]
+        )
+        for k in passes_of(n_samples)
+    }
+    rollouts = sum(len(group.rollouts) for group in groups)
+    counted = rollouts - untrusted
+    return EvalSummary(
+        name=name,
+        step=step,
+        score=mean_interval(list(by_task.values())),
+        passed=passed,
+        k=n_samples,
+        rollouts=rollouts,
+        untrusted=untrusted,
+        mean_tokens=sum(group.tokens for group in groups) / rollouts if rollouts else 0.0,
+        truncated=truncated / counted if counted else 0.0,
+        by_task=by_task,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One dataset before and after training."""
+
+    name: str
+    """As in `eval.datasets`."""
+    before: EvalSummary
+    """At step 0."""
+    after: EvalSummary
+    """After the last step."""
+
+    @property
+    def difference(self) -> Interval:
+        """After minus before, paired by task."""
+        return paired_difference(self.before.by_task, self.after.by_task)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `result.json`; unknown numbers are null."""
+        return {
+            "before": _document(self.before),
+            "after": _document(self.after),
+            "difference": _numbers(self.difference),
+        }
+
+
+def _document(summary: EvalSummary) -> dict[str, Any]:
+    return {
+        "step": summary.step,
+        **_numbers(summary.score),
+        **{f"pass@{k}": _numbers(found) for k, found in summary.passed.items()},
+        "rollouts": summary.rollouts,
+        "untrusted": summary.untrusted,
+        "by_task": dict(summary.by_task),
+    }
+
+
+def _numbers(interval: Interval) -> dict[str, Any]:
+    return {
+        "mean": _known(interval.mean),
+        "low": _known(interval.low),
+        "high": _known(interval.high),
+        "tasks": interval.n,
+    }
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,120 @@
+"""The scores of a run: made once, stored as trajectories, read back after a resume."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.runtime.scoring.evaluate import Comparison, EvalSummary, summarise
+from agentrl.runtime.stages import GroupHandle, report_of
+from agentrl.types import Task
+
+if TYPE_CHECKING:
+    from agentrl.data import TrajectoryStore
+
+RollOut = Callable[[str, Sequence[Task]], Awaitable[Sequence[GroupHandle]]]
+
+
+class ScoreBook:
+    """Every evaluation of a run. The stored trajectories decide what has been done already."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Sequence[Task]],
+        store: TrajectoryStore,
+        *,
+        n_samples: int,
+        logged: Mapping[int, Mapping[str, float]],
+    ) -> None:
+        """Start with what an earlier process logged.
+
+        Args:
+            tasks: of each dataset.
+            store: where evaluations are kept.
+            n_samples: rollouts per task.
+            logged: step to its values in the metrics file.
+        """
+        self._tasks = tasks
+        self._store = store
+        self._n_samples = n_samples
+        self._scores: dict[tuple[str, int], EvalSummary] = {}
+        self._logged = {
+            (name, step)
+            for step, values in logged.items()
+            for name in tasks
+            if f"eval/{name}/untrusted" in values
+        }
+        self.duration_s = last_value(logged, "timing_s/eval")
+        """What an evaluation of all datasets takes, in seconds; 0 before the first."""
+
+    async def evaluate(
+        self, step: int, roll_out: RollOut, *, on_score: Callable[[EvalSummary], None]
+    ) -> dict[str, float]:
+        """Score every dataset at `step`; what is stored is read, not run again.
+
+        Args:
+            step: training steps done.
+            roll_out: makes and stores the groups of a dataset.
+            on_score: told each score of this step once.
+
+        Returns:
+            Metrics of the scores that are not in the metrics file yet.
+        """
+        began = time.monotonic()
+        metrics: dict[str, float] = {}
+        fresh = False
+        for name, tasks in self._tasks.items():
+            key = (name, step)
+            if key in self._scores:
+                continue
+            summary = self._stored(name, step)
+            if summary is None:
+                groups = [handle.report for handle in await roll_out(name, tasks)]
+                summary = summarise(name, step, groups, n_samples=self._n_samples)
+                fresh = True
+            self._scores[key] = summary
+            on_score(summary)
+            if key not in self._logged:
+                self._logged.add(key)
+                metrics.update(summary.metrics())
+        if fresh:
+            self.duration_s = metrics["timing_s/eval"] = time.monotonic() - began
+        return metrics
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """Of the evaluation at `step`; empty if there was none, or one that a signal cut short.
+
+        A mean over some of the datasets must not be compared with one over all.
+        """
+        known = [self._scores.get((name, step)) for name in self._tasks]
+        if None in known:
+            return {}
+        return {key: v for score in known if score for key, v in score.metrics().items()}
+
+    def comparisons(self, step: int) -> tuple[Comparison, ...]:
+        """Before training against `step`, for the datasets that have both."""
+        pairs = ((name, self._score(name, 0), self._score(name, step)) for name in self._tasks)
+        return tuple(
+            Comparison(name=name, before=before, after=after)
+            for name, before, after in pairs
+            if before is not None and after is not None
+        )
+
+    def _score(self, name: str, step: int) -> EvalSummary | None:
+        return self._scores.get((name, step)) or self._stored(name, step)
+
+    def _stored(self, name: str, step: int) -> EvalSummary | None:
+        groups = stored_groups(self._store, f"eval/{name}", step)
+        if not groups:
+            return None
+        return summarise(name, step, [report_of(g) for g in groups], n_samples=self._n_samples)
+
+
+def last_value(logged: Mapping[int, Mapping[str, float]], key: str) -> float:
+    """The value of `key` at the latest step that has it; 0 if none has."""
+    for step in sorted(logged, reverse=True):
+        if key in logged[step]:
+            return logged[step][key]
+    return 0.0

@@ -1,0 +1,1 @@
+"""A simulation that compares routing policies on recorded or drawn sessions."""

@@ -1,0 +1,1 @@
+"""Weight transfer by broadcast over a process group."""

@@ -1,0 +1,85 @@
+"""Where the members of a broadcast talk beside it: a small store that the sender serves.
+
+VERSION/base          what the coming stream is a patch to            sender
+VERSION/ready/RANK    this receiver listens                           receivers
+VERSION/go            whether the broadcast begins                    sender
+VERSION/0, 1, ...     header of a bucket                              sender
+VERSION/checksum      of all weights, with the last bucket            sender
+VERSION/left/RANK     this receiver gave up for a reason of its own   receivers
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import orjson
+from torch.distributed import TCPStore  # type: ignore[attr-defined] - a re-export
+
+from agentrl.errors import SyncError
+from agentrl.sync.wire.patches import PatchBase
+
+GO = b"go"
+"""The value of `VERSION/go` if all came."""
+
+
+def make_store(host: str, port: int, *, is_master: bool, timeout_s: float) -> TCPStore:
+    """Serve or reach the store at which the group meets; port 0 takes a free one.
+
+    Raises:
+        SyncError: the address is not of this host, the port is in use, or nobody answers.
+    """
+    options: dict[str, Any] = {}
+    try:
+        if is_master:
+            # A store that opens its port itself listens at every address of this host.
+            family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listener = socket.create_server(place[:2], family=family)
+            port = listener.getsockname()[1]
+            options["master_listen_fd"] = listener.detach()
+        return TCPStore(
+            host,
+            port,
+            is_master=is_master,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+            **options,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        what = "serve" if is_master else "reach"
+        raise SyncError(f"cannot {what} the rendezvous at {host}:{port}: {error}") from error
+
+
+def say(store: TCPStore, key: str, value: bytes = b"") -> None:
+    """Write a key for the others."""
+    store.set(key, value)  # type: ignore[arg-type] - the stub forgets bytes
+
+
+def ready_key(version: int, rank: int) -> str:
+    """Written by a receiver that listens."""
+    return f"{version}/ready/{rank}"
+
+
+def left_key(version: int, rank: int) -> str:
+    """Written by a receiver that gives up."""
+    return f"{version}/left/{rank}"
+
+
+def base_to_json(base: PatchBase | None) -> bytes:
+    """For the wire."""
+    return orjson.dumps([base.version, base.checksum] if base else None)
+
+
+def base_from_json(data: bytes) -> PatchBase | None:
+    """The inverse of `base_to_json`."""
+    row = orjson.loads(data)
+    return PatchBase(version=row[0], checksum=row[1]) if row else None
+
+
+def own_address(host: str, port: int) -> str:
+    """The address of this host from which `host` is reached."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing; it only chooses a route.
+        probe.connect((host, port))
+        return probe.getsockname()[0]

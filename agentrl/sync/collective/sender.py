@@ -1,0 +1,220 @@
+"""Weights over the network: one broadcast from the trainer's rank 0 to all engines.
+
+    sender      fill A | move A | fill B | move B | fill A ...      bytes: gloo or NCCL
+    receivers            | take A | use A, take B | use B, ...      headers: through the store
+
+Other trainer ranks are not in the group; they `drain` the same weights, because to iterate them is
+itself a collective among trainer ranks. A group is never mended: when a member is gone, everybody
+leaves, and `connect` makes a new one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined] - a re-export
+
+from agentrl.engine import WeightTicket
+from agentrl.errors import SyncError
+from agentrl.sync.collective.process_group import Group
+from agentrl.sync.collective.rendezvous import (
+    GO,
+    base_to_json,
+    left_key,
+    make_store,
+    ready_key,
+    say,
+)
+from agentrl.sync.transfer import NotAllCame, Weights
+from agentrl.sync.wire.buckets import pack
+from agentrl.sync.wire.patches import PatchEncoder
+
+POLL_S = 0.0005
+"""Seconds between two looks at who is ready."""
+
+
+def drain(weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Iterate for the sake of the gathers, on every trainer rank but the sender's."""
+    for _ in weights:
+        pass
+
+
+class CollectiveSender:
+    """Streams weights to all engines; see `agentrl.sync.transfer.WeightSender`."""
+
+    backend = "collective"
+    streams = True
+
+    def __init__(
+        self,
+        *,
+        bucket_bytes: int,
+        dense_every: int = 1,
+        address: str = "127.0.0.1",
+        kind: str = "gloo",
+        workers: int = 1,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Take the settings; nothing is opened before `connect`.
+
+        Args:
+            bucket_bytes: of one buffer; there are two.
+            dense_every: all weights go with every so many sends, between them patches.
+            address: of this host, as the engines reach it.
+            kind: `gloo`, or `nccl` where trainer and engines have GPUs of their own.
+            workers: processes of each engine that receive.
+            timeout_s: for the meeting and for each bucket.
+        """
+        self._workers = workers
+        self._address, self._kind, self._timeout_s = address, kind, timeout_s
+        self._bucket_bytes = bucket_bytes
+        self._encoder = PatchEncoder(dense_every)
+        self._dense_every = dense_every
+        self._store: TCPStore | None = None
+        self._group: Group | None = None
+        self.culprits: list[int] = []
+        """Receivers, by their place in `connect`, that left the last `send` for a reason of their
+        own; the others failed with them, or were killed."""
+        self._aborted = threading.Event()
+        self._keys: list[str] = []
+        self._size = 0
+        self._epoch = 0
+
+    def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
+        """Leave the group there is and open the rendezvous of a new one."""
+        self.close()
+        self._encoder.forget()
+        self._keys.clear()
+        self._store = make_store(self._address, 0, is_master=True, timeout_s=self._timeout_s)
+        self._size = receivers * self._workers + 1
+        self._epoch += 1
+        common = {
+            "host": self._address,
+            "port": self._store.port,
+            "size": self._size,
+            "kind": self._kind,
+            "epoch": self._epoch,
+            "bucket_bytes": self._bucket_bytes,
+            "timeout_s": self._timeout_s,
+            "patches_follow": self._dense_every > 1,
+            "workers": self._workers,
+        }
+        # Of the first worker of each engine; the others count on from it.
+        return [{**common, "rank": rank} for rank in range(1, self._size, self._workers)]
+
+    def announce(self, version: int) -> WeightTicket:
+        """The ticket of a coming `send`; its checksum follows with the last bucket."""
+        self._aborted.clear()
+        self.culprits = []
+        return WeightTicket(backend="collective", version=version, info={"epoch": self._epoch})
+
+    def send(self, weights: Weights, version: int) -> WeightTicket:
+        """Broadcast, while every engine is in `load_weights`.
+
+        Raises:
+            SyncError: an engine failed or was too slow; the group is left.
+        """
+        if self._store is None:
+            raise SyncError("connect the collective sender before it sends")
+        try:
+            moved = self._broadcast(self._store, weights, version)
+        except BaseException as error:
+            # Also on cancellation: who waits for a bucket must hear that none will come.
+            self.culprits = self.culprits or self._who_left(self._store, version)
+            self.close()
+            if isinstance(error, dist.DistError):
+                raise SyncError(f"the weight group failed: {error}") from error
+            raise
+        return WeightTicket(
+            backend="collective",
+            version=version,
+            info={"epoch": self._epoch, "size_bytes": moved},
+            checksum=self._encoder.checksum,
+        )
+
+    def _join(self) -> Group:
+        assert self._store is not None
+        if self._group is None:
+            self._group = Group(
+                self._store, rank=0, size=self._size, kind=self._kind, address=self._address,
+                timeout_s=self._timeout_s,
+            )  # fmt: skip
+            self._buffers = self._group.make_buffers(self._bucket_bytes)
+        return self._group
+
+    def _broadcast(self, store: TCPStore, weights: Weights, version: int) -> int:
+        for key in self._keys:
+            store.delete_key(key)
+        self._keys.clear()
+        base = self._encoder.base
+        self._say(store, f"{version}/base", base_to_json(base))
+        try:
+            self._wait_until_ready(store, version)
+        except SyncError:
+            self._say(store, f"{version}/go", b"no")
+            raise
+        self._say(store, f"{version}/go", GO)
+        group = self._join()
+        busy = False
+        moved = 0
+        stream = self._encoder.encode(weights, version)
+        for index, (buffer, header) in enumerate(pack(stream, self._buffers)):
+            if header.last:
+                self._say(store, f"{version}/checksum", self._encoder.checksum.encode())
+            self._say(store, f"{version}/{index}", header.to_json())
+            if busy:
+                group.wait()
+            if busy := header.size_bytes > 0:
+                group.broadcast(buffer[: header.size_bytes])
+            moved += header.size_bytes
+        if busy:
+            group.wait()
+        return moved
+
+    def _wait_until_ready(self, store: TCPStore, version: int) -> None:
+        """Begin only when all listen: from then on a missing one would cost the whole time limit.
+
+        Raises:
+            SyncError: one did not come in time, or `abort` was called.
+        """
+        wanted = [ready_key(version, rank) for rank in range(1, self._size)]
+        self._keys += wanted
+        missing = wanted
+        deadline = time.monotonic() + self._timeout_s
+        while missing := [key for key in missing if not store.check([key])]:
+            if self._aborted.wait(POLL_S):
+                raise NotAllCame(f"version {version} was given up: an engine did not take part")
+            if time.monotonic() > deadline:
+                late = [i for i, key in enumerate(wanted) if key in missing]
+                self.culprits = sorted({i // self._workers for i in late})
+                raise NotAllCame(
+                    f"{len(missing)} of {self._size - 1} engines did not come to receive version "
+                    f"{version} within {self._timeout_s:g} s"
+                )
+
+    def _who_left(self, store: TCPStore, version: int) -> list[int]:
+        ranks = range(1, self._size)
+        try:
+            left = [rank for rank in ranks if store.check([left_key(version, rank)])]
+        except RuntimeError:
+            return []
+        return sorted({(rank - 1) // self._workers for rank in left})
+
+    def _say(self, store: TCPStore, key: str, value: bytes) -> None:
+        say(store, key, value)
+        self._keys.append(key)
+
+    def abort(self) -> None:
+        """From another thread: end a `send` that waits for engines that will not come."""
+        self._aborted.set()
+
+    def close(self) -> None:
+        """Leave the group and close the rendezvous. Idempotent."""
+        group, self._group, self._store = self._group, None, None
+        if group is not None:
+            group.close()

@@ -1,0 +1,1 @@
+"""Weight transfer through a folder."""

@@ -1,0 +1,1 @@
+"""Weight transfer through shared memory on one host."""

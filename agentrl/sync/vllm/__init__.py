@@ -1,0 +1,1 @@
+"""Weight transfer inside vLLM's processes."""

@@ -1,0 +1,157 @@
+"""Catches environments that block the event loop, and counts what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from agentrl.testing.env_check.findings import Finding
+
+_TICK_S = 0.1
+
+
+class Blocked(BaseException):
+    """Raised inside code that held the event loop too long; no `except Exception` hides it."""
+
+
+class Watch:
+    """Interrupts a guarded coroutine that runs without awaiting for more than `block_s` seconds.
+
+    It needs the alarm signal of the main thread; elsewhere it only watches and never interrupts.
+    """
+
+    def __init__(self, block_s: float) -> None:
+        self.block_s = block_s
+        self._since: float | None = None
+
+    async def guard(self, start: Callable[[], Any]) -> Any:
+        """Call `start`, await what it returns if that can be awaited, under the watch.
+
+        Raises:
+            Blocked: it held the event loop.
+        """
+
+        async def run() -> Any:
+            value = start()
+            return await value if isinstance(value, Awaitable) else value
+
+        return await _Guarded(self, run())
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Interrupt while the block lasts; the alarm of others goes on afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        started = time.monotonic()
+        handler = signal.signal(signal.SIGALRM, self._on_alarm)
+        left, interval = signal.setitimer(signal.ITIMER_REAL, _TICK_S, _TICK_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+            if left:
+                remaining = max(0.001, left - (time.monotonic() - started))
+                signal.setitimer(signal.ITIMER_REAL, remaining, interval)
+
+    def _on_alarm(self, number: int, frame: FrameType | None) -> None:
+        since = self._since
+        if since is not None and time.monotonic() - since > self.block_s:
+            self._since = None
+            raise Blocked
+
+
+class _Guarded:
+    """Awaits a coroutine and notes when it enters and leaves each stretch between awaits."""
+
+    def __init__(self, watch: Watch, inner: Any) -> None:
+        self._watch = watch
+        self._inner = inner
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        inner = self._inner.__await__()
+        resume, argument = inner.send, None
+        while True:
+            self._watch._since = time.monotonic()
+            try:
+                awaited = resume(argument)
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                self._watch._since = None
+            try:
+                argument, resume = (yield awaited), inner.send
+            except BaseException as error:  # cancellation, too, belongs to the coroutine
+                argument, resume = error, inner.throw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Belongings:
+    """What a process holds at one moment."""
+
+    tasks: frozenset[asyncio.Task[Any]]
+    """Unfinished asyncio tasks."""
+    threads: frozenset[threading.Thread]
+    """Living threads, without those of the event loop's own executor."""
+    children: frozenset[int]
+    """Process ids of living children."""
+
+    @classmethod
+    def now(cls) -> Belongings:
+        """Count; must be called from inside the event loop."""
+        return cls(
+            tasks=frozenset(asyncio.all_tasks()),
+            threads=frozenset(
+                t for t in threading.enumerate() if not t.name.startswith(("asyncio_", "waitpid-"))
+            ),
+            children=frozenset(_children()),
+        )
+
+    def leaked_since(self, before: Belongings) -> Iterator[Finding]:
+        """A finding for each kind that has grown."""
+        if tasks := self.tasks - before.tasks:
+            names = ", ".join(sorted(_coroutine_name(task) for task in tasks)[:3])
+            yield Finding(code="E404", message=f"{len(tasks)} asyncio tasks still run: {names}")
+        if threads := self.threads - before.threads:
+            names = ", ".join(sorted(thread.name for thread in threads)[:3])
+            yield Finding(code="E405", message=f"{len(threads)} threads still run: {names}")
+        if children := self.children - before.children:
+            yield Finding(code="E406", message=f"{len(children)} child processes still run")
+
+
+async def clear_away(before: Belongings) -> None:
+    """End the tasks and child processes that came after `before`; threads cannot be ended."""
+    now = Belongings.now()
+    for task in now.tasks - before.tasks:
+        task.cancel()
+    for pid in now.children - before.children:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    await asyncio.sleep(0)
+
+
+def _coroutine_name(task: asyncio.Task[Any]) -> str:
+    return getattr(task.get_coro(), "__qualname__", task.get_name())
+
+
+def _children() -> Iterator[int]:
+    """Living children of this process; none on systems without /proc."""
+    me = os.getpid()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # pid (name) state parent ...; the name may hold anything, parentheses too.
+            state, parent = entry.read_text().rpartition(")")[2].split()[:2]
+        except (OSError, ValueError, UnicodeDecodeError):
+            continue  # it ended while we looked
+        if int(parent) == me and state != "Z":
+            yield int(entry.parent.name)

@@ -1,0 +1,1 @@
+"""The checks behind `agentrl sandbox check`, the same for every backend."""

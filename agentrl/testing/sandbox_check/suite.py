@@ -1,0 +1,130 @@
+"""The conformance suite of sandboxes: one list of behaviours that every backend must show.
+
+For authors of backends: `agentrl sandbox check TARGET`, or from a test::
+
+    results = asyncio.run(run_suite(MyBackend()))
+    assert not [result for result in results if result.verdict is Verdict.FAILED]
+
+What a weak backend cannot promise is reported as `not offered`, never left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agentrl.errors import ConfigError, SandboxUnavailable, choices
+from agentrl.sandbox import Isolation, SandboxBackend
+
+# The modules below register their checks when they are imported, in this order.
+from agentrl.testing.sandbox_check import (  # isort: skip
+    commands,  # noqa: F401
+    bounds,  # noqa: F401
+    files,  # noqa: F401
+    sessions,  # noqa: F401
+    walls,  # noqa: F401
+    lives,  # noqa: F401
+    traces,  # noqa: F401
+)
+from agentrl.testing.sandbox_check.check import CHECKS, Check
+
+CHECK_S = 60.0
+"""How long one check may take before it counts as failed."""
+
+
+class Verdict(StrEnum):
+    """What came of a check."""
+
+    PASSED = "passed"
+    """The behaviour was shown."""
+    FAILED = "failed"
+    """It was not."""
+    NOT_OFFERED = "not offered"
+    """The backend declares itself too weak to promise it, or has no such method."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """One line of the report."""
+
+    check: Check
+    """What was checked."""
+    verdict: Verdict
+    """What came of it."""
+    detail: str = ""
+    """For a failure: what was seen."""
+    seconds: float = 0.0
+    """How long it took."""
+
+
+def checks() -> tuple[Check, ...]:
+    """Every check, in order."""
+    return tuple(CHECKS)
+
+
+async def run_check(backend: SandboxBackend, item: Check, isolation: Isolation) -> CheckResult:
+    """Run one check; whatever it raises becomes its detail."""
+    if item.needs > isolation:
+        detail = f"needs isolation {item.needs.name.lower()}, this is {isolation.name.lower()}"
+        return CheckResult(check=item, verdict=Verdict.NOT_OFFERED, detail=detail)
+    start = time.monotonic()
+    detail = ""
+    try:
+        async with asyncio.timeout(CHECK_S):
+            await item.body(backend)
+    except SandboxUnavailable as error:
+        detail = str(error)
+        if item.optional:
+            return CheckResult(check=item, verdict=Verdict.NOT_OFFERED, detail=detail)
+    except AssertionError as error:
+        detail = str(error) or "the observed value differs from the expected one"
+    except Exception as error:  # the report is the boundary: any failure is a finding
+        detail = f"{type(error).__name__}: {error}"
+    verdict = Verdict.FAILED if detail else Verdict.PASSED
+    return CheckResult(check=item, verdict=verdict, detail=detail, seconds=time.monotonic() - start)
+
+
+async def run_suite(
+    backend: SandboxBackend,
+    *,
+    names: Sequence[str] = (),
+    at_once: int = 3,
+    on_result: Callable[[CheckResult], None] | None = None,
+) -> list[CheckResult]:
+    """Run all checks, or those named, and return their results in order.
+
+    Args:
+        backend: made by the caller, and left open.
+        names: of checks; none means all.
+        at_once: how many checks run side by side; those marked `alone` run after the others.
+        on_result: called with each result as it comes.
+
+    Raises:
+        ConfigError: a name that is not a check.
+    """
+    known = {item.name: item for item in CHECKS}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"sandbox check: {choices(name, known)}")
+    isolation = (await backend.probe()).isolation
+    gate = asyncio.Semaphore(at_once)
+
+    async def one(item: Check) -> CheckResult:
+        async with gate:
+            result = await run_check(backend, item, isolation)
+        if on_result is not None:
+            on_result(result)
+        return result
+
+    wanted = [known[name] for name in names] if names else list(CHECKS)
+    together = [item for item in wanted if not item.alone]
+    results = dict(
+        zip(together, await asyncio.gather(*(one(item) for item in together)), strict=True)
+    )
+    for item in wanted:
+        if item.alone:
+            results[item] = await one(item)
+    return [results[item] for item in wanted]

@@ -1,0 +1,1 @@
+"""One process or many: torch, data parallel, FSDP2, DeepSpeed ZeRO."""

@@ -1,0 +1,227 @@
+"""Ranks that train together fail together: what goes wrong on one is told to all before they wait.
+
+A rank that raised while the others went on into an all-reduce would leave them there until the time
+limit, or with one update more than it has made itself. Ranks in lock-step talk to each other inside
+every forward and backward pass, so those of a sharded backend ask each other before each
+(`go_on_together`): the report of a rank that failed arrives there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from agentrl.batch.packing import padding_micro_batch, unpack
+from agentrl.batch.records import PackedBatch, RowKey, StepBatch
+from agentrl.errors import TrainError
+from agentrl.train.backends.contract import TrainBackend
+
+Result = TypeVar("Result")
+
+
+class _Going(Enum):
+    """What a rank says that is about to compute."""
+
+    ON = "on"
+
+
+class _PeersFailed(TrainError):
+    """Another rank has left the work at hand; its report is here and comes no second time."""
+
+    def __init__(self, reports: list[Any]) -> None:
+        super().__init__(_told(reports))
+        self.reports = reports
+
+
+def on_every_rank(backend: TrainBackend, work: Callable[[], Result]) -> list[Result]:
+    """Do one part of a step on every rank; returns the results by rank, the same list everywhere.
+
+    Args:
+        backend: of this rank.
+        work: what this rank does; talks to the other ranks by passes of a lock-step backend only.
+
+    Raises:
+        TrainError: another rank failed; says which and how. This rank's own failure is raised as it
+            is. The gradients are cleared either way.
+    """
+    failure: Exception | None = None
+    result: Result | None = None
+    reports: list[Any] | None = None
+    try:
+        result = work()
+    except _PeersFailed as error:
+        reports = error.reports
+    except Exception as error:  # recorded for the other ranks, and raised again below
+        failure = error
+    if reports is None:
+        own = None if failure is None else f"{type(failure).__name__}: {failure}"
+        reports = backend.gather((own, result))
+    told = _told(reports)
+    if told:
+        backend.clear_gradients()
+    if failure is not None:
+        raise failure
+    if told:
+        raise TrainError(told)
+    behind = [rank for rank, report in enumerate(reports) if report is _Going.ON]
+    if behind:
+        raise TrainError(
+            f"rank {behind[0]} has micro-batches left when others have none; ranks in lock-step "
+            "need equally many"
+        )
+    return [value for _, value in reports]
+
+
+def go_on_together(gather: Callable[[Any], list[Any]]) -> None:
+    """Before a pass in lock-step: see that every rank is about to make it.
+
+    Raises:
+        TrainError: a rank has failed, or has no more to compute.
+    """
+    reports = gather(_Going.ON)
+    if any(report is not _Going.ON for report in reports):
+        raise _PeersFailed(reports)
+
+
+def _told(reports: Sequence[Any]) -> str:
+    """What the ranks that failed have to say; empty if none did."""
+    failed = [
+        f"rank {rank}: {report[0]}"
+        for rank, report in enumerate(reports)
+        if report is not _Going.ON and report[0]
+    ]
+    return f"{len(failed)} of {len(reports)} ranks failed; {'; '.join(failed)}" if failed else ""
+
+
+def check_same_batch(backend: TrainBackend, batch: StepBatch, *, version: int) -> None:
+    """Each rank takes its share of the batch it was given: it has to be one batch.
+
+    Raises:
+        TrainError: ranks hold other batches, or are at other steps.
+    """
+    own = (
+        version,
+        [
+            (
+                update.global_tokens,
+                update.global_sequences,
+                update.horizon,
+                update.num_tokens,
+                sorted(
+                    (key, count.batch_num_tokens, count.global_valid_samples)
+                    for key, count in update.counts.items()
+                ),
+            )
+            for update in batch.updates
+        ],
+    )
+    held = backend.gather(own)
+    odd = [rank for rank, other in enumerate(held) if other != held[0]]
+    if odd:
+        raise TrainError(
+            f"rank {odd[0]} holds another batch than rank 0: (version, [(tokens, sequences, "
+            f"horizon, packed tokens, counts by mask)]) is {held[odd[0]]}, expected {held[0]}; "
+            "hand every rank the same StepBatch"
+        )
+
+
+def check_shares(
+    backend: TrainBackend, updates: Sequence[PackedBatch], shares: Sequence[PackedBatch]
+) -> None:
+    """The shares of all ranks together are the updates: every trained token once (S2).
+
+    The denominators are those of the updates, so a row that two ranks computed, or none, would
+    weigh twice or not at all without any other sign of it.
+
+    Raises:
+        TrainError: some tokens are missing, or there twice.
+    """
+    held = backend.gather([_trained(part) for part in shares])
+    for index, update in enumerate(updates):
+        by_rank = [numbers[index] for numbers in held]
+        rows, tokens = (sum(numbers) for numbers in zip(*by_rank, strict=True))
+        if (rows, tokens) != _trained(update):
+            raise TrainError(
+                f"update {index}: the shares of {len(held)} ranks hold (rows, trained tokens) "
+                f"{by_rank}, together {(rows, tokens)}, expected {_trained(update)}"
+            )
+
+
+def _trained(part: PackedBatch) -> tuple[int, int]:
+    """(rows, trained tokens)."""
+    micros = part.micro_batches
+    return sum(len(m.rows) for m in micros), sum(m.num_action_tokens for m in micros)
+
+
+def check_same_weights(gather: Callable[[Any], list[Any]], weights: Mapping[str, Tensor]) -> None:
+    """Ranks that begin apart stay apart: nothing but gradients is ever exchanged.
+
+    Raises:
+        TrainError: ranks hold different weights.
+    """
+    own = {name: (tuple(weight.shape), _bit_sum(weight)) for name, weight in weights.items()}
+    held = gather(own)
+    for rank, other in enumerate(held):
+        odd = sorted(
+            name for name in held[0].keys() | other if held[0].get(name) != other.get(name)
+        )
+        if odd:
+            raise TrainError(
+                f"rank {rank} holds other weights than rank 0 in {len(odd)} of {len(own)} "
+                f"parameters, {odd[0]} among them; load the same checkpoint on every rank"
+            )
+
+
+def _bit_sum(tensor: Tensor) -> int:
+    """Sum of the bit patterns: equal for equal tensors, and cheap."""
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int(tensor.detach().contiguous().view(kind).sum(dtype=torch.int64))
+
+
+def rows_without_finite_gradient(
+    backend: TrainBackend,
+    update: PackedBatch,
+    part: PackedBatch,
+    compute: Callable[[PackedBatch], object],
+) -> list[RowKey]:
+    """Rows whose gradient alone is not finite, of those that this rank looks at.
+
+    Every rank calls it inside `on_every_rank`. Gradients are left cleared.
+
+    Args:
+        backend: of this rank.
+        update: the whole.
+        part: this rank's share of it.
+        compute: forward and backward of the micro-batches it is given.
+    """
+    found = []
+    for micro, key in _rows_alone(backend, update, part):
+        backend.clear_gradients()
+        compute(replace(part, micro_batches=(micro,)))
+        if backend.lockstep:
+            backend.reduce_gradients()
+        if not math.isfinite(backend.grad_norm()) and key is not None:
+            found.append(key)
+    backend.clear_gradients()
+    return found
+
+
+def _rows_alone(
+    backend: TrainBackend, update: PackedBatch, part: PackedBatch
+) -> list[tuple[Any, RowKey | None]]:
+    """Ranks in lock-step take turns, since the norm is one over all of them."""
+    if not backend.lockstep:
+        return [(row, row.rows[0]) for packed in part.micro_batches for row in unpack(packed)]
+    rows = [row for packed in update.micro_batches for row in unpack(packed)]
+    return [
+        (row, row.rows[0])
+        if index % backend.world_size == backend.rank
+        else (padding_micro_batch(), None)
+        for index, row in enumerate(rows)
+    ]

@@ -1,0 +1,121 @@
+"""Which backend a config asks for; the only place that chooses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentrl.config.schema import TrainSection
+from agentrl.errors import ConfigError
+from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
+from agentrl.train.model.supported import check_readable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.train.backends.contract import TrainBackend
+    from agentrl.train.backends.ranks import Ranks
+
+
+def check_backend(train: TrainSection, *, dtype: str) -> None:
+    """Refuse what the backend of `train.backend` cannot do, before there is a model.
+
+    Args:
+        train: the optimizer and the backend.
+        dtype: of the model, as `bfloat16`.
+
+    Raises:
+        ConfigError: settings that do not go together.
+    """
+    wrong = ""
+    if train.backend == "torch":
+        if train.offload:
+            wrong = "train.offload is true, but torch offloads nothing; use fsdp2 or deepspeed"
+    elif train.optimizer == "muon":
+        wrong = (
+            "train.optimizer muon needs whole matrices, which it cuts up; set train.optimizer: "
+            "adamw, or train.backend: torch"
+        )
+    elif train.backend == "deepspeed" and train.zero_stage == 0:
+        if train.offload:
+            wrong = "train.offload is true, but ZeRO 0 offloads nothing; set train.zero_stage: 1"
+        elif dtype == "bfloat16":
+            wrong = (
+                "ZeRO 0 adds gradients up in bfloat16; set train.zero_stage: 1, or train.backend: "
+                "torch, which keeps a copy on every rank too and adds up in float32"
+            )
+    if wrong:
+        raise ConfigError(f"train.backend is {train.backend}: {wrong}")
+
+
+def make_backend(
+    model: Any,
+    *,
+    train: TrainSection,
+    gradient_checkpointing: bool,
+    ranks: Ranks | None,
+    mask_keys: tuple[str, ...] = RESPONSE_MASK,
+) -> TrainBackend:
+    """The backend of `train.backend` for this process, whose `ranks` are joined already.
+
+    Args:
+        model: a `transformers` causal language model with the same weights on every rank. A sharded
+            backend takes it apart: afterwards only the backend can run it and knows its weights.
+        train: the optimizer and the backend.
+        gradient_checkpointing: recompute activations in the backward pass.
+        ranks: the group of processes that train together, closed by whoever joined; None is one
+            process.
+        mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
+
+    Raises:
+        ConfigError: settings that do not go together, a package that is not installed, or a model
+            that the trainer would compute wrongly.
+        TrainError: the ranks hold different weights, or one of them is gone.
+    """
+    check_readable(model)
+    check_backend(train, dtype=str(next(model.parameters()).dtype).removeprefix("torch."))
+    if train.backend == "torch":
+        if ranks is None or ranks.world_size == 1:
+            return TorchBackend(
+                model,
+                train=train,
+                gradient_checkpointing=gradient_checkpointing,
+                mask_keys=mask_keys,
+            )
+        from agentrl.train.backends.data_parallel import DataParallelBackend
+
+        return DataParallelBackend(
+            model,
+            train=train,
+            gradient_checkpointing=gradient_checkpointing,
+            ranks=ranks,
+            mask_keys=mask_keys,
+        )
+    if ranks is None:
+        raise ConfigError(
+            f"train.backend is {train.backend}, which needs a group of ranks, even if it is one; "
+            "set runtime: ray, or train.backend: torch"
+        )
+    if train.backend == "fsdp2":
+        from agentrl.train.backends.fsdp import FsdpBackend as Backend
+    else:
+        from agentrl.train.backends.deepspeed_backend import DeepspeedBackend as Backend
+
+    return Backend(
+        model,
+        train=train,
+        gradient_checkpointing=gradient_checkpointing,
+        ranks=ranks,
+        mask_keys=mask_keys,
+    )
+
+
+def full_weights(backend: TrainBackend) -> dict[str, Tensor]:
+    """All weights in main memory, in the model's dtype, on rank 0; nothing on other ranks.
+
+    All ranks call. One tensor at a time is gathered.
+    """
+    kept: dict[str, Tensor] = {}
+    for name, tensor in backend.weights():
+        if backend.rank == 0:
+            kept[name] = tensor.detach().to("cpu", copy=True)
+    return kept

@@ -1,0 +1,126 @@
+"""What the trainer asks of whatever holds the model: the contract of a training backend.
+
+The trainer's loss is a sum with global weights. A backend runs the model, adds up gradients and
+changes weights; it never divides. Where the library underneath does divide, `compensation` undoes
+it, here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from agentrl.batch.records import MicroBatch, PackedBatch
+from agentrl.batch.tensors import TensorBatch
+from agentrl.errors import TrainError
+from agentrl.train.model.logprobs import LossOf, TokenLogProbs
+
+
+def compensation(*, data_parallel_size: int, averages_over_ranks: bool) -> float:
+    """Factor on the loss that undoes the averaging of a distributed backend (FORMULAS F2, C.3).
+
+    The weights of a batch hold global denominators, so the gradient of the update is the *sum* over
+    ranks of what each rank computes. A backend that reduces gradients by their mean divides that
+    sum by the number of ranks; multiplying every rank's loss by it restores the sum. Accumulation
+    over micro-batches needs no factor: no backend of ours lets the engine divide by it.
+
+    Args:
+        data_parallel_size: ranks that hold different rows.
+        averages_over_ranks: whether the backend's reduction is a mean (DDP, FSDP, DeepSpeed) and
+            not a sum.
+
+    Raises:
+        TrainError: fewer than one rank.
+    """
+    if data_parallel_size < 1:
+        raise TrainError(f"data_parallel_size is {data_parallel_size}, expected at least 1")
+    return float(data_parallel_size) if averages_over_ranks else 1.0
+
+
+class TrainBackend(Protocol):
+    """One rank of a model being trained."""
+
+    loss_factor: float
+    """`compensation(...)` of this backend; `backward` multiplies by it."""
+    mask_keys: tuple[str, ...]
+    """Masks whose tokens `log_probs` covers; see `MASK_KEYS`."""
+    rank: int
+    """Of this process, from 0. Rank 0 writes what is stored."""
+    world_size: int
+    """Ranks that train together."""
+    lockstep: bool
+    """Whether passes talk to the other ranks, so that all ranks have to make equally many."""
+
+    def to_tensors(self, micro: MicroBatch) -> TensorBatch:
+        """A micro-batch on the device of the model."""
+        ...
+
+    def running(self) -> AbstractContextManager[None]:
+        """Forward and backward passes belong inside."""
+        ...
+
+    def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
+        """Forward pass; keeps a graph unless gradients are off.
+
+        `loss_of` is what `backward` will be given, as in `packed_log_probs`; it saves memory where
+        a backend can make use of it.
+        """
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward pass of `loss` times `loss_factor`, added to the gradients of the update."""
+        ...
+
+    def clear_gradients(self) -> None:
+        """Start an update, or give one up."""
+        ...
+
+    def share(self, update: PackedBatch) -> PackedBatch:
+        """The micro-batches of an update that this rank computes, under the global counts.
+
+        Every rank is given the same updates; a rank may have nothing to do in one. Ranks in
+        lock-step get equally many, some of them padding without rows.
+        """
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """One small picklable value of every rank, in the order of the ranks; all of them call."""
+        ...
+
+    def reduce_gradients(self) -> None:
+        """Make the gradient of this rank's share that of the whole update; all ranks call.
+
+        Raises:
+            TrainError: another rank is gone, or did not come in time.
+        """
+        ...
+
+    def grad_norm(self) -> float:
+        """Global norm of the update's gradient before clipping; not finite if the gradient is."""
+        ...
+
+    def step(self, *, learning_rate: float, grad_norm: float) -> None:
+        """Clip, update, and put the new weights where the engine reads them."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full weights under the names of the model's own state; see `Trainer.weights`.
+
+        All ranks iterate to the end, also those that do not look at the tensors.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer state in full tensors by parameter name, whoever held which part of them.
+
+        Loadable with `torch.load(weights_only=True)`, by any number of ranks and any backend. All
+        ranks call; on ranks in lock-step that are not rank 0 it is empty.
+        """
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over optimizer state and the weights in it; all ranks are given the same."""
+        ...

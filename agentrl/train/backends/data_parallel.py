@@ -1,0 +1,82 @@
+"""Training on several ranks: each holds the whole model and computes a part of every update.
+
+    every rank    share(update) -> forward, backward    its micro-batches, perhaps none
+                  reduce_gradients()                    sum over the ranks, same bits everywhere
+                  grad_norm(), step()                   the same update everywhere
+
+The weights of a batch hold global denominators, so the gradient of the update is the sum over the
+ranks, and neither a loss nor a gradient is ever divided by how many there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.batch.records import PackedBatch
+from agentrl.config.schema import TrainSection
+from agentrl.train.backends.agreement import check_same_weights
+from agentrl.train.backends.contract import compensation
+from agentrl.train.backends.ranks import Ranks
+from agentrl.train.backends.shares import share
+from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
+
+
+class DataParallelBackend(TorchBackend):
+    """A `TrainBackend` of one rank among several."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        train: TrainSection,
+        gradient_checkpointing: bool,
+        ranks: Ranks,
+        mask_keys: tuple[str, ...] = RESPONSE_MASK,
+    ) -> None:
+        """Take part; returns when every rank does.
+
+        Args:
+            model: as for `TorchBackend`; the same weights on every rank.
+            train: the optimizer.
+            gradient_checkpointing: recompute activations in the backward pass.
+            ranks: joined already; closed by whoever joined.
+            mask_keys: as for `TorchBackend`.
+
+        Raises:
+            TrainError: the ranks hold different weights.
+        """
+        super().__init__(
+            model, train=train, gradient_checkpointing=gradient_checkpointing, mask_keys=mask_keys
+        )
+        self._ranks = ranks
+        self.rank, self.world_size = ranks.rank, ranks.world_size
+        self.loss_factor = compensation(
+            data_parallel_size=ranks.world_size, averages_over_ranks=False
+        )
+        check_same_weights(self.gather, self._optimizer.state_dict()["masters"])
+
+    def share(self, update: PackedBatch) -> PackedBatch:
+        """See `TrainBackend`."""
+        return share(update, self._ranks.rank, self._ranks.world_size)
+
+    def gather(self, value: Any) -> list[Any]:
+        """See `TrainBackend`."""
+        return self._ranks.gather(value)
+
+    def reduce_gradients(self) -> None:
+        """See `TrainBackend`.
+
+        A parameter that has a gradient on no rank keeps none: an optimizer would move it by its
+        moments and its decay, which it does not do in a single process.
+        """
+        names = self._optimizer.names
+        own = {name for name, _ in self._optimizer.gradients()}
+        held = set().union(*self._ranks.gather(own))
+        self._ranks.sum_in_place(
+            [self._optimizer.gradient_or_zeros(name) for name in names if name in held]
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `TrainBackend`."""
+        super().load_state_dict(state)
+        check_same_weights(self.gather, self._optimizer.state_dict()["masters"])

@@ -1,0 +1,250 @@
+"""FSDP2: every rank holds a slice of each parameter, its gradient and its optimizer state.
+
+`torch.distributed.fsdp.fully_shard` on each layer, and once around everything else. What is stored
+between steps are float32 slices; passes gather them in the model's own dtype, and gradients are
+summed in float32, neither averaged nor divided. The optimizer works on the slices as on ordinary
+tensors: AdamW looks at each number by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+
+from agentrl.batch.tensors import TensorBatch
+from agentrl.config.schema import TrainSection
+from agentrl.train.backends.contract import compensation
+from agentrl.train.backends.lockstep import LockstepBackend, Whole
+from agentrl.train.backends.ranks import Ranks
+from agentrl.train.backends.torch_backend import RESPONSE_MASK
+from agentrl.train.optim.optimizer import MasterAdamW, check_same_parameters
+
+
+class FsdpBackend(LockstepBackend):
+    """A `TrainBackend` of one rank among several, each with its slices of the model."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        train: TrainSection,
+        gradient_checkpointing: bool,
+        ranks: Ranks,
+        mask_keys: tuple[str, ...] = RESPONSE_MASK,
+    ) -> None:
+        """See `LockstepBackend`."""
+        super().__init__(
+            model,
+            train=train,
+            gradient_checkpointing=gradient_checkpointing,
+            ranks=ranks,
+            mask_keys=mask_keys,
+        )
+        self._whole = Whole(model)
+        with ranks.naming("cutting the model up"):
+            self._shard()
+        self.loss_factor = compensation(
+            data_parallel_size=ranks.world_size, averages_over_ranks=False
+        )
+        self._slices = _Slices(model)
+        self._optimizer = MasterAdamW(
+            cast(nn.Module, self._slices), betas=train.betas, weight_decay=train.weight_decay
+        )
+
+    def _shard(self) -> None:
+        mesh = init_device_mesh(self._device.type, (self.world_size,))
+        master = torch.promote_types(self._dtype, torch.float32)
+        narrow = master != self._dtype
+        settings: dict[str, Any] = {
+            "mesh": mesh,
+            "mp_policy": MixedPrecisionPolicy(
+                param_dtype=self._dtype if narrow else None,
+                reduce_dtype=master if narrow else None,
+                cast_forward_inputs=False,
+            ),
+            "offload_policy": CPUOffloadPolicy()
+            if self._train.offload and self._device.type == "cuda"
+            else OffloadPolicy(),
+        }
+        # Layer by layer: the whole model is never there in float32.
+        for layer in _layers(self._model):
+            _widen(layer, master)
+            fully_shard(layer, **settings)
+        _widen(self._whole, master)
+        # The head runs last and its gradient comes first: no use in giving it away in between.
+        fully_shard(self._whole, reshard_after_forward=False, **settings)
+        for part in self._parts():
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+            # Experts that no token of this rank was sent to take part in the sum as well.
+            part.set_reduce_scatter_unused_params(True)
+
+    def _parts(self) -> Iterator[FSDPModule]:
+        for module in self._whole.modules():
+            if isinstance(module, FSDPModule):
+                yield module
+
+    def _forward(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+        out = self._whole(batch)
+        if not torch.is_grad_enabled():
+            self._give_away()
+        return out
+
+    def _backward(self, loss: Tensor) -> None:
+        (loss * self.loss_factor).backward()
+
+    def clear_gradients(self) -> None:
+        """See `TrainBackend`."""
+        self._give_away()
+        for param in self._slices.params.values():
+            param.grad = None
+        self._optimizer.clear()
+
+    def _give_away(self) -> None:
+        for part in self._parts():
+            part.reshard()
+
+    def reduce_gradients(self) -> None:
+        """See `TrainBackend`. The sums were formed in the backward passes.
+
+        A parameter whose gradient is zero on all ranks is left alone, as in a single process, where
+        it has none: an optimizer would move it by its moments and its decay.
+        """
+        self._slices.take_gradients()
+        own = {name for name, grad in self._optimizer.gradients() if bool(grad.any())}
+        held = set().union(*self.gather(own))
+        self._slices.drop_gradients(held)
+
+    def grad_norm(self) -> float:
+        """See `TrainBackend`; all ranks call after `reduce_gradients`."""
+        # Python's numbers are float64: a square of a float32 does not overflow.
+        return math.sqrt(sum(norm * norm for norm in self.gather(self._optimizer.grad_norm())))
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Full summed gradient of every parameter that has one; all ranks iterate to the end."""
+        for name, grad in self._optimizer.gradients():
+            yield name, self._slices.full(name, grad)
+
+    def step(self, *, learning_rate: float, grad_norm: float) -> None:
+        """See `TrainBackend`."""
+        self._optimizer.step(
+            learning_rate=learning_rate,
+            max_grad_norm=self._train.max_grad_norm,
+            grad_norm=grad_norm,
+        )
+        self.clear_gradients()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainBackend`; one parameter at a time is whole."""
+        for name, param in self._slices.params.items():
+            with self._ranks.naming(f"gathering the weights {name}"):
+                full = cast(Any, param.detach()).full_tensor()
+            yield name, full.to(device=self._device, dtype=self._dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `TrainBackend`; one tensor at a time is gathered, and stays on rank 0."""
+        state = self._optimizer.state_dict()
+        masters = {name: self._kept(name, part) for name, part in state["masters"].items()}
+        moments = {
+            name: {key: self._kept(name, part) for key, part in parts.items()}
+            for name, parts in state["moments"].items()
+        }
+        return {**state, "masters": masters, "moments": moments} if self.rank == 0 else {}
+
+    def _kept(self, name: str, part: Tensor) -> Tensor | None:
+        if not self._slices.is_slice(name, part):
+            return part
+        with self._ranks.naming(f"gathering the state of {name}"):
+            full = self._slices.full(name, part)
+        return full.cpu() if self.rank == 0 else None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `TrainBackend`."""
+        self._give_away()
+        check_same_parameters(self._slices.params, state["masters"])
+        masters = {name: self._own(name, full) for name, full in state["masters"].items()}
+        moments = {
+            name: {key: self._own(name, full) for key, full in parts.items()}
+            for name, parts in state["moments"].items()
+        }
+        self._optimizer.load_state_dict({**state, "masters": masters, "moments": moments})
+
+    def _own(self, name: str, full: Tensor) -> Tensor:
+        return full if full.ndim == 0 else self._slices.own(name, full)
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The blocks that `transformers` says must stay in one piece: they hold the bulk."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def _widen(module: nn.Module, dtype: torch.dtype) -> None:
+    for param in module.parameters():
+        if not isinstance(param, DTensor):
+            param.data = param.data.to(dtype)
+
+
+class _Slices:
+    """This rank's parts of all parameters, as plain tensors over the same memory."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.params: dict[str, DTensor] = {
+            name: cast(DTensor, param) for name, param in model.named_parameters()
+        }
+        self._own = {
+            name: nn.Parameter(param._local_tensor.detach(), requires_grad=param.requires_grad)
+            for name, param in self.params.items()
+        }
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What an optimizer asks of a model."""
+        yield from self._own.items()
+
+    def take_gradients(self) -> None:
+        """Show the optimizer the gradients that the passes have left."""
+        for name, param in self.params.items():
+            assert param._local_tensor.data_ptr() == self._own[name].data_ptr(), name
+            grad = cast(DTensor | None, param.grad)
+            self._own[name].grad = None if grad is None else grad._local_tensor
+
+    def drop_gradients(self, held: set[str]) -> None:
+        """Forget the gradients of all parameters but these."""
+        for name in self._own.keys() - held:
+            self._own[name].grad = None
+
+    def is_slice(self, name: str, tensor: Tensor) -> bool:
+        """Whether a tensor of the optimizer is cut as its parameter is."""
+        return tensor.ndim > 0 and tensor.shape == self._own[name].shape
+
+    def full(self, name: str, part: Tensor) -> Tensor:
+        """The whole of which every rank passes its slice."""
+        param = self.params[name]
+        return DTensor.from_local(
+            part,
+            param.device_mesh,
+            param.placements,
+            run_check=False,
+            shape=param.shape,
+            stride=param.stride(),
+        ).full_tensor()
+
+    def own(self, name: str, full: Tensor) -> Tensor:
+        """This rank's slice of a whole."""
+        param = self.params[name]
+        parts = full.chunk(param.device_mesh.size())
+        rank = param.device_mesh.get_local_rank()
+        return parts[rank] if rank < len(parts) else full[:0]

@@ -1,0 +1,122 @@
+"""What backends have in common that cut a model up: every pass of one rank is a pass of all.
+
+    every rank    log_probs     asks whether all go on, gathers the parts of the model, forward
+                  backward      asks whether all go on, gathers, backward, sums gradients over ranks
+                  step          each its own part
+
+A rank that has no rows left computes padding, and one that failed is noticed by the others before
+their next pass instead of at the time limit of a collective.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentrl.batch.records import MicroBatch, PackedBatch
+from agentrl.batch.tensors import TensorBatch, to_tensors
+from agentrl.config.schema import TrainSection
+from agentrl.train.backends.agreement import check_same_weights, go_on_together
+from agentrl.train.backends.ranks import Ranks
+from agentrl.train.backends.shares import share
+from agentrl.train.backends.torch_backend import RESPONSE_MASK, exact_passes
+from agentrl.train.model.allocator import keep_freed_memory
+from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
+
+
+class Whole(nn.Module):
+    """Body and head in one forward pass, so that the head's weights are there when it runs."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+        """`(log_probs_R, entropy_R)`, since libraries look for tensors in tuples."""
+        out = packed_log_probs(self.model, batch)
+        return out.log_probs_R, out.entropy_R
+
+
+class LockstepBackend(ABC):
+    """Base of `TrainBackend`s whose ranks hold parts of one model."""
+
+    lockstep = True
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        train: TrainSection,
+        gradient_checkpointing: bool,
+        ranks: Ranks,
+        mask_keys: tuple[str, ...] = RESPONSE_MASK,
+    ) -> None:
+        """Take part; returns when every rank does.
+
+        Args:
+            model: a `transformers` causal language model, whole and the same on every rank. It is
+                taken apart: from now on the backend alone can run it.
+            train: the optimizer.
+            gradient_checkpointing: recompute activations in the backward pass.
+            ranks: joined already; closed by whoever joined.
+            mask_keys: masks whose tokens the loss looks at.
+
+        Raises:
+            TrainError: the ranks hold different weights.
+        """
+        params = dict(model.named_parameters())
+        first = next(iter(params.values()))
+        self._model, self._train, self._ranks = model, train, ranks
+        self._device, self._dtype = first.device, first.dtype
+        self._checkpointing = gradient_checkpointing
+        self.rank, self.world_size = ranks.rank, ranks.world_size
+        self.mask_keys = mask_keys
+        if self._device.type == "cpu":
+            keep_freed_memory()
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        check_same_weights(self.gather, params)
+        ranks.open_global_group()
+
+    @abstractmethod
+    def _forward(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+        """`Whole.forward` under the library that holds the parts."""
+
+    @abstractmethod
+    def _backward(self, loss: Tensor) -> None:
+        """Backward pass; gradients are summed over the ranks here or in `reduce_gradients`."""
+
+    def to_tensors(self, micro: MicroBatch) -> TensorBatch:
+        """See `TrainBackend`."""
+        kind = torch.promote_types(self._dtype, torch.float32)
+        return to_tensors(micro, device=self._device, dtype=kind, mask_keys=self.mask_keys)
+
+    def running(self) -> AbstractContextManager[None]:
+        """See `TrainBackend`."""
+        return exact_passes(self._model, checkpointing=self._checkpointing)
+
+    def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
+        """See `TrainBackend`; all ranks call. The head's gradient is formed in the backward pass,
+        where the libraries expect it."""
+        go_on_together(self.gather)
+        with self._ranks.naming("gathering weights in a forward pass"):
+            log_probs, entropy = self._forward(batch)
+        return TokenLogProbs(log_probs_R=log_probs, entropy_R=entropy)
+
+    def backward(self, loss: Tensor) -> None:
+        """See `TrainBackend`; all ranks call."""
+        go_on_together(self.gather)
+        with self._ranks.naming("summing gradients in a backward pass"):
+            self._backward(loss)
+
+    def share(self, update: PackedBatch) -> PackedBatch:
+        """See `TrainBackend`."""
+        return share(update, self.rank, self.world_size, lockstep=True)
+
+    def gather(self, value: Any) -> list[Any]:
+        """See `TrainBackend`."""
+        return self._ranks.gather(value)

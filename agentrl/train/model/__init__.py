@@ -1,0 +1,1 @@
+"""The policy's model: loading, attention over packed rows, log-probabilities, adapters."""

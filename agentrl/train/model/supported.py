@@ -1,0 +1,95 @@
+"""Which models the trainer reads as they are meant: a look at the model before it is trained.
+
+The trainer runs the body of a model with its own attention and its head on chosen tokens. What a
+model does beside that (a scale or a soft cap on the logits, layers with an attention of their own)
+would be left out without a sound, and log-probabilities would be those of another model.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import ConfigError, TrainError
+from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.segments import Segments
+from agentrl.train.model.stateful_layers import other_layers
+
+logger = logging.getLogger(__name__)
+
+_PROBE = 4
+"""Tokens that are read to see what a model does with them."""
+_BY_LENGTH = ("longrope", "dynamic")
+"""Rotary embeddings whose frequencies follow the longest sequence they are given."""
+
+
+def check_readable(model: Any) -> None:
+    """Refuse a model whose numbers the trainer would get wrong. Reads a few tokens once.
+
+    Args:
+        model: a whole `transformers` model; a critic's body is looked at, too.
+
+    Raises:
+        ConfigError: says what the model does that the trainer leaves out.
+    """
+    body = getattr(model, "base_model", model)
+    if not (getattr(body, "_supports_attention_backend", False) or other_layers(body)):
+        raise ConfigError(
+            f"model.path: the layers of {type(body).__name__} have an attention of their own, so "
+            "rows in one micro-batch would see each other; train a model whose attention goes "
+            "through transformers' AttentionInterface (_supports_attention_backend)"
+        )
+    _warn_of_rotary(body)
+    ids = torch.arange(1, 1 + _PROBE, device=next(model.parameters()).device)[None]
+    try:
+        with torch.no_grad(), packed_attention(model):
+            body(input_ids=ids, use_cache=False, segments=Segments.of_rows([_PROBE]))
+    except TrainError as error:
+        raise ConfigError(f"model.path: {error}") from None
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is None or body is model:
+        return  # a critic, or what `packed_log_probs` refuses by name
+    seen: dict[str, Tensor] = {}
+
+    def keep(module: Any, args: tuple[Any, ...], out: Tensor) -> None:
+        seen["hidden"], seen["logits"] = args[0], out
+
+    hook = head.register_forward_hook(keep)
+    body_hook = body.register_forward_hook(
+        lambda module, args, out: seen.update(body=out.last_hidden_state)
+    )
+    try:
+        with torch.no_grad():
+            logits = model(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+        body_hook.remove()
+    parts = (("hidden", "body", "before"), ("logits", "model", "after"))
+    seen["model"] = logits
+    # Some models call a part of their body, which says nothing about what the head is given.
+    seen.setdefault("body", seen["hidden"])
+    for own, whole, where in parts:
+        got, want = seen[own], seen[whole]
+        if not torch.equal(got.to(want.dtype), want):
+            raise ConfigError(
+                f"model.path: {type(model).__name__} changes its numbers {where} the head (a scale "
+                "or a soft cap of the logits), which the trainer does not compute; train a model "
+                "with a plain linear head"
+            )
+
+
+def _warn_of_rotary(body: Any) -> None:
+    """In a micro-batch the longest sequence is that of any row: the result would depend on it."""
+    config = body.config.get_text_config()
+    rotary = getattr(config, "rope_parameters", None) or {}
+    for part in (rotary, *(found for found in rotary.values() if isinstance(found, dict))):
+        if part.get("rope_type") in _BY_LENGTH:
+            limit = part.get("original_max_position_embeddings") or config.max_position_embeddings
+            logger.warning(
+                "%s has a %s rotary embedding: a row of more than %d tokens changes the positions "
+                "of all rows in its micro-batch; keep rollout.max_context_tokens at %d or below",
+                type(body).__name__, part["rope_type"], limit, limit,
+            )  # fmt: skip

@@ -1,0 +1,140 @@
+"""A language model's body with one number per token on top: what a rollout is worth from there.
+
+The value of a response token is read at the position that predicts it, so it knows everything
+before the token and not the token itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentrl.batch.tensors import TensorBatch
+from agentrl.config.schema import CriticSection, ModelSection
+from agentrl.errors import ConfigError
+from agentrl.train.model.logprobs import hidden_states
+from agentrl.train.model.pretrained import (
+    QUICKSTART,
+    check_model_path,
+    pick_device,
+    quickstart_checkpoint,
+)
+
+_SCORED = ("ForSequenceClassification", "ForTokenClassification")
+_HEADS = ("score", "classifier")
+
+
+class ValueModel(nn.Module):
+    """Body and value head; packed rows run through the body as through that of the policy.
+
+    The head computes and is kept in float32 (float64 over a float64 body), whatever the body's
+    dtype is: values near each other would be equal in bfloat16, and advantages are differences.
+    """
+
+    def __init__(self, body: Any, head: nn.Linear | None = None) -> None:
+        """Put a head on a body.
+
+        Args:
+            body: a `transformers` model without a head of its own.
+            head: [1, E]; None begins with zeros, so that all values are 0 and their gradient
+                reaches the head alone in the first update.
+
+        Raises:
+            ConfigError: a head of another shape; its outputs are not one value.
+        """
+        super().__init__()
+        param = next(body.parameters())
+        width = body.config.hidden_size if head is None else head.in_features
+        if head is not None and head.out_features != 1:
+            raise ConfigError(
+                f"the head of the critic's checkpoint has {head.out_features} outputs, expected 1 "
+                "value; give a reward model that was trained with num_labels=1"
+            )
+        self.body = body
+        self.value_head = nn.Linear(
+            width, 1, device=param.device, dtype=torch.promote_types(param.dtype, torch.float32)
+        )
+        with torch.no_grad():
+            self.value_head.weight.zero_()
+            self.value_head.bias.zero_()
+            if head is not None:
+                self.value_head.weight.copy_(head.weight)
+                if getattr(head, "bias", None) is not None:
+                    self.value_head.bias.copy_(head.bias)
+
+    @property
+    def config(self) -> Any:
+        """Of the body; attention reads it."""
+        return self.body.config
+
+    @property
+    def base_model(self) -> Any:
+        """The body, as `transformers` models name it."""
+        return self.body
+
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """As `transformers` models have it."""
+        self.body.gradient_checkpointing_enable(*args, **kwargs)
+
+    def forward(self, batch: TensorBatch) -> Tensor:
+        """[R] The value before each trained token, 0 elsewhere. Call inside `packed_attention`."""
+        hidden_AE = hidden_states(self, batch)[batch.source_A]
+        values_A = self.value_head(hidden_AE.to(self.value_head.weight.dtype))[:, 0]
+        zeros_R = torch.zeros(len(batch.mask_R), dtype=values_A.dtype, device=values_A.device)
+        return zeros_R.index_put((batch.index_A,), values_A)
+
+
+def load_value_model(critic: CriticSection, model: ModelSection) -> ValueModel:
+    """The critic that a run begins with, in the dtype and on the device of its policy.
+
+    A checkpoint for sequence or token classification (a reward model) brings its head; a language
+    model leaves its own behind and gets one of zeros.
+
+    Args:
+        critic: where it begins.
+        model: the policy, for what `critic` does not say.
+
+    Raises:
+        ConfigError: the checkpoint cannot be loaded, or its head has more than one output.
+    """
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+    path = critic.path or model.path
+    check_model_path(path)
+    device = pick_device(model.device)
+    source = str(quickstart_checkpoint()) if path == QUICKSTART else path
+    try:
+        kinds = AutoConfig.from_pretrained(source).architectures or [""]
+        scored = kinds[0].endswith(_SCORED)
+        loader: Any = AutoModelForSequenceClassification if scored else AutoModel
+        loaded, report = _load(loader, source, getattr(torch, model.dtype))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the critic {path!r} cannot be loaded: {error}") from None
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ConfigError(
+            f"the critic {path!r} lacks {len(missing)} weights of {kinds[0] or 'its model'}, "
+            f"{missing[0]} among them; they would be random"
+        )
+    heads = [head for name in _HEADS if (head := getattr(loaded, name, None)) is not None]
+    if scored and not isinstance(heads[0] if heads else None, nn.Linear):
+        raise ConfigError(f"the critic {path!r} is a {kinds[0]} without a linear {_HEADS[0]!r}")
+    body = loaded.base_model if scored else loaded
+    return ValueModel(body.to(device).eval(), heads[0] if scored else None).eval()
+
+
+def _load(loader: Any, source: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Quietly: the head of a language model is left behind on purpose."""
+    from transformers.utils import logging as hf_logging
+
+    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        return loader.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        if bars:
+            hf_logging.enable_progress_bar()

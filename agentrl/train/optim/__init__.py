@@ -1,0 +1,1 @@
+"""Optimizers on float32 masters, and the learning-rate schedule."""

@@ -1,0 +1,20 @@
+"""The choice of an optimizer by its name in the config."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from agentrl.config.schema import TrainSection
+from agentrl.train.optim.muon import MasterMuon
+from agentrl.train.optim.optimizer import MasterAdamW
+
+
+def make_optimizer(model: nn.Module, train: TrainSection) -> MasterAdamW:
+    """What `train.optimizer` names, for all parameters of `model` that ask for gradients.
+
+    Raises:
+        ConfigError: this torch has no Muon, or the model has no matrix for it.
+    """
+    if train.optimizer == "muon":
+        return MasterMuon(model, betas=train.betas, weight_decay=train.weight_decay)
+    return MasterAdamW(model, betas=train.betas, weight_decay=train.weight_decay)

@@ -1,0 +1,242 @@
+"""Optimizers on float32 masters, for parameters that live in bfloat16 and are the engine's too.
+
+The parameters of the model are what the sampler reads: they are never copied and never change
+between `step` calls. Beside each stands a float32 master that torch works on, and a float32 sum of
+gradients that a hook fills as soon as autograd has a gradient, after which the bfloat16 one is
+freed. A parameter that is float32 or wider is its own master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentrl.errors import RunError
+
+_EPS = 1e-8
+ADAMW_MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
+"""What torch's AdamW keeps beside each parameter."""
+
+
+class MasterAdamW:
+    """AdamW (https://arxiv.org/abs/1711.05101) by torch, with masters and gradient sums.
+
+    Weight decay touches matrices only: not biases, not norms. Tied weights are one parameter.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, betas: tuple[float, float], weight_decay: float
+    ) -> None:
+        self._params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._masters = {name: _master(param) for name, param in self._params.items()}
+        self._sums: dict[str, Tensor] = {}
+        self._touched: set[str] = set()
+        for name, param in self._params.items():
+            if self._masters[name] is not param:
+                param.register_post_accumulate_grad_hook(self._hook(name))
+        self._optimizers = self._make_optimizers(model, betas=betas, weight_decay=weight_decay)
+
+    def _make_optimizers(
+        self, model: nn.Module, *, betas: tuple[float, float], weight_decay: float
+    ) -> list[torch.optim.Optimizer]:
+        """Torch's optimizers; each master belongs to exactly one."""
+        return [adamw(self._masters.values(), betas=betas, weight_decay=weight_decay)]
+
+    def _hook(self, name: str) -> Any:
+        def move(param: Tensor) -> None:
+            grad, param.grad = param.grad, None
+            if grad is None:
+                return
+            if name not in self._sums:
+                self._sums[name] = torch.empty_like(self._masters[name])
+            if name in self._touched:
+                self._sums[name].add_(grad)
+            else:
+                self._sums[name].copy_(grad)
+                self._touched.add(name)
+
+        return move
+
+    def clear(self) -> None:
+        """Forget all gradients; the next backward pass starts a new sum."""
+        self._touched.clear()
+        for name, param in self._params.items():
+            param.grad = None
+            self._masters[name].grad = None
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and summed gradient of every parameter that has one."""
+        for name, param in self._params.items():
+            if self._masters[name] is param:
+                if param.grad is not None:
+                    yield name, param.grad
+            elif name in self._touched:
+                yield name, self._sums[name]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All trained parameters, in the order of the model."""
+        return tuple(self._params)
+
+    def gradient_or_zeros(self, name: str) -> Tensor:
+        """The summed gradient of a parameter; from now on it has one, of zeros if it had none."""
+        param, master = self._params[name], self._masters[name]
+        if master is param:
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+            return param.grad
+        if name not in self._touched:
+            self._sums[name] = torch.zeros_like(master)
+            self._touched.add(name)
+        return self._sums[name]
+
+    def grad_norm(self) -> float:
+        """Euclidean norm of all summed gradients together; infinite or NaN if one of them is."""
+        grads = [grad for _, grad in self.gradients()]
+        return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+
+    def step(self, *, learning_rate: float, max_grad_norm: float, grad_norm: float) -> None:
+        """Clip to the global norm, update the masters, write them into the parameters."""
+        for name, grad in self.gradients():
+            self._masters[name].grad = grad
+        torch.nn.utils.clip_grads_with_norm_(
+            list(self._masters.values()), max_grad_norm, torch.tensor(grad_norm)
+        )
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
+        self.clear()
+        self._publish()
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        pairs = [
+            (param, self._masters[name])
+            for name, param in self._params.items()
+            if self._masters[name] is not param
+        ]
+        if pairs:
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+                [param for param, _ in pairs], [master for _, master in pairs]
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masters and moments by parameter name; plain tensors and numbers only."""
+        states = self._states()
+        moments: dict[str, dict[str, Any]] = {}
+        for name, master in self._masters.items():
+            moments[name] = dict(states[name].get(master, {}))
+        return {"masters": {n: m.detach() for n, m in self._masters.items()}, "moments": moments}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave, and write the masters into the parameters.
+
+        Raises:
+            RunError: the state belongs to a model with other parameters, or to another optimizer.
+        """
+        masters: dict[str, Tensor] = state["masters"]
+        check_same_parameters(self._masters, masters)
+        self._check_same_kind(state["moments"])
+        states = self._states()
+        self.clear()
+        for name, master in self._masters.items():
+            master.copy_(masters[name])
+            moments = state["moments"][name]
+            if moments:
+                states[name][master] = {
+                    # A copy: what is loaded may be a file mapped into memory. The fused kernels
+                    # want their step count beside the parameter, wherever the state was saved.
+                    key: value.clone().to(_place(key, value, master))
+                    for key, value in moments.items()
+                }
+            else:
+                states[name].pop(master, None)
+        self._publish()
+
+    def _states(self) -> dict[str, Any]:
+        """By parameter name, the state of the optimizer that has it."""
+        owner = {
+            id(master): optimizer.state
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for master in group["params"]
+        }
+        return {name: owner[id(master)] for name, master in self._masters.items()}
+
+    def _moment_keys(self, name: str) -> frozenset[str]:
+        """What the optimizer of this parameter keeps once it has moved it."""
+        return ADAMW_MOMENTS
+
+    def _check_same_kind(self, moments: dict[str, dict[str, Any]]) -> None:
+        for name, kept in moments.items():
+            wanted = self._moment_keys(name)
+            if kept and kept.keys() != wanted:
+                raise RunError(
+                    f"the saved optimizer keeps {', '.join(sorted(kept))} for {name}, the one of "
+                    f"this run {', '.join(sorted(wanted))}: train.optimizer was another; put it "
+                    "back, or begin a new run from the checkpoint as model.path"
+                )
+
+
+def adamw(
+    masters: Iterable[Tensor], *, betas: tuple[float, float], weight_decay: float
+) -> torch.optim.Optimizer:
+    """Torch's fused AdamW; decay on what has two axes or more."""
+    every = list(masters)
+    matrices = [master for master in every if master.ndim >= 2]
+    vectors = [master for master in every if master.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=0.0,
+        betas=betas,
+        eps=_EPS,
+        fused=all(_fusable(master) for master in every),
+    )
+
+
+def _master(param: nn.Parameter) -> Tensor:
+    if param.dtype in (torch.float32, torch.float64):
+        return param
+    return param.detach().to(torch.float32)
+
+
+def _place(key: str, value: Tensor, master: Tensor) -> torch.device:
+    return master.device if key != "step" or _fusable(master) else value.device
+
+
+def _fusable(master: Tensor) -> bool:
+    return master.device.type in ("cpu", "cuda")
+
+
+def check_same_parameters(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    """Saved state belongs to this very model.
+
+    Raises:
+        RunError: other names, or other shapes.
+    """
+
+    def describe(names: Iterable[str]) -> str:
+        listed = sorted(names)
+        return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
+
+    missing, extra = ours.keys() - theirs.keys(), theirs.keys() - ours.keys()
+    if missing or extra:
+        raise RunError(
+            "the saved optimizer belongs to another model: it lacks "
+            f"[{describe(missing)}] and has [{describe(extra)}] besides"
+        )
+    odd = [n for n in ours if ours[n].shape != theirs[n].shape]
+    if odd:
+        raise RunError(
+            f"the saved optimizer has another shape for {odd[0]}: {tuple(theirs[odd[0]].shape)}, "
+            f"the model has {tuple(ours[odd[0]].shape)} ({len(odd)} such parameters)"
+        )

@@ -1,0 +1,1 @@
+"""The host's side of a sandbox: child processes, channels, sessions, uploads."""

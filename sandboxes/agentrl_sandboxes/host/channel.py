@@ -1,0 +1,240 @@
+"""The host's end of a supervisor: frames over a pair of streams, many requests at once.
+
+Knows nothing of processes or containers: whoever starts a supervisor hands over a reader and a
+writer, so an attached container serves as well as a child process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import marshal
+import struct
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any, Protocol
+
+from agentrl.errors import SandboxError
+from agentrl_sandboxes.guest import wire
+
+MODULES = (
+    *("wire", "capture", "processes", "files", "trees", "disk", "reset"),
+    *("program", "command", "session", "limits", "link", "supervisor", "filter", "stage"),
+)
+"""What runs inside, in the order of their imports."""
+
+BOOT = """
+import marshal, os, sys
+def take(size):
+    data = b""
+    while len(data) < size:
+        chunk = os.read(0, size - len(data))
+        if not chunk:
+            sys.exit(1)
+        data += chunk
+    return data
+config = marshal.loads(take(int.from_bytes(take(9)[:4], "big")))
+for name, code in config.pop("modules"):
+    sys.modules[name] = type(sys)(name)
+    exec(code, sys.modules[name].__dict__)
+sys.modules[config["entry"]].main(config)
+"""
+"""Run as `python3 -I -S -c BOOT`: takes the modules from the first frame, so that no file of ours
+has to be visible where it runs."""
+
+MAX_ANSWER = 2**30
+
+
+class Sink(Protocol):
+    """Takes the frames of a session that nobody asked for one by one."""
+
+    def feed(self, kind: int, body: bytes) -> None:
+        """`OUTPUT` or, at last, `RESULT`.
+
+        Raises:
+            OSError: more than was allowed; the sandbox cannot be trusted with frames any more.
+        """
+        ...
+
+    def fail(self, error: SandboxError) -> None:
+        """There will be no more frames."""
+        ...
+
+
+@cache
+def guest_modules() -> list[tuple[str, Any]]:
+    """Names and compiled code of the guest, in the order of their imports."""
+    package = "agentrl_sandboxes.guest"
+    found: list[tuple[str, Any]] = [("agentrl_sandboxes", ""), (package, "")]
+    for name in MODULES:
+        text = resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")
+        code = compile(text, f"<{name}>", "exec", dont_inherit=True)
+        found.append((f"{package}.{name}", code))
+    return found
+
+
+def config_frame(config: Mapping[str, Any]) -> bytes:
+    """The first frame: the modules of the guest, and what it is to set up."""
+    entry = {"modules": guest_modules(), "entry": "agentrl_sandboxes.guest.stage"}
+    body = marshal.dumps({**config, **entry})
+    return wire.HEAD.pack(len(body), wire.CONFIG, 0) + body
+
+
+class Channel:
+    """Sends requests and hands each answer to whoever waits for it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._waiting: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
+        self._sinks: dict[int, Sink] = {}
+        self._last = 0
+        self._reason = ""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether requests can still be answered."""
+        return not self._reason
+
+    async def start(self, first: bytes, *, timeout_s: float) -> None:
+        """Send the config and wait until the supervisor is ready.
+
+        Raises:
+            SandboxError: it ended instead, or took too long.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(first)
+                await self._writer.drain()
+                kind, _, _ = await self._read_frame()
+        except TimeoutError as error:
+            raise SandboxError(f"sandbox: not ready after {timeout_s:g} s") from error
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise SandboxError("sandbox: ended before it was ready") from error
+        if kind != wire.READY:
+            raise SandboxError(f"sandbox: expected READY ({wire.READY}), got frame kind {kind}")
+        self._task = asyncio.create_task(self._read())
+
+    async def request(
+        self, kind: int, body: Mapping[str, Any], *, timeout_s: float | None
+    ) -> bytes:
+        """One request, one answer.
+
+        Args:
+            kind: of the frame.
+            body: what the guest unmarshals.
+            timeout_s: how long the answer may take; None where the program decides that.
+
+        Raises:
+            OSError: as the guest reports it, of the subclass that fits its errno.
+            ValueError: something is larger than was asked for.
+            SandboxError: the sandbox is gone or does not answer.
+        """
+        self._last += 1
+        return await self._ask(kind, self._last, body, timeout_s)
+
+    async def open_stream(
+        self, kind: int, body: Mapping[str, Any], sink: Sink, *, timeout_s: float
+    ) -> int:
+        """As `request`, but frames go to `sink` from now until its `RESULT`; returns their id."""
+        self._last += 1
+        ident = self._last
+        self._sinks[ident] = sink
+        try:
+            await self._ask(kind, ident, body, timeout_s)
+        except BaseException:
+            self._sinks.pop(ident, None)
+            raise
+        return ident
+
+    def tell(self, kind: int, ident: int, body: Mapping[str, Any]) -> None:
+        """Send a frame that has no answer; dropped when the sandbox is gone."""
+        if self.open:
+            self._send(kind, ident, marshal.dumps(dict(body), 2))
+
+    async def _ask(
+        self, kind: int, ident: int, body: Mapping[str, Any], timeout_s: float | None
+    ) -> bytes:
+        if self._reason:
+            raise SandboxError(self._reason)
+        future: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._waiting[ident] = future
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._send(kind, ident, marshal.dumps(dict(body), 2))
+                await self._drain()
+                answer, data = await future
+        except TimeoutError as error:
+            raise SandboxError(f"sandbox: no answer after {timeout_s or 0:g} s") from error
+        except asyncio.CancelledError:
+            if kind in (wire.EXEC, wire.START, wire.INPUT) and self.open:
+                self._send(wire.CANCEL, ident, b"")
+            raise
+        finally:
+            self._waiting.pop(ident, None)
+        if answer == wire.FAILED:
+            number, text = _failure(data)
+            if number == wire.TOO_LARGE:
+                raise ValueError(text)
+            raise OSError(number, text)
+        return data
+
+    async def close(self, reason: str) -> None:
+        """End of file for the supervisor; it exits with everything. Waits until it has let go."""
+        self._fail(reason)
+        self._writer.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _send(self, kind: int, ident: int, body: bytes) -> None:
+        self._writer.write(wire.HEAD.pack(len(body), kind, ident) + body)
+
+    async def _drain(self) -> None:
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            self._fail(f"sandbox: ended unexpectedly ({error})")
+            raise SandboxError(self._reason) from error
+
+    async def _read_frame(self) -> tuple[int, int, bytes]:
+        head = await self._reader.readexactly(wire.HEAD.size)
+        size, kind, ident = wire.HEAD.unpack(head)
+        if size > MAX_ANSWER:
+            raise OSError(f"a frame of {size} bytes")
+        return kind, ident, await self._reader.readexactly(size)
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                kind, ident, body = await self._read_frame()
+                future = self._waiting.get(ident)
+                if not ident and kind == wire.FAILED:
+                    self._fail(f"sandbox: ended, {_failure(body)[1]}")
+                elif ident in self._sinks and kind in (wire.OUTPUT, wire.RESULT):
+                    self._sinks[ident].feed(kind, body)
+                    if kind == wire.RESULT:
+                        del self._sinks[ident]
+                elif future is not None and not future.done():
+                    future.set_result((kind, body))
+        except (OSError, struct.error, asyncio.IncompleteReadError):
+            self._fail("sandbox: ended unexpectedly")
+
+    def _fail(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(SandboxError(self._reason))
+        for sink in self._sinks.values():
+            sink.fail(SandboxError(self._reason))
+        self._sinks.clear()
+
+
+def _failure(body: bytes) -> tuple[int, str]:
+    """Number and text of a `FAILED` frame."""
+    if len(body) < wire.ERROR.size:
+        return errno.EIO, "an answer without a reason"
+    (number,) = wire.ERROR.unpack_from(body)
+    return number, body[wire.ERROR.size :].decode("utf-8", "replace")

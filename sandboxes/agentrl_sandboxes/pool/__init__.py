@@ -1,0 +1,1 @@
+"""A pool that keeps prepared sandboxes and limits how many run."""

@@ -1,0 +1,151 @@
+"""`agentrl env new` and `agentrl env check`, and the examples they are shown with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.config import load_config
+from agentrl.data import load_tasks
+from agentrl.env import Action
+from agentrl.errors import ConfigError
+from agentrl.rollout.adapters.adapt import load_env_class
+from agentrl.types import Task
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+FAULTY = """
+from agentrl.env import AgentInstance, Observation, StepResult
+
+class Faulty(AgentInstance):
+    def __init__(self, reward=7.0):
+        self.reward = reward
+    async def reset(self, task):
+        return Observation(content=task.prompt)
+    async def step(self, action):
+        return StepResult(rewards=0.0, scores=self.reward, done=True)
+"""
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main([*words])
+    return int(left.value.code or 0)
+
+
+def test_new_writes_an_environment_that_is_clean_and_a_run_file_that_loads(tmp_path, capsys):
+    assert run("env", "new", "shout_word", "--dir", str(tmp_path / "mine")) == 0
+    folder = tmp_path / "mine"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "shout_word.py",
+        "shout_word.yaml",
+        "tasks.jsonl",
+    ]
+    assert 20 <= len((folder / "shout_word.py").read_text().splitlines()) <= 30
+    assert 10 <= len((folder / "shout_word.yaml").read_text().splitlines()) <= 20
+    config = load_config(folder / "shout_word.yaml")
+    assert len(load_tasks(config.dataset, base=folder)) >= 8
+    assert config.env.target == "shout_word.py:ShoutWord"
+    checked = run("env", "check", str(folder / "shout_word.py"), "--sandbox", "none")
+    assert checked == 0
+    assert "Nothing found (3 tasks of" in capsys.readouterr().out
+
+
+def test_new_refuses_to_overwrite_and_bad_names(tmp_path, capsys):
+    assert run("env", "new", "one", "--dir", str(tmp_path)) == 0
+    (tmp_path / "one.py").write_text("mine")
+    assert run("env", "new", "one", "--dir", str(tmp_path)) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert (tmp_path / "one.py").read_text() == "mine"
+    # Another name would still overwrite the tasks of the first.
+    assert run("env", "new", "two", "--dir", str(tmp_path)) == 2
+    assert not (tmp_path / "two.py").exists()
+    for name in ("a-b", "class", "1a", "../up"):
+        assert run("env", "new", name, "--dir", str(tmp_path)) == 2
+
+
+def test_check_reports_findings_like_a_linter(tmp_path, capsys):
+    file = tmp_path / "faulty.py"
+    file.write_text(FAULTY)
+    words = ("env", "check", f"{file}:Faulty", "--sandbox", "none")
+    assert run(*words) == 1
+    out = capsys.readouterr().out
+    assert f"{file}:Faulty: E304 step returned scores=float 7.0" in out
+    assert "Return scores between 0 and 1, or None." in out
+    assert run(*words, "--json") == 1
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert finding["code"] == "E304"
+    assert run(*words, "--args", "reward=0.5") == 0
+
+
+def test_check_finds_the_one_class_of_a_peer_without_its_name(tmp_path, capsys):
+    file = tmp_path / "again.py"
+    file.write_text(
+        "class Again:\n"
+        "    def __init__(self, config): pass\n"
+        "    async def start_interaction(self, instance_id=None, **kwargs): return instance_id\n"
+        "    async def generate_response(self, instance_id, messages, **kwargs):\n"
+        "        return True, 'Well.', 0.5, {}\n"
+    )
+    assert run("env", "check", str(file), "--sandbox", "none") == 0
+    assert "Nothing found (2 tasks of" in capsys.readouterr().out
+
+
+def test_check_says_what_cannot_be_loaded(tmp_path, capsys):
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "empty.py").write_text("x = 1")
+    for target, message in (
+        ("nothing.py:Env", "does not exist"),
+        (f"{tmp_path}/broken.py:Env", "ZeroDivisionError"),
+        (f"{tmp_path}/empty.py:Env", "has no 'Env'"),
+        (f"{tmp_path}/empty.py", "0 classes"),
+        (f"{tmp_path}/empty.py:x", "expected an environment class"),
+    ):
+        assert run("env", "check", target, "--sandbox", "none") == 2
+        assert message in capsys.readouterr().err
+    good = "agentrl_envs.arithmetic:ArithmeticTask"
+    assert run("env", "check", good, "--args", "max_turns") == 2
+    assert run("env", "check", good, "--dataset", "none.jsonl") == 2
+
+
+def test_the_example_is_short_clean_and_its_run_file_loads():
+    assert 20 <= len((EXAMPLES / "my_env.py").read_text().splitlines()) <= 32
+    assert 10 <= len((EXAMPLES / "my_env.yaml").read_text().splitlines()) <= 20
+    config = load_config(EXAMPLES / "my_env.yaml")
+    train = load_tasks(config.dataset, base=EXAMPLES)
+    test = load_tasks(config.eval.datasets["new_tasks"], base=EXAMPLES)
+    assert {task.split for task in train} == {"train"}
+    assert {task.split for task in test} == {"test"}
+    words = ("env", "check", f"{EXAMPLES}/my_env.py", "--sandbox", "none")
+    assert run(*words, "--dataset", f"{EXAMPLES}/my_env.py:tasks") == 0
+
+
+async def test_the_agent_file_for_openrlhf_runs_unchanged():
+    make = load_env_class(f"{EXAMPLES}/openrlhf_agent.py:AgentExecutor")
+    env = make()
+    observation = await env.reset(Task(id="0", prompt="A number", label="7"))
+    assert observation.raw
+    step = await env.step(Action(text="I say 5", raw_text="I say 5<|im_end|>"))
+    assert (step.done, step.rewards) == (False, 0.0)
+    assert step.environment_feedback == (
+        "\n<|im_start|>user\nThat is too small.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    step = await env.step(Action(text="7", raw_text="7<|im_end|>"))
+    assert (step.done, step.rewards, step.scores) == (True, 1.0, 1.0)
+    assert step.extra_logs == {"tries": 2.0}
+    await env.close()
+
+
+def test_the_agent_file_for_openrlhf_is_clean(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": "0", "prompt": "A number", "label": "7"}\n')
+    target = f"{EXAMPLES}/openrlhf_agent.py:AgentInstance"
+    assert run("env", "check", target, "--sandbox", "none", "--dataset", str(rows)) == 0
+
+
+def test_an_import_string_of_a_missing_class_is_a_config_error():
+    with pytest.raises(ConfigError, match="AgentInstanc"):
+        load_env_class(f"{EXAMPLES}/openrlhf_agent.py:AgentInstanc")

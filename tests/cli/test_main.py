@@ -1,0 +1,115 @@
+"""The command line as a newcomer meets it: overview, mistakes, exit statuses."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.cli.console import failures
+from agentrl.errors import ConfigError
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        main(list(words))
+    captured = capsys.readouterr()
+    return int(caught.value.code or 0), captured.out, captured.err
+
+
+def test_the_overview_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from agentrl.cli import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "heavy = {'torch', 'transformers', 'pyarrow', 'numpy', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    began = time.process_time()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert time.process_time() - began < 0.5
+    names = "train eval rollout prove serve export simulate traj env config sandbox"
+    for name in names.split():
+        assert f" {name} " in done.stdout
+
+
+def test_starting_a_command_does_not_import_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import sys\n"
+        "from agentrl.cli import main\n"
+        "try:\n    main(['train', 'missing.yaml'])\n"
+        "except SystemExit as stop:\n    assert stop.code == 2, stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("error: config missing.yaml does not exist")
+
+
+@pytest.mark.parametrize("group", ["traj", "env", "config", "sandbox"])
+def test_every_group_is_mounted(capsys: pytest.CaptureFixture[str], group: str) -> None:
+    status, out, _ = run(capsys, group, "--help")
+    assert status == 0
+    assert "Commands" in out
+
+
+def test_a_mistake_in_a_key_is_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("env: {target: 'x.py:Y'}\ndataset: {source: x.jsonl}\n")
+    status, out, err = run(capsys, "train", str(path), "train.learning_rat=1")
+    assert (status, out) == (2, "")
+    assert "train.learning_rat: unknown key" in err
+    assert "did you mean 'learning_rate'" in err
+    assert "Traceback" not in err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["my.yaml"]
+
+
+def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "trian")
+    assert status == 2
+    assert "train" in err
+
+
+def test_debug_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "train", "missing.yaml", "--debug")
+    assert status == 2
+    assert "Traceback" in err
+    assert "ConfigError" in err
+
+
+def test_a_defect_keeps_its_traceback_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise ZeroDivisionError("a defect")
+    except ZeroDivisionError as error:
+        status = failures.report(error, debug=False)
+    err = capsys.readouterr().err
+    assert status == 1
+    assert "unexpected error: ZeroDivisionError: a defect" in err
+    assert "Traceback" not in err
+    path = Path(next(word for word in err.split() if word.endswith(".log")))
+    assert "ZeroDivisionError" in path.read_text()
+    path.unlink()
+
+
+def test_markup_in_a_message_is_not_interpreted(capsys: pytest.CaptureFixture[str]) -> None:
+    # Fails if the message is given to rich as markup: "[red]" would vanish.
+    assert failures.report(ConfigError("got '[red]'"), debug=False) == 2
+    assert "[red]" in capsys.readouterr().err
+
+
+def test_eval_without_anything_to_score(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "eval", "--model", "somewhere")
+    assert status == 2
+    assert "--env and --dataset" in err
+
+
+def test_a_missing_extra_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ModuleNotFoundError("No module named 'torch'", name="torch")
+    assert failures.report(error, debug=False) == 2
+    assert "pip install 'agentrl[train]'" in capsys.readouterr().err

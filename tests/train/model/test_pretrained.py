@@ -1,0 +1,82 @@
+"""Where the policy comes from, and what is said when it cannot be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentrl.config.schema import ModelSection
+from agentrl.errors import ConfigError
+from agentrl.train.model.pretrained import check_model_path, load_pretrained, pick_device
+
+
+def test_the_quickstart_model_answers(tmp_path):
+    # The real 135M model: fails if dequantising, tying or saving loses a weight.
+    loaded = load_pretrained(ModelSection(device="cpu", dtype="bfloat16"))
+    ids = loaded.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=False,
+    )
+    with torch.inference_mode():
+        out = loaded.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=12,
+            do_sample=False,
+        )
+    assert "Paris" in loaded.tokenizer.decode(out[0, ids.shape[1] :])
+    parameters = dict(loaded.model.named_parameters())
+    assert sum(p.numel() for p in parameters.values()) == 134_515_008
+    assert {p.dtype for p in parameters.values()} == {torch.bfloat16}
+
+
+def test_the_quickstart_checkpoint_is_an_ordinary_one(tmp_path):
+    loaded = load_pretrained(ModelSection(device="cpu"))
+    loaded.model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    name = "model.layers.3.mlp.up_proj.weight"
+    assert torch.equal(again.state_dict()[name], loaded.model.state_dict()[name])
+
+
+def test_a_folder_that_is_no_checkpoint(tmp_path):
+    (tmp_path / "weights.txt").write_text("x")
+    with pytest.raises(ConfigError, match=r"without config\.json.*weights\.txt"):
+        check_model_path(str(tmp_path))
+
+
+def test_a_folder_that_is_not_there():
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_pretrained(ModelSection(path="./no/such/folder", device="cpu"))
+
+
+def test_a_hub_name_that_cannot_be_reached():
+    # A process of its own: the hub client reads the variable once, when it is imported.
+    code = (
+        "from agentrl.config.schema import ModelSection\n"
+        "from agentrl.errors import ConfigError\n"
+        "from agentrl.train.model.pretrained import load_tokenizer\n"
+        "try: load_tokenizer(ModelSection(path='nobody/nothing'))\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert "model.path 'nobody/nothing' has no usable tokenizer" in done.stdout
+
+
+def test_devices():
+    assert pick_device("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="not a device"):
+        pick_device("gpu")
+    if not torch.cuda.is_available():
+        assert pick_device("auto") == torch.device("cpu")
+        with pytest.raises(ConfigError, match="0 CUDA devices"):
+            pick_device("cuda:3")

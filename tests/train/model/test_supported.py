@@ -1,0 +1,133 @@
+"""Models that the trainer would compute wrongly are refused before they are trained."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from agentrl.batch.packing import pack_micro_batch
+from agentrl.batch.records import Row, RowKey
+from agentrl.config.schema import TrainSection
+from agentrl.errors import ConfigError
+from agentrl.train.backends.choose import make_backend
+from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.segments import Segments
+from agentrl.train.model.value_head import ValueModel
+
+SIZES = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def model(kind, **changes):
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[kind](**{**SIZES, **changes})
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def backend(of):
+    return make_backend(of, train=TrainSection(), gradient_checkpointing=False, ranks=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("granite", {"logits_scaling": 4.0}),
+        ("cohere", {"logit_scale": 0.25}),
+        ("gemma3_text", {"final_logit_softcapping": 2.0}),
+    ],
+)
+def test_logits_that_are_scaled_after_the_head_are_refused(kind, changes):
+    """Log-probabilities were off by more than 1 nat, and nobody said so."""
+    with pytest.raises(ConfigError, match="after the head"):
+        backend(model(kind, **changes))
+
+
+@pytest.mark.parametrize("kind", ["gptj", "bloom"])
+def test_layers_with_an_attention_of_their_own_are_refused(kind):
+    """Rows of a micro-batch saw each other, and the future."""
+    small = {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}
+    found = model(kind, **small)
+    with pytest.raises(ConfigError, match="attention of their own"):
+        backend(found)
+    with pytest.raises(ConfigError, match="attention of their own"):
+        backend(ValueModel(found.base_model))
+
+
+def test_attention_that_is_not_implemented_is_refused_before_the_first_step():
+    """It was found out after the first rollouts had been sampled."""
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    with pytest.raises(ConfigError, match="s_aux"):
+        backend(model("gpt_oss", **experts))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen2", {}),
+        ("gemma3_text", {}),
+        ("granite", {"logits_scaling": 1.0}),
+        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "head_dim": None}),
+        ("mamba", {"state_size": 4, "head_dim": None}),
+    ],
+)
+def test_others_are_taken(kind, changes):
+    found = model(kind, **changes)
+    backend(found)
+    backend(ValueModel(found.base_model))
+
+
+def test_positions_that_follow_the_longest_row_are_warned_of(caplog):
+    """Short rows had other log-probabilities beside a long one, and nobody said so."""
+    rotary = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
+        "short_factor": [1.0] * 4, "long_factor": [4.0, 8.0, 12.0, 16.0],
+    }  # fmt: skip
+    with caplog.at_level(logging.WARNING, logger="agentrl"):
+        backend(model("phi3", rope_parameters={"rope_type": "default", "rope_theta": 10000.0}))
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING, logger="agentrl"):
+        backend(model("phi3", rope_parameters=rotary, original_max_position_embeddings=16))
+    assert "max_context_tokens at 16" in caplog.text
+
+
+def test_a_window_that_only_the_mask_knows_of_is_kept():
+    """Qwen2-MoE hands no window to its attention function: rows were read without one."""
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+               "shared_expert_intermediate_size": 16}  # fmt: skip
+    window = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}
+    body = model("qwen2_moe", **experts, **window).base_model
+    ids = torch.arange(3, 33)[None]
+    with torch.no_grad():
+        want = body(input_ids=ids, use_cache=False).last_hidden_state
+        with packed_attention(body):
+            segments = Segments.of_rows([30])
+            found = body(input_ids=ids, use_cache=False, segments=segments).last_hidden_state
+    assert "sliding_attention" in body.config.layer_types
+    torch.testing.assert_close(found, want, rtol=0, atol=1e-5)
+
+
+def test_a_critic_of_recurrent_layers_reads_row_by_row():
+    """Whether a model carries a state was asked of the critic, which has no such attribute."""
+    critic = ValueModel(model("rwkv", attention_hidden_size=32, head_dim=None).base_model)
+    torch.nn.init.normal_(critic.value_head.weight)
+    rows = [
+        Row(
+            key=RowKey(group_id="g", rollout_id=str(index), row_index=0),
+            input_ids=np.array([5, 6 + index, 7, 8]), prompt_length=1,
+            mask_R=np.ones(3, dtype=bool), sampled_R=np.ones(3, dtype=bool),
+            rollout_log_probs_R=np.zeros(3), advantages_R=np.zeros(3), weight=1.0, temperature=1.0,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    runs = backend(critic)
+    with torch.no_grad(), runs.running():
+        together = critic(runs.to_tensors(pack_micro_batch(rows, prefix_sharing=True)))
+        alone = [critic(runs.to_tensors(pack_micro_batch([row]))) for row in rows]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-6)
