@@ -249,6 +249,16 @@ def reward_change(history: History) -> Change | None:
     return change(series) if series else None
 
 
+def reward_range(history: History, series: Series) -> float:
+    """How far apart rewards of single rollouts lie, as far as is known."""
+    rewards = [
+        fact.reward for fact in history.rollouts if fact.kind == "train" and fact.reward is not None
+    ]
+    if len(rewards) >= 8:
+        return max(rewards) - min(rewards)
+    return max(max(series.values) - min(series.values), 1.0 if max(series.values) <= 1 else 0.0)
+
+
 def improving(history: History) -> bool:
     """Whether the held-out score rises for certain, or, without one, the training reward does."""
     rise = score_rise(history)

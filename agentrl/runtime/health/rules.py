@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
+from agentrl.health.diagnose import limits
 from agentrl.health.journal import Event, Journal
 from agentrl.health.rules import Action, Rule, Streak, parse_rules, streak_of
-from agentrl.health.thresholds import limits
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.disk.rollback import Rollbacks
 from agentrl.runtime.records import Ruling
