@@ -42,7 +42,7 @@ def command(
     ] = None,
 ) -> None:
     """Judge a run by every detector; exit status 0 healthy, 1 findings."""
-    from agentrl.health import diagnose, find_detector, read_history
+    from agentrl.health import DETECTORS, diagnose, read_history
 
     if thresholds:
         _list_thresholds(as_json)
@@ -50,7 +50,7 @@ def command(
     if run is None:
         raise RunError("doctor needs a run directory, as in: agentrl doctor runs/NAME")
     history = read_history(run)
-    more = [find_detector(target) for target in own or ()]
+    more = [DETECTORS.find(target) for target in own or ()]
     verdicts = diagnose(history, _overrides(history, changed or ()), more=more)
     findings = [verdict for verdict in verdicts if verdict.status in ("fail", "warn")]
     if as_json:

@@ -18,11 +18,11 @@ from rich.text import Text
 
 from agentrl.cli.env_scaffold import scaffold
 from agentrl.config import resolve
-from agentrl.config.imports import load_module
 from agentrl.config.sandboxes import SandboxSection
 from agentrl.config.schema import DatasetSection, EnvSection
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.finding import Finding
+from agentrl.imports import load_module
 from agentrl.testing.env_check.episode import CheckLimits
 from agentrl.testing.env_check.suite import check_env
 from agentrl.types import Task

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from agentrl.cli import image as image_commands
 from agentrl.cli.console.findings import MeasuredColumns, findings_table
-from agentrl.config.imports import resolve
 from agentrl.errors import ConfigError
 from agentrl.finding import Status, any_failed
+from agentrl.imports import resolve
 from agentrl.sandbox import Probe, SandboxBackend
 from agentrl.testing.sandbox_check.suite import SuiteFinding, checks, run_suite
 

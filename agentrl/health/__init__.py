@@ -3,7 +3,7 @@
 from agentrl.finding import Status
 from agentrl.health.dashboard import DASHBOARD, Band
 from agentrl.health.detector import Detector, detector
-from agentrl.health.diagnose import DETECTORS, THRESHOLDS, diagnose, find_detector, own_thresholds
+from agentrl.health.diagnose import DETECTORS, THRESHOLDS, diagnose, own_thresholds
 from agentrl.health.history import flat_config, read_config, read_history, series_of
 from agentrl.health.records import (
     Evidence,
@@ -34,7 +34,6 @@ __all__ = [
     "detector",
     "diagnose",
     "facts_of",
-    "find_detector",
     "flat_config",
     "own_thresholds",
     "read_config",

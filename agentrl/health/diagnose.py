@@ -4,47 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
-from agentrl.config.imports import resolve
 from agentrl.errors import ConfigError, choices
-from agentrl.health import detectors
 from agentrl.health.detector import Detector
+from agentrl.health.detectors import LISTED
 from agentrl.health.records import History, Verdict
 from agentrl.health.thresholds import Limits, Threshold
+from agentrl.imports import resolve
+from agentrl.registry import Registry
 
 
-def find_detector(name: str, *, base: Path | None = None) -> Detector:
-    """A detector by its name, or one of a user by its import string.
-
-    Args:
-        name: as in `kl_too_large` or `my_detectors.py:silence`.
-        base: folder that a relative file path starts from; default the working directory.
-
-    Raises:
-        ConfigError: there is none, or the string names something else.
-    """
-    if ":" not in name:
-        if name not in DETECTORS:
-            raise ConfigError(f"detector: {choices(name, DETECTORS)}, or give FILE.py:NAME")
-        return DETECTORS[name]
-    found = resolve(name, base=base)
-    if not isinstance(found, Detector):
-        raise ConfigError(
-            f"detector {name!r}: expected a function under @detector(...) of "
-            f"agentrl.health.detector, got {type(found).__name__}"
-        )
-    return found
+def _entry(name: str, found: Any) -> Detector:
+    if isinstance(found, Detector):
+        return found
+    raise ConfigError(
+        f"detector {name!r}: expected a function under @detector(...) of agentrl.health, got "
+        f"{type(found).__name__}"
+    )
 
 
-def _built_in() -> dict[str, Detector]:
-    found = [find_detector(f"{detectors.__name__}.{target}") for target in detectors.LISTED]
-    return {item.name: item for item in found}
-
-
-DETECTORS: Mapping[str, Detector] = _built_in()
-"""Every detector of agentrl by its name, in the order in which verdicts are listed."""
-THRESHOLDS: tuple[Threshold, ...] = tuple(t for d in DETECTORS.values() for t in d.thresholds)
+DETECTORS = Registry[Detector]("detector", own="one of yours", entry=_entry)
+"""Every detector by its name, in the order in which verdicts are listed."""
+for _target in LISTED:
+    _found = resolve(f"agentrl.health.detectors.{_target}")
+    DETECTORS.add(_found.name, _found, source=_found.judge)
+_BUILT_IN: tuple[Detector, ...] = tuple(map(DETECTORS.find, DETECTORS))
+THRESHOLDS: tuple[Threshold, ...] = tuple(t for d in _BUILT_IN for t in d.thresholds)
 """Every threshold, by detector."""
 
 
@@ -89,7 +75,7 @@ def diagnose(
         ConfigError: `thresholds` names one that does not exist.
     """
     bounds = limits(own_thresholds(history) if thresholds is None else thresholds, more=more)
-    return [detector(history, bounds) for detector in (*DETECTORS.values(), *more)]
+    return [detector(history, bounds) for detector in (*_BUILT_IN, *more)]
 
 
 def own_thresholds(history: History) -> dict[str, float]:

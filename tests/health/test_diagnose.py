@@ -10,7 +10,7 @@ import pytest
 from agentrl.cli import main
 from agentrl.errors import ConfigError
 from agentrl.finding import Status
-from agentrl.health import DETECTORS, THRESHOLDS, History, Series, diagnose, find_detector
+from agentrl.health import DETECTORS, THRESHOLDS, History, Series, diagnose
 
 TOY = '''
 from agentrl.finding import Status
@@ -43,7 +43,7 @@ def test_every_detector_speaks_under_the_name_it_is_registered_by() -> None:
 
 
 def test_a_detector_of_a_user_brings_its_own_threshold(toy: str) -> None:
-    silence = find_detector(toy)
+    silence = DETECTORS.find(toy)
     quiet = Series(steps=(1, 2), values=(0.2, 0.8))
     history = History(metrics={"toy/empty": quiet})
     last = diagnose(history, {}, more=[silence])[-1]
@@ -57,10 +57,10 @@ def test_a_detector_of_a_user_brings_its_own_threshold(toy: str) -> None:
 
 
 def test_what_is_no_detector_is_named(toy: str) -> None:
-    with pytest.raises(ConfigError, match=r"kl_too_large.*or give FILE.py:NAME"):
-        find_detector("kl_to_large")
+    with pytest.raises(ConfigError, match=r"kl_too_large.*is named by an import string"):
+        DETECTORS.find("kl_to_large")
     with pytest.raises(ConfigError, match=r"expected a function under @detector.*got function"):
-        find_detector(toy.replace(":silence", ":fine"))
+        DETECTORS.find(toy.replace(":silence", ":fine"))
 
 
 def test_the_command_takes_a_detector_of_a_user(

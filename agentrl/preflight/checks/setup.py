@@ -34,14 +34,14 @@ async def batch(config: RunConfig) -> Finding | str:
     text = f"{prompts} prompts of {n} rollouts a step, {train.minibatches} updates a pass"
     found: list[str] = []
     fixes: list[str] = []
-    estimator = config.resolved_algorithm().advantage_estimator
-    if estimator not in ("gae", "reinforce") and n < GROUP:
+    estimator = config.resolved_algorithm().estimator
+    if estimator.compares_siblings and n < GROUP:
         found.append(f"groups of {n} give a noisy baseline")
         fixes.append(f"set rollout.n_samples_per_prompt: {GROUP}")
-    if estimator == "gae" and prompts * n < _CRITIC_ROLLOUTS:
+    if estimator.needs_critic and prompts * n < _CRITIC_ROLLOUTS:
         found.append(f"{prompts * n} rollouts a step give the critic a target that jumps")
         fixes.append(f"set rollout.prompts_per_step: {-(-_CRITIC_ROLLOUTS // n)}")
-    if estimator != "gae" and prompts < PROMPTS:
+    if not estimator.needs_critic and prompts < PROMPTS:
         found.append(f"{prompts} prompts a step are few ({PROMPTS} is usual)")
         fixes.append(
             f"raise rollout.prompts_per_step where time allows, or keep train.learning_rate small "
@@ -56,7 +56,7 @@ async def normalisation(config: RunConfig, found: PreflightFacts) -> Finding | s
     """Whether something brings rewards of any scale to one."""
     algorithm, reward = config.resolved_algorithm(), config.reward
     ways = []
-    if algorithm.advantage_estimator == "group_norm":
+    if algorithm.estimator.divides_by_spread:
         ways.append("advantages divided by the group's standard deviation")
     if algorithm.whiten_advantages:
         ways.append("advantages whitened over the step")

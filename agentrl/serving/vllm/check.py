@@ -1,4 +1,4 @@
-"""Whether a server that somebody else started can serve a run, asked before the run begins.
+"""Checks that a server started by somebody else can serve a run, before the run begins.
 
 Everything that is wrong is found at once, each with what was found, what is needed and what to do.
 What matters is tried rather than looked up: ids at the edge of the vocabulary, log-probabilities at
@@ -17,7 +17,7 @@ import orjson
 from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.finding import Finding, fail
 from agentrl.serving.vllm.command import SERVED_NAME
-from agentrl.serving.vllm.http import Answer, Http
+from agentrl.serving.vllm.http import Http, HttpAnswer
 from agentrl.serving.vllm.wire import TORN, generate_body, read_generation
 from agentrl.types import FinishReason, Generation, SamplingParams
 
@@ -32,7 +32,7 @@ _TEMPERATURE = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a run needs of a server."""
+    """Requirements of a run on a server."""
 
     vocab_size: int
     """Rows of the model's embedding."""
@@ -109,7 +109,7 @@ class _ServerProbe:
     def _add(self, what: str, *, found: str, needed: str, fix: str) -> None:
         self._findings.append(fail(what, f"found {found}, needed {needed}", fix))
 
-    async def _get(self, path: str) -> Answer:
+    async def _get(self, path: str) -> HttpAnswer:
         return await self._http.send("GET", path, limit_s=self._limit_s)
 
     async def _models(self) -> Sequence[Mapping[str, Any]] | None:
@@ -222,7 +222,7 @@ class _ServerProbe:
 
     async def _sample(
         self, name: str, prompt: Sequence[int], temperature: float
-    ) -> Generation | Answer:
+    ) -> Generation | HttpAnswer:
         sampling = SamplingParams(temperature=temperature, max_tokens=_PROBE_TOKENS, seed=1)
         body = generate_body(prompt, sampling, model=name, max_tokens=_PROBE_TOKENS)
         answer = await self._http.send(
@@ -242,7 +242,7 @@ class _ServerProbe:
         if self._expected.tokenizer_size <= size:
             beyond = await self._sample(name, [size], 1.0)
         fix = "serve the model of model.path"
-        if isinstance(first, Answer):
+        if isinstance(first, HttpAnswer):
             found = f"{first.reason()} (id {size - 1})"
             self._add("vocabulary", found=found, needed=f"{size} ids", fix=fix)
         elif isinstance(beyond, Generation):
@@ -286,7 +286,7 @@ class _ServerProbe:
 
     async def _weights(self, name: str, prompt: Sequence[int], score: Score) -> None:
         warm = await self._sample(name, prompt, _TEMPERATURE)
-        if isinstance(warm, Answer):
+        if isinstance(warm, HttpAnswer):
             return
         ours = score(prompt, warm.ids, _TEMPERATURE)
         pairs = zip(ours, warm.log_probs, strict=True)

@@ -14,7 +14,7 @@ from agentrl.config.fleet import ServingSection
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, EngineError
 from agentrl.serving.embedded import EmbeddedEngine
-from agentrl.serving.embedded.sampling import Draw, sample
+from agentrl.serving.embedded.sampling import TokenDraw, sample
 from agentrl.types import FinishReason, Generation, SamplingParams
 
 VOCAB = 97
@@ -311,7 +311,7 @@ def test_draws_follow_the_softmax():
     grid = [(i + 0.5) / 20000 for i in range(20000)]
     ids, _ = sample(
         logits.expand(len(grid), -1),
-        [Draw(temperature=0.7, top_p=1.0, uniform=u) for u in grid],
+        [TokenDraw(temperature=0.7, top_p=1.0, uniform=u) for u in grid],
     )
     share = torch.bincount(torch.tensor(ids), minlength=300) / len(grid)
     torch.testing.assert_close(share, (logits[0] / 0.7).softmax(-1), atol=1e-4, rtol=0)
@@ -321,7 +321,7 @@ def test_top_p_keeps_the_smallest_set_and_reports_the_full_distribution():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     grid = [(i + 0.5) / 100 for i in range(100)]
     ids, log_probs = sample(
-        logits.expand(100, -1), [Draw(temperature=1.0, top_p=0.7, uniform=u) for u in grid]
+        logits.expand(100, -1), [TokenDraw(temperature=1.0, top_p=0.7, uniform=u) for u in grid]
     )
     assert set(ids) == {0, 1}
     assert ids.count(0) == pytest.approx(62, abs=1)
@@ -332,8 +332,8 @@ def test_rows_are_drawn_each_in_its_own_way():
     logits = torch.zeros(3, 5)
     logits[:, 2] = 1.0
     draws = [
-        Draw(temperature=0.0, top_p=1.0, uniform=0.99),
-        Draw(temperature=1.0, top_p=1.0, uniform=0.999999999999),
-        Draw(temperature=1.0, top_p=1.0, uniform=0.0),
+        TokenDraw(temperature=0.0, top_p=1.0, uniform=0.99),
+        TokenDraw(temperature=1.0, top_p=1.0, uniform=0.999999999999),
+        TokenDraw(temperature=1.0, top_p=1.0, uniform=0.0),
     ]
     assert sample(logits, draws)[0] == [2, 4, 0]

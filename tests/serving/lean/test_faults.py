@@ -14,7 +14,7 @@ import pytest
 
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.lean import EngineServer, LeanEngine, frames, handshake
-from agentrl.serving.lean.frames import Kind
+from agentrl.serving.lean.frames import FrameKind
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams
 from tests.serving.lean.lean_process import lean_process
@@ -128,9 +128,9 @@ async def peer(answer: bytes) -> AsyncIterator[str]:
     ("answer", "said"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not the lean protocol"),
-        (frames.frame(Kind.CHALLENGE, b"agentrl\n\x09" + bytes(48)), "lean protocol 9"),
-        (frames.frame(Kind.WELCOME, b"{}"), "unexpected welcome"),
-        (frames.frame(Kind.RESULT, b"x"), "a frame of"),
+        (frames.frame(FrameKind.CHALLENGE, b"agentrl\n\x09" + bytes(48)), "lean protocol 9"),
+        (frames.frame(FrameKind.WELCOME, b"{}"), "unexpected welcome"),
+        (frames.frame(FrameKind.RESULT, b"x"), "a frame of"),
         (struct.pack("<I", 1 << 30), "no handshake"),
         (struct.pack("<IB", 1 << 30, 20), "not the lean protocol"),
         (b"", "no handshake"),
@@ -177,9 +177,9 @@ async def raw(server: EngineServer, *, known: bool) -> AsyncIterator[Raw]:
             shake = handshake.ClientHandshake(server.secret)
             writer.write(shake.hello())
             kind, challenge = await stranger.next()
-            assert kind == Kind.CHALLENGE
+            assert kind == FrameKind.CHALLENGE
             writer.write(shake.prove(challenge))
-            assert (await stranger.next())[0] == Kind.WELCOME
+            assert (await stranger.next())[0] == FrameKind.WELCOME
         yield stranger
     finally:
         writer.close()
@@ -193,11 +193,11 @@ async def test_garbage_costs_its_sender_the_connection_and_nobody_else(known: bo
     async with EngineServer(engine) as server:
         client = LeanEngine(server.address, name="lean", secret=server.secret)
         for _ in range(20):
-            kind = rng.choice([*Kind, 99])
+            kind = rng.choice([*FrameKind, 99])
             whole = frames.frame(kind, rng.randbytes(rng.randrange(200)))  # type: ignore[arg-type]
             junk = rng.choice([whole, rng.randbytes(300), b"GET / HTTP/1.1\r\n\r\n"])
-            if whole is junk and kind in (Kind.PING, Kind.CANCEL, Kind.END_SESSION):
-                junk = frames.frame(Kind.GENERATE, b"cut")
+            if whole is junk and kind in (FrameKind.PING, FrameKind.CANCEL, FrameKind.END_SESSION):
+                junk = frames.frame(FrameKind.GENERATE, b"cut")
             async with raw(server, known=known) as stranger:
                 stranger.writer.write(junk)
                 if not known or len(junk) > 5:
@@ -210,7 +210,7 @@ async def test_garbage_costs_its_sender_the_connection_and_nobody_else(known: bo
 async def test_a_stranger_cannot_make_the_server_wait_for_a_long_frame() -> None:
     """Fails if the limit of known clients holds before the handshake."""
     async with EngineServer(scripted()) as server, raw(server, known=False) as stranger:
-        stranger.writer.write(struct.pack("<IB", frames.MAX_HANDSHAKE_BYTES + 1, Kind.HELLO))
+        stranger.writer.write(struct.pack("<IB", frames.MAX_HANDSHAKE_BYTES + 1, FrameKind.HELLO))
         assert b"lean protocol" in await stranger.rest()
 
 
@@ -221,7 +221,7 @@ async def test_a_stranger_cannot_ask_for_anything() -> None:
         shake = handshake.ClientHandshake(server.secret)
         stranger.writer.write(shake.hello())
         await stranger.next()
-        stranger.writer.write(frames.frame(Kind.CONTROL, bytes(8), b'{"op":"close"}'))
+        stranger.writer.write(frames.frame(FrameKind.CONTROL, bytes(8), b'{"op":"close"}'))
         assert b"before the end of the handshake" in await stranger.rest()
         assert (await engine.health()).ready
 
@@ -235,9 +235,9 @@ async def test_a_stranger_who_says_nothing_is_cut_off() -> None:
 
 async def test_an_unknown_control_request_names_the_known_ones() -> None:
     async with EngineServer(scripted()) as server, raw(server, known=True) as known:
-        known.writer.write(frames.frame(Kind.CONTROL, bytes(8), b'{"op":"pauze"}'))
+        known.writer.write(frames.frame(FrameKind.CONTROL, bytes(8), b'{"op":"pauze"}'))
         kind, payload = await known.next()
-        assert kind == Kind.ERROR
+        assert kind == FrameKind.ERROR
         assert b"did you mean 'pause'" in payload
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.serving.lean import frames, handshake, turns
-from agentrl.serving.lean.frames import FrameError, FrameSplitter, Kind
+from agentrl.serving.lean.frames import FrameError, FrameKind, FrameSplitter
 from agentrl.types import FinishReason, Generation, SamplingParams
 
 int32 = st.integers(-(2**31), 2**31 - 1)
@@ -65,7 +65,7 @@ def test_a_turn_arrives_as_it_was_sent(
     packed = frames.pack_ids(new)
     data = turns.encode_generate(request_id, session, sampling, have=7, digest=9, new=packed)
     kind, payload = only(data, cuts=cuts)
-    assert kind == Kind.GENERATE
+    assert kind == FrameKind.GENERATE
     turn = turns.decode_generate(payload)
     assert turn == (request_id, session, 7, 9, sampling, packed)
     assert frames.unpack_ids(turn.new) == tuple(new)
@@ -80,14 +80,14 @@ def test_a_result_arrives_as_it_was_sent(
     packed = frames.pack_ids(generation.ids)
     data = turns.encode_result(request_id, generation, version=version, packed_ids=packed)
     kind, payload = only(data, cuts=cuts)
-    assert kind == Kind.RESULT
+    assert kind == FrameKind.RESULT
     assert turns.decode_result(payload) == (request_id, version, generation, packed)
 
 
 @thorough
-@given(st.lists(st.tuples(st.sampled_from(Kind), st.binary(max_size=50))), st.integers(1, 30))
+@given(st.lists(st.tuples(st.sampled_from(FrameKind), st.binary(max_size=50))), st.integers(1, 30))
 def test_frames_come_out_in_order_however_they_are_cut(
-    sent: list[tuple[Kind, bytes]], piece: int
+    sent: list[tuple[FrameKind, bytes]], piece: int
 ) -> None:
     """Fails if a frame that ends where a piece ends is kept back, or its head is read twice."""
     data = b"".join(frames.frame(kind, payload) for kind, payload in sent)
@@ -143,10 +143,10 @@ def test_counts_that_lie_cost_no_memory() -> None:
 def test_a_length_that_no_frame_has_is_refused_at_once() -> None:
     """Fails if the splitter waits for 4 GiB because somebody says they will come."""
     splitter = FrameSplitter(limit=100)
-    assert splitter.feed(struct.pack("<IB", 100, Kind.PING)) == []
+    assert splitter.feed(struct.pack("<IB", 100, FrameKind.PING)) == []
     for length in (0, 101, 2**32 - 1):
         with pytest.raises(FrameError, match="lean protocol"):
-            FrameSplitter(limit=100).feed(struct.pack("<IB", length, Kind.PING))
+            FrameSplitter(limit=100).feed(struct.pack("<IB", length, FrameKind.PING))
     with pytest.raises(FrameError, match="GET /"):
         FrameSplitter().feed(b"GET / HTTP/1.1\r\n\r\n")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agentrl.serving.simulator.policies import Policy, policies
+from agentrl.serving.simulator.policies import RoutingPolicy, policies
 from agentrl.serving.simulator.simulate import RoutingReport, ServerModel, percentile, simulate
 from agentrl.serving.simulator.workload import (
     LONGEST,
@@ -35,7 +35,7 @@ def model(**values: float) -> ServerModel:
     return ServerModel(**{**fields, **values})
 
 
-def policy(name: str, engines: Sequence[str] = TWO, **values: float) -> Policy:
+def policy(name: str, engines: Sequence[str] = TWO, **values: float) -> RoutingPolicy:
     settings = {"alpha": 0.002, "max_moves": 2, "seed": 0, **values}
     return policies(engines, **settings)[name]
 

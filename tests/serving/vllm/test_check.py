@@ -169,6 +169,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@pytest.mark.fleet
 async def test_raw_log_probs_are_found(
     served: tuple[subprocess.Popen[str], str], vllm_model_dir: Path
 ) -> None:
@@ -186,6 +187,7 @@ def shared_memory(pid: int) -> set[Path]:
     return {Path(word) for word in words if word.startswith("/dev/shm/") and "deleted" not in word}
 
 
+@pytest.mark.fleet
 async def test_a_run_killed_in_mid_generation_leaves_nothing(
     served: tuple[subprocess.Popen[str], str],
 ) -> None:
@@ -210,6 +212,7 @@ async def test_a_run_killed_in_mid_generation_leaves_nothing(
     await engine.close()
 
 
+@pytest.mark.fleet
 async def test_ctrl_c_while_it_starts_ends_all_of_it(
     vllm_model_dir: Path, tmp_path: Path, unused_tcp_port: int
 ) -> None:
