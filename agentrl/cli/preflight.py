@@ -83,7 +83,7 @@ def plan(
     request: dict[str, Any] | None,
     found: PreflightFacts,
 ) -> Plan:
-    """What `run_watched` makes in the process of the checks, which begins as a command does."""
+    """The checks, made in the process that runs them, which begins as a command does."""
     from agentrl.preflight.plan import full_plan
     from agentrl.preflight.reward.samples import SampleRequest
 

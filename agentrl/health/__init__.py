@@ -1,4 +1,4 @@
-"""What watches a run: detectors over its history, and rules that may end it."""
+"""Detectors over the history of a run, and rules that may end it."""
 
 from agentrl.finding import Status
 from agentrl.health.dashboard import DASHBOARD, Band

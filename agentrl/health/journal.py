@@ -23,7 +23,7 @@ _LINE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line."""
+    """One line of the journal."""
 
     step: int
     """Training steps done when it happened."""

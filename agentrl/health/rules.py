@@ -24,7 +24,7 @@ from agentrl.metrics.names import find_metric
 
 
 class Action(StrEnum):
-    """What a rule does; in order from the mildest."""
+    """Action of a rule, in order from the mildest."""
 
     WARN = "warn"
     """Say so, once a streak."""
@@ -49,7 +49,7 @@ _BOUND = re.compile(r"^(?P<number>\S+)(?:\s+for\s+(?P<steps>\S+)\s+steps?)?$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule."""
+    """One rule over one metric."""
 
     metric: str
     """Name as logged."""
@@ -70,11 +70,11 @@ class Rule:
 
     @property
     def of_evaluation(self) -> bool:
-        """Whether the metric of a step is measured on the weights after it, not before it."""
+        """True if the metric of a step is measured on the weights after it, not before it."""
         return self.metric.startswith("eval/")
 
     def broken_by(self, value: float) -> bool:
-        """Whether the value counts towards a streak."""
+        """True if the value counts towards a streak."""
         return not math.isfinite(value) or _COMPARE[self.op](value, self.bound)
 
 
@@ -93,7 +93,7 @@ class Streak:
 
     @property
     def due(self) -> bool:
-        """Whether the rule acts."""
+        """True if the streak is long enough for the rule to act."""
         return len(self.steps) >= self.rule.steps
 
     @property
@@ -108,7 +108,7 @@ class Streak:
 
     @property
     def evidence(self) -> str:
-        """In words.
+        """The evidence of the streak in words.
 
         Example:
             >>> rule = parse_rule("kl > 2 for 3 steps -> stop")

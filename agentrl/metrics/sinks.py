@@ -1,4 +1,4 @@
-"""Where the metrics of a step are written: a JSON-lines file always, TensorBoard, and others.
+"""Sinks that the metrics of a step are written to: a JSON-lines file, TensorBoard and others.
 
 A sink may fail (a full disk, a file server that went away) and the run goes on: `MetricsLog` warns
 once per sink and counts. A resume calls `truncate_after`, so that no step is written twice.
@@ -35,7 +35,7 @@ class MetricSink(Protocol):
         ...
 
     def close(self) -> None:
-        """Release files. Idempotent."""
+        """Release files; a second call does nothing."""
         ...
 
 
@@ -53,7 +53,7 @@ class MetricsLog:
 
     @property
     def failures(self) -> dict[str, int]:
-        """How many calls failed, by the class name of the sink; only sinks that failed."""
+        """Number of failed calls, by the class name of the sink; only sinks that failed."""
         counts: dict[str, int] = {}
         for guard in self._guards:
             if guard.failures:
@@ -73,7 +73,7 @@ class MetricsLog:
             guard.call("truncate_after", step)
 
     def close(self) -> None:
-        """Close every sink."""
+        """Close every sink in turn."""
         for guard in self._guards:
             guard.close()
 
@@ -98,7 +98,7 @@ class JsonlSink:
         self._mend()
 
     def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-        """Append one line."""
+        """Append one line for the step."""
         taken = {"step", "time"} & values.keys()
         if taken:
             raise ValueError(f"metric names {sorted(taken)} are taken by the line itself")
@@ -125,7 +125,7 @@ class JsonlSink:
             kept += len(line)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file of lines."""
         self._file.close()
 
     def _mend(self) -> None:

@@ -33,7 +33,7 @@ from agentrl.runtime.checks import fleet as fleet_checks
 
 
 async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> list[Finding]:
-    """Whether a run can begin, without loading its model. Never raises for what it finds.
+    """Check that a run can begin, without loading its model. Never raises for what it finds.
 
     Args:
         config: the run.
@@ -57,7 +57,7 @@ async def full_preflight(
     resume: bool = False,
     samples: SampleRequest | None = None,
 ) -> list[Finding]:
-    """Whether a run can begin and work. Never raises for what it finds.
+    """Check that a run can begin and work. Never raises for what it finds.
 
     Args:
         config: the run.

@@ -1,4 +1,4 @@
-"""What a gap between sampler and trainer looks like it comes from. Pure functions of its tokens.
+"""Likely causes of a gap between sampler and trainer, by pure functions of its tokens.
 
 Each rule looks for one pattern, from the plainest to the one that is left: age of the weights,
 weights that never arrive, another distribution at the sampler, other tokens after a boundary, a

@@ -21,7 +21,7 @@ def mean_of(values: Numbers) -> float:
 
 
 def boundary(table: GapTable, config: RunConfig) -> Cause | None:
-    """What follows a text of the environment is off, at once or for the whole turn."""
+    """Tokens after a text of the environment are off, at once or for the whole turn."""
     size, later = table.size, table.turn > 1
     start = later & (table.in_turn <= 2)
     rest = later & (table.in_turn > 2)

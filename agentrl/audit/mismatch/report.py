@@ -1,4 +1,4 @@
-"""Where the sampler's log-probabilities and the trainer's part: token by token, from a run's files.
+"""Compare the sampler's log-probabilities with the trainer's, token by token, from a run's files.
 
     gap = log-probability of the trainer before the step - log-probability of the sampler
 
@@ -75,7 +75,7 @@ class WorstToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MismatchReport:
-    """What is to say of one step."""
+    """The differences of one step, by pattern, and their likely causes."""
 
     step: int
     """Which."""

@@ -56,7 +56,7 @@ class GapTable:
 
     @property
     def size(self) -> Numbers:
-        """[T] Its size."""
+        """[T] Absolute value of the gap."""
         return np.abs(self.gap)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What of a recorded step follows from its trajectories alone: rewards, masks and advantages."""
+"""Recompute rewards, masks and advantages of a recorded step from its trajectories alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_BATCH = ("trained", "advantages")
 def without_model(
     run: RecordedRun, step: int, prepared: PreparedStep, *, masks: bool
 ) -> list[Agreement]:
-    """What follows from the trajectories alone; with `masks` also which tokens are trained."""
+    """Compare what follows from trajectories alone; with `masks` also which tokens are trained."""
     known = run.metrics(step)
     advantages = {
         row.trajectory.rollout_id: row.advantage for row in run.store.read("train", step=step)
@@ -79,7 +79,7 @@ def _batch_rows(prepared: PreparedStep) -> list[TrainedTokens]:
 def same_batch(
     run: RecordedRun, maker: StepMaker, step: int, kept: Mapping[str, float]
 ) -> Iterator[Agreement]:
-    """Whether the kept batch is the one that the trajectories give."""
+    """Compare the kept batch with the one that the trajectories give."""
     if step not in run.store.steps("train"):
         yield Agreement(what="advantages of rollouts", skipped="its trajectories are not stored")
         return

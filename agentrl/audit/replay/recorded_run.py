@@ -1,4 +1,4 @@
-"""What a replay reads of a run: nothing is locked or written, so the run may go on meanwhile."""
+"""Reader of a recorded run: nothing is locked or written, so the run may go on meanwhile."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RecordedRun:
         return found
 
     def metrics(self, step: int) -> dict[str, float]:
-        """What was logged for a step; empty if nothing was."""
+        """Metrics logged for a step; empty if none were."""
         from agentrl.metrics.sinks import read_metrics
 
         file = self.path / "metrics.jsonl"
@@ -79,7 +79,7 @@ class RecordedRun:
         }
 
     def trained(self, step: int) -> list[TrainedTokens]:
-        """What the trainer made of the tokens of a step; empty if nothing readable is there."""
+        """Trained tokens of a step as the run stored them; empty if nothing readable is there."""
         try:
             return self.tokens.read(step)
         except _DAMAGED:

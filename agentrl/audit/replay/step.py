@@ -36,7 +36,7 @@ _CLOCKS = ("train/tokens_per_second", "record/failures")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What came of replaying a step."""
+    """The result of replaying a step."""
 
     step: int
     """Which."""
@@ -51,12 +51,12 @@ class ReplayReport:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs of what was compared; see `not_compared`."""
+        """True if nothing differs of what was compared; see `not_compared`."""
         return not self.failure and not any(item.differing for item in self.agreements)
 
     @property
     def not_compared(self) -> tuple[str, ...]:
-        """What nothing can be said of."""
+        """Kinds of numbers that were not compared."""
         return tuple(item.what for item in self.agreements if item.skipped)
 
 

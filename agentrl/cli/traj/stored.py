@@ -114,7 +114,7 @@ def unknown(option: str, wanted: str, known: Sequence[str]) -> str:
 
 
 def console() -> Console:
-    """Where commands print; what a terminal cannot show does not end them."""
+    """Console of the commands; characters that a terminal cannot show do not end them."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     return Console()

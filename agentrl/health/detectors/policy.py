@@ -167,7 +167,7 @@ def entropy_explosion(history: History, limits: Limits) -> Verdict:
 
 
 def change_up(series: Series) -> bool:
-    """Whether a curve rose for certain from its start to its end."""
+    """True if a curve rose for certain from its start to its end."""
     found = change(series)
     return found is not None and found.up
 

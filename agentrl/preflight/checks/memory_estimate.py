@@ -1,4 +1,4 @@
-"""How much memory a run will need, worked out before anything is loaded. Pure arithmetic.
+"""Estimate of a run's memory, worked out before anything is loaded. Pure arithmetic.
 
 What is kept all the time is counted exactly: weights, float32 masters, gradient sums, moments, keys
 and values. Activations of a Llama-like layer are counted tensor by tensor, what autograd keeps in
@@ -29,7 +29,7 @@ _HEAD_CHUNK = 1 << 26
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What the memory of a model depends on."""
+    """Numbers that the memory of a model depends on."""
 
     parameters: int
     """All of them, tied ones once."""
@@ -72,12 +72,12 @@ class Process:
 
     @property
     def size(self) -> int:
-        """Bytes of one."""
+        """Bytes that one process takes."""
         return sum(part.size for part in self.parts)
 
     @property
     def total(self) -> int:
-        """Bytes of all."""
+        """Bytes that all processes of the kind take."""
         return self.size * self.count
 
     def text(self) -> str:
@@ -145,7 +145,7 @@ def kv_cache_bytes(config: RunConfig, shape: ModelShape) -> int:
 
 
 def activation_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """What autograd keeps of a micro-batch of `train.micro_batch_tokens` tokens, head included.
+    """Bytes autograd keeps of a micro-batch of `train.micro_batch_tokens` tokens, head included.
 
     Per token and layer in the model's dtype: input and output of both norms (4 h), queries before
     and after rotation (2 h), keys and values with rotated keys (3 kv), attention output (h), and of

@@ -38,7 +38,7 @@ SAMPLE_S = 120.0
 
 
 async def model(config: RunConfig, found: PreflightFacts) -> Finding | str:
-    """Tokenizer and device."""
+    """Load the tokenizer and choose the device."""
     from agentrl.train.model.pretrained import check_model_path, load_tokenizer, pick_device
 
     path = resolve_model_path(config.model.path)
@@ -56,13 +56,13 @@ async def tools(config: RunConfig, base: Path) -> str:
 
 
 async def environment(config: RunConfig, base: Path, found: PreflightFacts) -> str:
-    """The class, made once."""
+    """Make the environment class once."""
     found.make_env = make_env_factory(config.env, base=base)
     return f"{config.env.target} imports and can be made"
 
 
 async def rewards(config: RunConfig, base: Path) -> str:
-    """What the reward is the sum of."""
+    """Load the reward functions and state the sum of the reward."""
     from agentrl.reward import load_reward_functions
 
     section = config.reward
@@ -76,7 +76,7 @@ async def rewards(config: RunConfig, base: Path) -> str:
 
 
 async def trainer(config: RunConfig) -> str:
-    """Whether the trainer can be put together."""
+    """Check that the trainer can be put together."""
     from agentrl.runtime.assembly.trainer import check_learner
 
     return check_learner(config)
@@ -102,7 +102,7 @@ async def chat(config: RunConfig, found: PreflightFacts) -> Finding | str:
 async def datasets(
     config: RunConfig, base: Path, found: PreflightFacts, resume: bool
 ) -> Finding | str:
-    """Every task, loaded."""
+    """Load every task of training and evaluation."""
     chosen = read_chosen(run_path(config) / CHOSEN_FILE, config) if resume else None
     sets = load_task_sets(config, base=base, chosen=chosen)
     found.tasks = sets
@@ -217,7 +217,7 @@ def _judge_lengths(config: RunConfig, lengths: dict[str, int]) -> Finding | str:
 
 
 async def sandbox(config: RunConfig, base: Path) -> Finding | str:
-    """Whether the backend works here, and how strong it is."""
+    """Probe the sandbox backend: does it work here, and how strong is it."""
     backend = await open_sandboxes(config.sandbox, base=base)
     try:
         probe = await backend.probe()
@@ -236,7 +236,7 @@ async def sandbox(config: RunConfig, base: Path) -> Finding | str:
 
 
 async def run_directory(config: RunConfig, resume: bool) -> Finding | str:
-    """Whether the run may be written there."""
+    """Check that the run may be written where the config says."""
     path = run_path(config)
     if holds_a_run(path) and not resume:
         raise RunError(
@@ -250,7 +250,7 @@ async def run_directory(config: RunConfig, resume: bool) -> Finding | str:
 
 
 async def rules(config: RunConfig) -> str:
-    """What may end or hold the run.
+    """Read the rules that may end or hold the run.
 
     Raises:
         ConfigError: a rule or a threshold that cannot be read.
@@ -261,7 +261,7 @@ async def rules(config: RunConfig) -> str:
 
 
 async def metrics(config: RunConfig) -> str:
-    """Where numbers go.
+    """Check the sinks that metrics go to.
 
     Raises:
         ConfigError: a sink is wrong, or what it needs is not installed.
@@ -272,7 +272,7 @@ async def metrics(config: RunConfig) -> str:
 
 
 async def budget(config: RunConfig, found: PreflightFacts) -> Finding | str:
-    """How long the run is."""
+    """State the length of the run, and doubts about its step."""
     rollout, train = config.rollout, config.train
     step = rollout.prompts_per_step * rollout.n_samples_per_prompt
     text = f"{train.steps} steps of {step} rollouts"

@@ -1,4 +1,4 @@
-"""What a standard setup has: batch, normalisation, KL, evaluation, early stop, async, critic.
+"""Checks of the setup: batch, normalisation, KL, evaluation, early stop, async, critic.
 
 Nothing here tries anything out; the lines follow from the config alone, and most of them advise.
 A line fails only where what is trained would be wrong.
@@ -28,7 +28,7 @@ _RULES = ("kl > 2 for 20 steps -> stop", "entropy < 0.05 for 10 steps -> stop")
 
 
 async def batch(config: RunConfig) -> Finding | str:
-    """Whether groups and steps are large enough for the estimator."""
+    """Check that groups and steps are large enough for the estimator."""
     rollout, train = config.rollout, config.train
     n, prompts = rollout.n_samples_per_prompt, rollout.prompts_per_step
     text = f"{prompts} prompts of {n} rollouts a step, {train.minibatches} updates a pass"
@@ -53,7 +53,7 @@ async def batch(config: RunConfig) -> Finding | str:
 
 
 async def normalisation(config: RunConfig, found: PreflightFacts) -> Finding | str:
-    """Whether something brings rewards of any scale to one."""
+    """Check that something brings rewards of any scale to one."""
     algorithm, reward = config.resolved_algorithm(), config.reward
     ways = []
     if algorithm.estimator.divides_by_spread:
@@ -80,7 +80,7 @@ async def normalisation(config: RunConfig, found: PreflightFacts) -> Finding | s
 
 
 async def kl(config: RunConfig) -> Finding | str:
-    """Whether drift from the first policy is measured, and held."""
+    """Check that drift from the first policy is measured, and held."""
     algorithm = config.resolved_algorithm()
     if not algorithm.needs_reference:
         if any(rule.split()[:1] == ["entropy"] for rule in config.health.rules):
@@ -105,7 +105,7 @@ async def kl(config: RunConfig) -> Finding | str:
 
 
 async def evaluation(config: RunConfig, found: PreflightFacts) -> Finding | str:
-    """Whether a held-out score is taken often enough, on enough tasks."""
+    """Check that a held-out score is taken often enough, on enough tasks."""
     section, steps = config.eval, config.train.steps
     if not section.datasets:
         return warn(
@@ -138,7 +138,7 @@ async def evaluation(config: RunConfig, found: PreflightFacts) -> Finding | str:
 
 
 async def early_stop(config: RunConfig) -> Finding | str:
-    """Whether rules say when to stop, and each of them can be read and can ever act.
+    """Check that rules say when to stop, and that each can be read and can ever act.
 
     Raises:
         ConfigError: a rule that cannot be read.
@@ -168,7 +168,7 @@ async def early_stop(config: RunConfig) -> Finding | str:
 
 
 async def asynchrony(config: RunConfig, base: Path) -> Finding | str:
-    """Whether tokens of older weights are weighed as such.
+    """Check that tokens of older weights are weighed as such.
 
     Raises:
         ConfigError: there is no such policy loss.
@@ -204,7 +204,7 @@ async def asynchrony(config: RunConfig, base: Path) -> Finding | str:
 
 
 async def critic(config: RunConfig) -> Finding | str:
-    """Whether the value function begins well and can keep up.
+    """Check that the value function begins well and can keep up.
 
     Raises:
         ConfigError: its path is no checkpoint.

@@ -1,4 +1,4 @@
-"""What is tried out before a run: the template, calls of every tool, the reward, a sandbox."""
+"""Trials before a run: the template, calls of every tool, the reward, a sandbox."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ECHO = "from the sandbox"
 
 
 async def template(found: PreflightFacts) -> Finding | str:
-    """What appending turns to this template does not keep; plain turns were proven by `chat`."""
+    """Report what appending turns to this template does not keep; `chat` proved plain turns."""
     if found.chat is None:
         return not_checked("template", found)
     if found.chat.name == "raw":
@@ -42,7 +42,7 @@ async def template(found: PreflightFacts) -> Finding | str:
 
 
 async def tool_calls(config: RunConfig, found: PreflightFacts) -> Finding | str:
-    """Whether the parser reads back a call of every tool as it was written."""
+    """Write a call of every tool and check that the parser reads it back."""
     from agentrl.chat import build_parser
 
     chat, parser = found.chat, build_parser(config.chat.tool_parser)
@@ -109,7 +109,7 @@ def _sample(schema: Any) -> Any:
 
 
 async def reward_test(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
-    """What answers of known worth earn, through the loop, tools and sandbox of the run."""
+    """Try answers of known worth through the loop, tools and sandbox of the run."""
     if found.chat is None or found.tasks is None or found.make_env is None:
         return not_checked("reward test", found)
     tasks = spread(found.tasks.train, TASKS)
@@ -129,7 +129,7 @@ async def reward_test(config: RunConfig, base: Path, found: PreflightFacts) -> F
 async def samples(
     config: RunConfig, base: Path, found: PreflightFacts, request: SampleRequest
 ) -> Finding | str:
-    """What a model earns, and what for."""
+    """Let a model write samples and judge what it earns."""
     if found.tasks is None or found.make_env is None:
         return not_checked("reward samples", found)
     check, answers = await sample_rewards(
@@ -140,7 +140,7 @@ async def samples(
 
 
 async def sandbox_run(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
-    """Whether a sandbox of the config can be made and runs a program."""
+    """Make a sandbox of the config and run a program in it."""
     backend = await open_sandboxes(config.sandbox, base=base)
     limits = sandbox_limits(config.sandbox.limits)
     began = time.monotonic()

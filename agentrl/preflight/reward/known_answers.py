@@ -1,4 +1,4 @@
-"""What the reward code pays for: answers whose worth is known, through the real environment.
+"""Try answers whose worth is known on the reward code, through the real environment.
 
 Does an empty string get rewarded, does a single token score as much as a solution, do high scores
 mean good answers? A policy finds out in the first hundred steps; these answers find out before.
@@ -40,7 +40,7 @@ _FORM = "```python\n\n```\n<answer></answer>\n\\boxed{}"
 
 
 class Kind(StrEnum):
-    """What an answer is worth before anyone looks at it."""
+    """Kind of an answer, by which its worth is known before it is judged."""
 
     EMPTY = "empty"
     """The stop token and nothing else."""
@@ -184,7 +184,7 @@ async def _play(
 async def find_solutions(
     make_env: Callable[[], Any], tasks: Sequence[Task], tools: Sequence[Tool] = ()
 ) -> dict[str, Solution]:
-    """What the environment says solves each task, by task id; nothing where it says nothing.
+    """Solutions that the environment gives, by task id; none where it gives none.
 
     Args:
         make_env: makes a fresh environment.

@@ -1,4 +1,4 @@
-"""What a model earns before it is trained: a hundred samples, each with what it scored."""
+"""Sample a model before it is trained: a hundred answers, each with what it scored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAME = "preflight-samples"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """What a model is asked to write."""
+    """Request for samples of a model."""
 
     model: str | None
     """Checkpoint, hub name or run directory; None takes `model.path`."""

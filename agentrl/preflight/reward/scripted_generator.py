@@ -46,7 +46,7 @@ class ScriptedGenerator:
         )
 
     async def end_session(self, session_id: str) -> None:
-        """Forget it."""
+        """Forget the turns of a session."""
         self._turns.pop(session_id, None)
 
 

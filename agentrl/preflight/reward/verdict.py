@@ -1,4 +1,4 @@
-"""What the scores of known answers, and of a model's samples, say of a reward. Pure."""
+"""Judge a reward by the scores of known answers and of a model's samples. Pure."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class _Guarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belongings:
-    """What a process holds at one moment."""
+    """Tasks, threads and child processes that a process holds at one moment."""
 
     tasks: frozenset[asyncio.Task[Any]]
     """Unfinished asyncio tasks."""
