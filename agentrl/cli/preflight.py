@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from agentrl.config import RunConfig
     from agentrl.preflight.checks.facts import PreflightFacts
-    from agentrl.preflight.reward.known_answers import Answer
+    from agentrl.preflight.reward.known_answers import TriedAnswer
     from agentrl.preflight.runner import Plan
 
 
@@ -92,7 +92,7 @@ def plan(
     return full_plan(config, base=base, found=found, resume=resume, samples=samples)
 
 
-def _document(checks: Sequence[Finding], answers: Sequence[Answer]) -> dict[str, Any]:
+def _document(checks: Sequence[Finding], answers: Sequence[TriedAnswer]) -> dict[str, Any]:
     """Ready for JSON; numbers that are none are null."""
     return {
         "checks": [dataclasses.asdict(check) for check in checks],

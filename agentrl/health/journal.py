@@ -48,7 +48,7 @@ class Event:
     """Seconds since 1970; set when it is written."""
 
 
-class Journal:
+class HealthJournal:
     """Appends to one file."""
 
     def __init__(self, path: Path) -> None:

@@ -23,7 +23,7 @@ from agentrl.metrics.catalog import CATALOG
 from agentrl.metrics.names import find_metric
 
 
-class Action(StrEnum):
+class RuleAction(StrEnum):
     """Action of a rule, in order from the mildest."""
 
     WARN = "warn"
@@ -59,7 +59,7 @@ class Rule:
     """What the metric is compared with."""
     steps: int
     """Steps in a row that must break the bound."""
-    action: Action
+    action: RuleAction
     """What happens then."""
 
     @property
@@ -183,10 +183,10 @@ def parse_rule(text: str, *, datasets: Collection[str] | None = None, where: str
     metric = condition[: found.start()].strip()
     _check_metric(metric, datasets, place)
     bound, steps = _bound(condition[found.end() :].strip(), place)
-    if action not in list(Action):
-        near = _near(action, [item.value for item in Action])
-        raise ConfigError(f"{place}: action {action!r} is none of {_list(Action)}{near}")
-    return Rule(metric=metric, op=found[0], bound=bound, steps=steps, action=Action(action))
+    if action not in list(RuleAction):
+        near = _near(action, [item.value for item in RuleAction])
+        raise ConfigError(f"{place}: action {action!r} is none of {_list(RuleAction)}{near}")
+    return Rule(metric=metric, op=found[0], bound=bound, steps=steps, action=RuleAction(action))
 
 
 def streak_of(rule: Rule, values: Mapping[int, float], *, until: int) -> Streak:

@@ -28,7 +28,7 @@ class Look:
     """Those worth saying: a finding that is new, worse, milder or gone."""
 
 
-class Watch:
+class RunWatch:
     """The history of one run. Not for two threads at once."""
 
     def __init__(self, config: Mapping[str, Any], *, said: Mapping[str, str] | None = None) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentrl.errors import ConfigError
-from agentrl.metrics.guard import Guard
+from agentrl.metrics.guard import SinkGuard
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,9 @@ class MetricsLog:
 
     def __init__(self, sinks: Sequence[MetricSink], slow: Sequence[MetricSink] = ()) -> None:
         """Write to `sinks` at once, in this order, and to `slow` ones from threads of their own."""
-        self._guards = [Guard(sink) for sink in sinks] + [Guard(sink, slow=True) for sink in slow]
+        self._guards = [SinkGuard(sink) for sink in sinks] + [
+            SinkGuard(sink, slow=True) for sink in slow
+        ]
 
     @property
     def failures(self) -> dict[str, int]:

@@ -44,7 +44,7 @@ async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> l
 
 
 def dry_run_plan(config: RunConfig, *, base: Path, found: PreflightFacts, resume: bool) -> Plan:
-    """The checks of `preflight`; `preflight_watch.run_watched` runs them, too."""
+    """The checks of `preflight`; `watchdog.run_watched` runs them, too."""
     steps = [*_parts(config, base, found, resume), *_places(config, found, resume)]
     return Plan(steps=steps, limits=limits_of(config))
 
@@ -77,7 +77,7 @@ def full_plan(
     resume: bool = False,
     samples: SampleRequest | None = None,
 ) -> Plan:
-    """The checks of `full_preflight`; `preflight_watch.run_watched` runs them, too."""
+    """The checks of `full_preflight`; `watchdog.run_watched` runs them, too."""
     trials: list[Step] = [
         ("template", lambda: preflight_trials.template(found)),
         ("tool calls", lambda: preflight_trials.tool_calls(config, found)),

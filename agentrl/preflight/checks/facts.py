@@ -12,7 +12,7 @@ from agentrl.tool import Tool
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
-    from agentrl.preflight.reward.known_answers import Answer
+    from agentrl.preflight.reward.known_answers import TriedAnswer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class PreflightFacts:
     """Offered in the first prompts of a sample of tasks, by name."""
     sandbox_used: bool | None = None
     """Whether an episode opened a sandbox; None while there was none."""
-    answers: list[Answer] = field(default_factory=list["Answer"])
+    answers: list[TriedAnswer] = field(default_factory=list["TriedAnswer"])
     """Answers tried on the reward code, and what each earned."""
 
 

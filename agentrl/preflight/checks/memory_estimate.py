@@ -58,7 +58,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class ProcessMemory:
     """One kind of process of a run."""
 
     name: str
@@ -87,7 +87,7 @@ class Process:
         return f"{times}{self.name} {self.size / GIB:.1f} GiB ({parts})"
 
 
-def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Process]:
+def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[ProcessMemory]:
     """Every process of the run with what it holds at its peak.
 
     Args:
@@ -103,14 +103,16 @@ def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Proc
     trainer.insert(0, Part(what="process", size=_CUDA if on_gpu else _PROCESS))
     name = "trainer with engine" if embedded else "trainer"
     ranks = config.ray.trainer_ranks if ray else 1
-    found = [Process(name=name, count=ranks, on_gpu=on_gpu, parts=tuple(trainer))]
+    found = [ProcessMemory(name=name, count=ranks, on_gpu=on_gpu, parts=tuple(trainer))]
     if on_gpu:
         host = (Part(what="process", size=_PROCESS),)
-        found.append(Process(name="trainer on the host", count=ranks, on_gpu=False, parts=host))
+        found.append(
+            ProcessMemory(name="trainer on the host", count=ranks, on_gpu=False, parts=host)
+        )
     if ray:
         worker = (Part(what="process", size=_WORKER),)
         count = config.ray.rollout_workers
-        found.append(Process(name="rollout worker", count=count, on_gpu=False, parts=worker))
+        found.append(ProcessMemory(name="rollout worker", count=count, on_gpu=False, parts=worker))
     if not embedded and not config.serving.urls:
         server = (
             Part(what="process", size=_SERVER),
@@ -119,7 +121,7 @@ def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Proc
         )
         count = config.serving.replicas * _parallel(config)
         gpu = config.ray.gpus_per_engine > 0 if ray else on_gpu
-        found.append(Process(name="vLLM server", count=count, on_gpu=gpu, parts=server))
+        found.append(ProcessMemory(name="vLLM server", count=count, on_gpu=gpu, parts=server))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
 from agentrl.finding import Finding
-from agentrl.preflight.reward.known_answers import Answer, answer_of, spread
+from agentrl.preflight.reward.known_answers import TriedAnswer, answer_of, spread
 from agentrl.preflight.reward.verdict import judge_samples
 from agentrl.runtime.assembly.policy import open_policy
 from agentrl.runtime.checks.fleet import require_engines
@@ -39,7 +39,7 @@ class SampleRequest:
 
 async def sample_rewards(
     config: RunConfig, *, base: Path, tasks: Sequence[Task], request: SampleRequest
-) -> tuple[Finding, list[Answer]]:
+) -> tuple[Finding, list[TriedAnswer]]:
     """Roll a few tasks out as training would, and judge what they earned.
 
     Returns:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
-from agentrl.health.rules import Action
+from agentrl.health.rules import RuleAction
 from agentrl.runtime.disk.pause import PauseState, clear_pause, wait_for_answer
 from agentrl.runtime.disk.rollback import RollBack, RollbackPlan
 from agentrl.runtime.health.detectors import StepWatch
@@ -66,7 +66,7 @@ class Oversight:
     def rolls_back(self, step: int) -> bool:
         """Whether it is rolled back, so that nothing of `step` needs to be scored or saved."""
         ruling = self.ruling(step)
-        return ruling is not None and ruling.action is Action.ROLLBACK
+        return ruling is not None and ruling.action is RuleAction.ROLLBACK
 
     def protected(self, step: int) -> Collection[int]:
         """Steps of checkpoints that a rollback may need."""
@@ -119,7 +119,7 @@ class Oversight:
         return time.monotonic() - began
 
     def _halt(self, pause: Ruling) -> None:
-        self._halted = replace(pause, action=Action.STOP, instead="stopped by hand")
+        self._halted = replace(pause, action=RuleAction.STOP, instead="stopped by hand")
 
     def carry_out(self, step: int, *, cursor: dict[str, Any], elapsed_s: float) -> None:
         """No further step follows: note the rule that ends the run, if one does.

@@ -23,7 +23,7 @@ from agentrl.testing.env_check.values import (
     shown,
     text_of,
 )
-from agentrl.testing.env_check.watch import Blocked, Watch
+from agentrl.testing.env_check.watch import Blocked, BlockingWatch
 from agentrl.tool import Tool
 from agentrl.types import Task
 
@@ -58,7 +58,7 @@ class Setting:
     """Limits of each sandbox."""
     seed: int
     """`EnvContext.seed`."""
-    watch: Watch
+    watch: BlockingWatch
     """Interrupts what blocks the event loop."""
     add: Callable[[Finding], None]
     """Takes every finding."""
