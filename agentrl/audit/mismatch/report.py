@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.audit.mismatch.causes import find_causes
 from agentrl.audit.mismatch.records import Cause
 from agentrl.audit.mismatch.token_table import GapTable, Whole, read_gaps
 from agentrl.audit.replay.recorded_run import RecordedRun, pick_step
@@ -104,8 +105,6 @@ def mismatch(run: RecordedRun, step: int | None = None, *, worst: int = 10) -> M
     Raises:
         RunError: the step is not stored, or nothing is known of its tokens.
     """
-    from agentrl.audit.mismatch.causes import find_causes
-
     number, why = _choose(run, step)
     table = read_gaps(run, number)
     order = np.argsort(-table.size, kind="stable")[:worst]

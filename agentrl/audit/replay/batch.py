@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from agentrl.audit.replay.compare import Agreement, compare_metrics, compare_numbers, compare_tokens
 from agentrl.audit.replay.recorded_run import RecordedRun
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
-
-if TYPE_CHECKING:
-    from agentrl.types import TrainedTokens
+from agentrl.types import TrainedTokens
 
 _OF_BATCH = ("trained", "advantages")
 """Columns of trained tokens that need no model, unless their advantages do."""
@@ -48,10 +47,6 @@ def _masks(run: RecordedRun, step: int, prepared: PreparedStep) -> list[Agreemen
 
 def _batch_rows(prepared: PreparedStep) -> list[TrainedTokens]:
     """The rows of the last update that holds them, without what a model says of them."""
-    import numpy as np
-
-    from agentrl.types import TrainedTokens
-
     rows: dict[tuple[str, str, int], TrainedTokens] = {}
     for update in prepared.batch.updates:
         for micro in update.micro_batches:

@@ -6,16 +6,15 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
+from agentrl.data import TokenStore, TrajectoryStore
 from agentrl.errors import AgentrlError, RunError
+from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.disk.checkpoint import Checkpoint, list_checkpoints
 from agentrl.runtime.disk.run_directory import read_identity
-
-if TYPE_CHECKING:
-    from agentrl.data import TokenStore, TrajectoryStore
-    from agentrl.types import TrainedTokens, TrajectoryGroup
+from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.types import TrainedTokens, TrajectoryGroup
 
 _DAMAGED = (AgentrlError, OSError, LookupError, TypeError, ValueError)
 """What a file raises whose pages hold nonsense; stores themselves pass over those that are torn.
@@ -46,8 +45,6 @@ class RecordedRun:
         Raises:
             RunError: there is no readable file of that step.
         """
-        from agentrl.runtime.disk.stored_groups import stored_groups
-
         try:
             found = stored_groups(self.store, "train", step)
         except _DAMAGED:
@@ -58,8 +55,6 @@ class RecordedRun:
 
     def metrics(self, step: int) -> dict[str, float]:
         """Metrics logged for a step; empty if none were."""
-        from agentrl.metrics.sinks import read_metrics
-
         file = self.path / "metrics.jsonl"
         found: dict[str, float] = {}
         for line in read_metrics(file) if file.is_file() else ():
@@ -70,8 +65,6 @@ class RecordedRun:
 
     def curve(self, name: str) -> dict[int, float]:
         """One metric by step, where it was logged as a number."""
-        from agentrl.metrics.sinks import read_metrics
-
         file = self.path / "metrics.jsonl"
         lines = read_metrics(file) if file.is_file() else ()
         return {
@@ -103,8 +96,6 @@ def open_recorded(path: Path) -> RecordedRun:
         RunError: it is not a run directory.
         ConfigError: its config is of another make.
     """
-    from agentrl.data import TokenStore, TrajectoryStore
-
     config, base = read_identity(path)
     model = json.loads((path / "run.json").read_bytes()).get("model") or config.model.path
     section = config.model.model_copy(update={"path": str(model)})

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentrl.chat import ChatFormat
 from agentrl.finding import Finding, warn
+from agentrl.preflight.reward.known_answers import TriedAnswer
 from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.tool import Tool
-
-if TYPE_CHECKING:
-    from agentrl.chat import ChatFormat
-    from agentrl.preflight.reward.known_answers import TriedAnswer
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""Checks of the machine: disk, length of the context, memory."""
+"""Checks of the machine: disk, length of the context, memory.
+
+Imports inside functions keep torch and transformers away until a check needs them.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.chat import build_parser
+from agentrl.chat.offer import write_call
 from agentrl.config import RunConfig
+from agentrl.config.sandboxes import SandboxSection
+from agentrl.config.schema import ChatSection
 from agentrl.errors import SandboxError
 from agentrl.finding import Finding, fail, warn
 from agentrl.preflight.checks.facts import PreflightFacts, not_checked
@@ -41,11 +45,9 @@ async def template(found: PreflightFacts) -> Finding | str:
     return "turns appended one by one give the ids of the whole conversation"
 
 
-async def tool_calls(config: RunConfig, found: PreflightFacts) -> Finding | str:
+async def tool_calls(section: ChatSection, found: PreflightFacts) -> Finding | str:
     """Write a call of every tool and check that the parser reads it back."""
-    from agentrl.chat import build_parser
-
-    chat, parser = found.chat, build_parser(config.chat.tool_parser)
+    chat, parser = found.chat, build_parser(section.tool_parser)
     if chat is None:
         return not_checked("tool calls", found)
     if parser is None:
@@ -59,8 +61,6 @@ async def tool_calls(config: RunConfig, found: PreflightFacts) -> Finding | str:
     tools = [tool for tool in found.tools.values() if parser.names_tools or tool.name == "python"]
     if not tools:
         return f"{parser.name}: no tool of the config; the environment reads calls itself"
-    from agentrl.chat.offer import write_call
-
     for tool in tools:
         call = ToolCall(id="", name=tool.name, arguments=sample_arguments(tool), raw="")
         text = write_call(call, parser.name)
@@ -139,13 +139,15 @@ async def samples(
     return check
 
 
-async def sandbox_run(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
+async def sandbox_run(
+    section: SandboxSection, base: Path, found: PreflightFacts, *, timeout_s: float
+) -> Finding | str:
     """Make a sandbox of the config and run a program in it."""
-    backend = await open_sandboxes(config.sandbox, base=base)
-    limits = sandbox_limits(config.sandbox.limits)
+    backend = await open_sandboxes(section, base=base)
+    limits = sandbox_limits(section.limits)
     began = time.monotonic()
     try:
-        box = await backend.take(SandboxSpec(), limits, timeout_s=config.rollout.env_timeout_s)
+        box = await backend.take(SandboxSpec(), limits, timeout_s=timeout_s)
         opened_s = time.monotonic() - began
         try:
             result = await box.exec(["echo", _ECHO])

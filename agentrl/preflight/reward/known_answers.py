@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
 from agentrl.env import EnvContext, Solution
 from agentrl.errors import RunError
@@ -23,9 +24,6 @@ from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.tool import Tool
 from agentrl.types import FinishReason, SamplingParams, Task, ToolCall, Trajectory
-
-if TYPE_CHECKING:
-    from agentrl.chat import ChatFormat
 
 TASKS = 4
 """Tasks that every kind of answer is tried on, spread over the dataset."""

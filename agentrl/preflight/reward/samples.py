@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
+from agentrl.data import TrajectoryStore
 from agentrl.finding import Finding
 from agentrl.preflight.reward.known_answers import TriedAnswer, answer_of, spread
 from agentrl.preflight.reward.verdict import judge_samples
@@ -16,9 +16,6 @@ from agentrl.runtime.checks.fleet import require_engines
 from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.runtime.launch import in_flight
 from agentrl.types import SamplingParams, Task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NAME = "preflight-samples"
 
@@ -48,8 +45,6 @@ async def sample_rewards(
     Raises:
         AgentrlError: the model, its engines or the sandboxes cannot be had.
     """
-    from agentrl.data import TrajectoryStore
-
     n = config.rollout.n_samples_per_prompt
     await require_engines(config, model_path=request.model)
     async with open_policy(

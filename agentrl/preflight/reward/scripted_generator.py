@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from agentrl.chat import ChatFormat
+from agentrl.chat.offer import write_call
 from agentrl.config.schema import ChatSection
 from agentrl.env import Solution
 from agentrl.types import FinishReason, Generation, SamplingParams, ToolCall
-
-if TYPE_CHECKING:
-    from agentrl.chat import ChatFormat
 
 Turns = Sequence[tuple[int, ...]]
 """Ids of each turn of an episode, the token that ends it included."""
@@ -64,8 +62,6 @@ def script_of(solution: Solution, chat: ChatFormat, section: ChatSection) -> Tur
 
 def encode_turn(turn: str | ToolCall, chat: ChatFormat, section: ChatSection) -> tuple[int, ...]:
     """One turn as a model would sample it: what it begins with left out, its stop token added."""
-    from agentrl.chat.offer import write_call
-
     if isinstance(turn, ToolCall):
         # A model samples the markers of a call as the single tokens they are.
         call = chat.raw_delta(write_call(turn, section.tool_parser), ended=False)
