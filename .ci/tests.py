@@ -107,7 +107,9 @@ def main(arguments: Sequence[str]) -> int:
                 break
         counts = [phase.counts for phase in phases]
     total = sum(counts, Counter())
-    parts = [f"{p.name} {n['passed']} in {clock(p.seconds)}" for p, n in zip(phases, counts)]
+    parts = [
+        f"{p.name} {n['passed']} in {clock(p.seconds)}" for p, n in zip(phases, counts, strict=True)
+    ]
     print(f"agentrl: {', '.join(parts)}; all in {clock(time.monotonic() - began)}")
     words = (f"{total[word]} {word}" for word in ("passed", "failed", "skipped"))
     print(f"agentrl: {', '.join(words)}", flush=True)

@@ -90,7 +90,7 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     from agentrl.reward import load_reward_functions
     from agentrl.train.model.pretrained import check_model_path
 
-    check_schedule(config)
+    check_schedule(config.schedule, shares_weights=config.serving.engine == "embedded")
     check_estimator(config, base=base)
     check_sinks(config)
     check_health(config)
@@ -223,4 +223,4 @@ def in_flight(config: RunConfig) -> int:
     if section.engine == "embedded" and config.runtime == "ray":
         engines = config.ray.trainer_ranks  # each has one
     places = section.max_batch_size * engines
-    return places * (3 if runs_ahead(config) else 2)
+    return places * (3 if runs_ahead(config.schedule) else 2)

@@ -183,7 +183,7 @@ async def asynchrony(config: RunConfig, base: Path) -> Finding | str:
     """
     from agentrl.train.losses import find_loss
 
-    if not runs_ahead(config):
+    if not runs_ahead(config.schedule):
         return "on-policy: nothing to correct"
     algorithm, schedule = config.resolved_algorithm(), config.schedule
     loss = find_loss(algorithm.policy_loss, base=base)

@@ -37,7 +37,7 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
     loss = find_loss(algorithm.policy_loss, base=base)
     found = [f"algorithm: {text}" for text in [*algorithm.doubts(), *_loss_doubts(algorithm, loss)]]
     if (
-        runs_ahead(config)
+        runs_ahead(config.schedule)
         and algorithm.old_log_probs == "recompute"
         and algorithm.is_correction_type == "none"
         and loss.correction == "none"
@@ -101,7 +101,7 @@ def _idle_sections(config: RunConfig) -> list[str]:
     """Keys outside `algorithm` that were set beside the one that makes anything read them."""
     train, reward, algorithm = config.train, config.reward, config.resolved_algorithm()
     idle = {
-        f"critic: with advantage_estimator {algorithm.advantage_estimator} there is no critic": not (
+        f"critic: there is none with advantage_estimator {algorithm.advantage_estimator}": not (
             algorithm.needs_values or config.critic == CriticSection()
         ),
         "train.lora: rank is 0, so all weights are trained": not (

@@ -32,11 +32,11 @@ _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14"
 
 async def schedule(config: RunConfig) -> str:
     """What the schedule means, in words."""
-    check_schedule(config)
+    check_schedule(config.schedule, shares_weights=config.serving.engine == "embedded")
     schedule = config.schedule
     if schedule.oversample > 1:
         return f"on-policy, {schedule.oversample:g} groups begun for each that is trained"
-    if not runs_ahead(config):
+    if not runs_ahead(config.schedule):
         return "on-policy: every step is sampled by the weights it trains"
     ways = "go on with new weights" if schedule.partial_rollout else "end before a sync"
     return (
