@@ -1,4 +1,7 @@
-"""Whether the machine has what a run takes: disk and memory."""
+"""Checks of the machine: disk, length of the context, memory.
+
+Imports inside functions keep torch and transformers away until a check needs them.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ async def disk(config: RunConfig) -> Finding | str:
 
 
 async def context(config: RunConfig) -> Finding | str:
-    """Whether the model was made for sequences as long as the run's."""
+    """Compare the longest sequence of the run with what the model was made for."""
     from transformers import AutoConfig
 
     wanted = config.rollout.max_context_tokens
