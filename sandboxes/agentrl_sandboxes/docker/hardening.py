@@ -61,8 +61,8 @@ class Container:
     """Directories of the host, shown read-only at the same paths."""
     mounts: Sequence[Mapping[str, Any]] = ()
     """More mounts, as the daemon takes them."""
-    unset: Sequence[str] = ()
-    """Variables of the image that PID 1 is not given."""
+    environment: Sequence[str] = ()
+    """Changes to the image's variables for PID 1: `NAME=value` sets one, `NAME` takes one away."""
 
 
 def container_request(wanted: Container) -> dict[str, Any]:
@@ -71,8 +71,7 @@ def container_request(wanted: Container) -> dict[str, Any]:
         "Image": wanted.image,
         "Entrypoint": [],
         "Cmd": list(wanted.command),
-        # A name without a value takes a variable away.
-        "Env": list(wanted.unset),
+        "Env": list(wanted.environment),
         "User": f"{wanted.uid}:{wanted.uid}",
         "WorkingDir": "/",
         "Hostname": "sandbox",

@@ -1,7 +1,7 @@
 """The interpreter of supervisors, in a volume of the daemon that every container mounts read-only.
 
 A volume and no directory of this machine, because the daemon may run on another one. Its name has
-the hash of the archive, so what is in it never changes. It is filled when a start finds it empty,
+the hash of the files, so what is in it never changes. It is filled when a start finds it empty,
 at the first start ever and after `docker volume prune`; so nothing is asked before a start, and
 one whose last member is there is complete. A container that is never started takes the archive; its
 name, which the daemon gives to one at a time, keeps others from filling the same volume.
@@ -126,4 +126,5 @@ async def _fill(container: DockerContainer, interpreter: PackedInterpreter) -> N
         if error.status != MISSING:
             raise
         logger.info("docker: filling the volume %s", volume_name(interpreter))
-        await container.put_archive(ROOT, interpreter.archive)
+        archive = await asyncio.to_thread(interpreter.archive)
+        await container.put_archive(ROOT, archive)
