@@ -51,6 +51,10 @@ class DockerBackend(SupervisedBackend):
     name = "docker"
     isolation = Isolation.CONTAINER
     remedy = "See sandboxes/README.md"
+    options = ("image", "runtime", "read_only")
+    # A container takes ten times as long to start as a namespace, and needs a daemon and an image
+    # that only somebody who wants them has.
+    automatic = False
 
     def __init__(
         self,

@@ -47,6 +47,9 @@ class Launch:
 class ChildBackend(SupervisedBackend):
     """Starts supervisors as child processes; a subclass says in what."""
 
+    # Starts are bounded here, by the processors of the machine.
+    starts_fast = True
+
     def __init__(self) -> None:
         super().__init__()
         self._starts = asyncio.Semaphore(2 * (os.cpu_count() or 1))

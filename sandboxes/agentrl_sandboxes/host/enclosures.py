@@ -77,6 +77,7 @@ class NamespaceBackend(ChildBackend):
     """What bubblewrap and userns share: the layout and the identity."""
 
     isolation = Isolation.NAMESPACES
+    options = ("read_only",)
     program: str
     """The binary that makes the namespaces."""
 

@@ -227,6 +227,10 @@ class SupervisedBackend(SandboxBackend):
     """How strong it is when it works."""
     remedy: str
     """What to install or switch on when it does not."""
+    options: tuple[str, ...] = ()
+    """Keys of the `sandbox` section that its constructor takes: `image`, `runtime`, `read_only`."""
+    automatic: bool = True
+    """Whether `sandbox.backend: auto` may choose it."""
 
     def __init__(self) -> None:
         self._open: set[SupervisedSandbox] = set()
