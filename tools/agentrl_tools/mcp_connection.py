@@ -40,7 +40,7 @@ os.execvp(sys.argv[1], sys.argv[1:])"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class ServerAddress:
     """Where a server is, or how to start it; exactly one of `command` and `url`."""
 
     command: Sequence[str] = ()
@@ -61,7 +61,7 @@ class Address:
 class Connection:
     """Gives out the SDK's client while the server lives."""
 
-    def __init__(self, address: Address, *, open_s: float) -> None:
+    def __init__(self, address: ServerAddress, *, open_s: float) -> None:
         self.address = address
         self._open_s = open_s
         self._client: Any = None

@@ -71,7 +71,7 @@ class Interpreter:
     """A piece of source as it goes over; what is left of stdin is the number, ended by NUL."""
 
 
-class Session:
+class ToolSession:
     """At most one process of one interpreter; started on first use, and again when it was lost."""
 
     def __init__(self, interpreter: Interpreter) -> None:

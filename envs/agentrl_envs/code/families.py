@@ -41,7 +41,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class FunctionFamily:
     """A named generator of variants."""
 
     name: str
@@ -126,7 +126,7 @@ class Registry:
     """The families of one module, in the order in which they are written."""
 
     def __init__(self) -> None:
-        self.families: list[Family] = []
+        self.families: list[FunctionFamily] = []
 
     def __call__(
         self, name: str, *, level: int
@@ -134,7 +134,7 @@ class Registry:
         """Decorate a function that draws a variant."""
 
         def add(build: Callable[[Draw], Variant]) -> Callable[[Draw], Variant]:
-            self.families.append(Family(name=name, level=level, build=build))
+            self.families.append(FunctionFamily(name=name, level=level, build=build))
             return build
 
         return add

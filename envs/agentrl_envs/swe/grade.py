@@ -52,7 +52,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RepairVerdict:
     """What a repair is worth."""
 
     reason: Reason
@@ -84,7 +84,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grader:
+class RepairGrader:
     """Grades one task."""
 
     place: Workspace
@@ -96,7 +96,7 @@ class Grader:
     python: str = "python3"
     """Runs the judge inside the sandbox."""
 
-    async def grade(self, agent: Sandbox) -> Verdict:
+    async def grade(self, agent: Sandbox) -> RepairVerdict:
         """Judge what the agent left.
 
         Raises:
@@ -135,10 +135,10 @@ class Grader:
         changes: Changes | None,
         run: TestRun | None = None,
         expected_failures: Collection[str] = (),
-    ) -> Verdict:
+    ) -> RepairVerdict:
         task = self.place.task
         good = run.passed if run is not None and reason is Reason.GRADED else lambda name: False
-        return Verdict(
+        return RepairVerdict(
             reason=reason,
             fixed=sum(map(good, task.FAIL_TO_PASS)),
             kept=sum(good(name) or name in expected_failures for name in task.PASS_TO_PASS),

@@ -15,11 +15,11 @@ VARIABLES = ("problem_statement", "repo", "root", "test_command", "tools", "max_
 """What templates may use; neither the fix nor the names of the tests is among them."""
 
 
-class Template:
+class PromptTemplate:
     """One template, checked when it is made.
 
     Example:
-        >>> Template("Mend {{ repo }}.", "task_prompt").render({"repo": "boltons"})
+        >>> PromptTemplate("Mend {{ repo }}.", "task_prompt").render({"repo": "boltons"})
         'Mend boltons.'
     """
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import Isolation, Probe, Sandbox, SandboxLimits, Snapshot
-from agentrl_sandboxes.docker.client import Client, Image
-from agentrl_sandboxes.docker.containers import NoProgram, Running, start_container
+from agentrl_sandboxes.docker.client import Client, PinnedImage
+from agentrl_sandboxes.docker.containers import NoProgram, RunningContainer, start_container
 from agentrl_sandboxes.docker.guest_config import guest_config
 from agentrl_sandboxes.docker.hardening import Container
 from agentrl_sandboxes.docker.leases import labels
@@ -41,7 +41,7 @@ START_S = 60.0
 class InContainer(Started):
     """A supervisor that is PID 1 of a container."""
 
-    running: Running
+    running: RunningContainer
     """For looking at it from outside."""
 
 
@@ -160,8 +160,8 @@ class DockerBackend(SupervisedBackend):
         return InContainer(channel=channel, config=config, end=end, running=running)
 
     async def _start(
-        self, wanted: Container, image: Image, interpreter: PackedInterpreter
-    ) -> Running:
+        self, wanted: Container, image: PinnedImage, interpreter: PackedInterpreter
+    ) -> RunningContainer:
         """Start a container; where its supervisor's volume is empty, fill that and try again."""
         fills = self._fills
         try:
@@ -200,7 +200,7 @@ class DockerBackend(SupervisedBackend):
             )
 
 
-def _own_variables(image: Image) -> list[str]:
+def _own_variables(image: PinnedImage) -> list[str]:
     """Variables of PID 1: none of the image's, as LD_PRELOAD, which are for its own libraries."""
     removed = [name for name in image.environment if name not in PACKED_ENVIRONMENT]
     return [*removed, *(f"{name}={value}" for name, value in PACKED_ENVIRONMENT.items())]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.errors import SandboxUnavailable
 from agentrl_sandboxes.docker.attach import Attached, attach
-from agentrl_sandboxes.docker.client import CALL_S, Client, Image
+from agentrl_sandboxes.docker.client import CALL_S, Client, PinnedImage
 from agentrl_sandboxes.docker.failures import CONFLICT, MISSING
 from agentrl_sandboxes.docker.hardening import Container, container_request
 
@@ -34,7 +34,7 @@ class NoProgram(SandboxUnavailable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningContainer:
     """A container that has started."""
 
     container: DockerContainer
@@ -48,7 +48,9 @@ class Running:
         await remove(self.container)
 
 
-async def start_container(client: Client, wanted: Container, image: Image) -> Running:
+async def start_container(
+    client: Client, wanted: Container, image: PinnedImage
+) -> RunningContainer:
     """Make, attach and start a container; its command waits for what comes on stdin.
 
     Raises:
@@ -74,8 +76,8 @@ async def start_container(client: Client, wanted: Container, image: Image) -> Ru
 
 
 async def _start(
-    docker: Docker, client: Client, wanted: Container, image: Image, name: str
-) -> Running:
+    docker: Docker, client: Client, wanted: Container, image: PinnedImage, name: str
+) -> RunningContainer:
     from aiodocker import DockerError
 
     container = await docker.containers.create(container_request(wanted), name=name)
@@ -90,7 +92,7 @@ async def _start(
                 f"sandbox image {image.name!r}: there is no {wanted.command[0]!r} in its container"
             ) from error
         raise
-    return Running(container=container, attached=attached)
+    return RunningContainer(container=container, attached=attached)
 
 
 def _not_there(message: str, program: str) -> bool:

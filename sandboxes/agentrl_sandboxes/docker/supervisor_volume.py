@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import SandboxUnavailable
 from agentrl.sandbox import SandboxLimits
-from agentrl_sandboxes.docker.client import Client, Image
+from agentrl_sandboxes.docker.client import Client, PinnedImage
 from agentrl_sandboxes.docker.containers import remove
 from agentrl_sandboxes.docker.failures import CONFLICT, MISSING
 from agentrl_sandboxes.docker.leases import is_over, labels
@@ -56,7 +56,7 @@ def volume_mount(interpreter: PackedInterpreter, *, read_only: bool = True) -> d
     }
 
 
-async def fill_volume(client: Client, interpreter: PackedInterpreter, image: Image) -> None:
+async def fill_volume(client: Client, interpreter: PackedInterpreter, image: PinnedImage) -> None:
     """Put the interpreter into its volume, unless another process has done so meanwhile.
 
     Args:
@@ -86,7 +86,7 @@ async def fill_volume(client: Client, interpreter: PackedInterpreter, image: Ima
 
 
 async def _filling_container(
-    docker: Docker, interpreter: PackedInterpreter, image: Image
+    docker: Docker, interpreter: PackedInterpreter, image: PinnedImage
 ) -> DockerContainer:
     """A container that is not started, with the writable volume, once nobody else has one."""
     from aiodocker import DockerError

@@ -28,7 +28,7 @@ RESERVE = 96 * 2**20
 Many processes together fill 2 GB/s."""
 
 
-class Limits:
+class LimitWatch:
     """Ends the largest command when all of them together exceed a limit."""
 
     def __init__(self, config: dict[str, Any]) -> None:

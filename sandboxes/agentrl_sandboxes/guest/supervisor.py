@@ -23,7 +23,7 @@ import time
 
 from agentrl_sandboxes.guest import disk, files, reset, trees, wire
 from agentrl_sandboxes.guest.command import Command, lead
-from agentrl_sandboxes.guest.limits import Limits
+from agentrl_sandboxes.guest.limits import LimitWatch
 from agentrl_sandboxes.guest.link import Link
 from agentrl_sandboxes.guest.processes import SIGKILL, children, kill_below, send_signal
 from agentrl_sandboxes.guest.program import PR_SET_CHILD_SUBREAPER, libc
@@ -45,14 +45,14 @@ WORK: dict[int, Callable[[bytes, dict[str, Any]], bytes]] = {
 """File work by kind of frame."""
 
 
-class Supervisor:
+class GuestSupervisor:
     """The event loop: frames in, commands, limits, frames out."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.commands: dict[int, Command] = {}
         self.owners: dict[int, Command] = {}
-        self.limits = Limits(config)
+        self.limits = LimitWatch(config)
         self.modes = reset.modes_of(config)
         # When memory runs out, what programs start is killed before we are. They inherit our score,
         # and a file of /proc that was opened in time can be written whatever we have become.
@@ -312,7 +312,7 @@ def main(config: dict[str, Any]) -> None:
     # Forks share pages with us until someone writes; the collector would write to all of them.
     gc.disable()
     gc.freeze()
-    supervisor = Supervisor(config)
+    supervisor = GuestSupervisor(config)
     try:
         supervisor.run()
     finally:

@@ -17,7 +17,7 @@ from agentrl.sandbox_wrapper import Operation, SandboxWrapper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class SandboxKind:
     """What makes two sandboxes interchangeable while they are empty."""
 
     image: str
@@ -32,7 +32,7 @@ class Held:
 
     sandbox: Sandbox
     """As the backend made it."""
-    kind: Kind
+    kind: SandboxKind
     """What it may be lent as."""
     started_s: float
     """When it was made, by the loop's clock."""

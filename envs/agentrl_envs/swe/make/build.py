@@ -23,7 +23,7 @@ from agentrl_envs.swe.make.index import PYPI, Index, NoAnswer
 from agentrl_envs.swe.make.journal import only_one
 from agentrl_envs.swe.make.library import Rules, Workshop, canonical
 from agentrl_envs.swe.make.procedural import procedural_rows
-from agentrl_envs.swe.make.progress import Progress
+from agentrl_envs.swe.make.progress import MakeProgress
 from agentrl_envs.swe.make.releases import release_rows
 from agentrl_envs.swe.make.settings import check_settings, made_so_far, replace_file, write_settings
 from agentrl_envs.swe.make.suite import SuiteRunner
@@ -133,7 +133,7 @@ def environment_for(request: MakeRequest) -> Environment:
 
 
 async def make_tasks(
-    request: MakeRequest, environment: Environment, backend: SandboxBackend, progress: Progress
+    request: MakeRequest, environment: Environment, backend: SandboxBackend, progress: MakeProgress
 ) -> Made:
     """Make tasks until there are enough, or no library gives more.
 
@@ -166,7 +166,7 @@ async def make_tasks(
 class _Rounds:
     """Shares the count among the libraries; what one cannot give, the others are asked for."""
 
-    def __init__(self, request: MakeRequest, shop: Workshop, progress: Progress) -> None:
+    def __init__(self, request: MakeRequest, shop: Workshop, progress: MakeProgress) -> None:
         self._request = request
         self._shop = shop
         self._progress = progress

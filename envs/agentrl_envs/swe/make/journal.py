@@ -17,7 +17,7 @@ from typing import Any
 from agentrl.errors import ConfigError, DataError
 
 
-class Journal:
+class MakeJournal:
     """Findings by name, on disk."""
 
     def __init__(self, path: Path) -> None:

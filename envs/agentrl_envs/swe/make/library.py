@@ -15,11 +15,11 @@ from agentrl.errors import DataError, SandboxError
 from agentrl.sandbox import Snapshot
 from agentrl_envs.swe.make.environment import Environment
 from agentrl_envs.swe.make.index import Index, Release
-from agentrl_envs.swe.make.journal import Journal
+from agentrl_envs.swe.make.journal import MakeJournal
 from agentrl_envs.swe.make.project import TEST_ENV, Project, find_project
 from agentrl_envs.swe.make.sdist import is_permissive, read_sdist
 from agentrl_envs.swe.make.suite import Stalls, Suite, SuiteRun, SuiteRunner
-from agentrl_envs.swe.make.verdict import Baseline, Verdict, baseline_of, judge
+from agentrl_envs.swe.make.verdict import Baseline, ChangeVerdict, baseline_of, judge
 
 _COPIES = Path(__file__).with_name("copies.py")
 _FORMAT = 3
@@ -57,14 +57,14 @@ class Workshop:
         self.rules = rules
         self._notes = notes
 
-    def journal(self, *releases: Release) -> Journal:
+    def journal(self, *releases: Release) -> MakeJournal:
         """Findings about these releases, under this test environment and these limits."""
         facts = [_FORMAT, self.environment.id, repr(self.runner.limits), self.rules.baselines]
         facts += [release.sha256 or release.url for release in releases]
         mark = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
         name = releases[0].name
         versions = "-".join(release.version for release in releases)
-        return Journal(self._notes / f"{name}-{versions}-{mark}.jsonl")
+        return MakeJournal(self._notes / f"{name}-{versions}-{mark}.jsonl")
 
     async def project(self, release: Release) -> Project:
         """Fetch and read a release.
@@ -99,7 +99,7 @@ class Workshop:
         )
 
     async def baseline(
-        self, project: Project, snapshot: Snapshot, journal: Journal, *, cover: bool
+        self, project: Project, snapshot: Snapshot, journal: MakeJournal, *, cover: bool
     ) -> Baseline:
         """What its tests do with nothing broken.
 
@@ -182,7 +182,7 @@ class Workshop:
         baseline: Baseline,
         snapshot: Snapshot,
         changed: dict[str, bytes] | None = None,
-    ) -> Verdict:
+    ) -> ChangeVerdict:
         """Run the tests with a change, and if it breaks some, once more on clocks that stall.
 
         Args:

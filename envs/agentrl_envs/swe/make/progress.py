@@ -8,7 +8,7 @@ from agentrl_envs.swe.make.index import Release
 from agentrl_envs.swe.make.verdict import Baseline
 
 
-class Progress(Protocol):
+class MakeProgress(Protocol):
     """Told what happens; the command line draws it."""
 
     def phase(self, release: Release, what: str) -> None:
