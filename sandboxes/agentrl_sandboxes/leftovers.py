@@ -1,4 +1,4 @@
-"""What crashes have left behind, in every backend that can leave something, and its removal.
+"""Sandboxes that crashes have left behind, in every backend that can leave one, and their removal.
 
 Bubblewrap and user namespaces leave nothing: the kernel ends them with their supervisor.
 """
@@ -28,7 +28,7 @@ FOLDER = re.compile(r"agentrl-(\d+)-[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """One thing without an owner."""
+    """One thing that has lost its owner."""
 
     kind: str
     """`container`, `volume` or `folder`."""

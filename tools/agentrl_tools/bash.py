@@ -90,7 +90,7 @@ class BashSession(FunctionTool):
     """A shell that stays: directory, variables and background jobs last for the whole rollout."""
 
     def __init__(self, *, wall_s: float | None = None) -> None:
-        """Make the tool.
+        """Make the tool with its limits.
 
         Args:
             wall_s: seconds one command may take; default `sandbox.limits.wall_s`.

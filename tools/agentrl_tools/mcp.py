@@ -173,7 +173,7 @@ class McpTool(Tool):
         return arguments
 
     async def call(self, arguments: Mapping[str, Any], sandbox: Sandbox | None) -> ToolResult:
-        """Ask the server.
+        """Call the tool on its server.
 
         Raises:
             ToolError: the server refuses the arguments.
@@ -203,7 +203,7 @@ class McpTool(Tool):
 
 
 def _text(answer: Any) -> str:
-    """What a model can read of an answer; what it cannot is named."""
+    """The text of an answer for the model; parts that are no text are named."""
     parts: list[str] = []
     for block in answer.content:
         if block.type == "text":

@@ -36,7 +36,7 @@ class PythonSession(FunctionTool):
     """A Python that stays: what one call defines is there in the next, for the whole rollout."""
 
     def __init__(self, *, wall_s: float | None = None) -> None:
-        """Make the tool.
+        """Make the tool with its limits.
 
         Args:
             wall_s: seconds one call may take; default `sandbox.limits.wall_s`.

@@ -1,4 +1,4 @@
-"""What a family of small functions is, and the draws that make one of its variants.
+"""Families of small functions, and the draws that make one of their variants.
 
 A family is one idea ("n times k"); its variants differ in constants, names and wording. Splits go
 by family, so a held-out score says something about ideas that were never trained on. Everything is
@@ -95,7 +95,7 @@ class Draw:
         more: Callable[[], Arguments],
         count: int = 12,
     ) -> Variant:
-        """Assemble a variant.
+        """Assemble a variant of a family.
 
         Args:
             name: what the function is called.

@@ -27,12 +27,12 @@ _FULL = "CAPACITY_REACHED"
 
 
 class ActionRefused(Exception):
-    """What the model said is no action of this environment; the text says why, for the model."""
+    """The model's text is no action of this environment; the message says why, for the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAnswer:
-    """What the server says after `reset` or an action."""
+    """The server's answer to `reset` or to an action."""
 
     observation: Mapping[str, Any]
     """The fields of the environment's observation, without reward and done."""
@@ -94,7 +94,7 @@ class ServerSession:
             pause = min(2 * pause, 2.0)
 
     async def step(self, action: Mapping[str, Any]) -> ServerAnswer:
-        """Do `action`.
+        """Send one action and return its result.
 
         Raises:
             ActionRefused: the server cannot read the action.
@@ -220,7 +220,7 @@ def _answer(what: str, data: Mapping[str, Any]) -> ServerAnswer:
 
 
 def _about(problems: Sequence[Any], action: Any) -> bool:
-    """Whether all problems are with values of the action that was sent.
+    """True if all problems are with values of the action that was sent.
 
     An environment that builds a wrong observation fails with the same code.
     """

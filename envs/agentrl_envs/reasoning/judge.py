@@ -32,7 +32,7 @@ are busy."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerVerdict:
-    """What a verifier made of one answer."""
+    """The score that a verifier gave to one answer."""
 
     score: float
     """0-1."""

@@ -27,8 +27,8 @@ _IDLE = "Nothing was done: no tool was called. Call a tool{}."
 class RepairTask(AgentInstance):
     """Mend a repository with the tools of the config, until `submit` or the end of a budget.
 
-    The episode is judged once, at its end, by `RepairGrader`. Offer a shell and an editor in `env.tools`,
-    and `agentrl_tools.submit:submit`.
+    The episode is judged once, at its end, by `RepairGrader`. Offer a shell and an editor in
+    `env.tools`, and `agentrl_tools.submit:submit`.
 
     Args:
         reward: `all` gives 1 if every named test passes; `fraction` gives the share of failing
@@ -189,7 +189,7 @@ class RepairTask(AgentInstance):
 
 
 def workspace_of(task: Task) -> Workspace:
-    """Where the repository of a row comes from.
+    """The source of a row's repository.
 
     Raises:
         DataError: the label is not a repair task; names the field.

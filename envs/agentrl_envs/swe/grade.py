@@ -37,7 +37,7 @@ _SPOT_CHECKS = 3
 
 
 class Reason(StrEnum):
-    """Why a verdict is what it is."""
+    """The reason of a verdict."""
 
     GRADED = "graded"
     """The tests ran."""
@@ -53,7 +53,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairVerdict:
-    """What a repair is worth."""
+    """The grade of one repair, and its reason."""
 
     reason: Reason
     """How it was come by."""
@@ -74,7 +74,7 @@ class RepairVerdict:
 
     @property
     def solved(self) -> bool:
-        """Whether every named test passes."""
+        """True if every named test passes."""
         return self.fixed == self.to_fix and self.kept == self.to_keep
 
     @property
@@ -85,7 +85,7 @@ class RepairVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairGrader:
-    """Grades one task."""
+    """Grades the repair of one task."""
 
     place: Workspace
     """Where its files come from."""
@@ -223,7 +223,7 @@ class RepairGrader:
             )
 
     async def _forged(self, agent: Sandbox, changes: Changes, run: TestRun) -> bool | None:
-        """Whether tests that cannot pass pass; None if no test could be sabotaged."""
+        """True if tests pass that cannot pass; None if no test could be sabotaged."""
         task = self.place.task
         passed = [name for name in task.FAIL_TO_PASS if run.passed(name)]
         kept = [name for name in task.PASS_TO_PASS if run.passed(name)]

@@ -1,4 +1,4 @@
-"""What the model is told: two Jinja2 templates, strict about names, that a config may replace."""
+"""The prompts of the model: two Jinja2 templates, strict about names, that a config may replace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PromptTemplate:
     """
 
     def __init__(self, text: str, what: str) -> None:
-        """Read a template.
+        """Read and check a template.
 
         Args:
             text: the template itself, or the path of a file that ends in one of `SUFFIXES`.

@@ -30,7 +30,7 @@ NOT_THERE = ("no such file", "not found")
 
 
 class NoProgram(SandboxUnavailable):
-    """What was to be PID 1 of a container is not there."""
+    """The program that was to be PID 1 of a container is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class RunningContainer:
     """Its stdin and stdout; when they close it ends."""
 
     async def end(self) -> None:
-        """Let go of it and see it gone. Idempotent, never raises."""
+        """Close its streams and remove the container. Idempotent, never raises."""
         await self.attached.close()
         await remove(self.container)
 
@@ -96,12 +96,12 @@ async def _start(
 
 
 def _not_there(message: str, program: str) -> bool:
-    """Whether the daemon says that a program is missing."""
+    """Recognise the daemon's message that a program is missing."""
     return program in message and any(words in message.lower() for words in NOT_THERE)
 
 
 async def remove(container: DockerContainer, *, settle_s: float = 0.0) -> None:
-    """See to it that a container is gone: it removes itself when its stdin has closed.
+    """Remove a container, unless it removes itself because its stdin has closed.
 
     Never raises: what cannot be removed now is left to its lease.
 

@@ -1,4 +1,4 @@
-"""What a container may do, as the request that makes it; everything not named here is refused.
+"""The rights of a container, as the request that makes it; everything not named here is refused.
 
 The limits, and who keeps them:
 
@@ -40,7 +40,7 @@ OOM_SCORE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """What differs between two containers of one backend."""
+    """The settings that differ between two containers of one backend."""
 
     image: str
     """Id or name of the image."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -127,4 +128,4 @@ async def _fill(container: DockerContainer, interpreter: PackedInterpreter) -> N
             raise
         logger.info("docker: filling the volume %s", volume_name(interpreter))
         archive = await asyncio.to_thread(interpreter.archive)
-        await container.put_archive(ROOT, archive)
+        await container.put_archive(ROOT, io.BytesIO(archive))

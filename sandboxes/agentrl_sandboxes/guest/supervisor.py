@@ -101,7 +101,7 @@ class GuestSupervisor:
         return max(0.0, min(60.0, *ends)) + 0.0005
 
     def handle(self, kind: int, ident: int, body: bytes) -> None:
-        """Serve one frame."""
+        """Serve one frame of the host."""
         request = marshal.loads(body) if body else {}
         try:
             if kind in (wire.CANCEL, wire.END):
@@ -133,7 +133,7 @@ class GuestSupervisor:
             self.drop(command, fd)
 
     def talk(self, kind: int, ident: int, request: dict[str, Any]) -> None:
-        """What the host says to a session; one that is over hears nothing."""
+        """Pass a frame of the host to its session; one that is over is sent nothing."""
         session = self.commands.get(request["session"])
         if kind == wire.INPUT:
             if not isinstance(session, Session):

@@ -84,7 +84,7 @@ class HostInterpreter:
         return [self.executable, *FLAGS, "-c", BOOT]
 
     def reachable(self) -> bool:
-        """Whether any user of this machine may run it."""
+        """True if any user of this machine may run it."""
         places = [Path(self.executable), *map(Path, self.roots)]
         parents = {parent for place in places for parent in (place, *place.parents)}
         return all(path.stat().st_mode & stat.S_IXOTH for path in parents)
@@ -207,7 +207,7 @@ def _survey(executable: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _place(name: str, path: Path) -> str:
-    """Where the file of a module goes below the standard library."""
+    """The path of a module's file below the standard library."""
     if path.suffix not in (".py", ".pyc"):
         return f"lib-dynload/{path.name}"
     package = "/__init__" if path.stem == "__init__" else ""
@@ -215,7 +215,7 @@ def _place(name: str, path: Path) -> str:
 
 
 def _content(path: Path) -> bytes:
-    """What a file holds; of a module its code, which needs no cache and no source beside it."""
+    """Content of a file; of a module its code, which needs no cache and no source beside it."""
     content = path.read_bytes()
     if path.suffix != ".py":
         return content

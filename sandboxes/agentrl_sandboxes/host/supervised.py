@@ -60,7 +60,7 @@ class TreeSnapshot(Snapshot):
         self.size_bytes = len(entries)
 
     async def close(self) -> None:
-        """Drop it."""
+        """Free the memory of the snapshot."""
         self.entries = None
 
 
@@ -195,7 +195,7 @@ class SupervisedSandbox(Sandbox):
             raise SandboxError(f"sandbox: cannot be made clean: {error.strerror}") from error
 
     async def close(self) -> None:
-        """End it; see `Sandbox.close`."""
+        """End the sandbox with all in it; see `Sandbox.close`."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._end())
         # Shielded: a cancelled rollout must not leave its sandbox behind.

@@ -48,7 +48,7 @@ class SandboxImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What came of a build."""
+    """The result of a build."""
 
     image: SandboxImage
     """The image."""

@@ -48,7 +48,7 @@ ALIVE_S = 10.0
 
 
 class PooledBackend(SandboxBackend):
-    """Places, warm sandboxes, prepared work and patience, around a backend."""
+    """Places, warm sandboxes, prepared work and retried starts, around a backend."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class PooledBackend(SandboxBackend):
         self._closed = False
 
     async def probe(self) -> Probe:
-        """See `SandboxBackend.probe`."""
+        """Try the backend inside; see `SandboxBackend.probe`."""
         return await self._inner.probe()
 
     async def create(
@@ -244,7 +244,7 @@ class PooledBackend(SandboxBackend):
             self._refill()
 
     async def _wiped(self, lease: Lease) -> bool:
-        """Whether the sandbox may serve again and is as good as new now."""
+        """Wipe the sandbox; True if it may serve again and is as good as new now."""
         held = lease.held
         if self._closed or not lease.clean or held.uses >= self._max_uses or not young(held):
             return False

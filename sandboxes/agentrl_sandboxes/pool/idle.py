@@ -98,6 +98,6 @@ class IdleSandboxes:
 
 
 def young(held: Held) -> bool:
-    """Whether it has at least half of its life before it."""
+    """True if it has at least half of its life before it."""
     age_s = asyncio.get_running_loop().time() - held.started_s
     return age_s < held.kind.limits.lifetime_s / 2

@@ -18,7 +18,7 @@ from agentrl.sandbox_wrapper import Operation, SandboxWrapper
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxKind:
-    """What makes two sandboxes interchangeable while they are empty."""
+    """The properties by which two empty sandboxes are interchangeable."""
 
     image: str
     """Empty for the backend's own."""
@@ -64,7 +64,7 @@ class Lease(SandboxWrapper):
 
     @property
     def clean(self) -> bool:
-        """Whether nothing happened after which a wipe could not be trusted."""
+        """True if nothing happened after which a wipe could not be trusted."""
         return not self._trouble and not self._running
 
     @contextmanager

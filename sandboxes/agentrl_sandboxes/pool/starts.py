@@ -56,13 +56,13 @@ class Starts:
 
     @property
     def calm(self) -> bool:
-        """Whether a start that nobody waits for would be in nobody's way."""
+        """True if a start ahead of use would delay no other."""
         return not (self.waiting or self._breaker.open or self._turns.locked() or self._closed)
 
     async def start(
         self, kind: SandboxKind, snapshot: Snapshot | None, *, limit_s: float
     ) -> FreshSandbox:
-        """Make one.
+        """Start a sandbox, with retries.
 
         Args:
             kind: image and limits.

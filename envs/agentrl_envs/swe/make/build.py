@@ -42,7 +42,7 @@ _SAME_ERRORS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeRequest:
-    """What tasks to make, and where."""
+    """The tasks to be made, and the folder for them."""
 
     out: Path
     """Folder of the data set; made if it is not there."""
@@ -70,7 +70,7 @@ class MakeRequest:
     """Sandboxes at once."""
 
     def settings(self) -> dict[str, Any]:
-        """What decides which tasks are made, as JSON knows it."""
+        """The settings that decide which tasks are made, as JSON knows them."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in dataclasses.asdict(self).items()
@@ -104,7 +104,7 @@ class MakeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What came of it."""
+    """The number of tasks made of each kind, and of those refused."""
 
     file: Path
     """The rows."""
@@ -115,7 +115,7 @@ class Made:
 
     @property
     def total(self) -> int:
-        """How many tasks in all."""
+        """The number of tasks in all."""
         return sum(self.per_library.values())
 
 

@@ -1,4 +1,4 @@
-"""What has been found out so far, so that a run that was killed goes on where it stopped.
+"""The findings so far, kept so that a run that was killed goes on where it stopped.
 
 One file per library and test environment, one line per finding, added and synced as it is made.
 Findings are named by what was tried, not by when, so they hold for every seed and count.
@@ -43,7 +43,7 @@ class MakeJournal:
         return self._found.get(key)
 
     def put(self, key: str, value: Mapping[str, Any]) -> None:
-        """Keep a finding.
+        """Append a finding to the file.
 
         Raises:
             DataError: it cannot be written.

@@ -28,7 +28,7 @@ _FORMAT = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a library must be like to make tasks of it."""
+    """The conditions on a library of which tasks are made."""
 
     baselines: int = 3
     """How often its tests are run with nothing broken, before they are run as under load; what
@@ -44,7 +44,7 @@ class Rules:
 
 
 class Workshop:
-    """What all libraries of a run share: the index, the sandboxes, the test environment."""
+    """The parts that all libraries of a run share: index, sandboxes, test environment."""
 
     def __init__(
         self, *, index: Index, runner: SuiteRunner, environment: Environment, notes: Path,
@@ -90,7 +90,7 @@ class Workshop:
         return find_project(release, sdist)
 
     def suite(self, project: Project) -> Suite:
-        """How its tests are run."""
+        """The way its tests are run."""
         return Suite(
             command=project.test_command,
             variables=TEST_ENV,
@@ -101,7 +101,7 @@ class Workshop:
     async def baseline(
         self, project: Project, snapshot: Snapshot, journal: MakeJournal, *, cover: bool
     ) -> Baseline:
-        """What its tests do with nothing broken.
+        """The results of its tests with nothing broken.
 
         Raises:
             DataError: they do not run, or too few pass, or they take too long; says what was seen.
@@ -155,7 +155,7 @@ class Workshop:
         return found
 
     async def _copy_of(self, project: Project, snapshot: Snapshot) -> str:
-        """Where else in a sandbox the library lies; empty if nowhere."""
+        """Another path of a sandbox where the library lies; empty if there is none."""
         sandbox = await self.runner.backend.create(self.runner.limits, snapshot)
         try:
             files = {
@@ -210,7 +210,7 @@ class Workshop:
 
 
 def _refusal(run: SuiteRun, rules: Rules, watched: bool) -> str:
-    """Why a library that is not broken cannot be used; empty if it can."""
+    """The reason a library that is not broken cannot be used; empty if it can."""
     if not run.complete:
         what = f"{run.stuck} did not end" if run.stuck else "pytest did not end by itself"
         return f"its tests do not run: {what}: {_last_line(run.output)}"

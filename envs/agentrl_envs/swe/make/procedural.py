@@ -30,7 +30,7 @@ _MAX_SOURCE_BYTES = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bug:
-    """A broken file."""
+    """A file with one bug put in."""
 
     operator: str
     path: str

@@ -1,4 +1,4 @@
-"""What a maker tells its caller while it works."""
+"""Progress of a maker, reported to its caller while it works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of both kinds of tasks have in common."""
+"""The fields that rows of both kinds of tasks have in common."""
 
 from __future__ import annotations
 

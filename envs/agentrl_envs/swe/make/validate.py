@@ -1,4 +1,4 @@
-"""Whether tasks still hold: the very tests that grading runs, without the gold change and with it.
+"""A second look at tasks: the tests that grading runs, without the gold change and with it.
 
 It uses the runner of the environment, not that of the maker, so an agreement says that a model that
 makes the gold change is paid and one that does nothing is not. A task that disagrees is looked at
@@ -40,7 +40,7 @@ _LOOKS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFinding:
-    """What a second look at a task found."""
+    """The findings of a second look at a task."""
 
     instance_id: str
     """The task."""
@@ -125,7 +125,7 @@ def drop(folder: Path, findings: Sequence[TaskFinding]) -> tuple[int, int]:
 async def _looks(
     task: SweTask, store: TreeStore, environment: Environment, backend: SandboxBackend
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What disagrees in every look, and the names of tests that do in some only."""
+    """The disagreements of every look, and the names of tests that disagree in some only."""
     if task.environment != environment.id:
         made = f"made with test environment {task.environment}, this one is {environment.id}"
         return (made,), ()

@@ -1,4 +1,4 @@
-"""Which tests a change breaks, whether that makes a task, and what the task tells the model."""
+"""The tests that a change breaks, the choice if that makes a task, and its text for the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MESSAGE_CHARACTERS = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What a library's tests do when nothing is broken."""
+    """The results of a library's tests when nothing is broken."""
 
     passed: tuple[str, ...]
     """Tests that passed in every run, sorted."""
@@ -30,7 +30,7 @@ class Baseline:
 
 
 def baseline_of(runs: Sequence[SuiteRun], stalled: Sequence[SuiteRun] = ()) -> Baseline:
-    """What several runs of an unbroken library agree on.
+    """The results on which several runs of an unbroken library agree.
 
     Args:
         runs: as the machine is.
@@ -60,7 +60,7 @@ def baseline_of(runs: Sequence[SuiteRun], stalled: Sequence[SuiteRun] = ()) -> B
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeVerdict:
-    """What a change of the source does to the tests."""
+    """The effect of a change of the source on the tests."""
 
     reason: str
     """Empty if it makes a task; else why not: `not caught`, `stuck`, `crashed`, `too much broken`
