@@ -1,8 +1,8 @@
 """Run files: schema, loading, import strings. Imports nothing that runs."""
 
-from agentrl.config.imports import load_module, resolve, resolve_callable
 from agentrl.config.load import dump_config, leaves, load_config, parse_config
 from agentrl.config.schema import RunConfig
+from agentrl.imports import load_module, resolve, resolve_callable
 
 __all__ = [
     "RunConfig",

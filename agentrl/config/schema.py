@@ -18,6 +18,7 @@ from agentrl.config.machine import fast_dtype
 from agentrl.config.reward import RewardSection
 from agentrl.config.sandboxes import SandboxSection
 from agentrl.config.training import TrainSection
+from agentrl.estimators import ESTIMATORS
 
 
 class RunSection(Section):
@@ -255,8 +256,10 @@ class RunConfig(Section):
                 f"eval.datasets.{weighted[0]}.weight_by has no effect: every task of an evaluation "
                 "is rolled out equally often; remove it"
             )
-        alone = algorithm.advantage_estimator in ("gae", "reinforce")
-        if rollout.n_samples_per_prompt < 2 and train.steps > 0 and not alone:
+        # The file of a user's own estimator is found later, from the folder of the run file.
+        known = ESTIMATORS.get(algorithm.advantage_estimator)
+        compares = known is not None and known.compares_siblings
+        if rollout.n_samples_per_prompt < 2 and train.steps > 0 and compares:
             raise ValueError(
                 f"rollout.n_samples_per_prompt is {rollout.n_samples_per_prompt}, but a group "
                 "baseline needs at least 2 rollouts per prompt; raise it, set train.steps: 0, or "

@@ -17,7 +17,7 @@ from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.assembly.task_choice import read_chosen, write_chosen
 from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
-from agentrl.runtime.checks.algorithm import doubts
+from agentrl.runtime.checks.algorithm import check_estimator, doubts
 from agentrl.runtime.checks.fleet import require_fleet
 from agentrl.runtime.disk.checkpoint import resolve_model_path, sweep
 from agentrl.runtime.disk.logs import log_to
@@ -90,7 +90,8 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     from agentrl.reward import load_reward_functions
     from agentrl.train.model.pretrained import check_model_path
 
-    check_schedule(config)
+    check_schedule(config.schedule, shares_weights=config.serving.engine == "embedded")
+    check_estimator(config, base=base)
     check_sinks(config)
     check_health(config)
     check_model_path(resolve_model_path(config.model.path))
@@ -222,4 +223,4 @@ def in_flight(config: RunConfig) -> int:
     if section.engine == "embedded" and config.runtime == "ray":
         engines = config.ray.trainer_ranks  # each has one
     places = section.max_batch_size * engines
-    return places * (3 if runs_ahead(config) else 2)
+    return places * (3 if runs_ahead(config.schedule) else 2)

@@ -12,12 +12,8 @@ from agentrl.errors import RunError
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.policy import Policy, open_policy
 from agentrl.runtime.checks.fleet import require_engines
-from agentrl.runtime.drivers.groups import (
-    infrastructure_failure,
-    rollouts_of,
-    run_groups,
-    stable_seed,
-)
+from agentrl.runtime.drivers.groups import rollouts_of, run_groups, stable_seed
+from agentrl.runtime.health.failure_watch import infrastructure_failure
 from agentrl.runtime.launch import check_parts, in_flight
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.scoring.evaluate import EvalSummary, summarise

@@ -8,9 +8,10 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from agentrl.batch.advantages import group_advantages, group_statistics
+from agentrl.batch.advantages import group_advantages
 from agentrl.batch.denominators import GlobalCounts, count, token_weight
-from agentrl.errors import DataError
+from agentrl.errors import ConfigError, DataError
+from agentrl.estimators.statistics import group_statistics
 
 
 def advantages(rewards, estimator="dr_grpo", ddof=1, eps=1e-6):
@@ -126,6 +127,6 @@ def test_denominators_are_required_keywords():
 def test_unknown_names_list_the_valid_ones():
     with pytest.raises(DataError, match="seq-mean-token-sum-norm"):
         token_weight("token_mean", rollout_tokens=1, **COUNTS)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="dr_grpo"):
+    with pytest.raises(ConfigError, match="dr_grpo"):
         advantages([1.0], "gspo")
     assert np.isfinite(advantages([1.0, 2.0])).all()

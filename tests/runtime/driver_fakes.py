@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -258,6 +259,7 @@ async def drive(
     in_flight: int = 128,
     broken_sync: str = "",
     trainer: Any = None,
+    now: Callable[[], float] = time.monotonic,
 ) -> tuple[RunResult, Any]:
     """One process of a run: as `launch.train`, with the fakes; goes on where the disk says.
 
@@ -322,6 +324,7 @@ async def drive(
             history=point.history,
             progress=progress or Progress(),
             stop=stop or StopSwitch(),
+            now=now,
         )
         return await run.run(), trainer
     finally:

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from agentrl.config.imports import resolve
 from agentrl_sandboxes import (
     BACKENDS,
     BubblewrapBackend,
@@ -15,12 +16,12 @@ from agentrl_sandboxes import (
     make_backend,
 )
 
-from agentrl.config.imports import resolve
 from agentrl.config.sandboxes import SandboxSection
 from agentrl.errors import ConfigError, SandboxUnavailable
+from agentrl.finding import Status
 from agentrl.runtime.assembly.parts import open_sandboxes
 from agentrl.sandbox import Isolation, SandboxLimits
-from agentrl.testing.sandbox_check.suite import Verdict, run_suite
+from agentrl.testing.sandbox_check.suite import run_suite
 
 
 class NoBubblewrap(BubblewrapBackend):
@@ -148,7 +149,7 @@ async def test_new_backend_is_a_file_and_a_line_of_the_registry(tmp_path: Path) 
         assert vars(backend)["image"] == taken
         (result,) = await run_suite(backend, names=["output_is_captured"])
         await backend.close()
-        assert result.verdict is Verdict.PASSED, result.detail
+        assert result.status is Status.OK, result.detail
 
 
 async def test_backend_of_ones_own_is_named_by_an_import_string(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ async def test_backend_of_ones_own_is_named_by_an_import_string(tmp_path: Path) 
     backend = await open_sandboxes(section, base=tmp_path)
     (result,) = await run_suite(backend, names=["output_is_captured"])
     await backend.close()
-    assert (backend.name, result.verdict) == ("toy", Verdict.PASSED)
+    assert (backend.name, result.status) == ("toy", Status.OK)
     with pytest.raises(ConfigError, match=r"has no 'ToyBackends': .*did you mean 'ToyBackend'"):
         await open_sandboxes(SandboxSection(backend="toy.py:ToyBackends"), base=tmp_path)
 

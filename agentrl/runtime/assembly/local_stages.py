@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from agentrl.config import RunConfig
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
-from agentrl.runtime.drivers.groups import GroupRunner, note_cut
+from agentrl.runtime.drivers.groups import GroupRunner, note_aborted
 from agentrl.runtime.engine_wait import Guard, Push, push_patiently, to_the_end
 from agentrl.runtime.stages import GroupHandle, HeldGroup
 from agentrl.serving.threads import run_computing
@@ -67,7 +67,7 @@ class LocalRollouts:
         if self._cut is not None:
             cut, (tokens, seconds) = self._cut(), self._told
             self._told = (cut.tokens, cut.seconds)
-            note_cut(bag, tokens=cut.tokens - tokens, seconds=cut.seconds - seconds)
+            note_aborted(bag, tokens=cut.tokens - tokens, seconds=cut.seconds - seconds)
         return bag
 
 

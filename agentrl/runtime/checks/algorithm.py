@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.blocks import describe_blocks
 from agentrl.config.reward import RewardSection
 from agentrl.config.training import LoraSection, TrainSection
+from agentrl.errors import ConfigError
+from agentrl.estimators import find_estimator
+from agentrl.finding import Finding, Status
 from agentrl.runtime.drivers.choose import runs_ahead
-from agentrl.runtime.records import Check, Status
 from agentrl.runtime.scoring.evaluate import metric_keys
+
+if TYPE_CHECKING:
+    from agentrl.train.losses import LossSpec
 
 
 def doubts(config: RunConfig, *, base: Path) -> list[str]:
@@ -22,15 +28,16 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
         base: where its relative paths start.
 
     Raises:
-        ConfigError: there is no such policy loss.
+        ConfigError: there is no such advantage estimator or policy loss.
     """
     from agentrl.train.losses import find_loss
 
     algorithm, reward = config.resolved_algorithm(), config.reward
+    check_estimator(config, base=base)
     loss = find_loss(algorithm.policy_loss, base=base)
-    found = [f"algorithm: {text}" for text in algorithm.doubts()]
+    found = [f"algorithm: {text}" for text in [*algorithm.doubts(), *_loss_doubts(algorithm, loss)]]
     if (
-        runs_ahead(config)
+        runs_ahead(config.schedule)
         and algorithm.old_log_probs == "recompute"
         and algorithm.is_correction_type == "none"
         and loss.correction == "none"
@@ -53,11 +60,48 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
     return found + _idle_sections(config) + _best_checkpoints(config)
 
 
+def check_estimator(config: RunConfig, *, base: Path) -> None:
+    """Find the advantage estimator of a run, and check that it has the groups it needs.
+
+    Raises:
+        ConfigError: there is no such estimator, or it compares siblings and there are none.
+    """
+    algorithm, section = config.resolved_algorithm(), config.rollout
+    spec = find_estimator(algorithm.advantage_estimator, base=base)
+    if spec.compares_siblings and section.n_samples_per_prompt < 2 and config.train.steps > 0:
+        raise ConfigError(
+            f"rollout.n_samples_per_prompt is {section.n_samples_per_prompt}, but advantage "
+            f"estimator {spec.name!r} compares siblings and needs at least 2 rollouts per prompt; "
+            "raise it, or declare compares_siblings=False"
+        )
+
+
+def _loss_doubts(algorithm: AlgorithmSection, loss: LossSpec) -> list[str]:
+    """Settings that do not go with what the policy loss declares."""
+    name = algorithm.policy_loss
+    found = []
+    if loss.rollout_ratio and algorithm.loss_agg_mode != "seq-mean-token-mean":
+        found.append(
+            f"policy_loss {name} with loss_agg_mode {algorithm.loss_agg_mode}: its ratio is one of "
+            "whole sequences; use seq-mean-token-mean"
+        )
+    default = AlgorithmSection()
+    for key in loss.ignored_keys:
+        if getattr(algorithm, key) != getattr(default, key):
+            found.append(f"{key} has no effect with policy_loss {name}")
+    uncorrected = algorithm.is_correction_type == "none" and loss.correction == "none"
+    if algorithm.is_correction_threshold is not None and (
+        algorithm.old_log_probs == "rollout" or (uncorrected and loss.reads is not None)
+    ):
+        found.append("is_correction_threshold has no effect with is_correction_type none")
+    return found
+
+
 def _idle_sections(config: RunConfig) -> list[str]:
     """Keys outside `algorithm` that were set beside the one that makes anything read them."""
     train, reward, algorithm = config.train, config.reward, config.resolved_algorithm()
     idle = {
-        "critic: without algorithm.advantage_estimator gae there is no critic": not (
+        f"critic: there is none with advantage_estimator {algorithm.advantage_estimator}": not (
             algorithm.needs_values or config.critic == CriticSection()
         ),
         "train.lora: rank is 0, so all weights are trained": not (
@@ -97,12 +141,12 @@ def _best_checkpoints(config: RunConfig) -> list[str]:
     return found
 
 
-async def algorithm(config: RunConfig, *, base: Path) -> Check | str:
+async def algorithm(config: RunConfig, *, base: Path) -> Finding | str:
     """The blocks of the algorithm, and doubts about it."""
     resolved = config.resolved_algorithm()
     found = doubts(config, base=base)
     blocks = describe_blocks(resolved, critic=config.critic, train=config.train)
     text = "\n".join([f"preset {resolved.preset}", *blocks])
     if found:
-        return Check(name="algorithm", status=Status.WARN, detail="\n".join([*found, text]))
+        return Finding(name="algorithm", status=Status.WARN, detail="\n".join([*found, text]))
     return text

@@ -9,13 +9,13 @@ from typing import Any
 from agentrl.config import RunConfig
 from agentrl.config.fleet import RaySection, SyncSection
 from agentrl.errors import ConfigError
+from agentrl.finding import Finding, Status
 from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.layout import WIDTHS
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
 from agentrl.runtime.drivers.choose import check_schedule, runs_ahead
-from agentrl.runtime.records import Check, Status
 from agentrl.serving.threads import run_computing
 from agentrl.serving.vllm.check import Score
 from agentrl.serving.vllm.command import server_command, vllm_device
@@ -32,11 +32,11 @@ _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14"
 
 async def schedule(config: RunConfig) -> str:
     """What the schedule means, in words."""
-    check_schedule(config)
+    check_schedule(config.schedule, shares_weights=config.serving.engine == "embedded")
     schedule = config.schedule
     if schedule.oversample > 1:
         return f"on-policy, {schedule.oversample:g} groups begun for each that is trained"
-    if not runs_ahead(config):
+    if not runs_ahead(config.schedule):
         return "on-policy: every step is sampled by the weights it trains"
     ways = "go on with new weights" if schedule.partial_rollout else "end before a sync"
     return (
@@ -46,7 +46,7 @@ async def schedule(config: RunConfig) -> str:
     )
 
 
-async def engines(config: RunConfig, *, tokenizer: Any = None) -> Check | str:
+async def engines(config: RunConfig, *, tokenizer: Any = None) -> Finding | str:
     """Whether the engines that the config names can be had, and fit the policy's tokenizer."""
     section = config.serving
     _refuse_idle_serving(config)
@@ -66,7 +66,7 @@ async def engines(config: RunConfig, *, tokenizer: Any = None) -> Check | str:
     if vllm_device() == "cpu" and section.replicas > cores:
         detail = f"{text}; they share {cores} cores, so lower serving.replicas"
         fix = f"set serving.replicas: {cores}"
-        return Check(name="engines", status=Status.WARN, detail=detail, fix=fix)
+        return Finding(name="engines", status=Status.WARN, detail=detail, fix=fix)
     return text
 
 

@@ -1,4 +1,4 @@
-"""What the rules of a config decide in a run, from the metrics that it has logged.
+"""Applies the rules of a config to a run, from the metrics that it has logged.
 
 A driver shows every step's metrics and asks what to do. The answer depends on nothing but those
 metrics, the checkpoints and the rollbacks on the disk, and the answers to pauses in `health.jsonl`:
@@ -60,8 +60,8 @@ def _good_before(rule: Rule, rollbacks: Rollbacks) -> int | None:
     return None
 
 
-class Supervisor:
-    """Holds the metrics that rules look at."""
+class RunRules:
+    """Applies the rules of a config to the metrics of its run."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class Supervisor:
         }
         self._trained = 0
         for step in sorted(logged):
-            self.see(step, logged[step])
+            self.add_metrics(step, logged[step])
 
-    def see(self, step: int, values: Mapping[str, float]) -> None:
-        """Metrics of a step; a value that is known already stays as it was logged first."""
+    def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Add the metrics of a step; a value that is known already stays as it was logged first."""
         for metric, known in self._values.items():
             if metric in values:
                 known.setdefault(step, float(values[metric]))
@@ -118,7 +118,7 @@ class Supervisor:
         return None
 
     def pausing(self, step: int) -> Ruling | None:
-        """The rule that holds the run after `step`, and whose streak nobody has answered yet."""
+        """The rule that pauses the run after `step`, unless its streak was answered already."""
         for streak in self._streaks(step):
             if streak.rule.action is Action.PAUSE and streak.due:
                 ruling = Ruling(rule=streak.rule, streak=streak, action=Action.PAUSE)
@@ -126,18 +126,18 @@ class Supervisor:
                     return ruling
         return None
 
-    def told_to_stop(self, pause: Ruling) -> bool:
-        """Whether a pause was answered with `stop`, by this process or an earlier one."""
+    def answered_stop(self, pause: Ruling) -> bool:
+        """The user answered a pause with `stop`, in this process or an earlier one."""
         return self._was_said(pause, "stop")
 
     def warn(self, step: int) -> None:
-        """Say what rules with the action `warn` have found, once a streak."""
+        """Note what rules with the action `warn` have found, once a streak."""
         for streak in self._streaks(step):
             if streak.rule.action is Action.WARN and streak.due:
                 ruling = Ruling(rule=streak.rule, streak=streak, action=Action.WARN)
                 if not self._was_said(ruling, Action.WARN):
                     self.record(step, ruling, Action.WARN, ruling.text)
-                    self._tell(f"step {step}: {ruling.text}")
+                    self._notify(f"step {step}: {ruling.text}")
 
     def protected(self, step: int) -> set[int]:
         """Steps of checkpoints that must stay, because a rollback may go back to them."""
@@ -218,12 +218,12 @@ class Supervisor:
         """A rule on a metric that this run never logs would watch over nothing."""
         for rule in self._rules:
             if not self._values[rule.metric] and not rule.of_evaluation:
-                self._tell(
+                self._notify(
                     f"health.rules: '{rule.text}' has seen no {rule.metric} in {_SILENT_STEPS} "
                     "steps, so it watches over nothing; some metrics are there only with the "
                     "setting that makes them (kl with a reference model, say)"
                 )
 
-    def _tell(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         logger.info("%s", text)  # for run.log; what is noted is on the terminal already
         self._note(text)

@@ -18,7 +18,7 @@ from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, open_engines
 from agentrl.runtime.assembly.local_stages import LocalEngines
 from agentrl.runtime.checks.fleet import require_engines
-from agentrl.runtime.drivers.driver import Driver
+from agentrl.runtime.drivers.weight_sync import EngineWeights
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.ray.engines import EngineAddress, connect, connect_all
 from agentrl.runtime.sample import evaluate
@@ -56,10 +56,7 @@ def with_urls(tmp_path: Path, *urls: str) -> RunConfig:
 async def sync(engines: object, learner: int) -> None:
     """The sync of a driver whose learner is at a version."""
     stages = SimpleNamespace(learner=SimpleNamespace(version=learner), engines=engines)
-    await Driver._sync(
-        SimpleNamespace(_stages=stages, _progress=Progress()),  # type: ignore[arg-type]
-        MetricBag(),
-    )
+    await EngineWeights(stages, Progress()).sync(MetricBag())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("left", [["26"], ["26", "3"], ["default", "26"], ["26", "26"]])

@@ -15,7 +15,7 @@ from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.disk.run_name import holds_a_run, run_path
-from agentrl.runtime.drivers.synchronous import SynchronousRun
+from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.ray.launch import RayStages, open_ray_stages
 from agentrl.runtime.records import Parts, RunResult
@@ -55,7 +55,7 @@ async def drive(
                 metrics=metrics,
                 in_flight=64,
             )
-            run = SynchronousRun(
+            run = make_run(
                 config,
                 directory,
                 parts,

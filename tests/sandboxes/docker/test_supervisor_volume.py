@@ -32,8 +32,9 @@ from agentrl_sandboxes.image.daemon import daemon
 from agentrl_sandboxes.leftovers import collect
 
 from agentrl.errors import SandboxUnavailable
+from agentrl.finding import Status
 from agentrl.sandbox import Outcome, Sandbox, SandboxLimits, SandboxSpec
-from agentrl.testing.sandbox_check.suite import CheckResult, Verdict, checks, run_suite
+from agentrl.testing.sandbox_check.suite import SuiteFinding, checks, run_suite
 
 pytestmark = pytest.mark.docker
 
@@ -101,8 +102,8 @@ def images() -> None:
 
 
 @cache
-def conformance() -> dict[str, CheckResult]:
-    async def run() -> list[CheckResult]:
+def conformance() -> dict[str, SuiteFinding]:
+    async def run() -> list[SuiteFinding]:
         backend = BusyboxBackend()
         try:
             return await run_suite(backend, at_once=3)
@@ -116,7 +117,7 @@ def conformance() -> dict[str, CheckResult]:
 @pytest.mark.parametrize("check", [item.name for item in checks()])
 def test_image_without_python_shows_the_behaviour(check: str) -> None:
     result = conformance()[check]
-    assert result.verdict is Verdict.PASSED, result.detail
+    assert result.status is Status.OK, result.detail
 
 
 @pytest.fixture

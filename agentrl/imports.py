@@ -105,7 +105,15 @@ def resolve_callable(target: str, *, base: Path | None = None) -> Callable[..., 
     Raises:
         ConfigError: it is not.
     """
-    value = resolve(target, base=base)
+    return require_callable(target, resolve(target, base=base))
+
+
+def require_callable(target: str, value: Any) -> Callable[..., Any]:
+    """Refuse what an import string names if it cannot be called.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     if not callable(value):
         raise ConfigError(f"import string {target!r} names a {type(value).__name__}, not callable")
     return value
