@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from agentrl.config.imports import resolve
 from agentrl_sandboxes import (
     BACKENDS,
     BubblewrapBackend,
@@ -19,6 +18,7 @@ from agentrl_sandboxes import (
 from agentrl.config.sandboxes import SandboxSection
 from agentrl.errors import ConfigError, SandboxUnavailable
 from agentrl.finding import Status
+from agentrl.imports import resolve
 from agentrl.runtime.assembly.parts import open_sandboxes
 from agentrl.sandbox import Isolation, SandboxLimits
 from agentrl.testing.sandbox_check.suite import run_suite

@@ -21,7 +21,7 @@ from agentrl_envs.swe.make.sdist import is_permissive, read_sdist
 from agentrl_envs.swe.make.suite import Stalls, Suite, SuiteRun, SuiteRunner
 from agentrl_envs.swe.make.verdict import Baseline, ChangeVerdict, baseline_of, judge
 
-_COPIES = Path(__file__).with_name("copies.py")
+_COPIES = Path(__file__).with_name("inside") / "copies.py"
 _FORMAT = 3
 """Raised when verdicts of an older maker no longer hold."""
 

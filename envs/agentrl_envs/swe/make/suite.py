@@ -65,7 +65,7 @@ class SuiteRun:
 
 
 class Stalls(StrEnum):
-    """The pauses by which the clocks of a run fall behind; see `stalls`."""
+    """The pauses by which the clocks of a run fall behind; see `inside/stalls.py`."""
 
     NONE = ""
     """Not at all."""
@@ -111,7 +111,7 @@ class SuiteRunner:
                 self._visible = (await sandbox.exec(probe)).outcome is Outcome.OK
             await upload_tree(tree, sandbox, REPO_FOLDER)
             for name, file in _PLUGINS.items():
-                data = Path(__file__).with_name(file).read_bytes()
+                data = (Path(__file__).with_name("inside") / file).read_bytes()
                 await sandbox.write_file(f"{_PLUGIN_FOLDER}/{name}", data)
             if not self._visible:
                 await sandbox.upload(self.environment, "environment")

@@ -312,7 +312,7 @@ async def test_sandboxes_that_fail_for_one_library_do_not_end_the_others(made, t
 def test_a_link_to_nothing_is_no_copy(tmp_path):
     (tmp_path / "shapes.py").symlink_to("/nowhere")
     asked = {"modules": {"shapes": {"shapes.py": 10}}, "places": [str(tmp_path)]}
-    program = Path(make.__file__).with_name("copies.py")
+    program = Path(make.__file__).with_name("inside") / "copies.py"
     command = [sys.executable, str(program), json.dumps(asked)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
