@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
-sys.path.append(str(ROOT / "tests" / "runtime"))
-sys.path.append(str(ROOT / "tests" / "train"))
+sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]))
 
-from crew import Crew
-from sharded_trainers import KINDS, section, train_together
-from tiny_llama import algorithm, make_groups, make_step, tiny_model
-from tiny_project import agentrl, write_project
 from virtual_runs import virtual_run
 
 from agentrl.data import TrajectoryStore
 from agentrl.metrics import read_metrics
+from tests.runtime.tiny_project import Agentrl, write_project
+from tests.train.backends.sharded_trainers import KINDS, section, train_together
+from tests.train.crew import Crew
+from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +91,10 @@ def command_run(folder: Path, *, steps: Iterable[int], changes: Mapping[str, Any
             write_project(folder)
             talk_less(folder / "model")
         path = write_project(folder, train__steps=upto, **changes)
-        status, text = agentrl(folder / f"output-{upto}.log", "train", path, *more)
+        process = Agentrl(folder / f"output-{upto}.log", "train", path, *more)
+        status = process.wait(timeout_s=600)
         if status:
-            raise RuntimeError(f"agentrl train ended with {status}:\n{text}")
+            raise RuntimeError(f"agentrl train ended with {status}:\n{process.text()}")
         more = ("--resume",)
     run = folder / "runs" / "tiny"
     last = max(
@@ -110,6 +109,8 @@ def command_run(folder: Path, *, steps: Iterable[int], changes: Mapping[str, Any
 
 
 RUN: dict[str, Any] = {
+    # One sequence at a time: which others are in a batch is up to threads, and decides last bits.
+    "serving__max_batch_size": 1,
     "rollout__max_turn_tokens": 16,
     "rollout__max_response_tokens": 40,
     "train__learning_rate": 1e-2,
@@ -139,7 +140,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "decoupled": {"algorithm__old_log_probs": "decoupled"},
     "lora": {"train__lora": {"rank": 2, "alpha": 8.0}},
-    "muon": {"train__optimizer": "muon"},
+    "muon": {"train__optimizer": "muon", "train__learning_rate": 1e-3},
     "dynamic filter": {"reward__dynamic_filtering": [0.01, 0.9]},
 }
 

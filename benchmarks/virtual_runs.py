@@ -17,15 +17,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from driver_fakes import Fuse, StreamingWorker, drive, fake_config
 from jumping_stages import JumpingLoop, JumpingSelector
-from tiny_llama import VOCABULARY, tiny_model
 
 from agentrl.batch import StepBatch
 from agentrl.metrics import MetricBag
 from agentrl.rollout.effort import Cut
 from agentrl.train import Trainer
 from agentrl.types import SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
+from tests.runtime.driver_fakes import Fuse, StreamingWorker, drive, fake_config
+from tests.train.tiny_llama import VOCABULARY, tiny_model
 
 TRAIN_S = 0.05
 TOKEN_S = 0.002

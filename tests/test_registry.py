@@ -16,6 +16,7 @@ from agentrl.config.fleet import SyncSection
 from agentrl.config.schema import ChatSection
 from agentrl.errors import ConfigError, DataError, SyncError
 from agentrl.estimators import ESTIMATORS, find_estimator
+from agentrl.finding import Status
 from agentrl.registry import Registry
 from agentrl.sync import find_transfer, make_receiver, make_sender, resolve_backend
 from agentrl.sync.choose import OWN_TRANSFER
@@ -107,7 +108,7 @@ def test_a_toy_estimator_gives_the_numbers_it_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [MEDIAN, FADING])
 def test_a_toy_estimator_is_proven(tmp_path: Path, text: str) -> None:
     found = prove(resolved(advantage_estimator="toy.py:toy"), base=write(tmp_path, text))
-    assert found.passed, [check for check in found.checks if not check.passed]
+    assert found.passed, [check for check in found.checks if check.status is Status.FAIL]
     assert sum(check.name.startswith("estimator") for check in found.checks) == 8
 
 
@@ -131,7 +132,7 @@ def test_what_is_wrong_with_an_estimator_is_a_finding(
     base = write(tmp_path, f"CALLS = []\n\ndef toy(group):\n    {body}\n")
     found = prove(resolved(advantage_estimator="toy.py:toy"), base=base)
     assert not found.passed
-    broken = {c.name: c.detail for c in found.checks if not c.passed}
+    broken = {c.name: c.detail for c in found.checks if c.status is Status.FAIL}
     assert words in next(text for name, text in broken.items() if check in name)
 
 
@@ -147,7 +148,7 @@ def test_an_estimator_that_hides_that_it_compares_is_found_out(tmp_path: Path) -
         """,
     )
     found = prove(resolved(advantage_estimator="toy.py:toy"), base=base)
-    broken = {c.name: c.detail for c in found.checks if not c.passed}
+    broken = {c.name: c.detail for c in found.checks if c.status is Status.FAIL}
     assert "declare compares_siblings=True" in broken["estimator, siblings"]
 
 

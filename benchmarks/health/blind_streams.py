@@ -69,7 +69,7 @@ def judge(seed: int, *, fresh: bool) -> list[Judged]:
     found: list[Judged] = []
     for stream in STREAMS:
         history = stream.make(Draw(seed, stream.name, fresh=fresh))
-        spoke = {v.detector for v in diagnose(history) if v.status in (Status.WARN, Status.FAIL)}
+        spoke = {v.name for v in diagnose(history) if v.status in (Status.WARN, Status.FAIL)}
         found.append(Judged(stream=stream, spoke=frozenset(spoke)))
     return found
 

@@ -85,7 +85,7 @@ def judge(streams: Sequence[Stream], source: str, *, tenths: bool) -> list[Judge
 
 def speaking(history: History) -> tuple[str, ...]:
     """Detectors that warn or fail."""
-    return tuple(v.detector for v in diagnose(history) if v.status in ("warn", "fail"))
+    return tuple(v.name for v in diagnose(history) if v.status in ("warn", "fail"))
 
 
 def cut(history: History, share: float) -> History:

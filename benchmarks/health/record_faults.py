@@ -32,7 +32,7 @@ def main() -> None:
             continue
         history = read_history(run)
         save(RECORDED / f"{name}.json.gz", history)
-        found = [v.detector for v in diagnose(history) if v.status in ("warn", "fail")]
+        found = [v.name for v in diagnose(history) if v.status in ("warn", "fail")]
         seconds = time.monotonic() - begun
         print(f"{name}: {seconds:.0f} s, found {', '.join(found) or 'nothing'}", flush=True)
 

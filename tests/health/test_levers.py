@@ -9,7 +9,7 @@ def _levers(make_run, kind: str) -> set[str]:
     run = make_run(
         {"rollout/started": [16.0] * 8, f"rollout/termination/{kind}": [3.0] * 8},
     )
-    found = next(v for v in diagnose(read_history(run)) if v.detector == "infrastructure")
+    found = next(v for v in diagnose(read_history(run)) if v.name == "infrastructure")
     return {lever.key for lever in found.levers}
 
 

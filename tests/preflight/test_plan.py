@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import load_config, parse_config
+from agentrl.finding import Finding, Status
 from agentrl.preflight.plan import preflight
-from agentrl.runtime.records import Check, Status
 from tests.runtime.tiny_project import write_project
 
 
@@ -15,7 +15,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_project(tmp_path_factory.mktemp("preflight"))
 
 
-async def check(project: Path, *overrides: str) -> dict[str, Check]:
+async def check(project: Path, *overrides: str) -> dict[str, Finding]:
     config = load_config(project, overrides)
     return {item.name: item for item in await preflight(config, base=project.parent)}
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.preflight.checks.findings import Found
+from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.runner import Limit, Plan
 
 
@@ -82,7 +82,7 @@ def _leave_a_program() -> None:
     subprocess.Popen(["sleep", "4321"], start_new_session=True)
 
 
-def plan(trouble: str, *, found: Found, still_s: float = 0.5) -> Plan:
+def plan(trouble: str, *, found: PreflightFacts, still_s: float = 0.5) -> Plan:
     """One line in trouble, and one that is fine."""
     check: Callable[[], None] = globals()[trouble]
 
@@ -98,7 +98,7 @@ def plan(trouble: str, *, found: Found, still_s: float = 0.5) -> Plan:
     return Plan(steps=[("prompts", first), ("batch", second)], limits=limits)
 
 
-def reads_rows(*, found: Found) -> Plan:
+def reads_rows(*, found: PreflightFacts) -> Plan:
     """A line that is not said to run code of the user."""
 
     async def read() -> str:
@@ -109,7 +109,7 @@ def reads_rows(*, found: Found) -> Plan:
     return Plan(steps=[("datasets", read)], limits=limits)
 
 
-def waits(*, found: Found) -> Plan:
+def waits(*, found: PreflightFacts) -> Plan:
     """A line that awaits for ever."""
 
     async def forever() -> str:
@@ -119,11 +119,11 @@ def waits(*, found: Found) -> Plan:
     return Plan(steps=[("datasets", forever)], limits={"datasets": Limit(still_s=60, total_s=0.3)})
 
 
-def exits_at_once(*, found: Found) -> Plan:
+def exits_at_once(*, found: PreflightFacts) -> Plan:
     """Never comes to its first line."""
     os._exit(9)
 
 
-def raises_at_once(*, found: Found) -> Plan:
+def raises_at_once(*, found: PreflightFacts) -> Plan:
     """Never comes to its first line."""
     raise ValueError("no plan")

@@ -75,7 +75,7 @@ async def never(_: Engine) -> None:
     raise EngineError("still down")
 
 
-class NoFate:
+class NoRankFailure:
     """Nobody dies."""
 
     async def guard(self, work: Any) -> Any:
@@ -95,7 +95,7 @@ def stage_of(kind: str, client: TokenClient, push: Push) -> LocalEngines | RayEn
         client,
         NoWorkers(),  # pyright: ignore[reportArgumentType]
         push,
-        NoFate(),  # pyright: ignore[reportArgumentType]
+        NoRankFailure(),  # pyright: ignore[reportArgumentType]
         addresses={"only": EngineAddress(name="only", address="http://a:1")},
         shared=False,
         patience_s=30.0,

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from agentrl_sandboxes import BACKENDS
 
-from agentrl.testing.sandbox_check.suite import CheckResult, run_suite
+from agentrl.testing.sandbox_check.suite import SuiteFinding, run_suite
 
 
 @cache
@@ -38,16 +38,16 @@ def backend_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def conformance() -> Callable[[str], Mapping[str, CheckResult]]:
+def conformance() -> Callable[[str], Mapping[str, SuiteFinding]]:
     """What the suite said about a backend."""
     return run_once
 
 
 @cache
-def run_once(name: str) -> dict[str, CheckResult]:
+def run_once(name: str) -> dict[str, SuiteFinding]:
     """The suite on one backend, run once and side by side, because most checks wait."""
 
-    async def run() -> list[CheckResult]:
+    async def run() -> list[SuiteFinding]:
         backend = BACKENDS[name]()
         try:
             return await run_suite(backend, at_once=4)

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from agentrl_sandboxes import BACKENDS
 
+from agentrl.finding import Status
 from agentrl.sandbox import Isolation
-from agentrl.testing.sandbox_check.suite import CheckResult, Verdict, checks
+from agentrl.testing.sandbox_check.suite import SuiteFinding, checks
 
-Conformance = Callable[[str], Mapping[str, CheckResult]]
+Conformance = Callable[[str], Mapping[str, SuiteFinding]]
 
 
 @pytest.mark.parametrize("check", [item.name for item in checks()])
@@ -26,11 +27,11 @@ def test_backend_shows_the_behaviour(
     # Fails, among others, if the leader is no subreaper (daemons outlive), if pipes of other
     # commands stay open in a leader (stdin never ends), or if shared pages count for each process.
     result = conformance(backend_name)[check]
-    if result.verdict is Verdict.NOT_OFFERED:
+    if result.status is Status.UNKNOWN:
         too_weak = BACKENDS[backend_name].isolation < result.check.needs
         assert too_weak or (backend_name, result.check.optional) == ("process", "reset")
     else:
-        assert result.verdict is Verdict.PASSED, result.detail
+        assert result.status is Status.OK, result.detail
 
 
 def test_suite_is_large_and_mostly_for_everyone() -> None:

@@ -12,8 +12,8 @@ from agentrl.config.reward import RewardSection
 from agentrl.config.training import LoraSection, TrainSection
 from agentrl.errors import ConfigError
 from agentrl.estimators import find_estimator
+from agentrl.finding import Finding, Status
 from agentrl.runtime.drivers.choose import runs_ahead
-from agentrl.runtime.records import Check, Status
 from agentrl.runtime.scoring.evaluate import metric_keys
 
 if TYPE_CHECKING:
@@ -142,12 +142,12 @@ def _best_checkpoints(config: RunConfig) -> list[str]:
     return found
 
 
-async def algorithm(config: RunConfig, *, base: Path) -> Check | str:
+async def algorithm(config: RunConfig, *, base: Path) -> Finding | str:
     """The blocks of the algorithm, and doubts about it."""
     resolved = config.resolved_algorithm()
     found = doubts(config, base=base)
     blocks = describe_blocks(resolved, critic=config.critic, train=config.train)
     text = "\n".join([f"preset {resolved.preset}", *blocks])
     if found:
-        return Check(name="algorithm", status=Status.WARN, detail="\n".join([*found, text]))
+        return Finding(name="algorithm", status=Status.WARN, detail="\n".join([*found, text]))
     return text

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from agentrl.errors import ConfigError, EngineError, EngineRefused
+from agentrl.finding import Finding, fail
 from agentrl.serving.vllm.command import SERVED_NAME
 from agentrl.serving.vllm.http import Http, HttpAnswer
 from agentrl.serving.vllm.wire import TORN, generate_body, read_generation
@@ -27,23 +28,6 @@ _COLD, _HOT = 0.5, 2.0
 """vLLM takes no temperature above 2."""
 _PROBE_TOKENS = 16
 _TEMPERATURE = 0.7
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is wrong with a server."""
-
-    what: str
-    """Which property, in a word or two."""
-    found: str
-    """What the server has."""
-    needed: str
-    """What the run needs."""
-    fix: str
-    """What to do."""
-
-    def __str__(self) -> str:
-        return f"{self.what}: found {self.found}, needed {self.needed}; {self.fix}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +63,7 @@ async def check_server(url: str, expected: Expected, *, limit_s: float = 60.0) -
     """
     http = Http(url)
     try:
-        return await _Check(http, expected, limit_s).run()
+        return await _ServerProbe(http, expected, limit_s).run()
     finally:
         await http.close()
 
@@ -90,13 +74,17 @@ def require(findings: Mapping[str, Iterable[Finding]]) -> None:
     Raises:
         ConfigError: all findings of all servers.
     """
-    lines = [f"{url}: {finding}" for url, found in findings.items() for finding in found]
+    lines = [
+        f"{url}: {item.name}: {item.detail}; {item.fix}"
+        for url, found in findings.items()
+        for item in found
+    ]
     if lines:
         raise ConfigError("serving.urls: these servers cannot be used:\n  " + "\n  ".join(lines))
 
 
-class _Check:
-    """One run over one server."""
+class _ServerProbe:
+    """One run of all questions to one server."""
 
     def __init__(self, http: Http, expected: Expected, limit_s: float) -> None:
         self._http = http
@@ -119,7 +107,7 @@ class _Check:
         return self._findings
 
     def _add(self, what: str, *, found: str, needed: str, fix: str) -> None:
-        self._findings.append(Finding(what=what, found=found, needed=needed, fix=fix))
+        self._findings.append(fail(what, f"found {found}, needed {needed}", fix))
 
     async def _get(self, path: str) -> HttpAnswer:
         return await self._http.send("GET", path, limit_s=self._limit_s)

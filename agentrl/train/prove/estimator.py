@@ -20,7 +20,8 @@ from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import DataError
 from agentrl.estimators import EstimatorSpec, GroupRewards
-from agentrl.train.prove.compare import TOLERANCE, Check, failed
+from agentrl.finding import Status
+from agentrl.train.prove.compare import TOLERANCE, ProofFinding, failed
 from agentrl.train.prove.rollouts import shuffled
 from agentrl.types import TrajectoryGroup
 
@@ -34,7 +35,7 @@ def estimator_checks(
     algorithm: AlgorithmSection,
     clip_shaped: Bounds | None,
     seed: int,
-) -> list[Check]:
+) -> list[ProofFinding]:
     """All checks of one estimator; only the first one where it does not run.
 
     Args:
@@ -47,14 +48,14 @@ def estimator_checks(
     rng = random.Random(seed)
     by_turn = algorithm.turn_rewards == "return_to_go"
     made = [_random_rewards(rng, size, algorithm, by_turn=by_turn) for size in _SIZES]
-    checks: list[Check] = []
+    checks: list[ProofFinding] = []
     for name, check in _checks(spec, made, groups, algorithm, clip_shaped):
         try:
             detail = check()
         except DataError as error:
             detail = str(error)
-        checks.append(failed(name, detail) if detail else Check(name=name, passed=True))
-        if not checks[0].passed:
+        checks.append(failed(name, detail) if detail else ProofFinding(name=name, status=Status.OK))
+        if checks[0].status is Status.FAIL:
             break
     return checks
 

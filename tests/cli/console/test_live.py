@@ -7,7 +7,8 @@ from rich.console import Console
 
 from agentrl.cli.console.live import LiveView, PlainView, trend, watch
 from agentrl.cli.console.report import clock, result_table
-from agentrl.health.records import Status, Verdict
+from agentrl.finding import Status
+from agentrl.health.records import Verdict
 from agentrl.runtime.progress import RunPlan
 from agentrl.runtime.records import RunResult
 from agentrl.runtime.scoring.evaluate import Comparison, EvalSummary
@@ -130,11 +131,11 @@ def test_the_panel_shows_what_the_detectors_say() -> None:
     view = LiveView()
     view.started(PLAN)
     assert "health" not in shown(view)
-    fine = Verdict(detector="kl_too_large", status=Status.OK, title="kl is small")
+    fine = Verdict(name="kl_too_large", status=Status.OK, detail="kl is small")
     view.verdicts([fine])
     assert "nothing found" in shown(view)
-    warning = Verdict(detector="reward_flat", status=Status.WARN, title="flat [bold]")
-    failure = Verdict(detector="tool_errors", status=Status.FAIL, title="\x1b[2J of \x07 task")
+    warning = Verdict(name="reward_flat", status=Status.WARN, detail="flat [bold]")
+    failure = Verdict(name="tool_errors", status=Status.FAIL, detail="\x1b[2J of \x07 task")
     view.verdicts([fine, warning, failure])
     text = shown(view)
     assert text.index("fail: ") < text.index("warn: flat [bold]")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.health import History, Series, Status, Verdict, diagnose
+from agentrl.finding import Status
+from agentrl.health import History, Series, Verdict, diagnose
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "health"))
 
@@ -28,7 +29,7 @@ def held_out(values: Sequence[float], half: float, every: int = 10) -> dict[str,
 
 
 def said(detector: str, metrics: dict[str, Series]) -> Verdict:
-    return next(v for v in diagnose(History(metrics=metrics)) if v.detector == detector)
+    return next(v for v in diagnose(History(metrics=metrics)) if v.name == detector)
 
 
 def wobble(count: int, size: float) -> list[float]:
@@ -56,7 +57,7 @@ def test_a_fall_that_all_evaluations_show_together_is_one() -> None:
     """Fails if only the first and the last are compared, whose intervals overlap."""
     found = said("decoupling", {"reward": RISING, **held_out(SINKING, 0.098)})
     assert found.status is Status.FAIL
-    assert "held falls" in found.title
+    assert "held falls" in found.detail
 
 
 def test_length_that_only_the_reward_likes_is_hacking() -> None:
@@ -130,7 +131,7 @@ def test_a_ratio_of_whole_sequences_is_not_judged_by_the_bounds_of_tokens() -> N
     metrics = {"clip_ratio/region_mean": curve([0.16] * 40)}
     for level, status in (("sequence", Status.UNKNOWN), ("token", Status.WARN)):
         history = History(metrics=metrics, config={"algorithm.importance_level": level})
-        found = next(v for v in diagnose(history) if v.detector == "clip_fraction")
+        found = next(v for v in diagnose(history) if v.name == "clip_fraction")
         assert found.status is status, level
 
 

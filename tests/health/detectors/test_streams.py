@@ -41,7 +41,7 @@ def test_nine_faults_of_ten_are_named_and_one_healthy_run_of_twenty_accused_at_m
 
 
 def test_every_detector_finds_something_among_the_streams(judged) -> None:
-    names = {verdict.detector for verdict in diagnose(History(metrics={}))}
+    names = {verdict.name for verdict in diagnose(History(metrics={}))}
     assert names == {name for item in judged for name in item.spoke}
 
 
@@ -53,11 +53,11 @@ def test_findings_carry_evidence_and_levers_that_the_config_knows(judged) -> Non
         ids = {fact.rollout_id for fact in history.rollouts}
         for verdict in diagnose(history):
             if verdict.status in (Status.OK, Status.UNKNOWN):
-                assert verdict.title
+                assert verdict.detail
                 assert not verdict.evidence
                 assert not verdict.levers
                 continue
-            where = f"{item.stream.name}: {verdict.detector}"
+            where = f"{item.stream.name}: {verdict.name}"
             assert verdict.evidence, where
             assert verdict.levers, where
             assert verdict.last_step is not None, where
@@ -94,7 +94,7 @@ def test_levers_change_something_and_give_a_config_that_loads(judged, overrides)
             assert len(values) == len(verdict.levers)
             changed: dict = {}
             for key, value in values.items():
-                assert flat.get(key) != value, f"{verdict.detector}: {key} is {value} already"
+                assert flat.get(key) != value, f"{verdict.name}: {key} is {value} already"
                 node = changed
                 *sections, leaf = key.split(".")
                 for section in sections:
@@ -117,14 +117,14 @@ def _merged(base: dict, changes: dict) -> dict:
 
 def test_thresholds_can_be_replaced_by_name() -> None:
     stream = next(s for s in drawn(ILL) if s.name == "kl too large at once")
-    found = {v.detector: v for v in diagnose(stream.history)}
+    found = {v.name: v for v in diagnose(stream.history)}
     assert found["kl_too_large"].status is Status.FAIL
-    calm = {v.detector: v for v in diagnose(stream.history, {"kl_too_large/bound": 100.0})}
+    calm = {v.name: v for v in diagnose(stream.history, {"kl_too_large/bound": 100.0})}
     assert calm["kl_too_large"].status is Status.OK
     own = History(
         metrics=stream.history.metrics, config={"health.thresholds.kl_too_large/bound": 100.0}
     )
-    assert {v.detector: v for v in diagnose(own)}["kl_too_large"].status is Status.OK
+    assert {v.name: v for v in diagnose(own)}["kl_too_large"].status is Status.OK
     with pytest.raises(ConfigError, match="did you mean 'kl_too_large/bound'"):
         limits({"kl_too_large/bounds": 3.0})
     with pytest.raises(ConfigError, match="finite number"):
@@ -149,7 +149,7 @@ def test_a_finding_is_not_made_before_its_time(judged) -> None:
     for item in judged:
         if item.stream.name in late:
             early = diagnose(cut(item.stream.history, 0.3))
-            spoke = {v.detector for v in early if v.status in (Status.WARN, Status.FAIL)}
+            spoke = {v.name for v in early if v.status in (Status.WARN, Status.FAIL)}
             assert not spoke & item.stream.expected, item.stream.name
 
 
@@ -158,9 +158,9 @@ def test_recovered_harm_is_a_warning_and_says_since_when() -> None:
     gap = tuple(2.0 if 5 <= step <= 14 else 0.01 for step in steps)
     name = "sampling/sampling_logp_difference/mean"
     verdicts = diagnose(History(metrics={name: Series(steps=steps, values=gap)}))
-    found = next(v for v in verdicts if v.detector == "sampler_learner_gap")
+    found = next(v for v in verdicts if v.name == "sampler_learner_gap")
     assert found.status is Status.WARN
-    assert "over since step 14" in found.title
+    assert "over since step 14" in found.detail
     assert (found.first_step, found.last_step) == (5, 14)
 
 
@@ -184,7 +184,7 @@ def test_short_answers_that_are_all_right_are_no_pattern() -> None:
     for score, status in ((1.0, Status.OK), (0.2, Status.FAIL)):
         rollouts = [fact for step in range(1, 7) for fact in facts(step, score)]
         verdicts = diagnose(History(metrics={}, rollouts=rollouts))
-        assert next(v for v in verdicts if v.detector == "pattern_collapse").status is status
+        assert next(v for v in verdicts if v.name == "pattern_collapse").status is status
 
 
 def test_a_value_loss_that_falls_is_healthy_and_one_that_grows_is_not() -> None:
@@ -192,13 +192,13 @@ def test_a_value_loss_that_falls_is_healthy_and_one_that_grows_is_not() -> None:
     for rate, status in ((-0.1, Status.OK), (0.1, Status.WARN)):
         loss = tuple(0.1 * 2.718 ** (rate * step) for step in steps)
         verdicts = diagnose(History(metrics={"critic/vf_loss": Series(steps=steps, values=loss)}))
-        found = next(v for v in verdicts if v.detector == "value_divergence")
-        assert (found.status is Status.OK) == (status is Status.OK), found.title
+        found = next(v for v in verdicts if v.name == "value_divergence")
+        assert (found.status is Status.OK) == (status is Status.OK), found.detail
 
 
 def test_a_critic_far_worse_than_none_is_named_within_a_few_steps() -> None:
     """Fails if a run that a rule stops early is left without a diagnosis."""
     loss = Series(steps=(1, 2, 3, 4, 5, 6), values=(0.03, 20.0, 80.0, 60.0, 90.0, 70.0))
     verdicts = diagnose(History(metrics={"critic/vf_loss": loss}))
-    found = next(v for v in verdicts if v.detector == "value_divergence")
-    assert "always saying 0 costs 0.03" in found.title
+    found = next(v for v in verdicts if v.name == "value_divergence")
+    assert "always saying 0 costs 0.03" in found.detail

@@ -9,10 +9,10 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
+from agentrl.finding import Finding, Status
 from agentrl.preflight.checks import setup
-from agentrl.preflight.checks.findings import Found
+from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.runtime.assembly.parts import load_task_sets
-from agentrl.runtime.records import Check, Status
 from tests.runtime.tiny_project import write_project
 
 
@@ -21,9 +21,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_project(tmp_path_factory.mktemp("setup"))
 
 
-async def line(project: Path, name: str, overrides: Sequence[str]) -> Check:
+async def line(project: Path, name: str, overrides: Sequence[str]) -> Finding:
     config = load_config(project, overrides)
-    found = Found(tasks=load_task_sets(config, base=project.parent))
+    found = PreflightFacts(tasks=load_task_sets(config, base=project.parent))
     calls = {
         "batch": lambda: setup.batch(config),
         "normalisation": lambda: setup.normalisation(config, found),
@@ -35,7 +35,7 @@ async def line(project: Path, name: str, overrides: Sequence[str]) -> Check:
     }
     outcome = await calls[name]()
     if isinstance(outcome, str):
-        return Check(name=name, status=Status.OK, detail=outcome)
+        return Finding(name=name, status=Status.OK, detail=outcome)
     return outcome
 
 

@@ -11,15 +11,15 @@ import pytest
 
 from agentrl.chat import build_chat
 from agentrl.config import RunConfig, load_config
+from agentrl.finding import Finding, Status
 from agentrl.preflight.checks import machine, trials
-from agentrl.preflight.checks.findings import Found
+from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.memory_estimate import (
     ModelShape,
     activation_bytes,
     estimate,
     kv_cache_bytes,
 )
-from agentrl.runtime.records import Check, Status
 from agentrl.tool import Tool
 from agentrl.train.model.pretrained import load_tokenizer
 from tests.runtime.tiny_project import write_project
@@ -49,10 +49,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_project(tmp_path_factory.mktemp("trials"))
 
 
-def with_tool(config: RunConfig, tool: Tool) -> Found:
+def with_tool(config: RunConfig, tool: Tool) -> PreflightFacts:
     tokenizer = load_tokenizer(config.model)
     chat = build_chat(tokenizer, config.chat)
-    return Found(tokenizer=tokenizer, chat=chat, tools={tool.name: tool})
+    return PreflightFacts(tokenizer=tokenizer, chat=chat, tools={tool.name: tool})
 
 
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "llama3_json", "mistral"])
@@ -70,7 +70,7 @@ async def test_a_tool_that_the_format_cannot_call_is_named(project: Path) -> Non
     """Tags cannot hold such a name. Fails if only the number of calls is compared."""
     config = load_config(project, ["chat.tool_parser=qwen3_coder"])
     found = await trials.tool_calls(config, with_tool(config, Unspeakable()))
-    assert isinstance(found, Check)
+    assert isinstance(found, Finding)
     assert found.status is Status.FAIL
     assert "a call of edit written as" in found.detail
     assert "take another chat.tool_parser than qwen3_coder" in found.fix
@@ -78,16 +78,16 @@ async def test_a_tool_that_the_format_cannot_call_is_named(project: Path) -> Non
 
 async def test_a_sandbox_is_made_and_runs_a_program(project: Path) -> None:
     config = load_config(project, ["sandbox.backend=process"])
-    found = await trials.sandbox_run(config, project.parent, Found())
+    found = await trials.sandbox_run(config, project.parent, PreflightFacts())
     assert "process: one was made in" in str(found)
 
 
 @pytest.mark.parametrize(("used", "status"), [(True, "fail"), (None, "fail"), (False, "warn")])
 async def test_a_sandbox_that_cannot_be_made(project: Path, used: bool | None, status: str) -> None:
     """It is a warning only where the episodes that were played asked for none."""
-    found = Found(sandbox_used=used)
+    found = PreflightFacts(sandbox_used=used)
     check = await trials.sandbox_run(load_config(project), project.parent, found)
-    assert isinstance(check, Check)
+    assert isinstance(check, Finding)
     assert check.status == status
     assert "this backend makes no sandboxes" in check.detail
 
@@ -143,7 +143,7 @@ async def test_a_run_that_does_not_fit_fails_and_says_what_to_lower(project: Pat
     # The tiny model, but a cache of more than any machine that runs this has.
     large = ["serving.kv_cache_gb=1e6", "serving.max_batch_size=100000000"]
     check = await machine.memory(load_config(project, large))
-    assert isinstance(check, Check)
+    assert isinstance(check, Finding)
     assert check.status is Status.FAIL, check
     assert "lower serving.kv_cache_gb" in check.fix
 
@@ -161,7 +161,7 @@ async def test_the_shape_of_a_model_is_read_without_its_weights(project: Path) -
         update={"model": config.model.model_copy(update={"path": str(project.parent)})}
     )
     check = await machine.memory(broken)
-    assert isinstance(check, Check)
+    assert isinstance(check, Finding)
     assert check.status is Status.WARN
 
 
@@ -170,7 +170,7 @@ async def test_a_context_that_the_model_was_not_made_for(project: Path) -> None:
     assert "128 of the 512" in str(await machine.context(load_config(project)))
     long = ["rollout.max_context_tokens=513", "train.micro_batch_tokens=600"]
     check = await machine.context(load_config(project, long))
-    assert isinstance(check, Check)
+    assert isinstance(check, Finding)
     assert check.status is Status.FAIL
     assert "set rollout.max_context_tokens: 512" in check.fix
 

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from agentrl.chat import build_chat
 from agentrl.config import load_config
-from agentrl.preflight.checks.findings import Found
+from agentrl.finding import Finding, Status
+from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.plan import full_preflight
 from agentrl.preflight.reward.known_answers import Answer, Kind
 from agentrl.preflight.reward.verdict import judge_answers, judge_samples
-from agentrl.runtime.records import Check, Status
 from tests.runtime.tiny_project import write_project
 
 ENVS = '''
@@ -100,9 +100,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-async def lines(project: Path, *overrides: str) -> dict[str, Check]:
+async def lines(project: Path, *overrides: str) -> dict[str, Finding]:
     config = load_config(project, overrides)
-    checks = await full_preflight(config, base=project.parent, found=Found())
+    checks = await full_preflight(config, base=project.parent, found=PreflightFacts())
     return {check.name: check for check in checks}
 
 

@@ -133,9 +133,9 @@ def test_targets_that_are_no_environment(target, message):
 
 
 async def test_native_classes_and_functions_load():
-    assert load_env_class("rollout_fakes:Talk") is Talk
+    assert load_env_class("tests.rollout.rollout_fakes:Talk") is Talk
     assert issubclass(Talk, AgentInstance)
-    env = load_env_class("rollout_fakes:make_plain")(word="yes")
+    env = load_env_class("tests.rollout.rollout_fakes:make_plain")(word="yes")
     assert isinstance(env, AgentInstance)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import RunConfig, load_config
+from agentrl.finding import Finding, Status
 from agentrl.preflight.plan import preflight
 from agentrl.runtime.checks.algorithm import doubts
 from agentrl.runtime.launch import check_parts
-from agentrl.runtime.records import Check, Status
 from tests.runtime.tiny_project import write_project
 
 FUNCTIONS = """
@@ -31,7 +31,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-async def check(project: Path, *overrides: str) -> dict[str, Check]:
+async def check(project: Path, *overrides: str) -> dict[str, Finding]:
     config = load_config(project, overrides)
     return {item.name: item for item in await preflight(config, base=project.parent)}
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
+from agentrl.finding import Status
 from agentrl.health.journal import Journal
-from agentrl.health.records import Status, Verdict
+from agentrl.health.records import Verdict
 from agentrl.health.watch import Watch
 from agentrl.runtime.progress import Progress
 from agentrl.types import Trajectory
@@ -42,7 +43,7 @@ def watched(tmp_path: Path, **health: Any) -> RunConfig:
 
 
 def found(verdicts: Sequence[Verdict]) -> dict[str, Status]:
-    return {v.detector: v.status for v in verdicts if v.status in (Status.WARN, Status.FAIL)}
+    return {v.name: v.status for v in verdicts if v.status in (Status.WARN, Status.FAIL)}
 
 
 async def test_what_is_found_is_said_once_and_kept(tmp_path: Path) -> None:
@@ -127,12 +128,12 @@ def test_only_news_are_news() -> None:
     first = watch.look()
     assert "empty_gradient" in found(first.changed)
     assert watch.look().changed == ()
-    said = {verdict.detector: verdict.status.value for verdict in first.verdicts}
+    said = {verdict.name: verdict.status.value for verdict in first.verdicts}
     other = Watch({}, said=said)
     for step in range(1, 40):
         other.see(step, {"frac_reward_zero_std": 1.0, "reward": 0.0, "reward_std": 0.0})
     assert other.look().changed == ()
     for step in range(40, 90):
         other.see(step, {"frac_reward_zero_std": 0.1, "reward": 0.5, "reward_std": 0.3})
-    changed = {verdict.detector: verdict.status for verdict in other.look().changed}
+    changed = {verdict.name: verdict.status for verdict in other.look().changed}
     assert changed.get("empty_gradient") is Status.OK

@@ -21,8 +21,9 @@ from agentrl_sandboxes.docker.exec_sandbox import ExecSandbox
 from agentrl_sandboxes.image.daemon import daemon
 
 from agentrl.errors import SandboxError, SandboxUnavailable
+from agentrl.finding import Status
 from agentrl.sandbox import Outcome, SandboxLimits
-from agentrl.testing.sandbox_check.suite import CheckResult, Verdict, checks, run_suite
+from agentrl.testing.sandbox_check.suite import SuiteFinding, checks, run_suite
 
 pytestmark = pytest.mark.docker
 
@@ -38,8 +39,8 @@ class ExecOnly(DockerBackend):
 
 
 @cache
-def conformance() -> dict[str, CheckResult]:
-    async def run() -> list[CheckResult]:
+def conformance() -> dict[str, SuiteFinding]:
+    async def run() -> list[SuiteFinding]:
         backend = ExecOnly()
         try:
             return await run_suite(backend, at_once=3)
@@ -58,10 +59,10 @@ def test_same_contract_without_a_supervisor(check: str) -> None:
     # Fails, among others, if a sweep takes scripts or other commands along (concurrent_commands,
     # files_and_commands_at_once), or if programs can stop the broom (supervisor_is_protected).
     result = conformance()[check]
-    if result.verdict is Verdict.NOT_OFFERED:
+    if result.status is Status.UNKNOWN:
         assert check.startswith("reset_"), "only resets are not offered"
     else:
-        assert result.verdict is Verdict.PASSED, result.detail
+        assert result.status is Status.OK, result.detail
 
 
 async def make_image(programs: Sequence[str]) -> str:

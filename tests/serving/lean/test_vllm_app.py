@@ -5,63 +5,38 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.connect import connect_engine
-from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
 from agentrl.serving.lean.vllm_engine import VllmLeanEngine
 from agentrl.serving.vllm import VllmEngine
 from agentrl.serving.vllm.http import Http
 from agentrl.serving.vllm.launcher import VllmServer
 from agentrl.serving.vllm.metrics import read_metrics
 from agentrl.types import FinishReason, SamplingParams
-from tests.serving.tiny_vllm import STOP, tiny_command
+from tests.serving.tiny_vllm import CONTEXT, SECRET, STOP
 
-CONTEXT = 8192
-SECRET = "known to both"
 PROMPT = [token % 250 for token in range(40, 140)]
 LONG = SamplingParams(max_tokens=2500, seed=1)
 """More than ten seconds on two cores; long enough to be seen running."""
-MIDDLEWARE = ("agentrl.serving.lean.vllm_app.LeanMiddleware",)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def lean_server(
-    vllm_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[VllmServer]:
-    command = tiny_command(vllm_model_dir, middleware=MIDDLEWARE, max_context_tokens=CONTEXT)
-    command = replace(command, env={**command.env, SECRET_VARIABLE: SECRET})
-    log = tmp_path_factory.mktemp("vllm-lean") / "server.log"
-    server = VllmServer(command, name="lean-0", log=log, port=free_port(), start_limit_s=240)
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.stop())
 
 
 @pytest.fixture
-async def lean(lean_server: VllmServer) -> AsyncIterator[VllmLeanEngine]:
-    engine = await connect_engine(lean_server.url, name="lean", secret=SECRET, transport="lean")
+async def lean(vllm_server: VllmServer) -> AsyncIterator[VllmLeanEngine]:
+    engine = await connect_engine(vllm_server.url, name="lean", secret=SECRET, transport="lean")
     assert isinstance(engine, VllmLeanEngine)
     yield engine
     await engine.close()
 
 
 @pytest.fixture
-async def http(lean_server: VllmServer) -> AsyncIterator[VllmEngine]:
-    engine = await connect_engine(lean_server.url, name="http", transport="http")
+async def http(vllm_server: VllmServer) -> AsyncIterator[VllmEngine]:
+    engine = await connect_engine(vllm_server.url, name="http", transport="http")
     assert type(engine) is VllmEngine
     yield engine
     await engine.close()
@@ -123,10 +98,10 @@ async def test_a_later_turn_sends_its_new_tokens_and_finds_the_cache(
     await lean.end_session("s")
 
 
-async def test_the_numbers_of_weights_are_ours(lean_server: VllmServer) -> None:
+async def test_the_numbers_of_weights_are_ours(vllm_server: VllmServer) -> None:
     """Fails if the server's own word for its first weights reaches a trajectory as a number."""
     engine = await connect_engine(
-        lean_server.url, name="lean", secret=SECRET, transport="lean", start_version=7
+        vllm_server.url, name="lean", secret=SECRET, transport="lean", start_version=7
     )
     answer = await engine.generate(PROMPT, SamplingParams(max_tokens=3, seed=1), "s")
     assert answer.policy_versions == (7, 7, 7)
@@ -166,28 +141,28 @@ async def test_a_token_that_is_none_fails_alone(lean: VllmLeanEngine) -> None:
 
 
 async def test_another_secret_falls_back_to_http_unless_lean_is_asked_for(
-    lean_server: VllmServer,
+    vllm_server: VllmServer,
 ) -> None:
     with pytest.raises(EngineRefused, match="secret"):
-        await connect_engine(lean_server.url, name="e", secret="wrong", transport="lean")
-    engine = await connect_engine(lean_server.url, name="e", secret="wrong")
+        await connect_engine(vllm_server.url, name="e", secret="wrong", transport="lean")
+    engine = await connect_engine(vllm_server.url, name="e", secret="wrong")
     assert type(engine) is VllmEngine
     await engine.close()
 
 
 async def test_a_killed_server_fails_its_turns_and_is_found_again(
-    lean: VllmLeanEngine, lean_server: VllmServer
+    lean: VllmLeanEngine, vllm_server: VllmServer
 ) -> None:
     """Fails if the address of the listener is remembered from before."""
     turn = asyncio.create_task(lean.generate(PROMPT, LONG, "s"))
     await until_running(lean, 1)
-    supervisor = lean_server.pid
+    supervisor = vllm_server.pid
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
     with pytest.raises(EngineError, match="may have been served"):
         await asyncio.wait_for(turn, 30)
     assert not (await lean.health()).ready
-    await lean_server.restart()
+    await vllm_server.restart()
     assert (await lean.health()).ready
     answer = await lean.generate(PROMPT, SamplingParams(max_tokens=3, seed=1), "s")
     assert len(answer.ids) == 3

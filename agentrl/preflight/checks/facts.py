@@ -1,4 +1,4 @@
-"""What the checks of one preflight hand on to those after them, and how they report."""
+"""The facts that the checks of one preflight find out and share with those after them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agentrl.finding import Finding, warn
 from agentrl.runtime.assembly.parts import TaskSets
-from agentrl.runtime.records import Check, Status
 from agentrl.tool import Tool
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
-    """What the checks of one preflight found, for those after them; None where they failed."""
+class PreflightFacts:
+    """The parts of a run that earlier checks have made; None where a check failed."""
 
     tokenizer: Any = None
-    """Of the policy."""
+    """Tokenizer of the policy."""
     chat: ChatFormat | None = None
-    """Made of it."""
+    """Chat format made from the tokenizer."""
     make_env: Callable[[], Any] | None = None
     """Makes a fresh environment."""
     tasks: TaskSets | None = None
@@ -32,21 +32,11 @@ class Found:
     sandbox_used: bool | None = None
     """Whether an episode opened a sandbox; None while there was none."""
     answers: list[Answer] = field(default_factory=list["Answer"])
-    """What was tried on the reward code, and what it gave."""
+    """Answers tried on the reward code, and what each earned."""
 
 
-def warn(name: str, detail: str, fix: str) -> Check:
-    """A line that says what is doubtful, and what to set instead."""
-    return Check(name=name, status=Status.WARN, detail=detail, fix=fix)
-
-
-def fail(name: str, detail: str, fix: str) -> Check:
-    """A line that says why the run cannot work, and what to set instead."""
-    return Check(name=name, status=Status.FAIL, detail=detail, fix=fix)
-
-
-def not_checked(name: str, found: Found) -> Check:
-    """A line that needs what an earlier one could not find."""
+def not_checked(name: str, found: PreflightFacts) -> Finding:
+    """A warning that a check needs what an earlier one could not make."""
     missing = {"chat": found.chat, "tasks": found.tasks, "environment": found.make_env}
     names = ", ".join(name for name, value in missing.items() if value is None)
     return warn(name, f"not checked: {names} failed above", "mend what failed above")
