@@ -49,7 +49,7 @@ class Registry(Generic[T]):
         return iter(self._sources)
 
     def add(self, name: str, entry: T, *, source: object) -> None:
-        """Register a kind.
+        """Register a kind under a name.
 
         Args:
             name: for the config.

@@ -56,7 +56,7 @@ class Termination(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRule:
-    """What one termination means downstream; one row of the table in the design.
+    """Consequences of one termination for every later stage.
 
     Example:
         >>> rule = TERMINATION_RULES[Termination.MAX_TOKENS]
@@ -103,7 +103,7 @@ TERMINATION_RULES: Mapping[Termination, TerminationRule] = {
 
 
 class CallStatus(StrEnum):
-    """What the parser made of a span that looks like a tool call. A bad call is data."""
+    """The parser's verdict on a span that looks like a tool call. A bad call is data."""
 
     OK = "ok"
     """Well formed: name and arguments were read."""
@@ -118,7 +118,7 @@ class CallStatus(StrEnum):
 
 
 class ToolStatus(StrEnum):
-    """How one tool call ended."""
+    """The way in which one tool call ended."""
 
     OK = "ok"
     """The tool returned a result."""
@@ -149,7 +149,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One chat message.
+    """One message of a chat.
 
     Example:
         >>> Message(role="user", content="What is 1 + 2?").role
@@ -199,7 +199,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What came back for one call.
+    """The result that came back for one call.
 
     Example:
         >>> ToolResult(text="3", call_id="4f1c0a2b9", name="add", duration_s=0.002).status.value
@@ -246,7 +246,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one turn is sampled.
+    """Settings with which one turn is sampled.
 
     Example:
         >>> SamplingParams(temperature=0.7, max_tokens=512, stop_token_ids=(2,), seed=17).top_p
@@ -267,7 +267,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What an engine returns for one turn. Token in, token out.
+    """The tokens that an engine returns for one turn. Token in, token out.
 
     Example:
         Two ids sampled by the weights of step 4; the second is the stop token.
@@ -409,7 +409,7 @@ class Trajectory:
 
     @property
     def rule(self) -> TerminationRule:
-        """What the termination of this rollout means downstream."""
+        """Consequences of this rollout's termination for later stages."""
         return TERMINATION_RULES[self.termination]
 
     @property
@@ -420,7 +420,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTokens:
-    """What the trainer made of the response tokens of one row, in the last update that saw it.
+    """Numbers of the trainer for the response tokens of one row, in the last update that saw it.
 
     Rows are cut after their last trained token, so the arrays may be shorter than the response;
     positions that are not trained hold 0. Rows that no update computed have no such record.

@@ -1,4 +1,4 @@
-"""What a template writes between turns, found by rendering probes and looking around them.
+"""Finds the text that a template writes between turns, by rendering probes and looking around them.
 
 A delta is made of constant pieces and the new contents; the pieces are cut out of a few renders of
 a tiny conversation, once. The template itself stays the source: nothing is written down here
@@ -41,7 +41,7 @@ _FILTERS: Mapping[str, Callable[[str], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """How messages of one role are written into a running conversation."""
+    """The text around messages of one role in a running conversation."""
 
     before: str
     """Text before the first message of a run."""

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What is known of a family beside what its template shows."""
+    """Facts of a template family beside what its template shows."""
 
     marker: str
     """Stands in every rendered conversation of the family."""

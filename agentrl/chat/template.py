@@ -40,7 +40,7 @@ _UNSAFE = re.compile(r"[^\w.:-]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What a template renders; found by looking for probes in its output."""
+    """Abilities of a template, found by looking for probes in its output."""
 
     tools: bool
     """It shows the schemas given as `tools`."""
@@ -69,7 +69,7 @@ class Template:
         generate: bool,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """What the template makes of `messages`, unchanged.
+        """Render `messages` with the template, unchanged.
 
         Raises:
             ChatError: the template raised.

@@ -92,5 +92,5 @@ class EstimatorSpec:
 
     @property
     def needs_critic(self) -> bool:
-        """Whether a critic's values are part of the advantage."""
+        """True if a critic's values are part of the advantage."""
         return self.values_to_advantages is not None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRunner:
-    """What running calls needs and all turns of a rollout share."""
+    """Runs the tool calls of all turns of a rollout."""
 
     tools: Mapping[str, Tool]
     """Offered tools by name."""

@@ -1,4 +1,4 @@
-"""What rollouts have cost that nobody gets to see, because they were cut in the middle."""
+"""Counts the cost of rollouts that were cancelled in the middle and are never returned."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Effort:
         self._attempts: list[Running] = []
 
     def begin(self, attempt: Running) -> None:
-        """Another attempt begins."""
+        """Count the start of another attempt."""
         self._attempts.append(attempt)
 
     @property
@@ -44,7 +44,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """What groups had cost that were cancelled; siblings that had ended are lost with the group."""
+    """Cost of cancelled groups; siblings that had ended are lost with the group."""
 
     tokens: int = 0
     """Sampled, in turns that had come back."""

@@ -1,4 +1,4 @@
-"""What comes back to the model after its turn, as ids that are appended and nothing else."""
+"""Feedback to the model after its turn, as ids that are appended and nothing else."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class DeltaBuilder:
         return None
 
     def of_results(self, results: Sequence[ToolResult], *, ended: bool) -> Delta:
-        """Tool results alone."""
+        """Feedback that holds tool results alone."""
         return self._encode(results, (), ended=ended)
 
     def _encode(

@@ -89,7 +89,7 @@ class Guard:
         return results
 
     async def ask(self, what: str, method: Callable[[Any], Awaitable[Any]], given: Any) -> Any:
-        """What the environment answers to `reset` or `step`.
+        """Call `reset` or `step` of the environment under a time limit.
 
         A limit that ran out while commands of the model ran in the sandbox is the model's doing;
         otherwise the environment is slow, which is infrastructure.

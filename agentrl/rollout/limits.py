@@ -22,7 +22,7 @@ MIN_TURN_TOKENS = 16
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a rollout has come; kept by the loop."""
+    """Turns, tokens and time of a rollout so far; kept by the loop."""
 
     assistant_turns: int = 0
     """Model turns sampled."""
@@ -130,7 +130,7 @@ class Limits:
         return self._tokens(progress, needed=result_tokens + feedback + MIN_TURN_TOKENS)
 
     def prompt_too_long(self, prompt_tokens: int) -> Reached | None:
-        """Whether a prompt leaves no room for a single sampled token."""
+        """Return true if a prompt leaves no room for a single sampled token."""
         if prompt_tokens < self.max_context_tokens:
             return None
         return Reached(

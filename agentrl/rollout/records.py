@@ -1,4 +1,4 @@
-"""What goes into an agent loop, what it holds in hand, and what comes out."""
+"""The records of an agent loop: its input, its state and its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AgentState(StrEnum):
-    """Where a rollout is."""
+    """The state of a rollout in the loop."""
 
     PENDING = "pending"
     """Nothing was sampled; the environment has to be reset."""
@@ -32,7 +32,7 @@ class AgentState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
-    """What all rollouts of a worker share."""
+    """Parts that all rollouts of a worker share."""
 
     generator: Generator
     """Samples turns."""
@@ -69,7 +69,7 @@ class SampledTurn:
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """What came of one rollout; the worker makes trajectories of it."""
+    """The result of one rollout; the worker makes trajectories of it."""
 
     rows: list[Row] = field(default_factory=list)
     """Checked rows; empty if there was not even a prompt."""

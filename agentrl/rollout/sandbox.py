@@ -59,7 +59,7 @@ class SharedSandbox:
 
     @property
     def opened(self) -> bool:
-        """Whether there is something to close, or will be."""
+        """True if there is something to close, or will be."""
         return self._asked > 0
 
     @property

@@ -62,7 +62,7 @@ class Watch:
             self._timer = self._loop.call_at(self._deadline, self._ring)
 
     def close(self) -> None:
-        """Drop the timer."""
+        """Drop the timer of the watch."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

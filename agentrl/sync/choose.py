@@ -129,7 +129,7 @@ def make_sender(
     describe: Callable[[], Sequence[tuple[str, str, Sequence[int]]]] | None = None,
     timeout_s: float = 120.0,
 ) -> WeightSender:
-    """The trainer's half.
+    """Make the trainer's half of a backend.
 
     Args:
         section: bucket size and patches.
@@ -160,7 +160,7 @@ def make_sender(
 
 
 def make_receiver(backend: str) -> WeightReceiver:
-    """The engine's half.
+    """Make the engine's half of a backend.
 
     Raises:
         SyncError: there is none of that name, it cannot work here, or it is code that this engine

@@ -47,7 +47,7 @@ class IpcSender:
         self._alive: list[Tensor] = []
 
     def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
-        """Name the device.
+        """Return the name of the device.
 
         Raises:
             ConfigError: more than one receiver: torch counts one reader of a handle.
@@ -125,7 +125,7 @@ class IpcReceiver:
         check_all(digest.hexdigest(), ticket.checksum, ticket.version)
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is kept."""
 
 
 def device_digest(tensor: Tensor) -> str:

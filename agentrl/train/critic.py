@@ -67,7 +67,7 @@ class Critic:
         """Runs the model and holds its gradient."""
 
     def warming_up(self, version: int) -> bool:
-        """Whether only the critic is trained in the step from `version`."""
+        """Return true if only the critic is trained in the step from `version`."""
         return version < self._warmup
 
     def running(self) -> AbstractContextManager[None]:
@@ -129,7 +129,7 @@ class ValuePass:
 
     @property
     def backend(self) -> TrainBackend:
-        """Holds the gradient."""
+        """The backend that holds the gradient."""
         return self.critic.backend
 
     def accumulate(

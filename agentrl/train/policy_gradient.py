@@ -21,7 +21,7 @@ from agentrl.train.token_record import TokenRecorder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    """What one rank adds to the loss of an update."""
+    """Computes the part of an update's loss that one rank adds."""
 
     total: float
     """Policy term and penalty."""

@@ -15,7 +15,7 @@ from agentrl.train.policy_gradient import PolicyLoss, PolicyPass, Progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updates:
-    """What is computed in every update of a step, and where its numbers go."""
+    """Computes every update of a step, and collects its numbers."""
 
     policy: PolicyPass
     """Always there: it says who the ranks are."""

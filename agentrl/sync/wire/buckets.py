@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketHeader:
-    """What lies in a bucket."""
+    """The list of what a bucket holds."""
 
     pieces: tuple[Piece, ...]
     """In the order of the stream."""
@@ -54,7 +54,7 @@ class BucketHeader:
     """Of the whole stream, in the last header only."""
 
     def to_json(self) -> bytes:
-        """For the wire."""
+        """Make JSON of it for the wire."""
         rows = [[piece.start, piece.size_bytes, piece.record.to_json()] for piece in self.pieces]
         return orjson.dumps([self.size_bytes, self.last, self.checksum, rows])
 

@@ -1,4 +1,4 @@
-"""What a tensor is on the wire: a name, a dtype, a shape, and bytes in row-major order."""
+"""Tensors on the wire: a name, a dtype, a shape, and bytes in row-major order."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """What one layer has been given."""
+    """The adapter of one layer."""
 
     name: str
     """Of the layer; its weight is NAME.weight in the model without adapters."""
@@ -85,7 +85,7 @@ def add_adapters(model: Any, section: LoraSection, *, base: str) -> None:
 
 
 def has_adapters(model: Any) -> bool:
-    """Whether `add_adapters` was here."""
+    """Return true if `add_adapters` changed this model."""
     return any(True for _ in _adapted(model))
 
 
@@ -219,7 +219,7 @@ def _linear_names(model: Any) -> list[str]:
 
 
 def load_peft() -> Any:
-    """The package.
+    """Import and return the peft package.
 
     Raises:
         ConfigError: it is not installed.

@@ -49,7 +49,7 @@ class TokenKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """Who is asked about the tokens."""
+    """The three models that are asked about tokens."""
 
     now: Any
     """The policy at hand, with gradients."""
@@ -75,7 +75,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the optimizer would see, and what explains it."""
+    """Everything the optimizer would see, and what explains it."""
 
     gradient: Mapping[str, Tensor]
     """By parameter."""
