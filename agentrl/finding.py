@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How a check came out."""
+    """The outcome of a check."""
 
     OK = "ok"
     """It looked, and nothing is wrong."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from agentrl.chat.boundaries import Boundaries
 from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.spans import TokenMap
-from agentrl.chat.template import Template, with_system
+from agentrl.chat.template import GuardedTemplate, with_system
 from agentrl.chat.tokenizer import CUT, Codec, clean
 from agentrl.chat.truncate import truncate_middle
 from agentrl.errors import ChatError
@@ -153,7 +153,7 @@ class TemplateChat(ChatFormat):
         codec: Codec,
         *,
         name: str,
-        template: Template,
+        template: GuardedTemplate,
         boundaries: Boundaries,
         findings: Sequence[Finding] = (),
         stop_token_ids: tuple[int, ...],

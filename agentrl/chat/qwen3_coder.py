@@ -32,7 +32,9 @@ class _Broken(Exception):
 
 
 class Qwen3CoderParser(ToolCallParser):
-    """Reads `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
+    """Reads calls that are written as nested tags.
+
+        <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
 
     Values are text. With the schemas of the tools they become what the schema says; without, or
     where they do not fit, they stay text.

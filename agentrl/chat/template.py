@@ -52,7 +52,7 @@ class Abilities:
     """It shows messages with the role `tool`."""
 
 
-class Template:
+class GuardedTemplate:
     """`apply_chat_template` of one tokenizer, made safe."""
 
     def __init__(self, codec: Codec, *, syntax: CallSyntax) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class Running(Protocol):
+class RunningWork(Protocol):
     """An attempt at a rollout, under way or over."""
 
     @property
@@ -25,9 +25,9 @@ class Effort:
     """One rollout, all its attempts together."""
 
     def __init__(self) -> None:
-        self._attempts: list[Running] = []
+        self._attempts: list[RunningWork] = []
 
-    def begin(self, attempt: Running) -> None:
+    def begin(self, attempt: RunningWork) -> None:
         """Count the start of another attempt."""
         self._attempts.append(attempt)
 
@@ -43,7 +43,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class CancelledWork:
     """Cost of cancelled groups; siblings that had ended are lost with the group."""
 
     tokens: int = 0
@@ -51,10 +51,10 @@ class Cut:
     seconds: float = 0.0
     """Wall time of rollouts, each for itself."""
 
-    def plus(self, efforts: Iterable[Effort]) -> Cut:
+    def plus(self, efforts: Iterable[Effort]) -> CancelledWork:
         """With the rollouts of another group."""
         efforts = list(efforts)
-        return Cut(
+        return CancelledWork(
             tokens=self.tokens + sum(effort.tokens for effort in efforts),
             seconds=self.seconds + sum(effort.seconds for effort in efforts),
         )

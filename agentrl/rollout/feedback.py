@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.errors import EnvError
-from agentrl.rollout.limits import Limits
+from agentrl.rollout.limits import RolloutLimits
 from agentrl.types import Message, Role, ToolResult
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class DeltaBuilder:
 
     chat: ChatFormat
     """Knows the separators."""
-    limits: Limits
+    limits: RolloutLimits
     """How long one feedback may be."""
     raw: bool
     """Splice text without the template."""

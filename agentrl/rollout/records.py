@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from agentrl.engine import Generator
-from agentrl.rollout.limits import Limits, Reached
-from agentrl.rollout.recorder import Row
+from agentrl.rollout.limits import Reached, RolloutLimits
+from agentrl.rollout.recorder import RecordedRow
 from agentrl.tool import Tool
 from agentrl.types import ToolCall
 
@@ -42,7 +42,7 @@ class LoopParts:
     """Finds calls; None if the text is all there is."""
     tools: Mapping[str, Tool]
     """Tools of the config, by name; each rollout has what their `fresh` gives."""
-    limits: Limits
+    limits: RolloutLimits
     """Every bound of a rollout."""
 
 
@@ -71,7 +71,7 @@ class SampledTurn:
 class Rollout:
     """The result of one rollout; the worker makes trajectories of it."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[RecordedRow] = field(default_factory=list)
     """Checked rows; empty if there was not even a prompt."""
     prompt_text: str = ""
     """The first prompt with its special tokens."""

@@ -19,7 +19,7 @@ from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, SyncError
 from agentrl.sync.transfer import Weights
 from agentrl.sync.wire.checksum import WeightDigest, check_all
-from agentrl.sync.wire.tensors import Layout, record_of, torch_dtype
+from agentrl.sync.wire.tensors import WeightLayout, record_of, torch_dtype
 
 
 def need_cuda() -> None:
@@ -43,7 +43,7 @@ class IpcSender:
 
     def __init__(self) -> None:
         need_cuda()
-        self._layout = Layout()
+        self._layout = WeightLayout()
         self._alive: list[Tensor] = []
 
     def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:

@@ -26,7 +26,7 @@ from agentrl.train.backends.ranks import Ranks
 from agentrl.train.logprob_worker import by_row, check_finite, in_batch_order
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.optim.schedule import learning_rate
-from agentrl.train.policy_gradient import Progress
+from agentrl.train.policy_gradient import MicroBatchProgress
 from agentrl.train.value_loss import value_loss
 
 
@@ -133,7 +133,7 @@ class ValuePass:
         return self.critic.backend
 
     def accumulate(
-        self, part: PackedBatch, metrics: MetricBag, *, progress: Progress | None = None
+        self, part: PackedBatch, metrics: MetricBag, *, progress: MicroBatchProgress | None = None
     ) -> float:
         """Add the gradient of `part`, and return its share of the loss.
 

@@ -25,7 +25,7 @@ RowLogProbs = Mapping[RowKey, NDArray[np.floating[Any]]]
 """By row, one number per response position; anything where nothing is trained."""
 
 
-class Policy(Protocol):
+class PolicyModel(Protocol):
     """Runs a model on packed rows: a training backend, or a policy that is never trained."""
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
@@ -52,7 +52,7 @@ class LogProbSource(Protocol):
 class LogProbWorker:
     """A `LogProbSource` over a policy in this process; one forward pass per micro-batch."""
 
-    def __init__(self, policy: Policy, *, name: str) -> None:
+    def __init__(self, policy: PolicyModel, *, name: str) -> None:
         """Wrap a policy.
 
         Args:

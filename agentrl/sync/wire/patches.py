@@ -26,7 +26,7 @@ from torch import Tensor
 
 from agentrl.errors import SyncError
 from agentrl.sync.wire.checksum import WeightDigest, check_all, tensor_digest
-from agentrl.sync.wire.tensors import Layout, TensorRecord, flat_bytes, record_of
+from agentrl.sync.wire.tensors import TensorRecord, WeightLayout, flat_bytes, record_of
 
 _HEAD = struct.Struct("<BBQQQ")
 _SPARSE, _WHOLE = 0, 1
@@ -133,7 +133,7 @@ class PatchEncoder:
             dense_every: all weights go with every so many sends; 1 keeps no base.
         """
         self._dense_every = dense_every
-        self._layout = Layout()
+        self._layout = WeightLayout()
         self._base: dict[str, Tensor] = {}
         self._have: PatchBase | None = None
         self._since_dense = 0

@@ -81,7 +81,7 @@ def aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-class Layout:
+class WeightLayout:
     """Holds a stream of weights to the names, dtypes and shapes of the first one.
 
     Receivers have proved once that these fit their model; a change must not reach them unnoticed.
