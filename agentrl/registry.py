@@ -17,7 +17,7 @@ from agentrl.imports import resolve
 T = TypeVar("T")
 
 
-class Registry(Generic[T]):
+class KindRegistry(Generic[T]):
     """The kinds that one config key can name.
 
     Example:
@@ -49,7 +49,7 @@ class Registry(Generic[T]):
         return iter(self._sources)
 
     def add(self, name: str, entry: T, *, source: object) -> None:
-        """Register a kind.
+        """Register a kind under a name.
 
         Args:
             name: for the config.

@@ -21,7 +21,7 @@ from jumping_stages import JumpingLoop, JumpingSelector
 
 from agentrl.batch import StepBatch
 from agentrl.metrics import MetricBag
-from agentrl.rollout.effort import Cut
+from agentrl.rollout.effort import CancelledWork
 from agentrl.train import Trainer
 from agentrl.types import SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
 from tests.runtime.driver_fakes import Fuse, StreamingWorker, drive, fake_config
@@ -131,7 +131,9 @@ class SeededWorker(StreamingWorker):
                 versions.append(self.client.version)
         except asyncio.CancelledError:
             made = len(versions) * n
-            self.cut = Cut(tokens=self.cut.tokens + made, seconds=self.cut.seconds + made * token_s)
+            self.cut = CancelledWork(
+                tokens=self.cut.tokens + made, seconds=self.cut.seconds + made * token_s
+            )
             raise
 
         def sampled(index: int) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -16,17 +16,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES_A_FOLDER = 21
 REWORDED_LATER = [
-    "agentrl/*.py",
-    "agentrl/batch",
-    "agentrl/chat",
     "agentrl/config",
     "agentrl/inspect",
     "agentrl/preflight",
-    "agentrl/reward",
-    "agentrl/rollout",
     "agentrl/runtime",
-    "agentrl/sync",
-    "agentrl/train",
     "envs",
     "sandboxes",
     "tools",

@@ -16,7 +16,8 @@ from agentrl.config.fleet import SyncSection
 from agentrl.config.schema import ChatSection
 from agentrl.errors import ConfigError, DataError, SyncError
 from agentrl.estimators import ESTIMATORS, find_estimator
-from agentrl.registry import Registry
+from agentrl.finding import Status
+from agentrl.registry import KindRegistry
 from agentrl.sync import find_transfer, make_receiver, make_sender, resolve_backend
 from agentrl.sync.choose import OWN_TRANSFER
 from agentrl.testing import ByteTokenizer
@@ -107,7 +108,7 @@ def test_a_toy_estimator_gives_the_numbers_it_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [MEDIAN, FADING])
 def test_a_toy_estimator_is_proven(tmp_path: Path, text: str) -> None:
     found = prove(resolved(advantage_estimator="toy.py:toy"), base=write(tmp_path, text))
-    assert found.passed, [check for check in found.checks if not check.passed]
+    assert found.passed, [check for check in found.checks if check.status is Status.FAIL]
     assert sum(check.name.startswith("estimator") for check in found.checks) == 8
 
 
@@ -131,7 +132,7 @@ def test_what_is_wrong_with_an_estimator_is_a_finding(
     base = write(tmp_path, f"CALLS = []\n\ndef toy(group):\n    {body}\n")
     found = prove(resolved(advantage_estimator="toy.py:toy"), base=base)
     assert not found.passed
-    broken = {c.name: c.detail for c in found.checks if not c.passed}
+    broken = {c.name: c.detail for c in found.checks if c.status is Status.FAIL}
     assert words in next(text for name, text in broken.items() if check in name)
 
 
@@ -147,7 +148,7 @@ def test_an_estimator_that_hides_that_it_compares_is_found_out(tmp_path: Path) -
         """,
     )
     found = prove(resolved(advantage_estimator="toy.py:toy"), base=base)
-    broken = {c.name: c.detail for c in found.checks if not c.passed}
+    broken = {c.name: c.detail for c in found.checks if c.status is Status.FAIL}
     assert "declare compares_siblings=True" in broken["estimator, siblings"]
 
 
@@ -309,7 +310,7 @@ def test_messages_list_the_registered_names(find) -> None:
 
 
 def test_a_name_is_given_once() -> None:
-    shapes = Registry[object]("shape", own="a shape", entry=lambda name, value: value)
+    shapes = KindRegistry[object]("shape", own="a shape", entry=lambda name, value: value)
     shapes.add("toy", 1, source=write)
     shapes.add("toy", 2, source=write)
     assert (list(shapes), shapes.find("toy"), shapes.get("other")) == (["toy"], 2, None)

@@ -1,4 +1,4 @@
-"""How a call is written: what a model is told about it, and the text of one call.
+"""The syntax of calls: the instruction for the model, and the text of one call.
 
 For templates that do not render tools or calls. The parser of a run is a `CallSyntax`, so that the
 description asks for exactly what the parser reads.

@@ -39,12 +39,12 @@ class FencedCodeParser(ToolCallParser):
         return f"{self.how_to_call} {tools[0].description}"
 
     def write(self, call: ToolCall) -> str:
-        """See `CallSyntax.write`."""
+        """Do what `CallSyntax.write` says."""
         arguments = call.arguments
         return f"```{arguments.get('language', 'python')}\n{arguments.get('code', '')}\n```"
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """See `ToolCallParser.find`."""
+        """Do what `ToolCallParser.find` says."""
         at = start
         while match := _FENCE.search(text, at):
             found = _read_block(text, match)

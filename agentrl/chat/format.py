@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from agentrl.chat.boundaries import Boundaries
 from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.spans import TokenMap
-from agentrl.chat.template import Template, with_system
+from agentrl.chat.template import GuardedTemplate, with_system
 from agentrl.chat.tokenizer import CUT, Codec, clean
 from agentrl.chat.truncate import truncate_middle
 from agentrl.errors import ChatError
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChatFormat(ABC):
-    """How one model reads a conversation."""
+    """The format in which one model reads a conversation."""
 
     name: str
     """The family: `chatml`, `llama3`, `mistral`, `generic` or `raw`."""
@@ -116,7 +116,7 @@ class ChatFormat(ABC):
         return self._codec.decode_raw(ids)
 
     def has_specials(self, ids: Sequence[int]) -> bool:
-        """Whether `decode` and `decode_raw` may differ for these ids."""
+        """Return true if `decode` and `decode_raw` may differ for these ids."""
         return not self._codec.special_ids.isdisjoint(ids)
 
     def drop_specials(self, text: str) -> str:
@@ -153,7 +153,7 @@ class TemplateChat(ChatFormat):
         codec: Codec,
         *,
         name: str,
-        template: Template,
+        template: GuardedTemplate,
         boundaries: Boundaries,
         findings: Sequence[Finding] = (),
         stop_token_ids: tuple[int, ...],
@@ -175,15 +175,15 @@ class TemplateChat(ChatFormat):
     def render_prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[int, ...]:
-        """See `ChatFormat.render_prompt`."""
+        """Do what `ChatFormat.render_prompt` says."""
         return self._codec.encode(self._render(messages, tools)) + self.reply_prefix_ids
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """See `ChatFormat.render_text`."""
+        """Do what `ChatFormat.render_text` says."""
         return self._render(messages, tools).replace(CUT, "")
 
     def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
-        """See `ChatFormat.turn_delta`."""
+        """Do what `ChatFormat.turn_delta` says."""
         pieces = self.boundaries
         ids = self._codec.encode(
             pieces.compose(messages, self._template.guard), after=pieces.close_id
@@ -230,7 +230,7 @@ class RawChat(ChatFormat):
     def render_prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[int, ...]:
-        """See `ChatFormat.render_prompt`."""
+        """Do what `ChatFormat.render_prompt` says."""
         return self.raw_prompt(self.render_text(messages, tools))
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:

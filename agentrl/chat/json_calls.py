@@ -118,11 +118,11 @@ class HermesParser(ToolCallParser):
     _close = "</tool_call>"
 
     def write(self, call: ToolCall) -> str:
-        """See `CallSyntax.write`."""
+        """Do what `CallSyntax.write` says."""
         return f"{self._open}\n{_written(call, 'arguments')}\n{self._close}"
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """See `ToolCallParser.find`."""
+        """Do what `ToolCallParser.find` says."""
         at = text.find(self._open, start)
         while at >= 0:
             found = self._read(text, at)
@@ -169,11 +169,11 @@ class Llama3JsonParser(ToolCallParser):
     _meant = re.compile(rf"<\|python_tag\|>|^[ \t]*(?={_key.pattern})", re.MULTILINE)
 
     def write(self, call: ToolCall) -> str:
-        """See `CallSyntax.write`."""
+        """Do what `CallSyntax.write` says."""
         return _written(call, "parameters")
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """See `ToolCallParser.find`."""
+        """Do what `ToolCallParser.find` says."""
         at = start
         while match := self._start.search(text, at):
             tagged = match[0] != "{"
@@ -230,11 +230,11 @@ class MistralParser(ToolCallParser):
     _own_id = re.compile(r"[A-Za-z0-9]{9}")
 
     def write(self, call: ToolCall) -> str:
-        """See `CallSyntax.write`."""
+        """Do what `CallSyntax.write` says."""
         return f"{self._open} [{_written(call, 'arguments')}]"
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """See `ToolCallParser.find`."""
+        """Do what `ToolCallParser.find` says."""
         at = text.find(self._open, start)
         while at >= 0:
             inside = _skip(text, at + len(self._open))

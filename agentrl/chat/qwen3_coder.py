@@ -32,7 +32,9 @@ class _Broken(Exception):
 
 
 class Qwen3CoderParser(ToolCallParser):
-    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
+    """Reads calls that are written as nested tags.
+
+        <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
 
     Values are text. With the schemas of the tools they become what the schema says; without, or
     where they do not fit, they stay text.
@@ -45,7 +47,7 @@ class Qwen3CoderParser(ToolCallParser):
     )
 
     def write(self, call: ToolCall) -> str:
-        """See `CallSyntax.write`."""
+        """Do what `CallSyntax.write` says."""
         values = "".join(
             f"<parameter={key}>\n{_plain(value)}\n</parameter>\n"
             for key, value in call.arguments.items()
@@ -53,7 +55,7 @@ class Qwen3CoderParser(ToolCallParser):
         return f"<tool_call>\n<function={call.name}>\n{values}</function>\n</tool_call>"
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """See `ToolCallParser.find`."""
+        """Do what `ToolCallParser.find` says."""
         match = _START.search(text, start)
         while match:
             found = self._read(text, match.start(), tools)

@@ -40,7 +40,7 @@ _UNSAFE = re.compile(r"[^\w.:-]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What a template renders; found by looking for probes in its output."""
+    """Abilities of a template, found by looking for probes in its output."""
 
     tools: bool
     """It shows the schemas given as `tools`."""
@@ -52,7 +52,7 @@ class Abilities:
     """It shows messages with the role `tool`."""
 
 
-class Template:
+class GuardedTemplate:
     """`apply_chat_template` of one tokenizer, made safe."""
 
     def __init__(self, codec: Codec, *, syntax: CallSyntax) -> None:
@@ -69,7 +69,7 @@ class Template:
         generate: bool,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """What the template makes of `messages`, unchanged.
+        """Render `messages` with the template, unchanged.
 
         Raises:
             ChatError: the template raised.

@@ -21,21 +21,21 @@ class InProcessTransfer(WeightTransfer):
     for_shared_weights = True
 
     def hindrance(self, route: TransferRoute) -> str:
-        """See `WeightTransfer.hindrance`."""
+        """Do what `WeightTransfer.hindrance` says."""
         return "" if route.shared_weights else "the engines do not share the trainer's weights"
 
     def preferred(self, route: TransferRoute) -> bool:
-        """See `WeightTransfer.preferred`."""
+        """Do what `WeightTransfer.preferred` says."""
         return route.shared_weights
 
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """See `WeightTransfer.sender`."""
+        """Do what `WeightTransfer.sender` says."""
         from agentrl.sync.inprocess import InProcessSender
 
         return InProcessSender()
 
     def receiver(self) -> WeightReceiver:
-        """See `WeightTransfer.receiver`."""
+        """Do what `WeightTransfer.receiver` says."""
         from agentrl.sync.inprocess import InProcessReceiver
 
         return InProcessReceiver()
@@ -48,7 +48,7 @@ class ShmTransfer(WeightTransfer):
     reads = ()
 
     def hindrance(self, route: TransferRoute) -> str:
-        """See `WeightTransfer.hindrance`."""
+        """Do what `WeightTransfer.hindrance` says."""
         return "" if route.same_host else "trainer and engines run on different hosts"
 
     def preferred(self, route: TransferRoute) -> bool:
@@ -56,13 +56,13 @@ class ShmTransfer(WeightTransfer):
         return route.same_host and not route.cuda
 
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """See `WeightTransfer.sender`."""
+        """Do what `WeightTransfer.sender` says."""
         from agentrl.sync.shm.shm import ShmSender
 
         return ShmSender()
 
     def receiver(self) -> WeightReceiver:
-        """See `WeightTransfer.receiver`."""
+        """Do what `WeightTransfer.receiver` says."""
         from agentrl.sync.shm.shm import ShmReceiver
 
         return ShmReceiver()
@@ -76,7 +76,7 @@ class DiskTransfer(WeightTransfer):
     plain_server = True
 
     def hindrance(self, route: TransferRoute) -> str:
-        """See `WeightTransfer.hindrance`."""
+        """Do what `WeightTransfer.hindrance` says."""
         reached = route.shared_folder or route.same_host
         return "" if reached else "the hosts need a `sync.directory`"
 
@@ -85,7 +85,7 @@ class DiskTransfer(WeightTransfer):
         return route.shared_folder and not route.cuda
 
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """See `WeightTransfer.sender`."""
+        """Do what `WeightTransfer.sender` says."""
         from agentrl.sync.disk.disk import DiskSender
 
         section = setup.section
@@ -95,7 +95,7 @@ class DiskTransfer(WeightTransfer):
         return DiskSender(folder, dense_every=section.dense_every)
 
     def receiver(self) -> WeightReceiver:
-        """See `WeightTransfer.receiver`."""
+        """Do what `WeightTransfer.receiver` says."""
         from agentrl.sync.disk.disk import DiskReceiver
 
         return DiskReceiver()
@@ -112,7 +112,7 @@ class CollectiveTransfer(WeightTransfer):
         return True
 
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """See `WeightTransfer.sender`."""
+        """Do what `WeightTransfer.sender` says."""
         from agentrl.sync.collective.sender import CollectiveSender
 
         return CollectiveSender(
@@ -125,7 +125,7 @@ class CollectiveTransfer(WeightTransfer):
         )
 
     def receiver(self) -> WeightReceiver:
-        """See `WeightTransfer.receiver`."""
+        """Do what `WeightTransfer.receiver` says."""
         from agentrl.sync.collective.receiver import CollectiveReceiver
 
         return CollectiveReceiver()
@@ -140,19 +140,19 @@ class IpcTransfer(WeightTransfer):
     needs_cuda = True
 
     def hindrance(self, route: TransferRoute) -> str:
-        """See `WeightTransfer.hindrance`."""
+        """Do what `WeightTransfer.hindrance` says."""
         if not route.cuda:
             return "CUDA handles need CUDA devices and there are none"
         return "" if route.same_host else "CUDA handles do not leave their host"
 
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """See `WeightTransfer.sender`."""
+        """Do what `WeightTransfer.sender` says."""
         from agentrl.sync.ipc import IpcSender
 
         return IpcSender()
 
     def receiver(self) -> WeightReceiver:
-        """See `WeightTransfer.receiver`."""
+        """Do what `WeightTransfer.receiver` says."""
         from agentrl.sync.ipc import IpcReceiver
 
         return IpcReceiver()
@@ -168,14 +168,14 @@ class NcclTransfer(WeightTransfer):
     server_plugin = "nccl"
 
     def hindrance(self, route: TransferRoute) -> str:
-        """See `WeightTransfer.hindrance`."""
+        """Do what `WeightTransfer.hindrance` says."""
         if not route.cuda:
             return "NCCL needs CUDA devices and there are none"
         own = route.engine_kind == "vllm"
         return "" if own else "it is vLLM's own engine, and the embedded one has none"
 
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """See `WeightTransfer.sender`."""
+        """Do what `WeightTransfer.sender` says."""
         from agentrl.sync.vllm.nccl_sender import NcclSender
 
         return NcclSender(

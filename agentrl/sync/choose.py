@@ -13,7 +13,7 @@ from typing import Any, Literal
 from agentrl.config.fleet import SyncSection
 from agentrl.errors import ConfigError, SyncError
 from agentrl.imports import import_string_of
-from agentrl.registry import Registry
+from agentrl.registry import KindRegistry
 from agentrl.sync.built_in import (
     CollectiveTransfer,
     DiskTransfer,
@@ -44,7 +44,7 @@ def _entry(name: str, value: Any) -> WeightTransfer:
     return value()
 
 
-TRANSFERS = Registry[WeightTransfer](
+TRANSFERS = KindRegistry[WeightTransfer](
     "sync.backend", own="a backend of your own", entry=_entry, words=(AUTO,)
 )
 for kind in (
@@ -129,7 +129,7 @@ def make_sender(
     describe: Callable[[], Sequence[tuple[str, str, Sequence[int]]]] | None = None,
     timeout_s: float = 120.0,
 ) -> WeightSender:
-    """The trainer's half.
+    """Make the trainer's half of a backend.
 
     Args:
         section: bucket size and patches.
@@ -160,7 +160,7 @@ def make_sender(
 
 
 def make_receiver(backend: str) -> WeightReceiver:
-    """The engine's half.
+    """Make the engine's half of a backend.
 
     Raises:
         SyncError: there is none of that name, it cannot work here, or it is code that this engine

@@ -93,12 +93,12 @@ class WeightTransfer(ABC):
         return ""
 
     def preferred(self, route: TransferRoute) -> bool:
-        """Whether `auto` takes it, where no kind registered before it is preferred."""
+        """Return true if `auto` takes it where no kind registered before it is preferred."""
         return False
 
     @abstractmethod
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """The trainer's half; its tickets carry `sender.backend`.
+        """Make the trainer's half; its tickets carry `sender.backend`.
 
         Raises:
             ConfigError: something is missing, or cannot work here.
@@ -106,7 +106,7 @@ class WeightTransfer(ABC):
 
     @abstractmethod
     def receiver(self) -> WeightReceiver:
-        """The engine's half.
+        """Make the engine's half.
 
         Raises:
             SyncError: it cannot work here.

@@ -18,7 +18,7 @@ from agentrl.data import TrajectoryStore
 from agentrl.engine import WeightTicket
 from agentrl.errors import EngineError, SyncError
 from agentrl.metrics import MetricBag
-from agentrl.rollout.effort import Cut
+from agentrl.rollout.effort import CancelledWork
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, LocalRollouts
 from agentrl.runtime.assembly.metric_sinks import open_metrics
 from agentrl.runtime.assembly.parts import TaskSets
@@ -64,7 +64,7 @@ class FakeWorker:
         self.fuse = fuse
         self.started: list[str] = []
         self.end = end or (lambda index: Termination.ENV_DONE)
-        self.cut = Cut()
+        self.cut = CancelledWork()
         self.rolled_out: list[TrajectoryGroup] = []
 
     async def run_group(
@@ -113,8 +113,8 @@ class StreamingWorker(FakeWorker):
                 await self.client.sampling.wait()
                 versions.append(self.client.version)
         except asyncio.CancelledError:
-            cost = Cut(tokens=len(versions) * n, seconds=len(versions) * delay_s * n)
-            self.cut = Cut(
+            cost = CancelledWork(tokens=len(versions) * n, seconds=len(versions) * delay_s * n)
+            self.cut = CancelledWork(
                 tokens=self.cut.tokens + cost.tokens, seconds=self.cut.seconds + cost.seconds
             )
             raise

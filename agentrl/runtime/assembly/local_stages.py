@@ -22,7 +22,7 @@ from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
-    from agentrl.rollout.effort import Cut
+    from agentrl.rollout.effort import CancelledWork
     from agentrl.serving import TokenClient
     from agentrl.serving.records import EngineStats
     from agentrl.train import Trainer
@@ -35,7 +35,7 @@ class LocalRollouts:
         self,
         worker: GroupRunner[TrajectoryGroup],
         *,
-        cut: Callable[[], Cut] | None = None,
+        cut: Callable[[], CancelledWork] | None = None,
     ) -> None:
         """Take the worker.
 

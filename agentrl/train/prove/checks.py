@@ -24,9 +24,9 @@ from agentrl.train.losses import needs_of
 from agentrl.train.prove.compare import MOST_NAMED, ProofFinding, compared, failed
 from agentrl.train.prove.estimator import estimator_checks
 from agentrl.train.prove.evaluate import (
-    Cut,
-    Outcome,
+    Division,
     Policies,
+    UpdateOutcome,
     build_update,
     evaluate,
     tokens_of,
@@ -36,7 +36,7 @@ from agentrl.train.prove.poison import poisoned
 from agentrl.train.prove.rollouts import random_groups, shuffled, split_rollouts
 from agentrl.types import TrajectoryGroup
 
-_WHOLE = Cut(name="whole")
+_WHOLE = Division(name="whole")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,10 @@ class _Bench:
     groups: list[TrajectoryGroup]
 
     def update(
-        self, cut: Cut, groups: list[TrajectoryGroup] | None = None, needs: LossNeeds | None = None
+        self,
+        cut: Division,
+        groups: list[TrajectoryGroup] | None = None,
+        needs: LossNeeds | None = None,
     ) -> PackedBatch:
         return build_update(
             groups or self.groups,
@@ -76,7 +79,7 @@ class _Bench:
 
     def outcome(
         self, update: PackedBatch, *, ranks: int = 1, poison: Mapping[str, float] | None = None
-    ) -> Outcome:
+    ) -> UpdateOutcome:
         return evaluate(
             update,
             policies=self.policies,
@@ -122,7 +125,7 @@ def prove(
     checks = estimator_checks(
         spec, bench.groups, algorithm=algorithm, clip_shaped=clip_shaped, seed=seed
     )
-    if not checks[0].passed:
+    if checks[0].status is Status.FAIL:
         return Proof(checks=tuple(checks))
     try:
         update = bench.update(_WHOLE)
@@ -142,20 +145,25 @@ def prove(
     return Proof(checks=tuple(checks))
 
 
-def _comparisons(bench: _Bench, whole: Outcome) -> Iterator[tuple[str, Callable[[], ProofFinding]]]:
+def _comparisons(
+    bench: _Bench, whole: UpdateOutcome
+) -> Iterator[tuple[str, Callable[[], ProofFinding]]]:
     """Name and way to make each of the checks that compare with the reference."""
     small = _smallest_budget(bench)
     split = split_rollouts(bench.groups)
-    ways: list[tuple[Cut, list[TrajectoryGroup]]] = [
-        (Cut(name="smallest micro-batches", micro_batch_tokens=small), bench.groups),
-        (Cut(name="middling micro-batches", micro_batch_tokens=2 * small), bench.groups),
-        (Cut(name="2 ranks", micro_batch_tokens=small, ranks=2), bench.groups),
-        (Cut(name="3 ranks", micro_batch_tokens=2 * small, ranks=3), bench.groups),
-        (Cut(name="another order", micro_batch_tokens=2 * small), shuffled(bench.groups, seed=1)),
-        (Cut(name="split rollouts", micro_batch_tokens=small), split),
-        (Cut(name="shared prefixes", prefix_sharing=True), bench.groups),
+    ways: list[tuple[Division, list[TrajectoryGroup]]] = [
+        (Division(name="smallest micro-batches", micro_batch_tokens=small), bench.groups),
+        (Division(name="middling micro-batches", micro_batch_tokens=2 * small), bench.groups),
+        (Division(name="2 ranks", micro_batch_tokens=small, ranks=2), bench.groups),
+        (Division(name="3 ranks", micro_batch_tokens=2 * small, ranks=3), bench.groups),
         (
-            Cut(
+            Division(name="another order", micro_batch_tokens=2 * small),
+            shuffled(bench.groups, seed=1),
+        ),
+        (Division(name="split rollouts", micro_batch_tokens=small), split),
+        (Division(name="shared prefixes", prefix_sharing=True), bench.groups),
+        (
+            Division(
                 name="split, shared, 3 ranks, small",
                 micro_batch_tokens=small,
                 ranks=3,
@@ -191,7 +199,7 @@ def _smallest_budget(bench: _Bench) -> int:
     )
 
 
-def _finite(whole: Outcome) -> ProofFinding:
+def _finite(whole: UpdateOutcome) -> ProofFinding:
     bad = [name for name, grad in whole.gradient.items() if not torch.isfinite(grad).all()]
     size = sum(float(grad.square().sum()) for grad in whole.gradient.values()) ** 0.5
     if bad:
@@ -208,7 +216,7 @@ def _finite(whole: Outcome) -> ProofFinding:
 
 
 def _cut_check(
-    bench: _Bench, whole: Outcome, cut: Cut, groups: list[TrajectoryGroup]
+    bench: _Bench, whole: UpdateOutcome, cut: Division, groups: list[TrajectoryGroup]
 ) -> ProofFinding:
     if bench.needs.whole_rollouts and groups is not bench.groups and not cut.prefix_sharing:
         # The rows of a rollout repeat what came before: together they need more room.
@@ -222,7 +230,7 @@ def _cut_check(
     return compared(cut.name, whole, other)
 
 
-def _zero_rows_check(bench: _Bench, whole: Outcome) -> ProofFinding:
+def _zero_rows_check(bench: _Bench, whole: UpdateOutcome) -> ProofFinding:
     """Rows whose advantage is zero are not computed unless the loss says that they matter."""
     needs = replace(bench.needs, zero_advantage_rows=True)
     other = bench.outcome(bench.update(_WHOLE, needs=needs))
@@ -243,11 +251,11 @@ class _Clean:
     """What poison is put into, and what comes out without it."""
 
     update: PackedBatch
-    outcome: Outcome
+    outcome: UpdateOutcome
 
 
 def _unpoisoned(bench: _Bench, micro_batch_tokens: int) -> _Clean:
-    update = bench.update(Cut(name="clean", micro_batch_tokens=micro_batch_tokens))
+    update = bench.update(Division(name="clean", micro_batch_tokens=micro_batch_tokens))
     return _Clean(update=update, outcome=bench.outcome(update))
 
 

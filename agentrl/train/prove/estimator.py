@@ -54,9 +54,7 @@ def estimator_checks(
             detail = check()
         except DataError as error:
             detail = str(error)
-        checks.append(
-            failed(name, detail) if detail else ProofFinding(name=name, status=Status.OK, detail="")
-        )
+        checks.append(failed(name, detail) if detail else ProofFinding(name=name, status=Status.OK))
         if checks[0].status is Status.FAIL:
             break
     return checks
