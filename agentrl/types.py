@@ -17,7 +17,12 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Termination(StrEnum):
-    """Why a rollout ended. `TERMINATION_RULES` says what follows from it, for every stage."""
+    """Why a rollout ended. `TERMINATION_RULES` says what follows from it, for every stage.
+
+    Example:
+        >>> Termination("max_turns") is Termination.MAX_TURNS
+        True
+    """
 
     ENV_DONE = "env_done"
     """The environment returned `done=True`."""
@@ -51,7 +56,13 @@ class Termination(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRule:
-    """What one termination means downstream; one row of the table in the design."""
+    """Consequences of one termination for every later stage.
+
+    Example:
+        >>> rule = TERMINATION_RULES[Termination.MAX_TOKENS]
+        >>> rule.in_loss, rule.truncated, rule.retried
+        (True, True, False)
+    """
 
     reward_trusted: bool
     """Whether `Trajectory.reward` measures what the policy did."""
@@ -127,7 +138,7 @@ further exclude truncated rows."""
 
 
 class CallStatus(StrEnum):
-    """What the parser made of a span that looks like a tool call. A bad call is data."""
+    """The parser's verdict on a span that looks like a tool call. A bad call is data."""
 
     OK = "ok"
     """Well formed: name and arguments were read."""
@@ -142,7 +153,7 @@ class CallStatus(StrEnum):
 
 
 class ToolStatus(StrEnum):
-    """How one tool call ended."""
+    """The way in which one tool call ended."""
 
     OK = "ok"
     """The tool returned a result."""
@@ -173,7 +184,12 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One chat message."""
+    """One message of a chat.
+
+    Example:
+        >>> Message(role="user", content="What is 1 + 2?").role
+        'user'
+    """
 
     role: Role
     """Who speaks."""
@@ -189,7 +205,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call as parsed from the model's text."""
+    """One call as parsed from the model's text.
+
+    Example:
+        Five sampled tokens, of which the last three are the call:
+
+        >>> call = ToolCall(id="4f1c0a2b9", name="add", arguments={"a": 1, "b": 2},
+        ...                 raw='<tool_call>{"name": "add", ...}</tool_call>', span=(2, 5))
+        >>> call.status.value, call.span
+        ('ok', (2, 5))
+    """
 
     id: str
     """Unique inside the rollout; made by the parser."""
@@ -209,7 +234,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What came back for one call."""
+    """The result that came back for one call.
+
+    Example:
+        >>> ToolResult(text="3", call_id="4f1c0a2b9", name="add", duration_s=0.002).status.value
+        'ok'
+    """
 
     text: str
     """What the model sees."""
@@ -229,7 +259,13 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One thing to do: a row of a dataset."""
+    """One thing to do: a row of a dataset.
+
+    Example:
+        >>> task = Task(id="gsm8k/17", prompt="What is 1 + 2?", label="3")
+        >>> task.split
+        'train'
+    """
 
     id: str
     """Unique inside its dataset and stable across runs; resume and grouping rely on it."""
@@ -245,7 +281,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one turn is sampled."""
+    """Settings with which one turn is sampled.
+
+    Example:
+        >>> SamplingParams(temperature=0.7, max_tokens=512, stop_token_ids=(2,), seed=17).top_p
+        1.0
+    """
 
     temperature: float = 1.0
     """Divides the logits; 0 is greedy. The trainer divides by the same number."""
@@ -261,7 +302,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What an engine returns for one turn. Token in, token out."""
+    """The tokens that an engine returns for one turn. Token in, token out.
+
+    Example:
+        Two ids sampled by the weights of step 4; the second is the stop token.
+
+        >>> turn = Generation(ids=(31, 2), log_probs=(-0.7, -0.1), policy_versions=(4, 4),
+        ...                   finish_reason=FinishReason.STOP)
+        >>> turn.cached_tokens
+        0
+    """
 
     ids: tuple[int, ...]
     """Sampled token ids, in order, with the stop token if one was sampled."""
@@ -284,7 +334,16 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of the conversation, as a span of the response."""
+    """One turn of the conversation, as a span of the response.
+
+    Example:
+        The first four response positions are the model's, the next three the tool's:
+
+        >>> said = Turn(role="assistant", start=0, end=4, text="add(1, 2)", reward=0.5)
+        >>> seen = Turn(role="tool", start=4, end=7, text="3")
+        >>> seen.start == said.end, seen.reward
+        (True, None)
+    """
 
     role: Role
     """`assistant` was sampled; `tool` and `user` were put there by the environment."""
@@ -318,6 +377,17 @@ class Trajectory:
     """One row of training data: one rollout of one task, or the part of it after a prefix break.
 
     The ids are exactly those the engine saw and produced, in order. Text derives from them.
+
+    Example:
+        Two sampled tokens, one of the environment, one sampled after a sync of the weights:
+
+        >>> row = Trajectory(
+        ...     task_id="gsm8k/17", group_id="s3/gsm8k/17", rollout_id="s3/gsm8k/17/0",
+        ...     prompt_ids=(1, 5, 9), response_ids=(31, 7, 12, 2), response_mask=(1, 1, 0, 1),
+        ...     rollout_log_probs=(-0.7, -1.2, 0.0, -0.1), policy_versions=(4, 4, -1, 5),
+        ...     reward=1.0, termination=Termination.ENV_DONE)
+        >>> row.num_action_tokens, row.rule.reward_trusted
+        (3, True)
     """
 
     task_id: str
@@ -374,7 +444,7 @@ class Trajectory:
 
     @property
     def rule(self) -> TerminationRule:
-        """What the termination of this rollout means downstream."""
+        """Consequences of this rollout's termination for later stages."""
         return TERMINATION_RULES[self.termination]
 
     @property
@@ -385,10 +455,21 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTokens:
-    """What the trainer made of the response tokens of one row, in the last update that saw it.
+    """Numbers of the trainer for the response tokens of one row, in the last update that saw it.
 
     Rows are cut after their last trained token, so the arrays may be shorter than the response;
     positions that are not trained hold 0. Rows that no update computed have no such record.
+
+    Example:
+        The second token is the environment's, and a row ends after its last trained token:
+
+        >>> tokens = TrainedTokens(
+        ...     group_id="s3/gsm8k/17", rollout_id="s3/gsm8k/17/0", row_index=0, updates=1,
+        ...     trained=(True, False, True), old_log_probs=(-0.7, 0.0, -0.1),
+        ...     log_probs=(-0.6, 0.0, -0.1), entropy=(1.1, 0.0, 0.3), advantages=(0.5, 0.0, 0.5),
+        ...     correction=(1.0, 0.0, 1.0), clip=(0, 0, 0), loss=(-0.014, 0.0, -0.0125))
+        >>> sum(tokens.trained), tokens.ref_log_probs
+        (2, None)
     """
 
     group_id: str
@@ -422,7 +503,18 @@ class TrainedTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryGroup:
-    """The rollouts of one task in one step. Groups may be uneven."""
+    """The rollouts of one task in one step. Groups may be uneven.
+
+    Example:
+        >>> def row(number: int) -> Trajectory:
+        ...     return Trajectory(
+        ...         task_id="t", group_id="g", rollout_id=f"g/{number}", prompt_ids=(1,),
+        ...         response_ids=(2,), response_mask=(1,), rollout_log_probs=(-0.1,),
+        ...         policy_versions=(0,), termination=Termination.ENV_DONE)
+        >>> group = TrajectoryGroup(group_id="g", task_id="t", trajectories=(row(0), row(1)))
+        >>> [rows[0].rollout_id for rows in group.rollouts()]
+        ['g/0', 'g/1']
+    """
 
     group_id: str
     """Shared by all rows."""

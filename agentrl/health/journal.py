@@ -24,7 +24,7 @@ What = Literal["verdict", "rule", "decision"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line."""
+    """One line of the journal."""
 
     step: int
     """Training steps done when it happened."""
@@ -49,7 +49,7 @@ class Event:
     """Seconds since 1970; set when it is written."""
 
 
-class Journal:
+class HealthJournal:
     """Appends to one file."""
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where the metrics of a step are written: a JSON-lines file always, TensorBoard, and others.
+"""Sinks that the metrics of a step are written to: a JSON-lines file, TensorBoard and others.
 
 A sink may fail (a full disk, a file server that went away) and the run goes on: `MetricsLog` warns
 once per sink and counts. A resume calls `truncate_after`, so that no step is written twice.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from agentrl.errors import ConfigError
-from agentrl.metrics.guard import Guard
+from agentrl.metrics.guard import SinkGuard
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class MetricSink(Protocol):
         ...
 
     def close(self) -> None:
-        """Release files. Idempotent."""
+        """Release files; a second call does nothing."""
         ...
 
 
@@ -54,11 +54,13 @@ class MetricsLog:
 
     def __init__(self, sinks: Sequence[MetricSink], slow: Sequence[MetricSink] = ()) -> None:
         """Write to `sinks` at once, in this order, and to `slow` ones from threads of their own."""
-        self._guards = [Guard(sink) for sink in sinks] + [Guard(sink, slow=True) for sink in slow]
+        self._guards = [SinkGuard(sink) for sink in sinks] + [
+            SinkGuard(sink, slow=True) for sink in slow
+        ]
 
     @property
     def failures(self) -> dict[str, int]:
-        """How many calls failed, by the class name of the sink; only sinks that failed."""
+        """Number of failed calls, by the class name of the sink; only sinks that failed."""
         counts: dict[str, int] = {}
         for guard in self._guards:
             if guard.failures:
@@ -78,7 +80,7 @@ class MetricsLog:
             guard.call("truncate_after", step)
 
     def close(self) -> None:
-        """Close every sink."""
+        """Close every sink in turn."""
         for guard in self._guards:
             guard.close()
 
@@ -103,7 +105,7 @@ class JsonlSink:
         self._mend()
 
     def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-        """Append one line."""
+        """Append one line for the step."""
         taken = {"step", "time"} & values.keys()
         if taken:
             raise ValueError(f"metric names {sorted(taken)} are taken by the line itself")
@@ -130,7 +132,7 @@ class JsonlSink:
             kept += len(line)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file of lines."""
         self._file.close()
 
     def _mend(self) -> None:

@@ -1,4 +1,4 @@
-"""What `reset` and `step` may return, turned into the records of the contract.
+"""Turns what `reset` and `step` may return into the records of the contract.
 
 Besides `Observation` and `StepResult`, text and the dictionaries of OpenRLHF are accepted. Numbers
 may be anything with one value: floats, numpy scalars, tensors of one element. A reward that is no
@@ -89,7 +89,7 @@ def as_step_result(value: Any) -> StepResult:
 
 
 def number(value: Any, what: str) -> float:
-    """One finite number.
+    """Return one finite number, or raise.
 
     Raises:
         GraderError: it is not.

@@ -19,7 +19,7 @@ import pytest
 from agentrl.data import TrajectoryStore
 from agentrl.data.store.token_store import TokenStore
 from agentrl.errors import RunError
-from agentrl.health.journal import Journal
+from agentrl.health.journal import HealthJournal
 from agentrl.inspect.export.files import export_pieces
 from agentrl.inspect.export.formats import ExportFormat
 from agentrl.inspect.pages.find import find_answer
@@ -344,7 +344,7 @@ def test_a_pipe_under_the_name_of_a_file_is_waited_for_by_nobody(run_copy, name)
         ask_everything(reader)
         stored = TrajectoryStore(run_copy / "trajectories").read("train", step=1)
         assert b"".join(export_pieces(ExportFormat.HTML, stored, reader))
-        assert Journal(run_copy / "health.jsonl").read() is not None
+        assert HealthJournal(run_copy / "health.jsonl").read() is not None
         return count_rows(run_copy, "trajectories")
 
     answers: list[int] = []

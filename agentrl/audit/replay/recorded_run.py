@@ -1,4 +1,4 @@
-"""What a replay reads of a run: nothing is locked or written, so the run may go on meanwhile."""
+"""Reader of a recorded run: nothing is locked or written, so the run may go on meanwhile."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.data import TokenStore, TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object
 from agentrl.errors import AgentrlError, RunError
 from agentrl.metrics import read_metrics
 from agentrl.runtime.disk.checkpoint import Checkpoint, list_checkpoints
 from agentrl.runtime.disk.run_directory import read_identity
-
-if TYPE_CHECKING:
-    from agentrl.data import TokenStore, TrajectoryStore
-    from agentrl.types import TrainedTokens, TrajectoryGroup
+from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.types import TrainedTokens, TrajectoryGroup
 
 _DAMAGED = (AgentrlError, OSError, LookupError, TypeError, ValueError)
 """What a file raises whose pages hold nonsense; stores themselves pass over those that are torn.
@@ -49,8 +48,6 @@ class RecordedRun:
         Raises:
             RunError: there is no readable file of that step.
         """
-        from agentrl.runtime.disk.stored_groups import stored_groups
-
         try:
             found = stored_groups(self.store, "train", step)
         except _DAMAGED:
@@ -60,7 +57,7 @@ class RecordedRun:
         return found
 
     def metrics(self, step: int) -> dict[str, float]:
-        """What was logged for a step; empty if nothing was."""
+        """Metrics logged for a step; empty if none were."""
         found: dict[str, float] = {}
         for line in self._metric_lines():
             if line["step"] == step:
@@ -81,7 +78,7 @@ class RecordedRun:
         return read_metrics(file) if file.is_file() else iter(())
 
     def trained(self, step: int) -> list[TrainedTokens]:
-        """What the trainer made of the tokens of a step; empty if nothing readable is there."""
+        """Trained tokens of a step as the run stored them; empty if nothing readable is there."""
         try:
             return self.tokens.read(step)
         except _DAMAGED:
@@ -105,8 +102,6 @@ def open_recorded(path: Path) -> RecordedRun:
         RunError: it is not a run directory.
         ConfigError: its config is of another make.
     """
-    from agentrl.data import TokenStore, TrajectoryStore
-
     config, base = read_identity(path)
     model = read_object(RunPaths(path).identity_file).get("model") or config.model.path
     section = config.model.model_copy(update={"path": str(model)})

@@ -97,7 +97,7 @@ class RunDir(RunPaths):
             RunError: another process runs there, it already holds a run, or it is not writable; or
                 `model.path` names a run without a checkpoint.
         """
-        path = run_path(config)
+        path = run_path(config.run)
         run = cls._locked(path)
         try:
             if holds_a_run(path):
@@ -106,7 +106,7 @@ class RunDir(RunPaths):
                     f"start another with run.name={free_name(path)}"
                 )
             empty(path)
-            run._write_identity(config, base, model=_model(config))
+            run._write_identity(config, base, model=_model(config.model))
         except BaseException:
             run.close()
             raise
@@ -151,7 +151,7 @@ class RunDir(RunPaths):
         may go on.
         """
         identity = json.loads((self.path / IDENTITY_FILE).read_bytes())
-        path = identity.get("model") or _model(config)  # run.json of an older make has none
+        path = identity.get("model") or _model(config.model)  # run.json of an older make has none
         return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
     def write_result(self, result: dict[str, Any]) -> None:
@@ -230,11 +230,11 @@ def read_identity(path: Path) -> tuple[RunConfig, Path]:
         raise RunError(f"{path}/run.json cannot be read: {error}") from error
 
 
-def _model(config: RunConfig) -> str:
-    """What `model.path` stands for now: a checkpoint folder, or a name."""
-    if config.model.path == ModelSection().path:
-        return config.model.path  # the quickstart model, also beside a folder of that name
-    path = resolve_model_path(config.model.path)
+def _model(section: ModelSection) -> str:
+    """The checkpoint folder or the name that `model.path` stands for now."""
+    if section.path == ModelSection().path:
+        return section.path  # the quickstart model, also beside a folder of that name
+    path = resolve_model_path(section.path)
     folder = Path(path).expanduser()
     return str(folder.absolute()) if folder.is_dir() else path
 
