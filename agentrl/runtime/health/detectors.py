@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.health.journal import Event, Journal
+from agentrl.health.journal import Event, HealthJournal
 from agentrl.health.records import Verdict
 from agentrl.health.rollouts import rollouts_of_step, sampled_steps
-from agentrl.health.watch import Look, Watch
+from agentrl.health.watch import Look, RunWatch
 from agentrl.runtime.progress import Progress
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class StepWatch:
         self._progress, self._rollbacks = progress, rollbacks
         self._path = run_dir.path
         self._on = on
-        self._journal = Journal(run_dir.health_file)
+        self._journal = HealthJournal(run_dir.health_file)
         self._pending = [(step, dict(logged[step])) for step in sorted(logged)]
         self._looking: asyncio.Task[None] | None = None
         self._free_at = 0.0
@@ -70,7 +70,7 @@ class StepWatch:
         if self._on:
             events = self._journal.read()
             said = {event.detector: event.status for event in events if event.what == "verdict"}
-            self._watch = Watch(settings, said=said)
+            self._watch = RunWatch(settings, said=said)
             self._trajectories = run_dir.trajectories
             self._store: TrajectoryStore | None = None
 

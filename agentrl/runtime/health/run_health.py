@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.health import HealthSection
-from agentrl.health.rules import Action
+from agentrl.health.rules import RuleAction
 from agentrl.runtime.disk.pause import PauseState, clear_pause, wait_for_answer
 from agentrl.runtime.disk.rollback import RollBack, RollbackPlan
 from agentrl.runtime.health.detectors import StepWatch
@@ -78,7 +78,7 @@ class RunHealth:
     def rolls_back(self, step: int) -> bool:
         """A rule rolls `step` back, so that nothing of it needs to be scored or saved."""
         ruling = self.ruling(step)
-        return ruling is not None and ruling.action is Action.ROLLBACK
+        return ruling is not None and ruling.action is RuleAction.ROLLBACK
 
     def protected(self, step: int) -> Collection[int]:
         """Steps of checkpoints that a rollback may need."""
@@ -131,7 +131,7 @@ class RunHealth:
         return time.monotonic() - began
 
     def _halt(self, pause: Ruling) -> None:
-        self._halted = replace(pause, action=Action.STOP, instead="stopped by hand")
+        self._halted = replace(pause, action=RuleAction.STOP, instead="stopped by hand")
 
     def end_training(self, step: int, *, cursor: dict[str, Any], elapsed_s: float) -> None:
         """After the last step: record the rule that ends the run, if one does.
