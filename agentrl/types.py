@@ -74,32 +74,67 @@ class TerminationRule:
     """Whether the rollout was cut off by a budget rather than ended."""
     retried: bool = False
     """Whether the worker tries the rollout again on fresh parts before it drops it."""
+    from_env: bool = False
+    """Whether an environment may report it in its `StepResult`."""
+    mark: Literal["done", "limit", "fault"]
+    """How views mark it: the environment was done, the policy met a limit, or no fault of its."""
+    meaning: str
+    """One sentence for those who look at a rollout."""
 
 
-_TRUSTED = TerminationRule(reward_trusted=True, in_baseline=True, in_loss=True)
-_TRUNCATED = TerminationRule(reward_trusted=True, in_baseline=True, in_loss=True, truncated=True)
-_INFRASTRUCTURE = TerminationRule(
-    reward_trusted=False, in_baseline=False, in_loss=False, retried=True
-)
-_DROPPED = TerminationRule(reward_trusted=False, in_baseline=False, in_loss=False)
+def _trusted(
+    meaning: str,
+    *,
+    mark: Literal["done", "limit"] = "limit",
+    truncated: bool = False,
+    from_env: bool = False,
+) -> TerminationRule:
+    return TerminationRule(
+        reward_trusted=True, in_baseline=True, in_loss=True, truncated=truncated,
+        from_env=from_env, mark=mark, meaning=meaning,
+    )  # fmt: skip
+
+
+def _dropped(meaning: str, *, retried: bool = False) -> TerminationRule:
+    return TerminationRule(
+        reward_trusted=False, in_baseline=False, in_loss=False, retried=retried,
+        mark="fault", meaning=meaning,
+    )  # fmt: skip
+
 
 TERMINATION_RULES: Mapping[Termination, TerminationRule] = {
-    Termination.ENV_DONE: _TRUSTED,
-    Termination.NO_TOOL_CALL: _TRUSTED,
-    Termination.MAX_TURNS: _TRUNCATED,
-    Termination.MAX_TOKENS: _TRUNCATED,
-    Termination.CONTEXT_FULL: _TRUNCATED,
-    Termination.TOOL_TIMEOUT: _TRUSTED,
-    Termination.OUTPUT_LIMIT: _TRUSTED,
-    Termination.OOM: _TRUSTED,
-    Termination.SANDBOX_FAILED: _INFRASTRUCTURE,
-    Termination.ENGINE_FAILED: _INFRASTRUCTURE,
-    Termination.ENV_CRASHED: _INFRASTRUCTURE,
-    Termination.GRADER_CRASHED: _INFRASTRUCTURE,
-    Termination.ABORTED: _DROPPED,
-    Termination.STALE: _DROPPED,
+    Termination.ENV_DONE: _trusted("The environment said it is done.", mark="done", from_env=True),
+    Termination.NO_TOOL_CALL: _trusted("The model answered without a tool call."),
+    Termination.MAX_TURNS: _trusted("It used all turns it may take.", truncated=True),
+    Termination.MAX_TOKENS: _trusted("It used all tokens it may sample.", truncated=True),
+    Termination.CONTEXT_FULL: _trusted("The context had no room left.", truncated=True),
+    Termination.TOOL_TIMEOUT: _trusted(
+        "Its own action, or the whole rollout, took longer than it may.", from_env=True
+    ),
+    Termination.OUTPUT_LIMIT: _trusted(
+        "Its own action printed more than the sandbox keeps.", from_env=True
+    ),
+    Termination.OOM: _trusted(
+        "Its own action used more memory than the sandbox allows.", from_env=True
+    ),
+    Termination.SANDBOX_FAILED: _dropped(
+        "The sandbox broke: no fault of the policy.", retried=True
+    ),
+    Termination.ENGINE_FAILED: _dropped(
+        "The engine that samples broke: no fault of the policy.", retried=True
+    ),
+    Termination.ENV_CRASHED: _dropped(
+        "The environment raised an error: no fault of the policy.", retried=True
+    ),
+    Termination.GRADER_CRASHED: _dropped(
+        "The reward could not be computed: no fault of the policy.", retried=True
+    ),
+    Termination.ABORTED: _dropped("The run was stopped while it was in flight."),
+    Termination.STALE: _dropped("Weights older than the bound sampled it."),
 }
-"""The one table every stage reads. `loss.mask_truncated` may further exclude truncated rows."""
+"""The one table every stage reads: a new ending is a member above and a row here, no more, since
+filters, views and the page take its traits and its meaning from here. `loss.mask_truncated` may
+further exclude truncated rows."""
 
 
 class CallStatus(StrEnum):

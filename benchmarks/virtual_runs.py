@@ -35,8 +35,8 @@ LIMIT_S = 60.0
 class PatientSelector(JumpingSelector):
     """Does not move the clock while a thread computes.
 
-    What threads have to say is heard when the loop has nothing else left to do, so that it comes
-    at the same place however fast they are.
+    Callbacks from threads run when the loop has nothing else left to do, so that they come at the
+    same place however fast the threads are.
     """
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ class EstimatorSpec:
     function: EstimatorFunction
     """The estimator."""
     per: Literal["rollout", "turn", "token"] = "rollout"
-    """What it returns a number for: rollouts [G], turns [G][K] or sampled tokens [G][A]."""
+    """It returns one number per rollout [G], per turn [G][K] or per sampled token [G][A]."""
     compares_siblings: bool = True
     """Whether the reward of a rollout is compared with those of its group."""
     divides_by_spread: bool = False

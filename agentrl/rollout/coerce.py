@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.env import Observation, StepResult
 from agentrl.errors import EnvError, GraderError, choices
-from agentrl.types import Message, Role, SamplingParams, Termination
+from agentrl.types import TERMINATION_RULES, Message, Role, SamplingParams, Termination
 
 STEP_KEYS = (
     "rewards",
@@ -26,12 +26,7 @@ STEP_KEYS = (
     "reward_parts",
 )
 SAMPLING_KEYS = ("temperature", "top_p", "max_tokens")
-_ENDINGS = (
-    Termination.ENV_DONE,
-    Termination.TOOL_TIMEOUT,
-    Termination.OUTPUT_LIMIT,
-    Termination.OOM,
-)
+_ENDINGS = tuple(ending for ending, rule in TERMINATION_RULES.items() if rule.from_env)
 
 
 def as_observation(value: Any) -> Observation:

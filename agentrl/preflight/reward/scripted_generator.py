@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from agentrl.chat import ChatFormat
 from agentrl.config.schema import ChatSection
 from agentrl.env import Solution
 from agentrl.types import FinishReason, Generation, SamplingParams, ToolCall
-
-if TYPE_CHECKING:
-    from agentrl.chat import ChatFormat
 
 Turns = Sequence[tuple[int, ...]]
 """Ids of each turn of an episode, the token that ends it included."""
@@ -46,7 +43,7 @@ class ScriptedGenerator:
         )
 
     async def end_session(self, session_id: str) -> None:
-        """Forget it."""
+        """Forget the turns of a session."""
         self._turns.pop(session_id, None)
 
 

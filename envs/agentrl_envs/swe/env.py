@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError, choices
 from agentrl.sandbox import Sandbox
 from agentrl.types import Message, Task, ToolResult, ToolStatus
 from agentrl_envs.swe.gold import patch_solution
-from agentrl_envs.swe.grade import Grader, Reason, Verdict
+from agentrl_envs.swe.grade import Grade, Grader, Reason
 from agentrl_envs.swe.prompt import Template, shipped
 from agentrl_envs.swe.record import REPO_FOLDER, SweTask
 from agentrl_envs.swe.workspace import Workspace
@@ -160,7 +160,7 @@ class RepairTask(AgentInstance):
             parts["failed_calls"] = -self.failed_call_penalty * self._failed
         return parts
 
-    def _final(self, verdict: Verdict, submitted: bool, spent: bool) -> StepResult:
+    def _final(self, verdict: Grade, submitted: bool, spent: bool) -> StepResult:
         earned = verdict.fraction if self.reward == "fraction" else float(verdict.solved)
         parts = self._parts(earned)
         changes = verdict.changes

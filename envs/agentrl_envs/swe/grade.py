@@ -52,7 +52,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Grade:
     """What a repair is worth."""
 
     reason: Reason
@@ -96,7 +96,7 @@ class Grader:
     python: str = "python3"
     """Runs the judge inside the sandbox."""
 
-    async def grade(self, agent: Sandbox) -> Verdict:
+    async def grade(self, agent: Sandbox) -> Grade:
         """Judge what the agent left.
 
         Raises:
@@ -135,10 +135,10 @@ class Grader:
         changes: Changes | None,
         run: TestRun | None = None,
         expected_failures: Collection[str] = (),
-    ) -> Verdict:
+    ) -> Grade:
         task = self.place.task
         good = run.passed if run is not None and reason is Reason.GRADED else lambda name: False
-        return Verdict(
+        return Grade(
             reason=reason,
             fixed=sum(map(good, task.FAIL_TO_PASS)),
             kept=sum(good(name) or name in expected_failures for name in task.PASS_TO_PASS),

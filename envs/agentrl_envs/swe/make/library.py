@@ -19,7 +19,7 @@ from agentrl_envs.swe.make.journal import Journal
 from agentrl_envs.swe.make.project import TEST_ENV, Project, find_project
 from agentrl_envs.swe.make.sdist import is_permissive, read_sdist
 from agentrl_envs.swe.make.suite import Stalls, Suite, SuiteRun, SuiteRunner
-from agentrl_envs.swe.make.verdict import Baseline, Verdict, baseline_of, judge
+from agentrl_envs.swe.make.verdict import Baseline, ChangeEffect, baseline_of, judge
 
 _COPIES = Path(__file__).with_name("copies.py")
 _FORMAT = 3
@@ -182,7 +182,7 @@ class Workshop:
         baseline: Baseline,
         snapshot: Snapshot,
         changed: dict[str, bytes] | None = None,
-    ) -> Verdict:
+    ) -> ChangeEffect:
         """Run the tests with a change, and if it breaks some, once more on clocks that stall.
 
         Args:

@@ -20,7 +20,7 @@ from agentrl_envs.swe.make.mutation.sites import Site, SourceFile
 from agentrl_envs.swe.make.progress import Progress
 from agentrl_envs.swe.make.project import Project
 from agentrl_envs.swe.make.rows import base_row
-from agentrl_envs.swe.make.verdict import Baseline, Verdict, statement
+from agentrl_envs.swe.make.verdict import Baseline, ChangeEffect, statement
 from agentrl_envs.swe.patches import make_patch
 from agentrl_envs.swe.trees import TreeFile, TreeStore
 
@@ -121,13 +121,13 @@ async def _accept(
     return rows
 
 
-def _noted(found: Verdict) -> dict[str, Any]:
+def _noted(found: ChangeEffect) -> dict[str, Any]:
     return {"reason": "", "broken": list(found.fail_to_pass), "messages": dict(found.messages),
             "kept": list(found.pass_to_pass)}  # fmt: skip
 
 
-def _read(known: Mapping[str, Any], baseline: Baseline) -> Verdict:
-    return Verdict(
+def _read(known: Mapping[str, Any], baseline: Baseline) -> ChangeEffect:
+    return ChangeEffect(
         reason="",
         fail_to_pass=tuple(known["broken"]),
         pass_to_pass=tuple(known["kept"]),
@@ -172,7 +172,7 @@ def _bugs(files: Mapping[str, SourceFile], project: Project, seed: int) -> Itera
 
 def _row(
     shop: Workshop, store: TreeStore, project: Project, baseline: Baseline, bug: _Bug,
-    verdict: Verdict,
+    verdict: ChangeEffect,
 ) -> dict[str, Any]:  # fmt: skip
     old = project.tree[bug.path]
     new = TreeFile(data=bug.text.encode(), executable=old.executable)

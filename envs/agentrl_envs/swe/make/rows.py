@@ -7,11 +7,11 @@ from typing import Any
 
 from agentrl_envs.swe.make.library import Workshop
 from agentrl_envs.swe.make.project import TEST_ENV, Project
-from agentrl_envs.swe.make.verdict import Baseline, Verdict
+from agentrl_envs.swe.make.verdict import Baseline, ChangeEffect
 
 
 def base_row(
-    shop: Workshop, project: Project, baseline: Baseline, verdict: Verdict
+    shop: Workshop, project: Project, baseline: Baseline, verdict: ChangeEffect
 ) -> dict[str, Any]:
     """The fields of `SweTask` that do not depend on how the source was broken."""
     return {

@@ -39,7 +39,7 @@ _LOOKS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class SecondLook:
     """What a second look at a task found."""
 
     instance_id: str
@@ -55,7 +55,7 @@ class Finding:
 async def validate_tasks(
     folder: Path, environment: Environment, backend: SandboxBackend, *, jobs: int,
     limit: int | None = None,
-) -> AsyncIterator[Finding]:  # fmt: skip
+) -> AsyncIterator[SecondLook]:  # fmt: skip
     """Look at every task of a data set folder again, in the order of the file.
 
     Args:
@@ -76,9 +76,9 @@ async def validate_tasks(
         tasks = [tasks[number * len(tasks) // limit] for number in range(limit)]
     store = TreeStore(folder / STORE_FOLDER)
 
-    async def look(task: SweTask) -> Finding:
+    async def look(task: SweTask) -> SecondLook:
         wrong, flips = await _looks(task, store, environment, backend)
-        return Finding(
+        return SecondLook(
             instance_id=task.instance_id, of=len(tasks), disagreements=wrong, flips=flips
         )
 
@@ -87,7 +87,7 @@ async def validate_tasks(
             yield finding
 
 
-def drop(folder: Path, findings: Sequence[Finding]) -> tuple[int, int]:
+def drop(folder: Path, findings: Sequence[SecondLook]) -> tuple[int, int]:
     """Leave out of a data set folder what does not hold.
 
     A task that disagrees goes, and one of which a test that is to be mended flips; tests that flip

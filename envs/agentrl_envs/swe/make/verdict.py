@@ -59,7 +59,7 @@ def baseline_of(runs: Sequence[SuiteRun], stalled: Sequence[SuiteRun] = ()) -> B
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ChangeEffect:
     """What a change of the source does to the tests."""
 
     reason: str
@@ -73,7 +73,7 @@ class Verdict:
     """What the broken tests say."""
 
 
-def judge(wanted: Sequence[str], runs: Sequence[SuiteRun]) -> Verdict:
+def judge(wanted: Sequence[str], runs: Sequence[SuiteRun]) -> ChangeEffect:
     """Compare runs with a change to what passes without it.
 
     Args:
@@ -82,17 +82,17 @@ def judge(wanted: Sequence[str], runs: Sequence[SuiteRun]) -> Verdict:
     """
     for run in runs:
         if not run.complete:
-            return Verdict(reason="stuck" if run.stuck else "crashed")
+            return ChangeEffect(reason="stuck" if run.stuck else "crashed")
     always = frozenset.intersection(*(run.passed() for run in runs))
     ever = frozenset.union(*(run.passed() for run in runs))
     broken = tuple(name for name in wanted if name not in ever)
     kept = tuple(name for name in wanted if name in always)
     if not broken:
         somewhere = any(name not in always for name in wanted)
-        return Verdict(reason="unsteady" if somewhere else "not caught")
+        return ChangeEffect(reason="unsteady" if somewhere else "not caught")
     if len(kept) * 2 <= len(wanted):
-        return Verdict(reason="too much broken")
-    return Verdict(
+        return ChangeEffect(reason="too much broken")
+    return ChangeEffect(
         reason="",
         fail_to_pass=broken,
         pass_to_pass=kept,
@@ -108,7 +108,7 @@ def _message(run: SuiteRun, name: str) -> str:
     return run.broken.get(file, "the test was not found")
 
 
-def statement(name: str, version: str, verdict: Verdict, *, shown: bool) -> str:
+def statement(name: str, version: str, verdict: ChangeEffect, *, shown: bool) -> str:
     """The problem as the model reads it: what fails and what it says, nothing of the cause.
 
     Args:
