@@ -94,7 +94,7 @@ def _command(config: RunConfig, max_context: int, dtype: str) -> ServerCommand:
     from agentrl.serving.vllm.command import server_command
     from agentrl.train.model.pretrained import check_model_path
 
-    source = model_source(config)
+    source = model_source(config.model)
     check_model_path(source)
     return server_command(
         config.serving,

@@ -85,7 +85,7 @@ def _train(path: Path, overrides: list[str], *, resume: bool) -> int:
     else:
         config, base = read_config(path, overrides)
         run_dir = open_run(config, base=base) if resume else None
-        where = run_path(config)
+        where = run_path(config.run)
     try:
         with watch(console) as progress:
             result = asyncio.run(train(config, base=base, run_dir=run_dir, progress=progress))

@@ -60,10 +60,10 @@ class ServingSection(Section):
 class SyncSection(Section):
     """How new weights reach the engines."""
 
-    backend: Literal["auto", "inprocess", "shm", "disk", "collective", "ipc", "nccl"] = "auto"
+    backend: str = "auto"
     """`inprocess` (embedded: nothing moves), `shm` (one host), `disk` (a shared folder),
     `collective` (gloo or NCCL broadcast), `ipc` (CUDA, one device), `nccl` (vLLM's own engine);
-    `auto` takes the fastest that reaches every engine."""
+    `auto` takes the fastest that reaches every engine. Or an import string of one's own."""
     bucket_mb: int = Field(default=64, ge=1)
     """MiB of one transfer buffer; there are two. For `collective` and `nccl`."""
     dense_every: int = Field(default=1, ge=1)

@@ -61,7 +61,7 @@ class ChatSection(Section):
     `mistral`, `generic`, or `raw` for no template at all."""
     tool_parser: str = "none"
     """How actions are found in the text: `none`, `hermes`, `qwen3_coder`, `llama3_json`,
-    `mistral` or `fenced_code`."""
+    `mistral`, `fenced_code`, or an import string of one's own."""
     system_prompt: str | None = None
     """Put before prompts that have no system message; None leaves that to the template."""
     reply_prefix: str = ""

@@ -13,14 +13,19 @@ import math
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from agentrl.errors import ConfigError
 from agentrl.metrics.guard import SinkGuard
 
 logger = logging.getLogger(__name__)
+
+_LINE_BYTES = 2**20
+"""A longer line of metrics is not one of ours."""
+_STEPS = 2**40
+"""No run has so many."""
 
 
 class MetricSink(Protocol):
@@ -145,27 +150,46 @@ class JsonlSink:
             self._file.write(b"\n")
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file as mappings; a line that is torn is left out.
+def read_metrics(
+    path: Path, *, torn: Callable[[], object] = lambda: None
+) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file as mappings.
+
+    Args:
+        path: of the file, which may be growing, torn or not ours at all.
+        torn: called for each line that is left out since it is no record of a step.
 
     Raises:
         OSError: no such file, or none that can be read without waiting for who writes it.
     """
-    if stat.S_ISFIFO(Path(path).stat().st_mode):
-        raise OSError(f"{path} is a pipe, expected a file")
+    mode = Path(path).stat().st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
+        raise OSError("not a plain file")
     with Path(path).open("rb") as file:
-        for line in file:
+        while line := file.readline(_LINE_BYTES):
+            if len(line) == _LINE_BYTES and not line.endswith(b"\n"):
+                _skip_line(file)
+                line = b"too long"
             record = _parse(line)
             if record is not None:
                 yield record
+            elif line.strip():
+                torn()
+
+
+def _skip_line(file: BinaryIO) -> None:
+    while (part := file.readline(_LINE_BYTES)) and not part.endswith(b"\n"):
+        pass
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    step = record.get("step") if isinstance(record, dict) else None
+    known = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < _STEPS
+    return record if known else None
 
 
 class TensorBoardSink:

@@ -45,7 +45,7 @@ async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> l
 
 def dry_run_plan(config: RunConfig, *, base: Path, found: PreflightFacts, resume: bool) -> Plan:
     """The checks of `preflight`; `watchdog.run_watched` runs them, too."""
-    steps = [*_parts(config, base, found, resume), *_places(config, found, resume)]
+    steps = [*_parts(config, base, found, resume), *_places(config, base, found, resume)]
     return Plan(steps=steps, limits=limits_of(config))
 
 
@@ -105,7 +105,7 @@ def full_plan(
     ]
     parts = _parts(config, base, found, resume)
     return Plan(
-        steps=[*parts, *trials, *setup, *_places(config, found, resume)],
+        steps=[*parts, *trials, *setup, *_places(config, base, found, resume)],
         limits=limits_of(config, samples=samples.count if samples else 0),
     )
 
@@ -116,7 +116,7 @@ def _parts(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -
         ("model", lambda: parts.model(config.model, found)),
         ("tools", lambda: parts.tools(config.env, base)),
         ("environment", lambda: parts.environment(config.env, base, found)),
-        ("chat", lambda: parts.chat(config.chat, config.env, found)),
+        ("chat", lambda: parts.chat(config.chat, config.env, base, found)),
         ("datasets", lambda: parts.datasets(config, base, found, resume)),
         ("prompts", lambda: parts.prompts(config, base, found)),
         ("sandbox", lambda: parts.sandbox(config.sandbox, base)),
@@ -129,10 +129,10 @@ def _parts(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -
     ]
 
 
-def _places(config: RunConfig, found: PreflightFacts, resume: bool) -> list[Step]:
+def _places(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -> list[Step]:
     return [
         ("schedule", lambda: fleet_checks.schedule(config)),
-        ("engines", lambda: fleet_checks.engines(config, tokenizer=found.tokenizer)),
+        ("engines", lambda: fleet_checks.engines(config, base=base, tokenizer=found.tokenizer)),
         ("cluster", lambda: fleet_checks.cluster(config)),
         ("run directory", lambda: preflight_parts.run_directory(config, resume)),
         ("rules", lambda: preflight_parts.rules(config)),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.data import TokenStore, TrajectoryStore
+from agentrl.data.run.paths import RunPaths
+from agentrl.data.run.read import read_object
 from agentrl.errors import AgentrlError, RunError
-from agentrl.metrics.sinks import read_metrics
+from agentrl.metrics import read_metrics
 from agentrl.runtime.disk.checkpoint import Checkpoint, list_checkpoints
 from agentrl.runtime.disk.run_directory import read_identity
 from agentrl.runtime.disk.stored_groups import stored_groups
@@ -55,9 +58,8 @@ class RecordedRun:
 
     def metrics(self, step: int) -> dict[str, float]:
         """Metrics logged for a step; empty if none were."""
-        file = self.path / "metrics.jsonl"
         found: dict[str, float] = {}
-        for line in read_metrics(file) if file.is_file() else ():
+        for line in self._metric_lines():
             if line["step"] == step:
                 numbers = {k: v for k, v in line.items() if isinstance(v, int | float)}
                 found.update({k: v for k, v in numbers.items() if k not in ("step", "time")})
@@ -65,11 +67,15 @@ class RecordedRun:
 
     def curve(self, name: str) -> dict[int, float]:
         """One metric by step, where it was logged as a number."""
-        file = self.path / "metrics.jsonl"
-        lines = read_metrics(file) if file.is_file() else ()
         return {
-            line["step"]: float(line[name]) for line in lines if isinstance(line.get(name), float)
+            line["step"]: float(line[name])
+            for line in self._metric_lines()
+            if isinstance(line.get(name), float)
         }
+
+    def _metric_lines(self) -> Iterator[dict[str, Any]]:
+        file = RunPaths(self.path).metrics_file
+        return read_metrics(file) if file.is_file() else iter(())
 
     def trained(self, step: int) -> list[TrainedTokens]:
         """Trained tokens of a step as the run stored them; empty if nothing readable is there."""
@@ -97,15 +103,15 @@ def open_recorded(path: Path) -> RecordedRun:
         ConfigError: its config is of another make.
     """
     config, base = read_identity(path)
-    model = json.loads((path / "run.json").read_bytes()).get("model") or config.model.path
+    model = read_object(RunPaths(path).identity_file).get("model") or config.model.path
     section = config.model.model_copy(update={"path": str(model)})
     return RecordedRun(
         path=path,
         config=config.model_copy(update={"model": section}),
         base=base,
-        store=TrajectoryStore(path / "trajectories"),
-        tokens=TokenStore(path / "tokens"),
-        checkpoints=tuple(list_checkpoints(path / "checkpoints")),
+        store=TrajectoryStore(RunPaths(path).trajectories),
+        tokens=TokenStore(RunPaths(path).tokens),
+        checkpoints=tuple(list_checkpoints(RunPaths(path).checkpoints)),
     )
 
 

@@ -227,7 +227,11 @@ def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Itera
 
     config = _alone(run.config)
     checkpoint = None if start is None else start.path
-    pretrained = load_trained(config, checkpoint=None if checkpoint is None else str(checkpoint))
+    pretrained = load_trained(
+        config.model,
+        config.train.lora,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+    )
     yield make_trainer(
         config, pretrained.model, base=run.base, run_dir=scratch, checkpoint=checkpoint
     )

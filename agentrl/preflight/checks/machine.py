@@ -29,7 +29,8 @@ async def disk(config: RunConfig) -> Finding | str:
     Raises:
         RunError: it is not enough.
     """
-    folder = next(f for f in (run_path(config), *run_path(config).absolute().parents) if f.exists())
+    path = run_path(config.run)
+    folder = next(f for f in (path, *path.absolute().parents) if f.exists())
     free = shutil.disk_usage(folder).free
     size = _weights_bytes(resolve_model_path(config.model.path))
     rollout, train = config.rollout, config.train
@@ -64,7 +65,7 @@ async def context(config: RunConfig) -> Finding | str:
 
     wanted = config.rollout.max_context_tokens
     try:
-        found = await asyncio.to_thread(AutoConfig.from_pretrained, model_source(config))
+        found = await asyncio.to_thread(AutoConfig.from_pretrained, model_source(config.model))
     except (AgentrlError, OSError, ValueError) as error:
         return warn("context", f"not checked: {error}", "mend model")
     text = getattr(found, "text_config", None) or found
@@ -126,7 +127,7 @@ def model_shape(config: RunConfig) -> ModelShape:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    found = AutoConfig.from_pretrained(model_source(config))
+    found = AutoConfig.from_pretrained(model_source(config.model))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(found)
     text = getattr(found, "text_config", None) or found

@@ -32,7 +32,7 @@ from agentrl.runtime.assembly.parts import (
     open_sandboxes,
     sandbox_limits,
 )
-from agentrl.runtime.assembly.task_choice import read_chosen
+from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
@@ -89,9 +89,11 @@ async def trainer(config: RunConfig) -> str:
     return check_learner(config)
 
 
-async def chat(section: ChatSection, env: EnvSection, found: PreflightFacts) -> Finding | str:
+async def chat(
+    section: ChatSection, env: EnvSection, base: Path, found: PreflightFacts
+) -> Finding | str:
     """Template and parser, proven on probe conversations."""
-    parser = build_parser(section.tool_parser)
+    parser = build_parser(section.tool_parser, base=base)
     if found.tokenizer is None:
         return warn("chat", "parser is known; the template needs the tokenizer above", "mend model")
     found.chat = chat = build_chat(found.tokenizer, section)
@@ -108,8 +110,9 @@ async def datasets(
     config: RunConfig, base: Path, found: PreflightFacts, resume: bool
 ) -> Finding | str:
     """Load every task of training and evaluation."""
-    chosen = read_chosen(run_path(config) / CHOSEN_FILE, config) if resume else None
-    sets = load_task_sets(config, base=base, chosen=chosen)
+    sections = dataset_sections(config.dataset, config.eval.datasets)
+    chosen = read_chosen(run_path(config.run) / CHOSEN_FILE, sections) if resume else None
+    sets = load_task_sets(config.dataset, config.eval.datasets, base=base, chosen=chosen)
     found.tasks = sets
     counts = [f"train {len(sets.train)}"]
     counts += [f"{name} {len(tasks)}" for name, tasks in sets.evals.items()]
@@ -238,7 +241,7 @@ async def sandbox(section: SandboxSection, base: Path) -> Finding | str:
 
 async def run_directory(config: RunConfig, resume: bool) -> Finding | str:
     """Check that the run may be written where the config says."""
-    path = run_path(config)
+    path = run_path(config.run)
     if holds_a_run(path) and not resume:
         raise RunError(
             f"{path} already holds a run; continue it with --resume, or start another with "
@@ -256,7 +259,8 @@ async def rules(config: RunConfig) -> str:
     Raises:
         ConfigError: a rule or a threshold that cannot be read.
     """
-    return "; ".join(rule.text for rule in check_health(config)) or "none"
+    rules = check_health(config.health, datasets=config.eval.datasets)
+    return "; ".join(rule.text for rule in rules) or "none"
 
 
 async def metrics(config: RunConfig) -> str:
@@ -265,7 +269,7 @@ async def metrics(config: RunConfig) -> str:
     Raises:
         ConfigError: a sink is wrong, or what it needs is not installed.
     """
-    return check_sinks(config)
+    return check_sinks(config.log)
 
 
 async def budget(

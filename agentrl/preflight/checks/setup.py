@@ -154,7 +154,7 @@ async def early_stop(config: RunConfig) -> Finding | str:
         ConfigError: a rule that cannot be read.
     """
     texts = config.health.rules
-    rules = check_health(config)
+    rules = check_health(config.health, datasets=config.eval.datasets)
     if not rules:
         kept = _RULES if config.resolved_algorithm().needs_reference else _RULES[1:]
         return warn(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.chat import build_parser
-from agentrl.chat.offer import write_call
 from agentrl.config import RunConfig
 from agentrl.config.sandboxes import SandboxSection
 from agentrl.config.schema import ChatSection
@@ -63,12 +62,12 @@ async def tool_calls(section: ChatSection, found: PreflightFacts) -> Finding | s
         return f"{parser.name}: no tool of the config; the environment reads calls itself"
     for tool in tools:
         call = ToolCall(id="", name=tool.name, arguments=sample_arguments(tool), raw="")
-        text = write_call(call, parser.name)
+        text = parser.write(call)
         ids = (*chat.raw_delta(f"I call it.\n{text}", ended=False), chat.stop_token_ids[0])
         read = parser.parse(ids, chat, tools=tools).calls
         same = len(read) == 1 and read[0].name == tool.name and read[0].status is CallStatus.OK
         given = call.arguments
-        if parser.name == "fenced_code":
+        if not parser.names_tools:
             given = {"code": given.get("code", ""), "language": "python"}
         if not same or dict(read[0].arguments) != dict(given):
             got = read[0] if read else None

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from agentrl.chat import ChatFormat
-from agentrl.chat.offer import write_call
 from agentrl.config.schema import ChatSection
 from agentrl.env import Solution
 from agentrl.types import FinishReason, Generation, SamplingParams, ToolCall
@@ -64,7 +63,7 @@ def encode_turn(turn: str | ToolCall, chat: ChatFormat, section: ChatSection) ->
     """One turn as a model would sample it: what it begins with left out, its stop token added."""
     if isinstance(turn, ToolCall):
         # A model samples the markers of a call as the single tokens they are.
-        call = chat.raw_delta(write_call(turn, section.tool_parser), ended=False)
+        call = chat.raw_delta(chat.write_call(turn), ended=False)
         return (*call, chat.stop_token_ids[0])
     text = turn.removeprefix(section.reply_prefix)
     ends = [at for stop in section.stop if (at := text.find(stop)) >= 0]

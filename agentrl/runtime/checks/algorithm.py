@@ -9,6 +9,7 @@ from agentrl.config import RunConfig
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.blocks import describe_blocks
 from agentrl.config.reward import RewardSection
+from agentrl.config.schema import CheckpointSection, EvalSection
 from agentrl.config.training import LoraSection, TrainSection
 from agentrl.errors import ConfigError
 from agentrl.estimators import find_estimator
@@ -57,7 +58,11 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
             "reward.env_weight is 0 and there are no reward.functions: every reward is 0 and "
             "nothing is learned"
         )
-    return found + _idle_sections(config) + _best_checkpoints(config)
+    return (
+        found
+        + _idle_sections(config)
+        + _best_checkpoints(config.checkpoint, config.eval, steps=config.train.steps)
+    )
 
 
 def check_estimator(config: RunConfig, *, base: Path) -> None:
@@ -100,8 +105,9 @@ def _loss_doubts(algorithm: AlgorithmSection, loss: LossSpec) -> list[str]:
 def _idle_sections(config: RunConfig) -> list[str]:
     """Keys outside `algorithm` that were set beside the one that makes anything read them."""
     train, reward, algorithm = config.train, config.reward, config.resolved_algorithm()
+    estimator = algorithm.advantage_estimator
     idle = {
-        f"critic: there is none with advantage_estimator {algorithm.advantage_estimator}": not (
+        f"critic: with algorithm.advantage_estimator {estimator} there is no critic": not (
             algorithm.needs_values or config.critic == CriticSection()
         ),
         "train.lora: rank is 0, so all weights are trained": not (
@@ -121,19 +127,21 @@ def _idle_sections(config: RunConfig) -> list[str]:
     return [text for text, found in idle.items() if found]
 
 
-def _best_checkpoints(config: RunConfig) -> list[str]:
-    """Why no checkpoint, or only the last, would be among the best."""
-    kept, by = config.checkpoint.keep_best, config.checkpoint.best_by
-    if config.train.steps == 0 or not (kept or by):
+def _best_checkpoints(
+    checkpoint: CheckpointSection, evaluation: EvalSection, *, steps: int
+) -> list[str]:
+    """Reasons why no checkpoint, or only the last, would be among the best."""
+    kept, by = checkpoint.keep_best, checkpoint.best_by
+    if steps == 0 or not (kept or by):
         return []
     found = []
-    keys = metric_keys(config.eval.n_samples)
-    if by and by not in {f"eval/{name}/{key}" for name in config.eval.datasets for key in keys}:
+    keys = metric_keys(evaluation.n_samples)
+    if by and by not in {f"eval/{name}/{key}" for name in evaluation.datasets for key in keys}:
         found.append(
             f"checkpoint.best_by {by!r} is no metric of an evaluation; they are called "
             f"eval/NAME/ and {', '.join(keys)}"
         )
-    if kept and not config.eval.every_steps:
+    if kept and not evaluation.every_steps:
         found.append(
             f"checkpoint.keep_best is {kept}, but eval.every_steps is 0: only the last step is "
             "evaluated; set eval.every_steps"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
-from agentrl.config.fleet import RaySection, SyncSection
+from agentrl.config.fleet import RaySection, ServingSection, SyncSection
+from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
 from agentrl.finding import Finding, Status
 from agentrl.runtime.assembly.engines import server_commands
@@ -19,13 +22,8 @@ from agentrl.runtime.drivers.choose import check_schedule, runs_ahead
 from agentrl.serving.threads import run_computing
 from agentrl.serving.vllm.check import Score
 from agentrl.serving.vllm.command import server_command, vllm_device
+from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
 
-_USERS = {
-    "bucket_mb": ("collective", "nccl"),
-    "dense_every": ("disk", "collective"),
-    "directory": ("disk",),
-}
-"""Keys of `sync`, and the backends that heed them."""
 _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14", "  a  b")
 """Texts that tokenizers are told apart by."""
 
@@ -46,20 +44,42 @@ async def schedule(config: RunConfig) -> str:
     )
 
 
-async def engines(config: RunConfig, *, tokenizer: Any = None) -> Finding | str:
-    """Whether the engines that the config names can be had, and fit the policy's tokenizer."""
+async def engines(
+    config: RunConfig, *, base: Path | None = None, tokenizer: Any = None
+) -> Finding | str:
+    """Whether the engines that the config names can be had, and fit the policy's tokenizer.
+
+    Args:
+        config: of the run.
+        base: where its relative paths start; needed until `sync.backend` was found once.
+        tokenizer: of the policy.
+    """
     section = config.serving
-    _refuse_idle_serving(config)
+    find_transfer(config.sync.backend, base=base)
+    _refuse_idle_serving(section)
     backend = _backend(config)
-    _refuse_idle_sync(config, backend)
+    _refuse_idle_sync(config.sync, backend)
     if section.engine == "embedded":
         return "embedded: samples from the trainer's own weights"
     if section.urls:
-        return await _strangers(config, tokenizer, backend)
+        return await _strangers(
+            section.urls,
+            tokenizer,
+            backend,
+            model=config.model,
+            max_context_tokens=config.rollout.max_context_tokens,
+        )
+    limit = config.rollout.max_context_tokens
     if config.runtime == "local":
-        server_commands(config, source=config.model.path, secret="")
+        server_commands(
+            section,
+            config.sync,
+            config.model,
+            max_context_tokens=limit,
+            source=config.model.path,
+            secret="",
+        )
     else:  # the devices are those of other machines
-        limit = config.rollout.max_context_tokens
         server_command(section, model_path="", max_context_tokens=limit, device="cpu")
     text = f"{section.replicas} vLLM servers on {vllm_device()}, weights by {backend}"
     cores = os.cpu_count() or 1
@@ -80,14 +100,13 @@ async def require_fleet(config: RunConfig) -> None:
 
     tokenizer = None
     if config.serving.urls:
-        section = config.model.model_copy(update={"path": model_source(config)})
+        section = config.model.model_copy(update={"path": model_source(config.model)})
         tokenizer = await asyncio.to_thread(load_tokenizer, section)
     await engines(config, tokenizer=tokenizer)
     await cluster(config)
 
 
-def _refuse_idle_serving(config: RunConfig) -> None:
-    section = config.serving
+def _refuse_idle_serving(section: ServingSection) -> None:
     if section.engine == "embedded" and (section.urls or section.replicas > 1 or section.args):
         raise ConfigError(
             "serving.engine is 'embedded', so serving.urls, serving.replicas and serving.args "
@@ -107,26 +126,25 @@ def _refuse_idle_serving(config: RunConfig) -> None:
 
 def _backend(config: RunConfig) -> str:
     """The weight backend, as far as it is known before the machines of a cluster are."""
-    from agentrl.sync import resolve_backend
-
     if config.runtime == "local":
-        return section_backend(config)
+        return section_backend(config.serving, config.sync, device=config.model.device)
     section, asked = config.serving, config.sync.backend
     return resolve_backend(
         config.sync,
         engine_kind=section.engine,
         same_host=not section.urls and (config.ray.address is None or asked != "auto"),
         shared_weights=section.engine == "embedded",
-        cuda=rank_to_engine(config),
+        cuda=rank_to_engine(config.ray, config.serving, config.sync),
     )
 
 
-def _refuse_idle_sync(config: RunConfig, backend: str) -> None:
-    default = SyncSection()
+def _refuse_idle_sync(section: SyncSection, backend: str) -> None:
+    default, kind = SyncSection(), find_transfer(backend)
+    assert kind is not None, backend
     idle = [
         f"sync.{key}"
-        for key, users in _USERS.items()
-        if backend not in users and getattr(config.sync, key) != getattr(default, key)
+        for key in WeightTransfer.reads
+        if key not in kind.reads and getattr(section, key) != getattr(default, key)
     ]
     if idle:
         raise ConfigError(
@@ -135,8 +153,8 @@ def _refuse_idle_sync(config: RunConfig, backend: str) -> None:
         )
 
 
-def _refuse_idle_ray(config: RunConfig) -> None:
-    section, serving, default = config.ray, config.serving, RaySection()
+def _refuse_idle_ray(section: RaySection, serving: ServingSection) -> None:
+    default = RaySection()
     if serving.engine == "vllm" and not serving.urls:
         return
     keys = ("gpus_per_engine", "placement")
@@ -161,45 +179,55 @@ async def require_engines(config: RunConfig, *, model_path: str | None) -> None:
     """
     from agentrl.train.model.pretrained import load_tokenizer
 
-    _refuse_idle_serving(config)
-    if not config.serving.urls:
+    _refuse_idle_serving(config.serving)
+    urls = config.serving.urls
+    if not urls:
         return
-    path = model_source(config, path=model_path)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-    await require_first_weights(config)
-    tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
+    path = model_source(config.model, path=model_path)
+    model = config.model.model_copy(update={"path": path})
+    limit = config.rollout.max_context_tokens
+    await require_first_weights(urls, path=path)
+    tokenizer = await asyncio.to_thread(load_tokenizer, model)
     # What is cheap to find is found before the model is loaded.
-    await _strangers(config, tokenizer, "disk")
-    await _strangers(config, tokenizer, "disk", score=await run_computing(load_score, config))
+    await _strangers(urls, tokenizer, "disk", model=model, max_context_tokens=limit)
+    score = await run_computing(load_score, model)
+    await _strangers(urls, tokenizer, "disk", model=model, max_context_tokens=limit, score=score)
 
 
 async def _strangers(
-    config: RunConfig, tokenizer: Any, backend: str, *, score: Score | None = None
+    urls: Sequence[str],
+    tokenizer: Any,
+    backend: str,
+    *,
+    model: ModelSection,
+    max_context_tokens: int,
+    score: Score | None = None,
 ) -> str:
     """Servers that somebody else started must be what this run needs, each of them."""
     from agentrl.serving.vllm.check import Expected, check_server, require
 
+    kind = find_transfer(backend)
+    assert kind is not None, backend
     texts = None
     if tokenizer is not None:
         texts = {text: tokenizer.encode(text, add_special_tokens=False) for text in _TEXTS}
     expected = Expected(
-        vocab_size=_vocabulary(config),
-        max_context_tokens=config.rollout.max_context_tokens,
+        vocab_size=_vocabulary(model),
+        max_context_tokens=max_context_tokens,
         tokenizer_size=0 if tokenizer is None else len(tokenizer),
         texts=texts,
         score=score,
-        weight_transfer=None if backend == "disk" else transfer_name(backend),
+        weight_transfer=None if kind.plain_server else transfer_name(backend),
     )
-    urls = config.serving.urls
     answers = await asyncio.gather(*(check_server(url, expected) for url in urls))
     require(dict(zip(urls, answers, strict=True)))
     return f"{len(urls)} vLLM servers answer and fit, weights by {backend}"
 
 
-def _vocabulary(config: RunConfig) -> int:
+def _vocabulary(section: ModelSection) -> int:
     from transformers import AutoConfig
 
-    return int(AutoConfig.from_pretrained(model_source(config)).vocab_size)
+    return int(AutoConfig.from_pretrained(model_source(section)).vocab_size)
 
 
 async def cluster(config: RunConfig) -> str:
@@ -210,5 +238,5 @@ async def cluster(config: RunConfig) -> str:
         return "none: everything runs on this machine"
     from agentrl.runtime.ray.launch import check_cluster
 
-    _refuse_idle_ray(config)
-    return await check_cluster(config)
+    _refuse_idle_ray(config.ray, config.serving)
+    return await check_cluster(config.ray, config.serving)

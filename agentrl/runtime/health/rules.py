@@ -9,10 +9,9 @@ that a rule has stopped stops again when it is resumed, until the rule is change
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
 from agentrl.health.diagnose import limits
 from agentrl.health.journal import Event, HealthJournal
@@ -32,14 +31,18 @@ _SILENT_STEPS = 3
 """Training steps without a rule's metric after which the user hears that it never came."""
 
 
-def check_health(config: RunConfig) -> tuple[Rule, ...]:
-    """The rules of a config, where they and the thresholds can be read.
+def check_health(section: HealthSection, *, datasets: Collection[str]) -> tuple[Rule, ...]:
+    """Parse the rules and the thresholds of a config.
+
+    Args:
+        section: of the config.
+        datasets: names in `eval.datasets`, which rules may name.
 
     Raises:
         ConfigError: the first that cannot, with what would be right.
     """
-    limits(config.health.thresholds)
-    return parse_rules(config.health.rules, datasets=config.eval.datasets)
+    limits(section.thresholds)
+    return parse_rules(section.rules, datasets=datasets)
 
 
 def _good_before(rule: Rule, rollbacks: Rollbacks) -> int | None:

@@ -99,7 +99,7 @@ def find_loss(name: str | None, *, base: Path | None = None) -> LossSpec:
 
 
 def needs_of(algorithm: AlgorithmSection, *, base: Path | None = None) -> LossNeeds:
-    """What the loss of an algorithm asks of the batch stage.
+    """Collect what the loss of an algorithm asks of the batch stage.
 
     Args:
         algorithm: resolved.
@@ -118,7 +118,7 @@ def needs_of(algorithm: AlgorithmSection, *, base: Path | None = None) -> LossNe
 
 
 def wants_whole_rollouts(spec: LossSpec, algorithm: AlgorithmSection) -> bool:
-    """Whether the loss or its correction looks at whole rollouts."""
+    """Return true if the loss or its correction looks at whole rollouts."""
     own = spec.whole_rollouts
     return algorithm.is_correction_type == "seq-mask-tis" or (
         own(algorithm) if callable(own) else own

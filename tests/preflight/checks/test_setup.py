@@ -24,7 +24,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def line(project: Path, name: str, overrides: Sequence[str]) -> Finding:
     config = load_config(project, overrides)
     algorithm = config.resolved_algorithm
-    found = PreflightFacts(tasks=load_task_sets(config, base=project.parent))
+    tasks = load_task_sets(config.dataset, config.eval.datasets, base=project.parent)
+    found = PreflightFacts(tasks=tasks)
     calls = {
         "batch": lambda: setup.batch(algorithm(), config.rollout, config.train),
         "normalisation": lambda: setup.normalisation(algorithm(), config.reward, found),

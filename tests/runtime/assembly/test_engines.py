@@ -43,7 +43,9 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_plugin_receives_all_but_nccl(four_gpus: None, backend: str, name: str) -> None:
     """Fails if a server is started with a receiver that does not understand our sender."""
     config = config_of(sync={"backend": backend})
-    (started,) = engines.server_commands(config, source="m", secret="s")
+    (started,) = engines.server_commands(
+        config.serving, config.sync, config.model, max_context_tokens=64, source="m", secret="s"
+    )
     option = started.argv[started.argv.index("--weight-transfer-config") + 1]
     assert json.loads(option) == {"backend": name}
 
@@ -64,10 +66,9 @@ def test_weights_go_from_device_to_device_where_they_can(
     four_gpus: None, sections: dict[str, Any], apart: bool, backend: str
 ) -> None:
     config = config_of(**sections)
-    assert (weight_route.device_to_device(config), weight_route.section_backend(config)) == (
-        apart,
-        backend,
-    )
+    serving, sync = config.serving, config.sync
+    assert weight_route.device_to_device(serving, sync, device="auto") is apart
+    assert weight_route.section_backend(serving, sync, device="auto") == backend
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,8 @@ def test_on_ray_it_is_a_matter_of_its_books(
     four_gpus: None, ray: dict[str, Any], serving: dict[str, Any], apart: bool
 ) -> None:
     """Fails if servers that run already are taken for such without GPUs."""
-    assert weight_route.rank_to_engine(config_of(ray=ray, serving=serving, runtime="ray")) is apart
+    config = config_of(ray=ray, serving=serving, runtime="ray")
+    assert weight_route.rank_to_engine(config.ray, config.serving, config.sync) is apart
 
 
 async def test_the_sender_knows_where_it_is_and_how_wide_servers_are(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ async def test_the_sender_knows_where_it_is_and_how_wide_servers_are(tmp_path: P
         run={"dir": str(tmp_path)}, serving={"urls": ["http://192.0.2.7:8000"], "args": args}
     )
     try:
-        own = weight_route.own_address(config)
+        own = weight_route.own_address(config.serving.urls)
     except ConfigError:
         pytest.skip("this machine has no network")
     engine = Listening("server-0")
@@ -102,7 +104,15 @@ async def test_the_sender_knows_where_it_is_and_how_wide_servers_are(tmp_path: P
     trainer: Any = SimpleNamespace(weights=lambda: iter([("w", torch.zeros(3))]))
     directory = RunDir.create(config, base=tmp_path)
     with pytest.raises(SyncError, match="heard"):
-        async with syncing(config, policy, trainer, directory):
+        async with syncing(
+            config.sync,
+            config.serving,
+            policy,
+            trainer,
+            device="cpu",
+            lora=config.train.lora,
+            directory=directory.weights,
+        ):
             pass
     directory.close()
     assert own not in ("127.0.0.1", "")
@@ -147,12 +157,13 @@ async def test_a_worker_on_ray_heeds_the_keys_of_serving() -> None:
     serving = {"repin_alpha": 0.5, "repin_moves": 7, "start_timeout_s": 900.0}
     held = [ScriptedEngine(("x",), ByteTokenizer(), name=name) for name in ("a", "b")]
     config = config_of(serving=serving, runtime="ray")
-    client = engines.make_client(config, held, offset=1)
+    wait_s = engines.engine_wait_s(config.serving, on_ray=True)
+    client = engines.make_client(config.serving, held, wait_s=wait_s, offset=1)
     wanted = LoadBalancer(alpha=0.5, max_moves=7, offset=1)
     for name in ("a", "b"):
         wanted.add(name)
     assert settings(client.balancer) == settings(wanted)
-    assert engines.patience_s(config) == 900.0
+    assert wait_s == 900.0
     await client.close()
 
 

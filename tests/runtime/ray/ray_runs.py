@@ -31,12 +31,12 @@ async def drive(
     """Run, or go on with, the run of a config; `watch` runs beside it."""
     config: RunConfig = load_config(path, overrides)
     base = path.parent
-    tasks = load_task_sets(config, base=base)
-    if holds_a_run(run_path(config)):
-        directory, _, _ = RunDir.resume(run_path(config))
+    tasks = load_task_sets(config.dataset, config.eval.datasets, base=base)
+    if holds_a_run(run_path(config.run)):
+        directory, _, _ = RunDir.resume(run_path(config.run))
     else:
         directory = RunDir.create(config, base=base)
-    point = resume_point(directory, config, tasks)
+    point = resume_point(directory, tasks, seed=config.run.seed)
     metrics = open_metrics(directory, config)
     try:
         async with open_ray_stages(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config import parse_config
+from agentrl.config import RunConfig, parse_config
 from agentrl.config.fleet import RaySection, ServingSection
 from agentrl.errors import ConfigError, RunError
 from agentrl.metrics import MetricBag
@@ -210,6 +210,10 @@ def test_what_is_missing_is_named() -> None:
     assert "8 CPU + 1 GPU, 8 CPU + 1 GPU" in spread
 
 
+def sections(config: RunConfig) -> tuple[RaySection, ServingSection]:
+    return config.ray, config.serving
+
+
 def config_with(tmp_path: Path, **ray: Any) -> Any:
     return parse_config(
         {
@@ -231,13 +235,13 @@ async def test_a_head_that_is_not_there_is_said_at_once(
         ("nowhere", "HOST:PORT"),
     ):
         with pytest.raises(ConfigError, match=words):
-            await check_cluster(config_with(tmp_path, address=address))
+            await check_cluster(*sections(config_with(tmp_path, address=address)))
 
 
 async def test_too_few_devices_are_said_with_what_is_there(tmp_path: Path) -> None:
-    assert "3 CPU on this machine" in await check_cluster(config_with(tmp_path))
+    assert "3 CPU on this machine" in await check_cluster(*sections(config_with(tmp_path)))
     with pytest.raises(ConfigError, match=r"needs 4096 GPU, found \d+; .*ray.trainer_ranks \(64\)"):
-        await check_cluster(config_with(tmp_path, trainer_ranks=64, gpus_per_trainer=64))
+        await check_cluster(*sections(config_with(tmp_path, trainer_ranks=64, gpus_per_trainer=64)))
 
 
 def test_a_folder_that_is_not_the_run_s_is_told_by_its_content(tmp_path: Path) -> None:
