@@ -12,7 +12,7 @@ from agentrl.health.detectors import LISTED
 from agentrl.health.records import History, Verdict
 from agentrl.health.thresholds import Limits, Threshold
 from agentrl.imports import resolve
-from agentrl.registry import KindRegistry
+from agentrl.registry import Registry
 
 
 def _entry(name: str, found: Any) -> Detector:
@@ -24,7 +24,7 @@ def _entry(name: str, found: Any) -> Detector:
     )
 
 
-DETECTORS = KindRegistry[Detector]("detector", own="one of yours", entry=_entry)
+DETECTORS = Registry[Detector]("detector", own="one of yours", entry=_entry)
 """Every detector by its name, in the order in which verdicts are listed."""
 for _target in LISTED:
     _found = resolve(f"agentrl.health.detectors.{_target}")
