@@ -80,8 +80,7 @@ async def open_sandboxes(
     """
     read_only = [str((base / Path(path).expanduser()).absolute()) for path in section.read_only]
     given = {"image": section.image, "runtime": section.runtime, "read_only": read_only}
-    named = ":" not in section.backend
-    if named:
+    if ":" not in section.backend:
         made = resolve_callable(SANDBOX_FACTORY)(section.backend, **given)
     else:
         made = _own_backend(section, base, given)
@@ -91,15 +90,13 @@ async def open_sandboxes(
             f"sandbox.backend {section.backend!r} gives a {type(backend).__name__}, expected a "
             "SandboxBackend"
         )
-    pool = section.pool
-    # Namespaces start in 20 ms and bound their starts by the processors of the machine.
-    slow = section.backend == "docker" or not named
+    pool, fast = section.pool, backend.starts_fast
     return resolve_callable(SANDBOX_POOL)(
         backend,
         warm=ceil(pool.warm / sharers),
         max_open=ceil(pool.max_open / sharers),
-        starts_at_once=ceil(pool.starts_at_once / sharers) if slow else pool.max_open,
-        max_uses=pool.max_uses if slow else 1,
+        starts_at_once=pool.max_open if fast else ceil(pool.starts_at_once / sharers),
+        max_uses=1 if fast else pool.max_uses,
     )
 
 

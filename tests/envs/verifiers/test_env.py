@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 from agentrl_envs.verifiers import VerifiersTask, taskset_tasks
-from agentrl_envs.verifiers.grader import Grader
+from agentrl_envs.verifiers.grader import RubricGrader
 
 from agentrl.env import Action, StepResult
 from agentrl.errors import ConfigError, DataError, GraderError
@@ -89,7 +89,7 @@ async def test_an_answer_that_fills_the_memory_costs_itself_alone() -> None:
 
 def test_an_answer_that_hangs_the_rewards_costs_itself_alone() -> None:
     (task,) = taskset_tasks(SUMS, n=1)
-    grader = Grader(cpu_s=1)
+    grader = RubricGrader(cpu_s=1)
     try:
         given = {**task.label, "prompt_messages": 0, "finish_reason": "stop"}
         hang = [{"role": "assistant", "content": "hang"}]
