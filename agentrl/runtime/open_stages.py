@@ -52,7 +52,7 @@ async def open_stages(
     progress: Progress,
 ) -> AsyncIterator[OpenStages]:
     """As `runtime` says: in this process, or on Ray."""
-    if config.runtime == "ray":
+    if config.runtime.kind == "ray":
         from agentrl.runtime.ray.launch import open_ray_stages
 
         async with open_ray_stages(

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from agentrl.config.fleet import SyncSection
+from agentrl.config.fleet import AutoSync, DirectSync, DiskSync, SyncSection
 from agentrl.errors import ConfigError, SyncError, choices
 from agentrl.sync.transfer import WeightReceiver, WeightSender
 
 BACKENDS = ("inprocess", "shm", "disk", "collective", "ipc", "nccl")
-MIB = 1 << 20
+BUCKET_BYTES = 64 << 20
+"""Of one transfer buffer of `collective` and `nccl`; there are two."""
 
 
 def resolve_backend(
@@ -43,7 +44,7 @@ def resolve_backend(
     reasons = {
         "inprocess": "" if shared_weights else "the engines do not share the trainer's weights",
         "shm": "" if same_host else "trainer and engines run on different hosts",
-        "disk": "" if section.directory or same_host else "the hosts need a `sync.directory`",
+        "disk": "" if _directory(section) or same_host else "the hosts need a `sync.directory`",
         "collective": "",
         "ipc": _ipc_hinders(same_host=same_host, cuda=cuda),
         "nccl": _nccl_hinders(engine_kind=engine_kind, cuda=cuda),
@@ -67,7 +68,17 @@ def _fastest(section: SyncSection, *, same_host: bool, shared_weights: bool, cud
         return "shm"
     # On GPUs a broadcast from device to device beats the way through the host's memory; a folder
     # only where the user has named one that all hosts see.
-    return "disk" if section.directory and not cuda else "collective"
+    return "disk" if _directory(section) and not cuda else "collective"
+
+
+def _directory(section: SyncSection) -> str | None:
+    """Folder that every engine can read, where the section has one."""
+    return section.directory if isinstance(section, AutoSync | DiskSync) else None
+
+
+def _dense_every(section: SyncSection) -> int:
+    """Syncs from one with all weights to the next."""
+    return 1 if isinstance(section, DirectSync) else section.dense_every
 
 
 def _ipc_hinders(*, same_host: bool, cuda: bool) -> str:
@@ -96,7 +107,7 @@ def make_sender(
     """The trainer's half.
 
     Args:
-        section: bucket size and patches.
+        section: folder, and how often all weights are sent.
         backend: from `resolve_backend`.
         directory: of the `disk` backend, where `sync.directory` names none.
         address: of this host as the engines reach it, for `collective` and `nccl`.
@@ -119,16 +130,17 @@ def make_sender(
     if backend == "disk":
         from agentrl.sync.disk.disk import DiskSender
 
-        folder = Path(section.directory) if section.directory else directory
+        named = _directory(section)
+        folder = Path(named) if named else directory
         if folder is None:
             raise ConfigError("sync.backend is 'disk': set `sync.directory` to a shared folder")
-        return DiskSender(folder, dense_every=section.dense_every)
+        return DiskSender(folder, dense_every=_dense_every(section))
     if backend == "collective":
         from agentrl.sync.collective.sender import CollectiveSender
 
         return CollectiveSender(
-            bucket_bytes=section.bucket_mb * MIB,
-            dense_every=section.dense_every,
+            bucket_bytes=BUCKET_BYTES,
+            dense_every=_dense_every(section),
             address=address,
             kind="nccl" if cuda else "gloo",
             workers=workers,
@@ -141,8 +153,7 @@ def make_sender(
     if backend == "nccl":
         from agentrl.sync.vllm.nccl_sender import NcclSender
 
-        size = section.bucket_mb * MIB
-        return NcclSender(describe, address=address, bucket_bytes=size, workers=workers)
+        return NcclSender(describe, address=address, bucket_bytes=BUCKET_BYTES, workers=workers)
     raise ConfigError(f"unknown weight backend: {choices(backend, BACKENDS)}")
 
 

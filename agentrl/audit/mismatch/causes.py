@@ -181,7 +181,7 @@ def _weights(table: GapTable, config: RunConfig, curve: Mapping[int, float]) -> 
             f"step {steps[-1]}: the engines may never get new weights"
         )
     levers = []
-    if config.sync.dense_every > 1:
+    if getattr(config.sync, "dense_every", 1) > 1:
         why = "Sends all weights with every sync, in case changes add up to something else."
         levers.append(Lever(key="sync.dense_every", value=1, why=why))
     return Cause(

@@ -77,7 +77,9 @@ def few_rollouts(table: GapTable, config: RunConfig) -> Cause | None:
         return None
     order = bad[np.argsort(-mean[bad])]
     named = ", ".join(table.rollout_ids[index] for index in order[:5])
-    several = config.serving.replicas > 1 or len(config.serving.urls) > 1
+    serving = config.serving
+    engines = serving.replicas if serving.engine == "vllm" else 1
+    several = (len(serving.urls) if serving.engine == "external" else engines) > 1
     return Cause(
         name="few_rollouts",
         title=f"{len(bad)} of {number} rollouts hold {held:.0%} of the gap",

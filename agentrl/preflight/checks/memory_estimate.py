@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.config import RunConfig
+from agentrl.config.fleet import EmbeddedServing, RuntimeSection, VllmServing
 
 GIB = 2**30
 _PROCESS = int(0.75 * GIB)
@@ -95,30 +96,31 @@ def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Proc
         shape: of the policy; a critic with a path of its own is taken to be as large.
         on_gpu: whether the trainer computes on a GPU.
     """
-    embedded, ray = config.serving.engine == "embedded", config.runtime == "ray"
+    embedded = config.serving.engine == "embedded"
     trainer = _trained(config, shape)
     trainer.append(Part(what="activations", size=activation_bytes(config, shape)))
-    if embedded:
-        trainer.append(Part(what="keys and values", size=kv_cache_bytes(config, shape)))
+    if config.serving.engine == "embedded":
+        trainer.append(Part(what="keys and values", size=kv_cache_bytes(config, config.serving, shape)))
     trainer.insert(0, Part(what="process", size=_CUDA if on_gpu else _PROCESS))
     name = "trainer with engine" if embedded else "trainer"
-    ranks = config.ray.trainer_ranks if ray else 1
+    ranks = _ranks(config.runtime)
     found = [Process(name=name, count=ranks, on_gpu=on_gpu, parts=tuple(trainer))]
     if on_gpu:
         host = (Part(what="process", size=_PROCESS),)
         found.append(Process(name="trainer on the host", count=ranks, on_gpu=False, parts=host))
-    if ray:
+    if config.runtime.kind == "ray":
         worker = (Part(what="process", size=_WORKER),)
-        count = config.ray.rollout_workers
+        count = config.runtime.rollout_workers
         found.append(Process(name="rollout worker", count=count, on_gpu=False, parts=worker))
-    if not embedded and not config.serving.urls:
+    if config.serving.engine == "vllm":
         server = (
             Part(what="process", size=_SERVER),
-            Part(what="weights", size=shape.parameters * _width(config) // _parallel(config)),
+            Part(what="weights", size=shape.parameters * _width(config) // _parallel(config.serving)),
             Part(what="keys and values", size=int(config.serving.kv_cache_gb * GIB)),
         )
-        count = config.serving.replicas * _parallel(config)
-        gpu = config.ray.gpus_per_engine > 0 if ray else on_gpu
+        count = config.serving.replicas * _parallel(config.serving)
+        runtime = config.runtime
+        gpu = runtime.gpus_per_engine > 0 if runtime.kind == "ray" else on_gpu
         found.append(Process(name="vLLM server", count=count, on_gpu=gpu, parts=server))
     return found
 
@@ -137,10 +139,10 @@ def trained_bytes(config: RunConfig, parameters: int, *, kept: int) -> tuple[int
     return parameters * (masters + moments) // kept, parameters * 4 // kept
 
 
-def kv_cache_bytes(config: RunConfig, shape: ModelShape) -> int:
+def kv_cache_bytes(config: RunConfig, serving: EmbeddedServing, shape: ModelShape) -> int:
     """Of an embedded engine: whole sequences, as many as fit and are ever decoded at once."""
     row = 2 * _width(config) * shape.layers * shape.kv_width * config.rollout.max_context_tokens
-    rows = min(config.serving.max_batch_size, int(config.serving.kv_cache_gb * GIB / row))
+    rows = min(serving.max_batch_size, int(serving.kv_cache_gb * GIB / row))
     return row * max(rows, 1)
 
 
@@ -170,7 +172,7 @@ def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
     """Weights, optimizer and gradients, of policy and critic, and the reference."""
     width, algorithm = _width(config), config.resolved_algorithm()
     weights, optimizer, gradients = _cut(config)
-    rank = config.train.lora.rank
+    rank = 0 if config.train.lora is None else config.train.lora.rank
     count = shape.adapters * rank if rank else shape.parameters
     state, _ = trained_bytes(config, count, kept=optimizer)
     _, sums = trained_bytes(config, count, kept=gradients)
@@ -192,11 +194,11 @@ def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
 
 def _cut(config: RunConfig) -> tuple[int, int, int]:
     """Among how many ranks weights, optimizer state and gradients are cut up."""
-    ranks, train = config.ray.trainer_ranks, config.train
-    if train.backend == "fsdp2":
+    ranks, backend = _ranks(config.runtime), config.train.backend
+    if backend.kind == "fsdp2":
         return ranks, ranks, ranks
-    if train.backend == "deepspeed":
-        stage = train.zero_stage
+    if backend.kind == "deepspeed":
+        stage = backend.zero_stage
         return (
             ranks if stage >= 3 else 1,
             ranks if stage >= 1 else 1,
@@ -205,9 +207,14 @@ def _cut(config: RunConfig) -> tuple[int, int, int]:
     return 1, 1, 1
 
 
-def _parallel(config: RunConfig) -> int:
+def _ranks(runtime: RuntimeSection) -> int:
+    """Processes that train."""
+    return runtime.trainer_ranks if runtime.kind == "ray" else 1
+
+
+def _parallel(serving: VllmServing) -> int:
     """Devices of one vLLM server."""
-    args = {key.replace("-", "_"): value for key, value in config.serving.args.items()}
+    args = {key.replace("-", "_"): value for key, value in serving.args.items()}
     sizes = (args.get("tensor_parallel_size", 1), args.get("pipeline_parallel_size", 1))
     return max(1, int(sizes[0]) * int(sizes[1]))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
+from agentrl.config.fleet import EmbeddedServing, ExternalServing, VllmServing
 from agentrl.engine import Engine
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.layout import engine_width
@@ -80,11 +81,12 @@ async def open_engines(
         EngineError: a server did not start, or does not answer.
     """
     if config.serving.engine == "embedded":
-        opened = _embedded(config, model, version)
-    elif config.serving.urls:
-        opened = await _connected(config, version)
+        opened = _embedded(config, config.serving, model, version)
+    elif config.serving.engine == "external":
+        opened = await _connected(config, config.serving, version)
     else:
-        async with _launched(config, source, logs, version, note) as launched:
+        servers = _launched(config, config.serving, source, logs, version, note)
+        async with servers as launched:
             yield launched
         return
     try:
@@ -93,12 +95,14 @@ async def open_engines(
         await opened.client.close()
 
 
-def _embedded(config: RunConfig, model: Any, version: int) -> OpenEngines:
+def _embedded(
+    config: RunConfig, section: EmbeddedServing, model: Any, version: int
+) -> OpenEngines:
     from agentrl.serving.embedded import EmbeddedEngine
 
     engine = EmbeddedEngine(
         model,
-        section=config.serving,
+        section=section,
         max_context_tokens=config.rollout.max_context_tokens,
         version=version,
     )
@@ -111,10 +115,9 @@ def _embedded(config: RunConfig, model: Any, version: int) -> OpenEngines:
     )
 
 
-async def _connected(config: RunConfig, version: int) -> OpenEngines:
+async def _connected(config: RunConfig, section: ExternalServing, version: int) -> OpenEngines:
     from agentrl.serving.connect import connect_engine
 
-    section = config.serving
     engines = await connected(
         connect_engine(
             url,
@@ -138,20 +141,25 @@ async def _connected(config: RunConfig, version: int) -> OpenEngines:
 
 @contextlib.asynccontextmanager
 async def _launched(
-    config: RunConfig, source: str, logs: Path, version: int, note: Callable[[str], None]
+    config: RunConfig,
+    section: VllmServing,
+    source: str,
+    logs: Path,
+    version: int,
+    note: Callable[[str], None],
 ) -> AsyncIterator[OpenEngines]:
     from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 
     secret = secrets.token_hex(16)
-    commands = server_commands(config, source=source, secret=secret)
+    commands = server_commands(config, section, source=source, secret=secret)
     servers = await launch_servers(
         commands,
         log_dir=logs,
         progress=lambda name, text: note(f"{name}: {text}"),
-        start_limit_s=config.serving.start_timeout_s,
+        start_limit_s=section.start_timeout_s,
     )
     try:
-        kept = [_OwnServer(server, config, secret, version) for server in servers]
+        kept = [_OwnServer(server, config, section, secret, version) for server in servers]
         client = make_client(config, await connected(server.connect() for server in kept))
         keeping = asyncio.create_task(Keeper(client, kept, note=note).run())
         try:
@@ -173,8 +181,15 @@ async def _launched(
 class _OwnServer:
     """A server of this run; see `agentrl.serving.keeper.Kept`."""
 
-    def __init__(self, server: VllmServer, config: RunConfig, secret: str, version: int) -> None:
-        self._server, self._config = server, config
+    def __init__(
+        self,
+        server: VllmServer,
+        config: RunConfig,
+        section: VllmServing,
+        secret: str,
+        version: int,
+    ) -> None:
+        self._server, self._config, self._section = server, config, section
         self._secret, self._version = secret, version
         self.name = server.name
 
@@ -192,17 +207,20 @@ class _OwnServer:
             self._server.url,
             name=self.name,
             secret=self._secret,
-            transport=self._config.serving.transport,
+            transport=self._section.transport,
             start_version=self._version,
             max_context_tokens=self._config.rollout.max_context_tokens,
         )
 
 
-def server_commands(config: RunConfig, *, source: str, secret: str) -> Sequence[Any]:
+def server_commands(
+    config: RunConfig, section: VllmServing, *, source: str, secret: str
+) -> Sequence[Any]:
     """How the vLLM servers of a config are started on this machine.
 
     Args:
         config: of the run.
+        section: its servers.
         source: folder or hub name that they load.
         secret: of their lean listeners.
 
@@ -212,9 +230,8 @@ def server_commands(config: RunConfig, *, source: str, secret: str) -> Sequence[
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
     from agentrl.serving.vllm.command import server_command, vllm_device
 
-    section = config.serving
     device = vllm_device()
-    devices = _devices(config) if device == "cuda" else [None] * section.replicas
+    devices = _devices(section) if device == "cuda" else [None] * section.replicas
     commands = [
         server_command(
             section,
@@ -233,12 +250,12 @@ def server_commands(config: RunConfig, *, source: str, secret: str) -> Sequence[
     return [replace(c, env={**c.env, SECRET_VARIABLE: secret}) for c in commands]
 
 
-def _devices(config: RunConfig) -> list[tuple[int, ...]]:
+def _devices(section: VllmServing) -> list[tuple[int, ...]]:
     """The GPUs of each replica: those the trainer leaves free, if they are enough."""
     import torch
 
-    section, width = config.serving, engine_width(config.serving)
-    have, needed = torch.cuda.device_count(), gpus_needed(config)
+    width = engine_width(section)
+    have, needed = torch.cuda.device_count(), gpus_needed(section)
     if have < needed:
         raise ConfigError(
             f"serving.replicas {section.replicas} with {width} GPUs each need {needed}, but this "
@@ -261,18 +278,16 @@ def make_client(config: RunConfig, engines: Sequence[Engine], *, offset: int = 0
         engines: connected.
         offset: of the balancer, where several clients share the engines.
     """
-    section = config.serving
-    balancer = LoadBalancer(alpha=section.repin_alpha, max_moves=section.repin_moves, offset=offset)
-    return TokenClient(engines, balancer, wait_s=patience_s(config))
+    return TokenClient(engines, LoadBalancer(offset=offset), wait_s=patience_s(config))
 
 
 def patience_s(config: RunConfig) -> float:
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
     section = config.serving
-    if section.engine == "vllm" and not section.urls:
+    if section.engine == "vllm":
         return section.start_timeout_s
     # On Ray, a connection to an engine that is well may be lost.
-    return WAIT_S if section.urls or config.runtime == "ray" else 0.0
+    return WAIT_S if section.engine == "external" or config.runtime.kind == "ray" else 0.0
 
 
 async def connected(connecting: Iterable[Awaitable[Engine]]) -> list[Engine]:

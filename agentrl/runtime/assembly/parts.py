@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig, resolve_callable
-from agentrl.config.sandboxes import LimitsSection, SandboxSection
+from agentrl.config.sandboxes import (
+    ContainerLimits,
+    ContainerPool,
+    ContainerSandbox,
+    LimitsSection,
+    SandboxSection,
+)
 from agentrl.config.schema import EnvSection
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.runtime.disk.checkpoint import resolve_model_path
@@ -78,7 +84,10 @@ async def open_sandboxes(
         ConfigError: an unknown name, a wrong import string, or an option it does not have.
     """
     read_only = [str((base / Path(path).expanduser()).absolute()) for path in section.read_only]
-    given = {"image": section.image, "runtime": section.runtime, "read_only": read_only}
+    given: dict[str, Any] = {"read_only": read_only}
+    pool = section.pool
+    if isinstance(section, ContainerSandbox):
+        given |= {"image": section.image, "runtime": section.runtime}
     named = ":" not in section.backend
     if named:
         made = resolve_callable(SANDBOX_FACTORY)(section.backend, **given)
@@ -90,22 +99,21 @@ async def open_sandboxes(
             f"sandbox.backend {section.backend!r} gives a {type(backend).__name__}, expected a "
             "SandboxBackend"
         )
-    pool = section.pool
     # Namespaces start in 20 ms and bound their starts by the processors of the machine.
-    slow = section.backend == "docker" or not named
+    at_once = ceil(pool.starts_at_once / sharers) if isinstance(pool, ContainerPool) else None
     return resolve_callable(SANDBOX_POOL)(
         backend,
         warm=ceil(pool.warm / sharers),
         max_open=ceil(pool.max_open / sharers),
-        starts_at_once=ceil(pool.starts_at_once / sharers) if slow else pool.max_open,
-        max_uses=pool.max_uses if slow else 1,
+        starts_at_once=at_once or pool.max_open,
+        max_uses=pool.max_uses if isinstance(pool, ContainerPool) else 1,
     )
 
 
 def _own_backend(section: SandboxSection, base: Path, given: Mapping[str, Any]) -> Any:
     """What an import string gives, called with those options that are not left at their default."""
     target = resolve_callable(section.backend, base=base)
-    usual = SandboxSection()
+    usual = ContainerSandbox()
     options = {
         name: value
         for name, value in given.items()
@@ -131,7 +139,7 @@ def sandbox_limits(section: LimitsSection) -> SandboxLimits:
         processes=section.processes,
         output_bytes=section.output_kb * 2**10,
         disk_bytes=section.disk_mb * 2**20,
-        cpus=section.cpus,
+        cpus=section.cpus if isinstance(section, ContainerLimits) else SandboxLimits().cpus,
         lifetime_s=section.lifetime_s,
     )
 
@@ -247,7 +255,7 @@ def load_trained(config: RunConfig, *, checkpoint: str | None) -> Pretrained:
         ConfigError: as `load_model`, or adapters that do not fit the model.
     """
     lora = config.train.lora
-    if lora.rank == 0:
+    if lora is None:
         return load_model(config, path=checkpoint)
     # The engines begin with the same one: see `served_source`.
     from agentrl.train.model.lora import add_adapters
@@ -270,7 +278,7 @@ def model_source(config: RunConfig, *, path: str | None = None) -> str:
 
 def served_source(config: RunConfig, *, checkpoint: str | None) -> str:
     """What the servers of a run start with: the checkpoint, or under adapters the model itself."""
-    return model_source(config, path=None if config.train.lora.rank else checkpoint)
+    return model_source(config, path=checkpoint if config.train.lora is None else None)
 
 
 def describe_model(pretrained: Pretrained) -> str:

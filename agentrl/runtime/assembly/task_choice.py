@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.config.renamed import translate
 from agentrl.config.schema import DatasetSection
 from agentrl.errors import RunError
 from agentrl.runtime.assembly.parts import TRAIN, Chosen, TaskSets, eval_name
@@ -49,19 +50,24 @@ def read_chosen(path: Path, config: RunConfig) -> Mapping[str, Chosen]:
         return {
             name: Chosen(ids=tuple(kept[name]["ids"]), weights=kept[name].get("weights"))
             for name, section in _by_pass_rate(config).items()
-            if name in kept and kept[name]["section"] == _document(section)
+            if name in kept and _of_today(kept[name]["section"]) == _document(section)
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{path} cannot be read ({type(error).__name__}: {error}); without it the tasks are "
-            "chosen again by what dataset.pass_rate_from holds now: delete it if that is unchanged"
+            "chosen again by what dataset.difficulty.source holds now: delete it if that is unchanged"
         ) from error
 
 
 def _by_pass_rate(config: RunConfig) -> dict[str, DatasetSection]:
     sections = {TRAIN: config.dataset}
     sections |= {eval_name(name): section for name, section in config.eval.datasets.items()}
-    return {name: section for name, section in sections.items() if section.pass_rate_from}
+    return {name: section for name, section in sections.items() if section.difficulty}
+
+
+def _of_today(kept: dict[str, Any]) -> dict[str, Any]:
+    """A section that was written out by any version, as it is written out now."""
+    return translate({"dataset": kept})["dataset"]
 
 
 def _document(section: DatasetSection) -> dict[str, Any]:

@@ -28,7 +28,7 @@ async def require_first_weights(config: RunConfig) -> None:
         ConfigError: one has.
         EngineError: a server does not answer.
     """
-    urls = config.serving.urls
+    urls = config.serving.urls if config.serving.engine == "external" else ()
     named = await asyncio.gather(*map(_weight_version, urls))
     lines = [
         f"{url} holds weights of a training run (version {version})"
@@ -40,7 +40,7 @@ async def require_first_weights(config: RunConfig) -> None:
             "serving.urls: "
             + "; ".join(lines)
             + f", so nobody can say that it would be {config.model.path} what is scored; restart "
-            "it with that model, or remove serving.urls to have servers started"
+            "it with that model, or set serving.engine: vllm to have servers started"
         )
 
 

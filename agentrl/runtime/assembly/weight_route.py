@@ -10,6 +10,7 @@ import socket
 from urllib.parse import SplitResult, urlsplit
 
 from agentrl.config import RunConfig
+from agentrl.config.fleet import VllmServing
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.layout import engine_width
 
@@ -25,7 +26,7 @@ def section_backend(config: RunConfig) -> str:
     section = config.serving
     return resolve_backend(
         config.sync,
-        engine_kind=section.engine,
+        engine_kind="embedded" if section.engine == "embedded" else "vllm",
         same_host=urls_are_local(config),
         shared_weights=section.engine == "embedded",
         cuda=device_to_device(config),
@@ -51,19 +52,19 @@ def device_to_device(config: RunConfig) -> bool:
     section = config.serving
     if section.engine == "embedded" or pick_device(config.model.device).type != "cuda":
         return False
-    if section.urls:
+    if section.engine == "external":
         return strangers_take_cuda(config)
     if vllm_device() != "cuda":
         return False
-    return config.sync.backend == "ipc" or torch.cuda.device_count() > gpus_needed(config)
+    return config.sync.backend == "ipc" or torch.cuda.device_count() > gpus_needed(section)
 
 
 def rank_to_engine(config: RunConfig) -> bool:
     """Whether weights can go from the GPUs of ranks to those of engines, on Ray."""
-    section, serving = config.ray, config.serving
-    if serving.engine == "embedded" or section.gpus_per_trainer == 0:
+    section, serving = config.runtime, config.serving
+    if section.kind == "local" or serving.engine == "embedded" or section.gpus_per_trainer == 0:
         return False
-    if serving.urls:
+    if serving.engine == "external":
         return strangers_take_cuda(config)
     if section.gpus_per_engine == 0:
         return False
@@ -97,7 +98,7 @@ def own_address(config: RunConfig) -> str:
     """
     if urls_are_local(config):
         return "127.0.0.1"
-    host = next(url for url in map(urlsplit, config.serving.urls) if not _is_local(url)).hostname
+    host = next(url for url in map(urlsplit, _urls(config)) if not _is_local(url)).hostname
     try:
         ((family, kind, _, _, address), *_) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
         with socket.socket(family, kind) as probe:
@@ -109,12 +110,16 @@ def own_address(config: RunConfig) -> str:
 
 def urls_are_local(config: RunConfig) -> bool:
     """Whether all engines run on this machine, as far as `serving.urls` tells."""
-    return all(_is_local(urlsplit(url)) for url in config.serving.urls)
+    return all(_is_local(urlsplit(url)) for url in _urls(config))
 
 
-def gpus_needed(config: RunConfig) -> int:
+def gpus_needed(section: VllmServing) -> int:
     """Of all servers that are started on this machine."""
-    return engine_width(config.serving) * config.serving.replicas
+    return engine_width(section) * section.replicas
+
+
+def _urls(config: RunConfig) -> tuple[str, ...]:
+    return config.serving.urls if config.serving.engine == "external" else ()
 
 
 def _is_local(url: SplitResult) -> bool:

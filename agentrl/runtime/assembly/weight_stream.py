@@ -28,7 +28,7 @@ def sent_weights(
         backend: that carries the stream.
     """
     lora = config.train.lora
-    if lora.rank == 0 or lora.sync == "merged" or backend not in _OUR_RECEIVER:
+    if lora is None or lora.sync == "merged" or backend not in _OUR_RECEIVER:
         return trainer.weights
     from agentrl.sync.adapters import AdapterWeights
     from agentrl.train.model.lora import adapters, base_weights

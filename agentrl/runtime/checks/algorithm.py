@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.config.algorithm import AlgorithmSection, CriticSection
+from agentrl.config.algorithm import CriticSection
 from agentrl.config.blocks import describe_blocks
-from agentrl.config.reward import RewardSection
-from agentrl.config.training import LoraSection, TrainSection
 from agentrl.runtime.drivers.choose import runs_ahead
 from agentrl.runtime.records import Check, Status
 from agentrl.runtime.scoring.evaluate import metric_keys
@@ -43,38 +41,21 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
     if reward.dynamic_filtering and config.rollout.n_samples_per_prompt == 1:
         found.append(
             "reward.dynamic_filtering with rollout.n_samples_per_prompt 1: a group's mean is one "
-            f"score, and only one strictly between {list(reward.dynamic_filtering)} is trained on"
+            f"score, and only one strictly between {list(reward.dynamic_filtering.keep)} is trained on"
         )
     if reward.env_weight == 0.0 and not reward.functions:
         found.append(
             "reward.env_weight is 0 and there are no reward.functions: every reward is 0 and "
             "nothing is learned"
         )
-    return found + _idle_sections(config) + _best_checkpoints(config)
+    return found + _idle_critic(config) + _best_checkpoints(config)
 
 
-def _idle_sections(config: RunConfig) -> list[str]:
-    """Keys outside `algorithm` that were set beside the one that makes anything read them."""
-    train, reward, algorithm = config.train, config.reward, config.resolved_algorithm()
-    idle = {
-        "critic: without algorithm.advantage_estimator gae there is no critic": not (
-            algorithm.needs_values or config.critic == CriticSection()
-        ),
-        "train.lora: rank is 0, so all weights are trained": not (
-            train.lora.rank or train.lora == LoraSection()
-        ),
-        "train.zero_stage has no effect without train.backend deepspeed": not (
-            train.backend == "deepspeed" or train.zero_stage == TrainSection().zero_stage
-        ),
-        "reward.overlong_penalty_factor has no effect without overlong_buffer_len": not (
-            reward.overlong_buffer_len
-            or reward.overlong_penalty_factor == RewardSection().overlong_penalty_factor
-        ),
-        "algorithm.ref_polyak has no effect without ref_update_every": not (
-            algorithm.ref_update_every or algorithm.ref_polyak == AlgorithmSection().ref_polyak
-        ),
-    }
-    return [text for text, found in idle.items() if found]
+def _idle_critic(config: RunConfig) -> list[str]:
+    """A critic that was set beside an algorithm that has none."""
+    if config.resolved_algorithm().needs_values or config.critic == CriticSection():
+        return []
+    return ["critic: without algorithm.advantage_estimator gae there is no critic"]
 
 
 def _best_checkpoints(config: RunConfig) -> list[str]:

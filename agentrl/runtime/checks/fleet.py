@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from agentrl.config import RunConfig
-from agentrl.config.fleet import RaySection, SyncSection
+from agentrl.config.fleet import (
+    AutoSync,
+    CollectiveSync,
+    DiskSync,
+    RayRuntime,
+    ServingSection,
+    SyncSection,
+)
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.engines import server_commands
-from agentrl.runtime.assembly.layout import WIDTHS
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
@@ -20,12 +27,6 @@ from agentrl.serving.threads import run_computing
 from agentrl.serving.vllm.check import Score
 from agentrl.serving.vllm.command import server_command, vllm_device
 
-_USERS = {
-    "bucket_mb": ("collective", "nccl"),
-    "dense_every": ("disk", "collective"),
-    "directory": ("disk",),
-}
-"""Keys of `sync`, and the backends that heed them."""
 _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14", "  a  b")
 """Texts that tokenizers are told apart by."""
 
@@ -41,7 +42,7 @@ async def schedule(config: RunConfig) -> str:
     ways = "go on with new weights" if schedule.partial_rollout else "end before a sync"
     return (
         f"a sync every {schedule.trigger_parameter_sync_step} steps, rollouts run ahead by "
-        f"{1.0 if schedule.one_step_off else schedule.staleness_threshold:g} of what it takes and "
+        f"{schedule.staleness_threshold:g} of what it takes and "
         f"{ways}"
     )
 
@@ -49,15 +50,14 @@ async def schedule(config: RunConfig) -> str:
 async def engines(config: RunConfig, *, tokenizer: Any = None) -> Check | str:
     """Whether the engines that the config names can be had, and fit the policy's tokenizer."""
     section = config.serving
-    _refuse_idle_serving(config)
     backend = _backend(config)
-    _refuse_idle_sync(config, backend)
+    _refuse_idle_sync(config.sync, backend)
     if section.engine == "embedded":
         return "embedded: samples from the trainer's own weights"
-    if section.urls:
-        return await _strangers(config, tokenizer, backend)
-    if config.runtime == "local":
-        server_commands(config, source=config.model.path, secret="")
+    if section.engine == "external":
+        return await _strangers(config, tokenizer, backend, urls=section.urls)
+    if config.runtime.kind == "local":
+        server_commands(config, section, source=config.model.path, secret="")
     else:  # the devices are those of other machines
         limit = config.rollout.max_context_tokens
         server_command(section, model_path="", max_context_tokens=limit, device="cpu")
@@ -79,54 +79,40 @@ async def require_fleet(config: RunConfig) -> None:
     from agentrl.train.model.pretrained import load_tokenizer
 
     tokenizer = None
-    if config.serving.urls:
+    if config.serving.engine == "external":
         section = config.model.model_copy(update={"path": model_source(config)})
         tokenizer = await asyncio.to_thread(load_tokenizer, section)
     await engines(config, tokenizer=tokenizer)
     await cluster(config)
 
 
-def _refuse_idle_serving(config: RunConfig) -> None:
-    section = config.serving
-    if section.engine == "embedded" and (section.urls or section.replicas > 1 or section.args):
-        raise ConfigError(
-            "serving.engine is 'embedded', so serving.urls, serving.replicas and serving.args "
-            "have no effect; set serving.engine: vllm or remove them"
-        )
-    if not section.urls:
-        return
-    idle = [key for key in section.args if key.lstrip("-").replace("-", "_") not in WIDTHS]
-    if section.replicas > 1 or idle:
-        names = ["serving.replicas"] * (section.replicas > 1)
-        names += [f"serving.args.{key}" for key in idle]
-        raise ConfigError(
-            f"serving.urls names servers that run already, so {', '.join(names)} would have no "
-            "effect; remove it, or remove serving.urls to have servers started"
-        )
-
-
 def _backend(config: RunConfig) -> str:
     """The weight backend, as far as it is known before the machines of a cluster are."""
     from agentrl.sync import resolve_backend
 
-    if config.runtime == "local":
+    if config.runtime.kind == "local":
         return section_backend(config)
     section, asked = config.serving, config.sync.backend
+    here = config.runtime.address is None or asked != "auto"
     return resolve_backend(
         config.sync,
-        engine_kind=section.engine,
-        same_host=not section.urls and (config.ray.address is None or asked != "auto"),
+        engine_kind="embedded" if section.engine == "embedded" else "vllm",
+        same_host=section.engine != "external" and here,
         shared_weights=section.engine == "embedded",
         cuda=rank_to_engine(config),
     )
 
 
-def _refuse_idle_sync(config: RunConfig, backend: str) -> None:
-    default = SyncSection()
+def _refuse_idle_sync(section: SyncSection, backend: str) -> None:
+    """What `auto` took may have nothing to do with a key that was set for another way."""
+    if section.backend != "auto":
+        return
+    default, taken = AutoSync(), CollectiveSync if backend == "collective" else DiskSync
+    heeded = taken.model_fields if backend in ("disk", "collective") else {}
     idle = [
         f"sync.{key}"
-        for key, users in _USERS.items()
-        if backend not in users and getattr(config.sync, key) != getattr(default, key)
+        for key in ("dense_every", "directory")
+        if key not in heeded and getattr(section, key) != getattr(default, key)
     ]
     if idle:
         raise ConfigError(
@@ -135,12 +121,11 @@ def _refuse_idle_sync(config: RunConfig, backend: str) -> None:
         )
 
 
-def _refuse_idle_ray(config: RunConfig) -> None:
-    section, serving, default = config.ray, config.serving, RaySection()
-    if serving.engine == "vllm" and not serving.urls:
+def _refuse_idle_ray(section: RayRuntime, serving: ServingSection) -> None:
+    if serving.engine == "vllm":
         return
-    keys = ("gpus_per_engine", "placement")
-    idle = [f"ray.{key}" for key in keys if getattr(section, key) != getattr(default, key)]
+    keys, default = ("gpus_per_engine", "placement"), RayRuntime()
+    idle = [f"runtime.{key}" for key in keys if getattr(section, key) != getattr(default, key)]
     if idle:
         what = "serving.urls names servers that run already"
         if serving.engine == "embedded":
@@ -161,20 +146,25 @@ async def require_engines(config: RunConfig, *, model_path: str | None) -> None:
     """
     from agentrl.train.model.pretrained import load_tokenizer
 
-    _refuse_idle_serving(config)
-    if not config.serving.urls:
+    if config.serving.engine != "external":
         return
-    path = model_source(config, path=model_path)
+    urls, path = config.serving.urls, model_source(config, path=model_path)
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
     await require_first_weights(config)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
     # What is cheap to find is found before the model is loaded.
-    await _strangers(config, tokenizer, "disk")
-    await _strangers(config, tokenizer, "disk", score=await run_computing(load_score, config))
+    await _strangers(config, tokenizer, "disk", urls=urls)
+    score = await run_computing(load_score, config)
+    await _strangers(config, tokenizer, "disk", urls=urls, score=score)
 
 
 async def _strangers(
-    config: RunConfig, tokenizer: Any, backend: str, *, score: Score | None = None
+    config: RunConfig,
+    tokenizer: Any,
+    backend: str,
+    *,
+    urls: Sequence[str],
+    score: Score | None = None,
 ) -> str:
     """Servers that somebody else started must be what this run needs, each of them."""
     from agentrl.serving.vllm.check import Expected, check_server, require
@@ -190,7 +180,6 @@ async def _strangers(
         score=score,
         weight_transfer=None if backend == "disk" else transfer_name(backend),
     )
-    urls = config.serving.urls
     answers = await asyncio.gather(*(check_server(url, expected) for url in urls))
     require(dict(zip(urls, answers, strict=True)))
     return f"{len(urls)} vLLM servers answer and fit, weights by {backend}"
@@ -204,11 +193,9 @@ def _vocabulary(config: RunConfig) -> int:
 
 async def cluster(config: RunConfig) -> str:
     """Where the actors of a run would be."""
-    if config.runtime == "local":
-        if config.ray != RaySection():
-            raise ConfigError("the ray section has no effect with runtime: local; set runtime: ray")
+    if config.runtime.kind == "local":
         return "none: everything runs on this machine"
     from agentrl.runtime.ray.launch import check_cluster
 
-    _refuse_idle_ray(config)
+    _refuse_idle_ray(config.runtime, config.serving)
     return await check_cluster(config)

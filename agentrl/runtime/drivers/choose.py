@@ -51,11 +51,7 @@ def _driver_of(config: RunConfig) -> type[Driver]:
 def runs_ahead(config: RunConfig) -> bool:
     """Whether rollouts may be older than the weights they train."""
     schedule = config.schedule
-    return (
-        schedule.one_step_off
-        or schedule.trigger_parameter_sync_step > 1
-        or schedule.staleness_threshold > 0
-    )
+    return schedule.trigger_parameter_sync_step > 1 or schedule.staleness_threshold > 0
 
 
 def check_schedule(config: RunConfig, *, shares_weights: bool | None = None) -> None:
@@ -71,7 +67,6 @@ def check_schedule(config: RunConfig, *, shares_weights: bool | None = None) -> 
     """
     if shares_weights is None:
         shares_weights = config.serving.engine == "embedded"
-    _check_one_step_off(config)
     _check_partial(config)
     _check_lag(config)
     _check_oversample(config)
@@ -79,24 +74,12 @@ def check_schedule(config: RunConfig, *, shares_weights: bool | None = None) -> 
         _check_shared(config)
 
 
-def _check_one_step_off(config: RunConfig) -> None:
-    schedule = config.schedule
-    if not schedule.one_step_off:
-        return
-    if schedule.trigger_parameter_sync_step > 1 or schedule.staleness_threshold > 0:
-        raise ConfigError(
-            "schedule.one_step_off is trigger_parameter_sync_step 1 with staleness_threshold 1, "
-            f"but they are set to {schedule.trigger_parameter_sync_step} and "
-            f"{schedule.staleness_threshold}; set either one_step_off or the other two"
-        )
-
-
 def _check_partial(config: RunConfig) -> None:
     schedule = config.schedule
-    if schedule.partial_rollout and not (schedule.one_step_off or schedule.staleness_threshold > 0):
+    if schedule.partial_rollout and not schedule.staleness_threshold > 0:
         raise ConfigError(
             "schedule.partial_rollout is set, but with staleness_threshold 0 no rollout is in "
-            "flight when weights are synced; set staleness_threshold above 0, or one_step_off"
+            "flight when weights are synced; set staleness_threshold above 0"
         )
 
 
@@ -115,7 +98,7 @@ def _check_lag(config: RunConfig) -> None:
             "on-policy and no token is ever older than the weights it trains; remove it, or set "
             "staleness_threshold"
         )
-    least = 1 if schedule.one_step_off else schedule.trigger_parameter_sync_step - 1
+    least = schedule.trigger_parameter_sync_step - 1
     if schedule.max_version_lag < least:
         raise ConfigError(
             f"schedule.max_version_lag is {schedule.max_version_lag}, but between two syncs tokens "
@@ -128,8 +111,7 @@ def _check_oversample(config: RunConfig) -> None:
     if config.schedule.oversample > 1 and (runs_ahead(config) or config.schedule.partial_rollout):
         raise ConfigError(
             f"schedule.oversample is {config.schedule.oversample}, which is for on-policy runs: "
-            "remove it, or trigger_parameter_sync_step, staleness_threshold, partial_rollout and "
-            "one_step_off"
+            "remove it, or trigger_parameter_sync_step, staleness_threshold and partial_rollout"
         )
 
 

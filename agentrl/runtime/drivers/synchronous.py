@@ -6,7 +6,7 @@
      +---------------------------------------------------------------------------+
 
 With `reward.dynamic_filtering` a step asks for more tasks in place of groups that teach nothing, up
-to `reward.filter_rounds` times. All its groups are stored as one step and in the order in which
+to `reward.dynamic_filtering.rounds` times. All its groups are stored as one step and in the order in which
 their tasks were taken, so a resume knows from the store how far the tasks are used up.
 
 A signal wakes the rollouts, which are cancelled and clean up; an optimizer step and a checkpoint
@@ -23,7 +23,7 @@ from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.driver import Driver
-from agentrl.runtime.drivers.dynamic_filter import missing_groups, note_rounds
+from agentrl.runtime.drivers.dynamic_filter import missing_groups, most_rounds, note_rounds
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.runtime.stages import GroupHandle
 from agentrl.types import Task, TrajectoryGroup
@@ -74,7 +74,7 @@ class SynchronousRun(Driver):
             missing = missing_groups(
                 [handle.report for handle in groups], reward, wanted=rollout.prompts_per_step
             )
-            if rounds == reward.filter_rounds:
+            if rounds == most_rounds(reward):
                 break
             rounds += bool(missing)
         seconds = time.monotonic() - began

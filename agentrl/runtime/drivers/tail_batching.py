@@ -12,7 +12,7 @@ task is trained once an epoch, and the last task of an epoch no later than in th
 first of the next. What was sampled of a group that is cut is thrown away.
 
 With `reward.dynamic_filtering` a step takes further rounds for groups that teach nothing, up to
-`reward.filter_rounds`.
+`reward.dynamic_filtering.rounds`.
 
 Inside an epoch the order is no longer random: tasks that end soon come early and long ones late.
 
@@ -32,7 +32,7 @@ from agentrl.data.tasks.cursor import Claim
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.driver import Driver
-from agentrl.runtime.drivers.dynamic_filter import missing_groups, note_rounds
+from agentrl.runtime.drivers.dynamic_filter import missing_groups, most_rounds, note_rounds
 from agentrl.runtime.drivers.groups import note_cut, stable_seed
 from agentrl.runtime.drivers.stream_order import commit_stored, group_name
 from agentrl.runtime.stages import GroupHandle
@@ -112,7 +112,7 @@ class TailBatchingRun(Driver):
             missing = missing_groups(
                 [item.group.report for item in finished], reward, wanted=section.prompts_per_step
             )
-            if rounds == reward.filter_rounds:
+            if rounds == most_rounds(reward):
                 break
             rounds += bool(missing)
         reports = [item.group.report for item in finished]

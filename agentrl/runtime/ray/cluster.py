@@ -36,7 +36,7 @@ ASK_S = 60.0
 """Seconds a head has to say what it has."""
 HOW_TO_START = (
     "start one with `ray start --head --port=6379` on the first machine and `ray start "
-    "--address=HEAD:6379` on the others, or leave ray.address out to use this machine alone; a "
+    "--address=HEAD:6379` on the others, or leave runtime.address out to use this machine alone; a "
     "cluster that wants a token is joined with RAY_AUTH_MODE=token in the environment"
 )
 
@@ -155,7 +155,7 @@ def _joined_cluster(ray: Any, address: str) -> Any:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"ray.address {address!r} cannot be joined: {error}; {HOW_TO_START}"
+            f"runtime.address {address!r} cannot be joined: {error}; {HOW_TO_START}"
         ) from error
     try:
         yield
@@ -211,14 +211,14 @@ def _check_reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
         raise ConfigError(
-            f"ray.address is {address!r}, expected 'auto' or HOST:PORT of the head; the driver "
+            f"runtime.address is {address!r}, expected 'auto' or HOST:PORT of the head; the driver "
             "must run on a machine of the cluster"
         )
     try:
         socket.create_connection((host, int(port)), timeout=REACH_S).close()
     except OSError as error:
         raise ConfigError(
-            f"ray.address {address}: no Ray head answers ({error}); {HOW_TO_START}"
+            f"runtime.address {address}: no Ray head answers ({error}); {HOW_TO_START}"
         ) from error
 
 
@@ -236,12 +236,12 @@ def _ask_cluster(address: str) -> Sequence[Resources]:
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
-            f"ray.address {address}: the head does not say what it has within {ASK_S:g} s; "
+            f"runtime.address {address}: the head does not say what it has within {ASK_S:g} s; "
             "look at `ray status` there"
         ) from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ConfigError(f"ray.address {address!r} cannot be joined: {last}; {HOW_TO_START}")
+        raise ConfigError(f"runtime.address {address!r} cannot be joined: {last}; {HOW_TO_START}")
     said = json.loads(done.stdout.strip().splitlines()[-1])
     return [{name: machine.get(name, 0.0) for name in ("CPU", "GPU")} for machine in said]
 
@@ -259,10 +259,12 @@ def _check_gpus_here(config: RunConfig, layout: Layout) -> None:
 
 
 def _advice(config: RunConfig) -> str:
-    section = config.ray
+    section, serving = config.ray, config.serving
+    servers = serving.replicas if serving.engine == "vllm" else 0
     return (
-        f"ray.rollout_workers ({section.rollout_workers}) take a CPU each, ray.trainer_ranks "
+        f"runtime.rollout_workers ({section.rollout_workers}) take a CPU each, "
+        f"runtime.trainer_ranks "
         f"({section.trainer_ranks}) a CPU and {section.gpus_per_trainer:g} GPU, engines "
-        f"({config.serving.replicas}) a CPU and {section.gpus_per_engine:g} GPU; lower one of "
+        f"({servers}) a CPU and {section.gpus_per_engine:g} GPU; lower one of "
         "them, or join more machines"
     )
