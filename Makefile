@@ -5,9 +5,6 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c .ci/constraints.txt
-PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest
-# pytest ends with this where ARGS leaves it nothing to run.
-NO_TESTS := 5
 CONFIG ?= configs/quickstart.yaml
 ARGS   ?=
 
@@ -17,12 +14,7 @@ train: $(VENV)/.train  ## learn a real multi-turn code task on this machine
 	$(BIN)/agentrl train $(CONFIG) $(ARGS)
 
 test: $(VENV)/.test  ## run every test this machine has the parts for
-	@failed=0; for tests in "not docker and not fleet" "docker and not fleet" \
-		"fleet and not ray" "fleet and ray"; do \
-		case "$$tests" in "not docker and not fleet") more="-n 2";; *) more="";; esac; \
-		echo "agentrl: tests that are: $$tests"; \
-		$(PYTEST) -m "$$tests" $$more $(ARGS) || test $$? -eq $(NO_TESTS) || failed=1; \
-	done; exit $$failed
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python .ci/tests.py $(ARGS)
 
 fleet: $(VENV)/.fleet  ## install what runs many processes: vLLM for CPUs, Ray, DeepSpeed
 
@@ -47,8 +39,8 @@ bench: $(VENV)/.test  ## measure what the README claims, against a peer or a lim
 	$(BIN)/python benchmarks/asynchrony.py
 	$(BIN)/python benchmarks/sticky_sessions.py
 	$(BIN)/python benchmarks/inspector.py
-	$(BIN)/python benchmarks/detectors.py
-	$(BIN)/python benchmarks/planted_faults.py
+	$(BIN)/python benchmarks/health/detectors.py
+	$(BIN)/python benchmarks/health/planted_faults.py
 	$(BIN)/python benchmarks/memory.py $(CONFIG)
 
 clean:

@@ -17,10 +17,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "train"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from test_same_gradient import split_rows
-from tiny_llama import (
+from tests.train.test_same_gradient import split_rows
+from tests.train.tiny_llama import (
     MODES,
     algorithm,
     gradient_of,

@@ -1,7 +1,8 @@
 """Which tests run alone, one after the other, and which need a Docker daemon.
 
 Servers and clusters compute on all cores while they start, and what they are asked meanwhile takes
-its time. So whatever starts one is marked `fleet` and `make test` runs it after everything else.
+its time. So whatever starts one is marked `fleet` or `ray`, and `make test` (`.ci/tests.py`) runs
+it after everything else.
 A test marked `docker` is skipped, with the reason, where no daemon answers or it has no image for
 sandboxes and none can be made. In CI every part is there, so whatever is skipped there has failed.
 """
@@ -13,14 +14,19 @@ import os
 from collections.abc import Generator
 from functools import cache
 
+import hypothesis
 import pytest
 
-_STARTS_PROCESSES = ("vllm", "ray_")
+pytest_plugins = ["tests.serving.shared_server"]
+
+# The time of an example is that of a machine that does other things too.
+hypothesis.settings.register_profile("agentrl", deadline=None)
+hypothesis.settings.load_profile("agentrl")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(word in item.path.stem for word in _STARTS_PROCESSES):
+        if "vllm_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.fleet)
 
 

@@ -1,83 +1,33 @@
-"""What a rollout, or a turn of it, did better than its siblings.
+"""Block A: what an advantage estimator makes of one group's rewards, checked.
 
-Pure functions over one group's rewards. Which rollouts have a reward that can be trusted is decided
-before, by `TERMINATION_RULES`; which token gets the result is decided after, by `credit`.
-
-Sums are `math.fsum`, which does not depend on the order: permuted siblings have the same advantages
-to the last bit.
+Which rollouts have a reward that can be trusted is decided before, by `TERMINATION_RULES`; which
+token gets the result is decided after, by `credit`. The formulas are those of
+`agentrl.estimators`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import get_args
+from typing import Any
 
 import numpy as np
 
 from agentrl.batch.records import FloatArray
 from agentrl.batch.returns import rewards_to_go
-from agentrl.config.presets import Estimator
-from agentrl.errors import DataError, choices
-
-GROUP_BASELINES = frozenset({"rloo", "reinforce_baseline", "dr_grpo", "group_norm"})
-"""Estimators that compare a rollout with its siblings."""
-_ROUNDING = 1e-13
-"""Of sums over the turns of a rollout, relative."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupStatistics:
-    """Mean and spread of one group's rewards."""
-
-    mean: float
-    """Mean reward of the rollouts in the baseline."""
-    std: float
-    """Standard deviation; 0 for a single rollout and when all rewards are equal."""
-    size: int
-    """Rollouts in the baseline."""
-
-
-def group_statistics(rewards: Sequence[float], *, ddof: int) -> GroupStatistics:
-    """Mean and standard deviation of one group.
-
-    Equal rewards have a spread of exactly 0 here, not of one rounding error, so that such a group
-    is known to carry no gradient.
-
-    Raises:
-        DataError: no reward at all, or one that is not finite.
-    """
-    if not rewards:
-        raise DataError("group_statistics: no reward in the baseline of the group")
-    bad = [r for r in rewards if not math.isfinite(r)]
-    if bad:
-        raise DataError(
-            f"group_statistics: rewards must be finite, got {bad} among {list(rewards)}"
-        )
-    size = len(rewards)
-    if min(rewards) == max(rewards):
-        return GroupStatistics(mean=float(rewards[0]), std=0.0, size=size)
-    mean = math.fsum(rewards) / size
-    squares = math.fsum((r - mean) ** 2 for r in rewards)
-    return GroupStatistics(mean=mean, std=math.sqrt(squares / (size - ddof)), size=size)
+from agentrl.errors import AgentrlError, DataError
+from agentrl.estimators import EstimatorSpec, GroupRewards, find_estimator
 
 
 def group_advantages(
-    rewards: Sequence[float | None], *, estimator: Estimator, ddof: int, eps: float
+    rewards: Sequence[float | None], *, estimator: str, ddof: int, eps: float
 ) -> FloatArray:
     """One number per rollout of a group: block A (FORMULAS F8).
-
-        reinforce, gae      R                            A1
-        reinforce_baseline  R - mean                     A2
-        dr_grpo             R - mean                     A2, https://arxiv.org/abs/2503.20783
-        rloo                R - mean of the others       A3, https://arxiv.org/abs/2402.14740
-        group_norm          (R - mean) / (std + eps)     A4, https://arxiv.org/abs/2402.03300 sec. 4
 
     Args:
         rewards: [G] one per rollout; None is outside the baseline and gets 0. Groups may have any
             size; with a baseline, a single rollout has no sibling to compare with and gets 0.
-        estimator: which of them.
+        estimator: as in `algorithm.advantage_estimator`.
         ddof: delta degrees of freedom of the standard deviation.
         eps: added to the standard deviation.
 
@@ -86,7 +36,8 @@ def group_advantages(
         array([ 0.5, -0.5,  0. ])
 
     Raises:
-        DataError: a reward that is not finite, or an unknown estimator.
+        DataError: a reward that is not finite.
+        ConfigError: an unknown estimator.
     """
     turns = [None if reward is None else (float(reward),) for reward in rewards]
     found = turn_advantages(turns, estimator=estimator, gamma=1.0, ddof=ddof, eps=eps)
@@ -96,26 +47,16 @@ def group_advantages(
 def turn_advantages(
     rewards: Sequence[Sequence[float] | None],
     *,
-    estimator: Estimator,
+    estimator: str,
     gamma: float,
     ddof: int,
     eps: float,
 ) -> list[FloatArray | None]:
     """One number per turn: return-to-go against the group's whole returns (FORMULAS C.14, F27).
 
-    With G_k = r_k + gamma r_(k+1) + ... of one rollout, the formulas of `group_advantages` hold
-    with R replaced by G_k on the left of the minus and by G_1 in every statistic, of all siblings
-    (`rloo`: of the others). A baseline over those siblings that reached turn k would depend on
-    the decision to stop, and punish every further turn by the mean of the rewards on the way
-    (https://github.com/verl-project/verl/issues/7244).
-
-    `group_norm` divides by the deviation of whole returns; where these are all equal, but for the
-    rounding of their sums, there is none, and the group gets 0. The others keep what the turns of
-    such a group differ by.
-
     Args:
         rewards: [G][K] by rollout and turn; None is outside the baseline.
-        estimator: see `group_advantages`.
+        estimator: as in `algorithm.advantage_estimator`.
         gamma: discount per turn.
         ddof: delta degrees of freedom of the standard deviation.
         eps: added to the standard deviation.
@@ -128,41 +69,95 @@ def turn_advantages(
         [array([ 1., -1.]), array([-1.])]
 
     Raises:
-        DataError: a reward that is not finite, or an unknown estimator.
+        DataError: a reward that is not finite, or an advantage that is not.
+        ConfigError: an unknown estimator.
     """
-    if estimator not in get_args(Estimator):
-        raise DataError(f"advantage_estimator: {choices(str(estimator), get_args(Estimator))}")
-    returns = [None if r is None else rewards_to_go(r, gamma=gamma) for r in rewards]
-    totals = [float(g[0]) for g in returns if g is not None]
-    if not totals:
-        return [None] * len(returns)
-    stats = group_statistics(totals, ddof=ddof)
-    if estimator not in GROUP_BASELINES:
-        return returns
-    scale = 1.0
-    alike = stats.std == 0.0 or _a_rounding_apart(rewards, totals)
-    if stats.size == 1 or (estimator == "group_norm" and alike):
-        scale = 0.0
-    elif estimator == "group_norm":
-        scale = 1.0 / (stats.std + eps)
-    whole = math.fsum(totals)
-    out: list[FloatArray | None] = []
-    for found in returns:
-        if found is None:
-            out.append(None)
-            continue
-        baseline = stats.mean
-        if estimator == "rloo" and stats.std != 0.0:
-            baseline = (whole - float(found[0])) / (stats.size - 1)
-        out.append((found - baseline) * scale if scale else np.zeros_like(found))
-    return out
+    trusted = [turns for turns in rewards if turns is not None]
+    group = group_rewards(
+        trusted,
+        turn_tokens=[[1] * len(turns) for turns in trusted],
+        gamma=gamma,
+        std_ddof=ddof,
+        std_eps=eps,
+    )
+    found = iter(estimate(find_estimator(estimator), group))
+    return [None if turns is None else next(found) for turns in rewards]
 
 
-def _a_rounding_apart(rewards: Sequence[Sequence[float] | None], totals: Sequence[float]) -> bool:
-    """Whether whole returns differ only because their turns were added up in floating point.
+def group_rewards(
+    rewards: Sequence[Sequence[float]],
+    *,
+    turn_tokens: Sequence[Sequence[int]],
+    gamma: float,
+    std_ddof: int,
+    std_eps: float,
+) -> GroupRewards:
+    """What an estimator is given of one group.
 
-    Turns may differ by much more than that: divided by such a deviation they would have advantages
-    of 1 / eps.
+    Args:
+        rewards: [G][K] by trusted rollout and turn.
+        turn_tokens: [G][K] sampled tokens.
+        gamma: discount per turn.
+        std_ddof: see `GroupRewards`.
+        std_eps: see `GroupRewards`.
+
+    Raises:
+        DataError: a reward that is not finite.
     """
-    largest = max(math.fsum(map(abs, r)) for r in rewards if r is not None)
-    return max(totals) - min(totals) <= _ROUNDING * largest
+    bad = [reward for turns in rewards for reward in turns if not math.isfinite(reward)]
+    if bad:
+        raise DataError(f"rewards of a group must be finite, got {bad} among {list(rewards)}")
+    return GroupRewards(
+        turn_rewards=tuple(tuple(map(float, turns)) for turns in rewards),
+        to_go=tuple(tuple(rewards_to_go(turns, gamma=gamma).tolist()) for turns in rewards),
+        turn_tokens=tuple(map(tuple, turn_tokens)),
+        gamma=gamma,
+        std_ddof=std_ddof,
+        std_eps=std_eps,
+    )
+
+
+def estimate(spec: EstimatorSpec, group: GroupRewards) -> list[FloatArray]:
+    """The advantages of a group's rollouts: [K] by turn, or [A] by sampled token.
+
+    A number per rollout is that of each of its turns. A single rollout has no sibling to be
+    compared with, so its advantage is 0 where the estimator compares.
+
+    Raises:
+        DataError: the estimator raised, or returned the wrong number of advantages or one that is
+            not finite.
+    """
+    sizes = group.num_tokens if spec.per == "token" else [len(t) for t in group.turn_rewards]
+    if not sizes or (spec.compares_siblings and len(sizes) == 1):
+        return [np.zeros(size, dtype=np.float64) for size in sizes]
+    try:
+        returned: Sequence[Any] = spec.function(group)
+        found = [np.asarray(advantages, dtype=np.float64) for advantages in returned]
+    except AgentrlError:
+        raise
+    except Exception as error:  # a user's estimator may raise anything; this is the boundary
+        raise DataError(
+            f"advantage estimator {spec.name!r} raised {type(error).__name__}: {error} for the "
+            f"rewards {list(group.rewards)}"
+        ) from error
+    if len(found) != len(sizes):
+        raise DataError(
+            f"advantage estimator {spec.name!r} returned advantages of {len(found)} rollouts for a "
+            f"group of {len(sizes)}; return one for each, in their order"
+        )
+    wanted = [() if spec.per == "rollout" else (size,) for size in sizes]
+    for number, (advantages, shape) in enumerate(zip(found, wanted, strict=True)):
+        if advantages.shape != shape:
+            raise DataError(
+                f"advantage estimator {spec.name!r} (per={spec.per!r}) returned an array of shape "
+                f"{advantages.shape} for rollout {number} of a group of {len(sizes)}, expected "
+                f"{shape}; declare another `per`, or return one number per {spec.per}"
+            )
+        if not np.isfinite(advantages).all():
+            raise DataError(
+                f"advantage estimator {spec.name!r} returned {advantages.tolist()} for rollout "
+                f"{number} of a group with rewards {list(group.rewards)}, expected finite numbers"
+            )
+    if spec.per == "rollout":
+        return [np.full(size, a, dtype=np.float64) for a, size in zip(found, sizes, strict=True)]
+    return found

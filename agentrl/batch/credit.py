@@ -24,7 +24,7 @@ from agentrl.batch.records import (
     RowNumbers,
     StepBatch,
 )
-from agentrl.batch.returns import gae, rewards_to_go, token_kl
+from agentrl.batch.returns import rewards_to_go, token_kl
 from agentrl.batch.rows import CheckedRow
 from agentrl.batch.select import SelectedRollout
 from agentrl.batch.whitening import whiten
@@ -50,10 +50,10 @@ def plan_rollout(
 ) -> tuple[RowCredit, ...]:
     """What the rewards of one rollout say about its tokens.
 
-        gae             reward at the last token; with `return_to_go` at the last of each turn
-        return_to_go    A of the turn
-        reinforce       gamma^(tokens that follow) R     (FORMULAS F9)
-        others          A of the rollout
+        with a critic     reward at the last token; with `return_to_go` at the last of each turn
+        return_to_go      A of the turn; of an estimator per token, A of the token
+        discounts_tokens  gamma^(tokens that follow) R     (FORMULAS F9)
+        others            A of the rollout
 
     A turn none of whose tokens is trained has earned its reward for the tokens before it.
 
@@ -63,13 +63,13 @@ def plan_rollout(
         algorithm: resolved.
     """
     count = sum(int(row.mask_R.sum()) for row in rows)
-    turn_A = _turns(rollout, rows)
+    index_A = _indices(rollout, rows)
     places = np.arange(count, dtype=np.int64)
     if algorithm.needs_values:
-        time_A, credit_A = places, _at_last_tokens(rollout.shaped_K, turn_A, count)
-    elif turn_A is not None:
-        time_A, credit_A = turn_A, rollout.shaped_K[turn_A]
-    elif algorithm.advantage_estimator == "reinforce":
+        time_A, credit_A = places, _at_last_tokens(rollout.shaped_K, index_A, count)
+    elif index_A is not None:
+        time_A, credit_A = index_A, rollout.shaped_K[index_A]
+    elif algorithm.estimator.discounts_tokens:
         time_A = places
         credit_A = rollout.shaped_K[0] * algorithm.gamma ** (count - 1.0 - places)
     else:
@@ -84,21 +84,22 @@ def plan_rollout(
     )
 
 
-def _at_last_tokens(rewards_K: FloatArray, turn_A: np.ndarray | None, count: int) -> FloatArray:
+def _at_last_tokens(rewards_K: FloatArray, index_A: np.ndarray | None, count: int) -> FloatArray:
     """[A] Each reward at the last trained token that can have earned it."""
     out = np.zeros(count, dtype=np.float64)
-    for turn, reward in enumerate(rewards_K.tolist()):
-        end = count if turn_A is None else int(np.searchsorted(turn_A, turn, side="right"))
+    for index, reward in enumerate(rewards_K.tolist()):
+        end = count if index_A is None else int(np.searchsorted(index_A, index, side="right"))
         if end:
             out[end - 1] += reward
     return out
 
 
-def _turns(rollout: SelectedRollout, rows: Sequence[CheckedRow]) -> np.ndarray | None:
-    if rollout.turn_R is None:
+def _indices(rollout: SelectedRollout, rows: Sequence[CheckedRow]) -> np.ndarray | None:
+    """[A] Index into `shaped_K` of each trained token."""
+    if rollout.index_R is None:
         return None
     by_index = {
-        row.row_index: turn_R for row, turn_R in zip(rollout.rows, rollout.turn_R, strict=True)
+        row.row_index: index_R for row, index_R in zip(rollout.rows, rollout.index_R, strict=True)
     }
     picked = [by_index[row.key.row_index][: len(row.mask_R)][row.mask_R] for row in rows]
     return np.concatenate([np.zeros(0, dtype=np.int64), *picked])
@@ -188,16 +189,13 @@ def settle_credit(
             gone = rewards_to_go(penalty_A, gamma=algorithm.gamma, times=time_A.astype(np.int64))
             advantages.append(credit_A + gone)
             continue
-        found = gae(
-            credit_A + penalty_A,
-            _asked(rows, values, "values"),
-            gamma=algorithm.gamma,
-            lam=algorithm.lam,
-        )
-        advantages.append(found.advantages_A)
-        for row, returns_R in zip(rows, _to_rows(found.returns_A, masks), strict=True):
+        values_A = _asked(rows, values, "values")
+        found_A = _with_values(credit_A + penalty_A, values_A, algorithm)
+        returns_A = found_A + values_A
+        advantages.append(found_A)
+        for row, returns_R in zip(rows, _to_rows(returns_A, masks), strict=True):
             returns[row.key] = returns_R
-        metrics.mean("batch/return_mean", float(found.returns_A.sum()), count=len(credit_A))
+        metrics.mean("batch/return_mean", float(returns_A.sum()), count=len(credit_A))
     final = finish_credit(batch.credit.rollouts, advantages, algorithm=algorithm)
     metrics.merge(final.metrics)
     return replace(
@@ -214,6 +212,22 @@ def settle_credit(
         credit=None,
         returns=returns if algorithm.needs_values else None,
     )
+
+
+def _with_values(
+    rewards_A: FloatArray, values_A: FloatArray, algorithm: AlgorithmSection
+) -> FloatArray:
+    """[A] Advantages of one rollout's tokens, by the estimator's rule for a critic's values."""
+    rule = algorithm.estimator.values_to_advantages
+    assert rule is not None
+    found = rule(rewards_A.tolist(), values_A.tolist(), gamma=algorithm.gamma, lam=algorithm.lam)
+    out = np.asarray(found, dtype=np.float64)
+    if out.shape != values_A.shape or not np.isfinite(out).all():
+        raise DataError(
+            f"advantage estimator {algorithm.advantage_estimator!r}: values_to_advantages returned "
+            f"{out.tolist()} for {len(values_A)} tokens, expected one finite number for each"
+        )
+    return out
 
 
 def _asked(rows: Sequence[RowCredit], numbers: RowNumbers | None, name: str) -> FloatArray:

@@ -240,7 +240,7 @@ class RowCredit:
     mask_R: BoolArray
     """True where a token is trained."""
     credit_R: FloatArray
-    """With `gae` the reward that stands at the token, otherwise its advantage before the penalty;
+    """With a critic the reward that stands at the token, otherwise its advantage before the penalty;
     0 where the mask is False."""
     time_R: IntArray
     """Number of the token (or of its turn) in the rollout: discounts go by the difference; 0 where

@@ -7,7 +7,6 @@ stands at other positions has no way in. Legend: `_A` trained tokens of one roll
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -46,40 +45,6 @@ def rewards_to_go(
         total = float(rewards[index]) + gamma ** gaps[index] * total
         out[index] = total
     return out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gae:
-    """Advantages and the targets of the critic."""
-
-    advantages_A: FloatArray
-    """Before whitening."""
-    returns_A: FloatArray
-    """Advantages plus values."""
-
-
-def gae(rewards_A: FloatArray, values_A: FloatArray, *, gamma: float, lam: float) -> Gae:
-    """Generalised advantages (https://arxiv.org/abs/1506.02438 eq. 16; FORMULAS F10, C.9).
-
-        delta_t = r_t + gamma V_(t+1) - V_t        A_t = delta_t + gamma lam A_(t+1)
-
-    where t + 1 is the next trained token: V and A are carried across what the environment put
-    between, and across rows. After the last token both are 0; a rollout that was cut off by a
-    budget is treated as ended there.
-
-    Example:
-        >>> gae(np.array([0.0, 1.0]), np.array([0.5, 0.5]), gamma=1.0, lam=0.95).advantages_A
-        array([0.475, 0.5  ])
-    """
-    values = values_A.tolist()
-    out = np.zeros(len(values), dtype=np.float64)
-    value_next, advantage_next = 0.0, 0.0
-    for index in reversed(range(len(values))):
-        delta = float(rewards_A[index]) + gamma * value_next - values[index]
-        advantage_next = delta + gamma * lam * advantage_next
-        value_next = values[index]
-        out[index] = advantage_next
-    return Gae(advantages_A=out, returns_A=out + values_A)
 
 
 def token_kl(difference_A: FloatArray, estimator: KlEstimator) -> FloatArray:

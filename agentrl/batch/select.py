@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from agentrl.batch.advantages import GROUP_BASELINES, turn_advantages
+from agentrl.batch.advantages import estimate, group_rewards
 from agentrl.batch.records import FloatArray, IntArray
-from agentrl.batch.turns import turn_of_tokens, turn_rewards
+from agentrl.batch.turns import token_numbers, tokens_by_turn, turn_of_tokens, turn_rewards
 from agentrl.config.algorithm import AlgorithmSection
 from agentrl.config.presets import Bounds
 from agentrl.errors import DataError
@@ -35,9 +35,9 @@ class SelectedRollout:
     rows: tuple[Trajectory, ...]
     """Its rows with at least one sampled token, in order."""
     shaped_K: FloatArray
-    """What group baseline and `clip_shaped` leave of its reward: one number for the rollout, or one
-    for each of its turns."""
-    turn_R: tuple[IntArray, ...] | None
+    """What estimator and `clip_shaped` leave of its reward: one number for the rollout, or one for
+    each of its turns or sampled tokens."""
+    index_R: tuple[IntArray, ...] | None
     """By row: index into `shaped_K` of each response position; None where the rollout has one."""
     num_action_tokens: int
     """Sampled tokens over all its rows; at least 1."""
@@ -101,7 +101,7 @@ def select_rollouts(
     for reason, number in fates.items():
         if number:
             metrics.sum(f"batch/rows_dropped/{reason}", number)
-    if algorithm.advantage_estimator in GROUP_BASELINES:
+    if algorithm.estimator.compares_siblings:
         metrics.sum("batch/groups_singleton", singletons)
     return Selection(rollouts=tuple(chosen), metrics=metrics)
 
@@ -114,21 +114,24 @@ def _shape(
 ) -> list[FloatArray | None]:
     """Block A for one group, by rollout; None for those outside the baseline."""
     by_turn = algorithm.turn_rewards == "return_to_go"
-    parts = [
-        None if reward is None else turn_rewards(rows, reward) if by_turn else (reward,)
-        for rows, reward in zip(rollouts, rewards, strict=True)
-    ]
-    shaped: list[FloatArray | None]
-    if algorithm.needs_values:  # values are the baseline, so rewards stay what they are
-        shaped = [None if part is None else np.array(part, dtype=np.float64) for part in parts]
-    else:
-        shaped = turn_advantages(
-            parts,
-            estimator=algorithm.advantage_estimator or "dr_grpo",
-            gamma=algorithm.gamma if by_turn else 1.0,
-            ddof=algorithm.std_ddof,
-            eps=algorithm.std_eps,
-        )
+    spec = algorithm.estimator
+    trusted = [rows for rows, reward in zip(rollouts, rewards, strict=True) if reward is not None]
+    scores = [reward for reward in rewards if reward is not None]
+    group = group_rewards(
+        [
+            turn_rewards(rows, reward) if by_turn else (reward,)
+            for rows, reward in zip(trusted, scores, strict=True)
+        ],
+        turn_tokens=[
+            tokens_by_turn(rows) if by_turn else (sum(row.num_action_tokens for row in rows),)
+            for rows in trusted
+        ],
+        gamma=algorithm.gamma,
+        std_ddof=algorithm.std_ddof,
+        std_eps=algorithm.std_eps,
+    )
+    found = iter(estimate(spec, group))
+    shaped = [None if reward is None else next(found) for reward in rewards]
     if clip_shaped is None:
         return shaped
     return [None if part is None else np.clip(part, *clip_shaped) for part in shaped]
@@ -138,16 +141,17 @@ def _selected(
     rows: Sequence[Trajectory], shaped_K: FloatArray, algorithm: AlgorithmSection
 ) -> SelectedRollout:
     trained = [index for index, row in enumerate(rows) if any(row.response_mask)]
-    turn_R = None
+    index_R = None
     if algorithm.turn_rewards == "return_to_go":
-        found = turn_of_tokens(rows)
-        turn_R = tuple(found[index] for index in trained)
+        index_R = turn_of_tokens(rows)
+    if algorithm.estimator.per == "token":
+        index_R = token_numbers(rows)
     return SelectedRollout(
         rollout_id=rows[0].rollout_id,
         group_id=rows[0].group_id,
         rows=tuple(rows[index] for index in trained),
         shaped_K=shaped_K,
-        turn_R=turn_R,
+        index_R=None if index_R is None else tuple(index_R[index] for index in trained),
         num_action_tokens=sum(rows[index].num_action_tokens for index in trained),
     )
 

@@ -67,5 +67,22 @@ def turn_of_tokens(rows: Sequence[Trajectory]) -> tuple[IntArray, ...]:
     return tuple(out)
 
 
+def tokens_by_turn(rows: Sequence[Trajectory]) -> tuple[int, ...]:
+    """[K] Sampled tokens of each assistant turn of a rollout, in order."""
+    return tuple(
+        sum(row.response_mask[turn.start : turn.end]) for row in rows for turn in _assistant(row)
+    )
+
+
+def token_numbers(rows: Sequence[Trajectory]) -> tuple[IntArray, ...]:
+    """By row: [R] the number of each sampled token in its rollout; -1 at other positions."""
+    out, before = [], 0
+    for row in rows:
+        mask_R = np.array(row.response_mask, dtype=np.int64)
+        out.append(np.where(mask_R != 0, before + np.cumsum(mask_R) - 1, -1))
+        before += int(mask_R.sum())
+    return tuple(out)
+
+
 def _assistant(row: Trajectory) -> list[Turn]:
     return [turn for turn in row.turns if turn.role == "assistant"]

@@ -14,6 +14,7 @@ from agentrl.chat.template import Template
 from agentrl.chat.tokenizer import Codec, TokenizerLike
 from agentrl.config.schema import ChatSection
 from agentrl.errors import ChatError, ConfigError, choices
+from agentrl.finding import Status
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +77,11 @@ def _build(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
     boundaries = find_boundaries(template, codec)
     findings = prove(template, boundaries, codec, known_family=name != "generic")
     for finding in findings:
-        if not finding.refuse:
-            logger.warning("%s", finding.text)
-        elif finding.feature == "system" and system_prompt is not None:
-            raise ChatError(f"chat.system_prompt is set, but {finding.text}")
-    if any(finding.feature == "tool results" for finding in findings):
+        if finding.status is Status.WARN:
+            logger.warning("%s", finding.detail)
+        elif finding.name == "system" and system_prompt is not None:
+            raise ChatError(f"chat.system_prompt is set, but {finding.detail}")
+    if any(finding.name == "tool results" for finding in findings):
         boundaries = replace(
             boundaries, pieces={r: p for r, p in boundaries.pieces.items() if r != "tool"}
         )

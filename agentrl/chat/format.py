@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from agentrl.chat.boundaries import Boundaries
 from agentrl.chat.offer import describe_tools
-from agentrl.chat.proof import Finding
 from agentrl.chat.spans import TokenMap
 from agentrl.chat.template import Template, with_system
 from agentrl.chat.tokenizer import CUT, Codec, clean
 from agentrl.chat.truncate import truncate_middle
 from agentrl.errors import ChatError
+from agentrl.finding import Finding, Status
 from agentrl.tool import Tool
 from agentrl.types import Message
 
@@ -163,7 +163,7 @@ class TemplateChat(ChatFormat):
         self.findings = tuple(findings)
         self.reasoning_prefilled = boundaries.generation.rstrip().endswith("<think>")
         self._template = template
-        self._refused = {finding.feature: finding for finding in findings if finding.refuse}
+        self._refused = {item.name: item for item in findings if item.status is Status.FAIL}
         self._warned_tools = False
 
     def render_prompt(
@@ -190,10 +190,10 @@ class TemplateChat(ChatFormat):
             raise ChatError("a conversation needs at least one message, got none")
         messages = self._with_system_prompt(messages)
         if "system" in self._refused and messages[0].role == "system":
-            raise ChatError(self._refused["system"].text)
+            raise ChatError(self._refused["system"].detail)
         if tools:
             if "tools" in self._refused and self._template.abilities.tools:
-                raise ChatError(self._refused["tools"].text)
+                raise ChatError(self._refused["tools"].detail)
             self._warn_unread_tools()
         return self._template.render(messages, tools)
 

@@ -7,29 +7,17 @@ also what the model's template would write today, and where it is not, why.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl.chat.boundaries import Boundaries
 from agentrl.chat.template import PROBE_CALL_ID, PROBE_SCHEMA, PROBE_TOOL, Template
 from agentrl.chat.tokenizer import Codec
 from agentrl.errors import ChatError
+from agentrl.finding import Finding, fail, warn
 from agentrl.types import Message
 
-Feature = Literal["turns", "system", "tools", "tool results", "reasoning"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One way in which the template does not simply append."""
-
-    feature: Feature
-    """What a conversation must have for it to matter."""
-    text: str
-    """What happens, in words for the user."""
-    refuse: bool
-    """Whether such conversations are refused."""
-
+Feature = Literal["system", "tools", "tool results", "reasoning"]
+"""Part of a conversation that a template may rewrite; the name of the finding."""
 
 _REFUSED = "it refuses the conversation"
 _OPENING = Message(role="user", content="What is 2 + 2?")
@@ -45,6 +33,9 @@ def prove(
 ) -> list[Finding]:
     """Compare deltas with full renders of probe conversations, text and ids.
 
+    A finding is one way in which the template does not simply append. Conversations that have the
+    part it names are refused where it failed, and trained on as they were seen where it warns.
+
     Args:
         template: the model's own.
         boundaries: what was cut out of it.
@@ -55,7 +46,7 @@ def prove(
     Raises:
         ChatError: plain turns differ.
     """
-    check = _Check(template, boundaries, codec)
+    check = _PrefixCheck(template, boundaries, codec)
     findings: list[Finding] = []
     difference = check.compare([_OPENING], _WORDS, [[_FEEDBACK], [_FEEDBACK]])
     if difference and boundaries.generation.rstrip().endswith("<think>"):
@@ -77,7 +68,7 @@ def prove(
         text = f"the chat template rewrites earlier turns {hint} ({difference})"
         if known_family:
             text += "; turns are appended to what the model saw, and that is trained on"
-        findings.append(Finding(feature=feature, text=text, refuse=not known_family))
+        findings.append(warn(feature, text) if known_family else fail(feature, text))
 
     if template.abilities.system:
         difference = check.compare(
@@ -109,28 +100,22 @@ def prove(
 
 
 def _results(difference: str) -> Finding:
-    return Finding(
-        feature="tool results",
-        text=(
-            f"the chat template rewrites earlier turns when a tool answers ({difference}); tool "
-            "results are given as user messages"
-        ),
-        refuse=False,
+    return warn(
+        "tool results",
+        f"the chat template rewrites earlier turns when a tool answers ({difference}); tool "
+        "results are given as user messages",
     )
 
 
 def _reasoning() -> Finding:
-    return Finding(
-        feature="reasoning",
-        text=(
-            "the chat template drops <think> blocks from earlier turns; they are kept here, since "
-            "the model saw them when it went on"
-        ),
-        refuse=False,
+    return warn(
+        "reasoning",
+        "the chat template drops <think> blocks from earlier turns; they are kept here, since "
+        "the model saw them when it went on",
     )
 
 
-class _Check:
+class _PrefixCheck:
     def __init__(self, template: Template, boundaries: Boundaries, codec: Codec) -> None:
         self._template = template
         self._boundaries = boundaries

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.console.findings import STYLES
 from agentrl.errors import ConfigError, RunError
+from agentrl.finding import Status
 from agentrl.inspect.read.safe_terminal import visible
 
 if TYPE_CHECKING:
     from agentrl.health import Evidence, History, Lever, Verdict
-
-_STYLE = {"fail": "bold red", "warn": "yellow", "ok": "green", "unknown": "dim"}
 
 
 def command(
@@ -98,7 +98,7 @@ def _report(run: Path, history: History, verdicts: Sequence[Verdict]) -> dict[st
         "run": str(run),
         "status": _overall(history, verdicts),
         "steps": _steps(history),
-        "verdicts": [asdict(verdict) for verdict in verdicts],
+        "verdicts": [verdict.as_dict() for verdict in verdicts],
         "notes": list(history.notes),
     }
 
@@ -115,27 +115,25 @@ def _steps(history: History) -> int:
 
 
 def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator[Text]:
-    worst_first = sorted(verdicts, key=lambda v: ["fail", "warn"].index(v.status)
-                         if v.status in ("fail", "warn") else 2)  # fmt: skip
-    kinds = {name: [v for v in worst_first if v.status == name] for name in _STYLE}
-    counts = f"{len(kinds['fail'])} failing, {len(kinds['warn'])} to look at"
-    healthy = "healthy" if kinds["ok"] and history.metrics else "nothing to judge yet"
+    kinds = {status: [v for v in verdicts if v.status is status] for status in Status}
+    counts = f"{len(kinds[Status.FAIL])} failing, {len(kinds[Status.WARN])} to look at"
+    healthy = "healthy" if kinds[Status.OK] and history.metrics else "nothing to judge yet"
     yield Text.assemble(
         visible(str(run)),
         f": {_steps(history)} steps, ",
-        (counts, "bold") if kinds["fail"] or kinds["warn"] else (healthy, "bold green"),
+        (counts, "bold") if kinds[Status.FAIL] or kinds[Status.WARN] else (healthy, "bold green"),
     )
     for note in history.notes:
         yield Text.assemble(("note ", "dim"), visible(note))
     steps = {fact.rollout_id: (fact.kind, fact.step) for fact in history.rollouts}
-    for verdict in (*kinds["fail"], *kinds["warn"]):
+    for verdict in (*kinds[Status.FAIL], *kinds[Status.WARN]):
         yield Text()
         yield from _finding(run, verdict, history.config, steps)
     yield Text()
-    if kinds["ok"]:
-        yield Text("ok          " + ", ".join(v.detector for v in kinds["ok"]), style="dim")
-    for verdict in kinds["unknown"]:
-        yield Text(f"not judged  {verdict.detector}: ", style="dim").append(visible(verdict.title))
+    if kinds[Status.OK]:
+        yield Text("ok          " + ", ".join(v.name for v in kinds[Status.OK]), style="dim")
+    for verdict in kinds[Status.UNKNOWN]:
+        yield Text(f"not judged  {verdict.name}: ", style="dim").append(visible(verdict.detail))
     yield Text.assemble(("look at it  agentrl inspect ", "dim"), visible(shlex.quote(str(run))))
 
 
@@ -149,9 +147,9 @@ def _finding(
     if verdict.first_step is not None:
         span = f"  (steps {verdict.first_step}-{verdict.last_step})"
     yield Text.assemble(
-        (verdict.status.upper(), _STYLE[verdict.status]),
-        (f" {verdict.detector}: ", "bold"),
-        visible(verdict.title),
+        (verdict.status.upper(), STYLES[verdict.status]),
+        (f" {verdict.name}: ", "bold"),
+        visible(verdict.detail),
         (span, "dim"),
     )
     for item in verdict.evidence:

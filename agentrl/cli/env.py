@@ -18,12 +18,12 @@ from rich.text import Text
 
 from agentrl.cli.env_scaffold import scaffold
 from agentrl.config import resolve
-from agentrl.config.imports import load_module
 from agentrl.config.sandboxes import sandbox_section
 from agentrl.config.schema import DatasetSection, EnvSection
 from agentrl.errors import AgentrlError, ConfigError
+from agentrl.finding import Finding
+from agentrl.imports import load_module
 from agentrl.testing.env_check.episode import CheckLimits
-from agentrl.testing.env_check.findings import Finding
 from agentrl.testing.env_check.suite import check_env
 from agentrl.types import Task
 
@@ -198,14 +198,14 @@ def _has(target: str) -> bool:
 
 
 def _as_dict(finding: Finding) -> dict[str, str]:
-    return {"code": finding.code, "message": finding.message, "fix": finding.fix}
+    return {"code": finding.name, "message": finding.detail, "fix": finding.fix}
 
 
 def _print(target: str, findings: Sequence[Finding], tried: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for finding in findings:
         console.print(
-            Text.assemble(f"{target}: ", (finding.code, "bold red"), f" {finding.message}")
+            Text.assemble(f"{target}: ", (finding.name, "bold red"), f" {finding.detail}")
         )
         console.print(Text(f"    {finding.fix}", style="dim"))
     verdict = "Nothing found" if not findings else f"Found {len(findings)} problem(s)"

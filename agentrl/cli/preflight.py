@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.console.start import free_directory, open_console, prepare, read_config
+from agentrl.finding import Finding, any_failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentrl.config import RunConfig
-    from agentrl.preflight.checks.findings import Found
+    from agentrl.preflight.checks.facts import PreflightFacts
     from agentrl.preflight.reward.known_answers import Answer
     from agentrl.preflight.runner import Plan
-    from agentrl.runtime.records import Check
 
 
 def command(
@@ -48,7 +48,6 @@ def command(
     Exit status 0 if every line is ok or a warning, 1 if one failed.
     """
     from agentrl.preflight.watchdog import run_watched
-    from agentrl.runtime.records import Status
 
     prepare()
     settings, base = read_config(config, overrides or [])
@@ -73,11 +72,16 @@ def command(
         from agentrl.cli.console.report import preflight_table
 
         open_console().print(preflight_table(watched.checks))
-    raise typer.Exit(int(any(check.status is Status.FAIL for check in watched.checks)))
+    raise typer.Exit(int(any_failed(watched.checks)))
 
 
 def plan(
-    config: RunConfig, *, base: Path, resume: bool, request: dict[str, Any] | None, found: Found
+    config: RunConfig,
+    *,
+    base: Path,
+    resume: bool,
+    request: dict[str, Any] | None,
+    found: PreflightFacts,
 ) -> Plan:
     """What `run_watched` makes in the process of the checks, which begins as a command does."""
     from agentrl.preflight.plan import full_plan
@@ -88,7 +92,7 @@ def plan(
     return full_plan(config, base=base, found=found, resume=resume, samples=samples)
 
 
-def _document(checks: Sequence[Check], answers: Sequence[Answer]) -> dict[str, Any]:
+def _document(checks: Sequence[Finding], answers: Sequence[Answer]) -> dict[str, Any]:
     """Ready for JSON; numbers that are none are null."""
     return {
         "checks": [dataclasses.asdict(check) for check in checks],

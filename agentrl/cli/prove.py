@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
+from agentrl.cli.console.findings import MeasuredColumns, findings_table
 from agentrl.cli.console.start import open_console, prepare, read_config
+from agentrl.finding import Status
 
-if TYPE_CHECKING:
-    from agentrl.train.prove import Check
+_COLUMNS = MeasuredColumns(
+    headings=("check", "result", "rel. error", ""),
+    number=lambda finding: "" if finding.error is None else f"{finding.error:.1e}",
+)
 
 
 def command(
@@ -43,26 +45,10 @@ def command(
         f"{len(proof.checks)} checks",
         markup=False,
     )
-    console.print(_table(proof.checks))
+    words = {Status.OK: "pass", Status.FAIL: "FAIL", Status.WARN: "no"}
+    console.print(findings_table(proof.checks, words=words, columns=_COLUMNS))
     if proof.passed:
         console.print("[green]pass[/]: the gradient does not depend on how the work is cut")
         return
     console.print("[red]FAIL[/]: see above for the tokens")
     raise typer.Exit(1)
-
-
-def _table(checks: tuple[Check, ...]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("check", no_wrap=True)
-    table.add_column("result", no_wrap=True)
-    table.add_column("rel. error", no_wrap=True, justify="right")
-    table.add_column("", overflow="fold")
-    for check in checks:
-        bad = "[red]FAIL[/]" if check.required else "[yellow]no[/]"
-        table.add_row(
-            escape(check.name),
-            "[green]pass[/]" if check.passed else bad,
-            "" if check.error is None else f"{check.error:.1e}",
-            escape(check.detail),
-        )
-    return table

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.console.findings import findings_table
+from agentrl.finding import Finding, Status, fail
 from agentrl.inspect.read.safe_terminal import visible
 
 if TYPE_CHECKING:
@@ -66,10 +67,8 @@ def _show(report: ReplayReport) -> None:
     console = Console(highlight=False, soft_wrap=True)
     how = "trained from" if report.trained else "not trained"
     console.print(Text(f"step {report.step}, {how}: ") + visible(report.weights))
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for item in report.agreements:
-        table.add_row(*_row(item))
-    console.print(table)
+    words = {Status.OK: "same", Status.FAIL: "DIFF", Status.UNKNOWN: "skip"}
+    console.print(findings_table(map(_finding, report.agreements), words=words))
     for item in report.agreements:
         if item.first is not None:
             console.print(Text(f"first {item.what}: ", "bold") + _first(item))
@@ -91,13 +90,13 @@ def _document(report: ReplayReport) -> dict[str, Any]:
     return dataclasses.asdict(report) | told
 
 
-def _row(item: Agreement) -> tuple[Text, str, Text]:
+def _finding(item: Agreement) -> Finding:
     if item.skipped:
-        return Text("skip", "yellow"), item.what, visible(item.skipped)
+        return Finding(name=item.what, status=Status.UNKNOWN, detail=item.skipped)
     numbers = f"{item.compared} compared, largest difference {item.largest:.3g}"
     if item.differing:
-        return Text("DIFF", "bold red"), item.what, Text(f"{item.differing} differ of {numbers}")
-    return Text("same", "green"), item.what, Text(numbers)
+        return fail(item.what, f"{item.differing} differ of {numbers}")
+    return Finding(name=item.what, status=Status.OK, detail=numbers)
 
 
 def _first(item: Agreement) -> Text:

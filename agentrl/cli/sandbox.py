@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +13,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentrl.cli import image as image_commands
-from agentrl.config.imports import resolve
+from agentrl.cli.console.findings import MeasuredColumns, findings_table
 from agentrl.errors import ConfigError
+from agentrl.finding import Status, any_failed
+from agentrl.imports import resolve
 from agentrl.sandbox import Probe, SandboxBackend
-from agentrl.testing.sandbox_check.suite import CheckResult, Verdict, checks, run_suite
+from agentrl.testing.sandbox_check.suite import SuiteFinding, checks, run_suite
 
 app = typer.Typer(help="See which sandboxes work on this machine.", no_args_is_help=True)
 app.add_typer(image_commands.app, name="image", help="Make and list images for Docker sandboxes.")
@@ -23,7 +26,11 @@ app.add_typer(image_commands.app, name="image", help="Make and list images for D
 FACTORY = "agentrl_sandboxes:make_backend"
 KINDS = "agentrl_sandboxes:BACKENDS"
 COLLECT = "agentrl_sandboxes.leftovers:collect"
-_STYLES = {Verdict.PASSED: "green", Verdict.FAILED: "bold red", Verdict.NOT_OFFERED: "yellow"}
+_WORDS = {Status.OK: "passed", Status.FAIL: "failed", Status.UNKNOWN: "not offered"}
+_COLUMNS = MeasuredColumns(
+    headings=("check", "verdict", "seconds", "what was seen"),
+    number=lambda finding: f"{finding.seconds:.2f}",
+)
 
 
 @app.command("list")
@@ -51,19 +58,12 @@ def check(
     options = {"image": image, "runtime": runtime}
     made = {name: value for name, value in options.items() if value}
     name, results = asyncio.run(_check(target, made, only or [], at_once, console))
-    counts = {verdict: sum(r.verdict is verdict for r in results) for verdict in Verdict}
-    table = Table("check", "verdict", "seconds", "what was seen", title=f"Sandbox {name}")
-    for result in results:
-        style = _STYLES[result.verdict]
-        table.add_row(
-            result.check.name,
-            f"[{style}]{result.verdict}[/]",
-            f"{result.seconds:.2f}",
-            escape(f"{result.check.about} {result.detail}" if result.detail else ""),
-        )
-    console.print(table)
-    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    if counts[Verdict.FAILED]:
+    shown = [replace(r, detail=f"{r.check.about} {r.detail}") if r.detail else r for r in results]
+    title = f"Sandbox {name}"
+    console.print(findings_table(shown, words=_WORDS, columns=_COLUMNS, title=title))
+    counts = {word: sum(r.status is status for r in results) for status, word in _WORDS.items()}
+    console.print(", ".join(f"{count} {word}" for word, count in counts.items()))
+    if any_failed(results):
         raise typer.Exit(1)
 
 
@@ -91,16 +91,16 @@ def gc(
 
 async def _check(
     target: str, made: dict[str, str], only: list[str], at_once: int, console: Console
-) -> tuple[str, list[CheckResult]]:
+) -> tuple[str, list[SuiteFinding]]:
     backend = await _backend(target, made)
     total = len(only or checks())
     try:
         with console.status("") as status:
-            done: list[CheckResult] = []
+            done: list[SuiteFinding] = []
 
-            def show(result: CheckResult) -> None:
+            def show(result: SuiteFinding) -> None:
                 done.append(result)
-                status.update(f"{backend.name}: {len(done)} of {total}, {result.check.name}")
+                status.update(f"{backend.name}: {len(done)} of {total}, {result.name}")
 
             return backend.name, await run_suite(
                 backend, names=only, at_once=at_once, on_result=show

@@ -192,7 +192,7 @@ def validate(
 
 def _maker() -> Any:
     """The module that makes repair tasks; the core does not import environments."""
-    from agentrl.config.imports import load_module
+    from agentrl.imports import load_module
 
     return load_module(_MAKER)
 

@@ -11,10 +11,11 @@ import typer
 from agentrl.cli.console.start import open_console, prepare, read_config
 from agentrl.config import parse_config
 from agentrl.errors import AgentrlError, ConfigError
+from agentrl.finding import any_failed
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig
-    from agentrl.preflight.checks.findings import Found
+    from agentrl.preflight.checks.facts import PreflightFacts
     from agentrl.preflight.runner import Plan
 
 
@@ -43,16 +44,15 @@ def command(
 def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
     from agentrl.cli.console.report import preflight_table
     from agentrl.preflight.watchdog import run_watched
-    from agentrl.runtime.records import Status
 
     config, base = read_config(path, overrides)
     arguments = {"config": config, "base": base, "resume": resume}
     checks = run_watched(f"{__name__}:plan", arguments=arguments).checks
     open_console().print(preflight_table(checks))
-    return 2 if any(check.status is Status.FAIL for check in checks) else 0
+    return 2 if any_failed(checks) else 0
 
 
-def plan(config: RunConfig, *, base: Path, resume: bool, found: Found) -> Plan:
+def plan(config: RunConfig, *, base: Path, resume: bool, found: PreflightFacts) -> Plan:
     """What `run_watched` makes in the process of the checks, which begins as a command does."""
     from agentrl.preflight.plan import dry_run_plan
 

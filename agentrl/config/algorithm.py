@@ -2,7 +2,7 @@
 
 A   what a rollout's reward is compared with         advantage_estimator
 B   penalty for leaving the reference policy         kl_*, use_kl_loss
-C   how rewards become advantages of tokens          advantage_estimator (`gae`), gamma, lam
+C   how rewards become advantages of tokens          advantage_estimator, gamma, lam
 D   whitening over the whole batch                   whiten_advantages
 E   policy loss, and correction for the sampler      policy_loss, eps_clip_*, is_correction_*
 F   value loss of a critic                           section `critic`
@@ -23,11 +23,11 @@ from agentrl.config.presets import (
     IS_BOUNDS,
     PRESETS,
     Bounds,
-    Estimator,
     IsCorrection,
     LossAggMode,
     Preset,
 )
+from agentrl.estimators import ESTIMATORS, EstimatorSpec
 
 
 class FixedKl(KindSection):
@@ -89,9 +89,10 @@ class AlgorithmSection(FiniteSection):
     preset: Preset = "dr_grpo"
     """`dr_grpo`, `grpo`, `rloo`, `reinforce++`, `reinforce++-baseline`, `ppo`, `gspo`, `cispo` or
     `tis_reinforce`. `agentrl config` prints the blocks it stands for."""
-    advantage_estimator: Estimator | None = None
+    advantage_estimator: str | None = None
     """Blocks A and C: `reinforce` R, `reinforce_baseline` and `dr_grpo` R - mean, `rloo` R - mean
-    of the others, `group_norm` (alias `grpo`) (R - mean) / (std + eps), `gae` with a critic."""
+    of the others, `group_norm` (alias `grpo`) (R - mean) / (std + eps), `gae` with a critic, or an
+    import string of one's own."""
     std_ddof: Literal[0, 1] = 1
     """Delta degrees of freedom of the group standard deviation."""
     std_eps: float = Field(default=1e-6, gt=0)
@@ -150,7 +151,11 @@ class AlgorithmSection(FiniteSection):
     @field_validator("advantage_estimator", mode="before")
     @classmethod
     def _alias(cls, name: Any) -> Any:
-        return ALIASES.get(name, name) if isinstance(name, str) else name
+        if not isinstance(name, str):
+            return name
+        name = ALIASES.get(name, name)
+        ESTIMATORS.check(name)
+        return name
 
     @model_validator(mode="after")
     def _bounds(self) -> AlgorithmSection:
@@ -170,7 +175,10 @@ class AlgorithmSection(FiniteSection):
         return self
 
     def doubts(self) -> list[str]:
-        """What is allowed but rarely meant. Ask a resolved section."""
+        """Settings that are allowed but rarely meant. Ask a resolved section.
+
+        Those that depend on the policy loss are found where losses are known.
+        """
         found = []
         if self.needs_reference and self.use_kl_loss and self.kl_estimator == "k1":
             found.append("kl_estimator k1 in the loss: its gradient is zero on average; use k2, k3")
@@ -179,37 +187,28 @@ class AlgorithmSection(FiniteSection):
                 f"kl_estimator {self.kl_estimator} in the reward: its sum is no estimate of the "
                 "KL of the rollout; use k1"
             )
-        if self.policy_loss == "gspo" and self.loss_agg_mode != "seq-mean-token-mean":
-            found.append(
-                f"policy_loss gspo with loss_agg_mode {self.loss_agg_mode}: its ratio is one of "
-                "whole sequences; use seq-mean-token-mean"
-            )
-        flat = self.turn_rewards == "sum" and self.advantage_estimator not in ("gae", "reinforce")
-        if self.gamma != 1.0 and flat:
+        by_turn = self.turn_rewards == "return_to_go"
+        flat = self.estimator.per != "token" and not self.estimator.discounts_tokens
+        if self.gamma != 1.0 and flat and not by_turn:
             found.append(
                 f"gamma {self.gamma} has no effect with advantage_estimator "
                 f"{self.advantage_estimator} and turn_rewards sum: a rollout has one advantage"
             )
-        if self.dual_clip is not None and self.policy_loss not in ("ppo_clip", "gspo"):
-            found.append(f"dual_clip has no effect with policy_loss {self.policy_loss}")
-        if self.turn_rewards == "return_to_go" and self.advantage_estimator == "group_norm":
+        if by_turn and self.estimator.divides_by_spread:
             found.append(
-                "turn_rewards return_to_go with group_norm: where whole returns are nearly equal, "
-                "turns are divided by nearly nothing; use rloo or dr_grpo"
+                f"turn_rewards return_to_go with {self.advantage_estimator}: where whole returns "
+                "are nearly equal, turns are divided by nearly nothing; use rloo or dr_grpo"
+            )
+        if by_turn and self.estimator.per == "rollout":
+            found.append(
+                f"turn_rewards return_to_go with {self.advantage_estimator}, which returns one "
+                "advantage per rollout: all turns get the same"
             )
         return found + self._idle_keys()
 
     def _idle_keys(self) -> list[str]:
         """Keys that were set and that nothing reads in this assembly."""
-        ours = self.policy_loss in ("ppo_clip", "gspo", "cispo", "sapo")
-        uncorrected = self.is_correction_type == "none" and ours
-        bounds = self.is_correction_threshold is not None
-        token = self.importance_level == "token"
         idle = {
-            "is_correction_threshold has no effect with is_correction_type none": bounds
-            and (uncorrected or self.old_log_probs == "rollout"),
-            f"importance_level has no effect with policy_loss {self.policy_loss}": ours
-            and not token,
             f"lam has no effect with advantage_estimator {self.advantage_estimator}": self.lam
             != AlgorithmSection.model_fields["lam"].default
             and not self.needs_values,
@@ -229,9 +228,19 @@ class AlgorithmSection(FiniteSection):
         return self.model_copy(update={**filled, "horizon": self.horizon or horizon})
 
     @property
+    def estimator(self) -> EstimatorSpec:
+        """What the advantage estimator declares. Ask a resolved section.
+
+        Raises:
+            ConfigError: there is no such estimator, or its file was named relative to a folder that
+                nobody has passed to `find_estimator` yet.
+        """
+        return ESTIMATORS.find(self.advantage_estimator)
+
+    @property
     def needs_values(self) -> bool:
         """Whether advantages come from a critic. Ask a resolved section."""
-        return self.advantage_estimator == "gae"
+        return self.estimator.needs_critic
 
     @property
     def needs_reference(self) -> bool:
@@ -245,7 +254,7 @@ class AlgorithmSection(FiniteSection):
 
 
 class CriticSection(FiniteSection):
-    """Block F: the value function, where `algorithm.advantage_estimator` is `gae`."""
+    """Block F: the value function, where the advantage estimator needs one, as `gae`."""
 
     path: str | None = None
     """Checkpoint to begin from, a reward model with a `score` head or a language model; None takes

@@ -5,14 +5,8 @@ from __future__ import annotations
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.presets import IS_BOUNDS
 from agentrl.config.training import TrainSection
+from agentrl.estimators import ESTIMATORS
 
-_BASELINES = {
-    "reinforce": "R, compared with nothing",
-    "reinforce_baseline": "R - mean of the group",
-    "dr_grpo": "R - mean of the group, not divided by its deviation",
-    "rloo": "R - mean of the others of the group",
-    "gae": "R, compared with the critic's values",
-}
 _LOSSES = {
     "ppo_clip": "-min(r A, clip(r, {low:g}, {high:g}) A), r of each token",
     "gspo": "-min(s A, clip(s, {low:g}, {high:g}) A), s the mean ratio of a rollout",
@@ -68,10 +62,9 @@ def describe_blocks(
 
 def _baseline(algorithm: AlgorithmSection) -> str:
     name = algorithm.advantage_estimator or "?"
-    if name == "group_norm":
-        std = f"std (ddof {algorithm.std_ddof}) + {algorithm.std_eps:g}"
-        return f"{name}: (R - mean of the group) / ({std})"
-    return f"{name}: {_BASELINES.get(name, name)}"
+    spec = ESTIMATORS.get(name)
+    formula = "" if spec is None else spec.formula
+    return f"{name}: {formula.format(ddof=algorithm.std_ddof, eps=algorithm.std_eps) or name}"
 
 
 def _penalty(algorithm: AlgorithmSection) -> str:
@@ -92,11 +85,14 @@ def _penalty(algorithm: AlgorithmSection) -> str:
 
 
 def _credit(algorithm: AlgorithmSection) -> str:
-    if algorithm.needs_values:
+    spec = ESTIMATORS.get(algorithm.advantage_estimator)
+    if spec is not None and spec.needs_critic:
         return f"GAE over action tokens, gamma {algorithm.gamma:g}, lambda {algorithm.lam:g}"
     if algorithm.turn_rewards == "return_to_go":
         return f"a turn gets what came from it on, gamma {algorithm.gamma:g} per turn"
-    if algorithm.gamma != 1.0 and algorithm.advantage_estimator == "reinforce":
+    if spec is None or spec.per == "token":
+        return f"as {algorithm.advantage_estimator} says"
+    if algorithm.gamma != 1.0 and spec.discounts_tokens:
         return f"R at the last token, gamma {algorithm.gamma:g} per action token"
     return "every action token of a rollout gets the same"
 
@@ -134,7 +130,8 @@ def _loss(algorithm: AlgorithmSection) -> str:
 
 
 def _critic(algorithm: AlgorithmSection, critic: CriticSection) -> str:
-    if not algorithm.needs_values:
+    spec = ESTIMATORS.get(algorithm.advantage_estimator)
+    if spec is None or not spec.needs_critic:
         return "none"
     start = critic.path or "model.path"
     moved = "" if critic.value_clip is None else f", moved at most {critic.value_clip:g} a step"

@@ -90,7 +90,7 @@ def only_of_others(kinds: Sequence[type[Section]], kind: type[Section] | None) -
 
 
 def plain_location(location: Iterable[Any]) -> list[str]:
-    """The place of an error as the parts of a dotted key, without the classes that pydantic adds."""
+    """Parts of the dotted key of an error, without the classes that pydantic adds."""
     parts: list[str] = []
     for part in location:
         kinds = sections_at(parts)

@@ -16,7 +16,6 @@ Preset = Literal[
     "cispo",
     "tis_reinforce",
 ]
-Estimator = Literal["gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo"]
 LossAggMode = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
 ]

@@ -108,12 +108,8 @@ RENAMED: tuple[RenamedKey, ...] = (
         value=_unless(0),
     ),
     RenamedKey(old="algorithm.ref_polyak", new="algorithm.reference_update.polyak"),
-    RenamedKey(
-        old="algorithm.no_std_norm", new="algorithm.whiten_advantages", value=_only_mean
-    ),
-    RenamedKey(
-        old="schedule.one_step_off", new="schedule.staleness_threshold", value=_one_step
-    ),
+    RenamedKey(old="algorithm.no_std_norm", new="algorithm.whiten_advantages", value=_only_mean),
+    RenamedKey(old="schedule.one_step_off", new="schedule.staleness_threshold", value=_one_step),
     RenamedKey(
         old="serving.repin_alpha",
         new="",

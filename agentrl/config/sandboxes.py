@@ -30,7 +30,7 @@ class ContainerLimits(LimitsSection):
     """Hard limits of one container."""
 
     cpus: float = Field(default=1.0, gt=0)
-    """CPU cores."""
+    """CPU cores of all processes together."""
 
 
 class PoolSection(Section):
@@ -97,9 +97,7 @@ class ContainerSandbox(KindSection):
         return isinstance(name, str) and (name == "docker" or ":" in name)
 
 
-SandboxSection = Annotated[
-    HostSandbox | ContainerSandbox, OneOf(HostSandbox, ContainerSandbox)
-]
+SandboxSection = Annotated[HostSandbox | ContainerSandbox, OneOf(HostSandbox, ContainerSandbox)]
 """Where the model's code runs."""
 
 _SECTION: TypeAdapter[HostSandbox | ContainerSandbox] = TypeAdapter(SandboxSection)

@@ -28,6 +28,7 @@ from agentrl.config.presets import Bounds
 from agentrl.config.reward import RewardSection
 from agentrl.config.sandboxes import HostSandbox, SandboxSection
 from agentrl.config.training import TrainSection
+from agentrl.estimators import ESTIMATORS
 
 
 class RunSection(Section):
@@ -292,8 +293,10 @@ class RunConfig(Section):
     def _combinations(self) -> RunConfig:
         rollout, train = self.rollout, self.train
         algorithm = self.resolved_algorithm()
-        alone = algorithm.advantage_estimator in ("gae", "reinforce")
-        if rollout.n_samples_per_prompt < 2 and train.steps > 0 and not alone:
+        # The file of a user's own estimator is found later, from the folder of the run file.
+        known = ESTIMATORS.get(algorithm.advantage_estimator)
+        compares = known is not None and known.compares_siblings
+        if rollout.n_samples_per_prompt < 2 and train.steps > 0 and compares:
             raise ValueError(
                 f"rollout.n_samples_per_prompt is {rollout.n_samples_per_prompt}, but a group "
                 "baseline needs at least 2 rollouts per prompt; raise it, set train.steps: 0, or "
@@ -312,9 +315,9 @@ class RunConfig(Section):
         overlong = self.reward.overlong
         if overlong is not None and overlong.buffer_len > rollout.max_response_tokens:
             raise ValueError(
-                f"reward.overlong.buffer_len ({overlong.buffer_len}) is larger than rollout.max_response_tokens "
-                f"({rollout.max_response_tokens}), so that the shortest response would be "
-                "penalised; lower the first"
+                f"reward.overlong.buffer_len ({overlong.buffer_len}) is larger than "
+                f"rollout.max_response_tokens ({rollout.max_response_tokens}), so that the "
+                "shortest response would be penalised; lower the first"
             )
         if rollout.temperature == 0 and train.steps > 0:
             raise ValueError(

@@ -119,7 +119,7 @@ class TrainSection(FiniteSection):
     def _whole_matrices(self) -> TrainSection:
         if self.lora is not None and self.backend.kind != "torch":
             raise ValueError(
-                f"train.lora.rank is {self.lora.rank}, but train.backend {self.backend.kind} cuts the "
-                "model up, and adapters are trained on a whole one; set train.backend: torch"
+                f"train.lora.rank is {self.lora.rank}, but train.backend {self.backend.kind} cuts "
+                "the model up, and adapters are trained on a whole one; set train.backend: torch"
             )
         return self

@@ -1,5 +1,6 @@
 """What watches a run: detectors over its history, and rules that may end it."""
 
+from agentrl.finding import Status
 from agentrl.health.dashboard import DASHBOARD, Band
 from agentrl.health.diagnose import diagnose, own_thresholds
 from agentrl.health.history import flat_config, read_config, read_history, series_of
@@ -9,7 +10,6 @@ from agentrl.health.records import (
     Lever,
     RolloutFacts,
     Series,
-    Status,
     Verdict,
 )
 from agentrl.health.rollouts import facts_of, rollouts_of_step, sampled_steps

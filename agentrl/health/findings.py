@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
+from agentrl.finding import Status
 from agentrl.health.curves import (
     Change,
     Stretch,
@@ -22,7 +23,6 @@ from agentrl.health.records import (
     Lever,
     RolloutFacts,
     Series,
-    Status,
     Verdict,
 )
 
@@ -46,9 +46,9 @@ def found(
     for lever in levers:
         by_key.setdefault(lever.key, lever)
     return Verdict(
-        detector=detector,
+        name=detector,
         status=status,
-        title=title,
+        detail=title,
         first_step=min(firsts, default=None),
         last_step=max(lasts, default=None),
         evidence=evidence,
@@ -58,12 +58,12 @@ def found(
 
 def fine(detector: str, title: str) -> Verdict:
     """Looked, and nothing is wrong."""
-    return Verdict(detector=detector, status=Status.OK, title=title)
+    return Verdict(name=detector, status=Status.OK, detail=title)
 
 
 def unknown(detector: str, title: str) -> Verdict:
     """Not enough to judge by; `title` says what is missing."""
-    return Verdict(detector=detector, status=Status.UNKNOWN, title=title)
+    return Verdict(name=detector, status=Status.UNKNOWN, detail=title)
 
 
 def seen(metric: str, stretch: Stretch, text: str) -> Evidence:

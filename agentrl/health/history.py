@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import yaml
 from pydantic import ValidationError
 
-from agentrl.config import load_stored_config
 from agentrl.config.keys import plain_location
+from agentrl.config.load import load_stored_config
 from agentrl.config.renamed import translate
 from agentrl.config.schema import RunConfig
 from agentrl.errors import ConfigError, RunError
@@ -154,7 +154,11 @@ def _refused(data: Mapping[Any, Any]) -> set[str]:
     try:
         RunConfig.model_validate(data)
     except ValidationError as error:
-        wrong = [plain_location(item["loc"]) for item in error.errors() if item["type"] != "extra_forbidden"]
+        wrong = [
+            plain_location(item["loc"])
+            for item in error.errors()
+            if item["type"] != "extra_forbidden"
+        ]
     else:
         return set()
     found: set[str] = set()

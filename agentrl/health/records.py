@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from agentrl.finding import Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +71,6 @@ class History:
     """What of the run could not be read, in words."""
 
 
-class Status(StrEnum):
-    """How a detector judges a run."""
-
-    OK = "ok"
-    """Looked, and nothing is wrong."""
-    WARN = "warn"
-    """Wrong enough to look at."""
-    FAIL = "fail"
-    """The run does not recover from this by itself."""
-    UNKNOWN = "unknown"
-    """The run does not hold what the detector needs, or not yet enough of it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """One number, or a stretch of a curve, that led to a verdict."""
@@ -112,20 +100,21 @@ class Lever:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What one detector says of a run."""
+class Verdict(Finding):
+    """A detector's judgement of a run: `name` is the detector, `detail` its one-line title."""
 
-    detector: str
-    """Its name, as in `entropy_collapse`."""
-    status: Status
-    """How bad."""
-    title: str
-    """One line a person reads first."""
     first_step: int | None = None
-    """Since when; None where nothing was found."""
+    """First step of the trouble; None where nothing was found."""
     last_step: int | None = None
-    """Until when."""
+    """Last step of the trouble."""
     evidence: tuple[Evidence, ...] = ()
-    """Why."""
+    """Numbers and curves that led to it."""
     levers: tuple[Lever, ...] = ()
-    """What to do, best first."""
+    """Changes of the config that help, best first."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The verdict as `agentrl doctor --json` prints it and the page of a run reads it."""
+        fields = asdict(self)
+        del fields["fix"]
+        name, status, detail = (fields.pop(key) for key in ("name", "status", "detail"))
+        return {"detector": name, "status": str(status), "title": detail, **fields}

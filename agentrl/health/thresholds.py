@@ -4,7 +4,7 @@
 Sources: `guide 7.1` and the like are parts of the project's guide to running RL ("The Minimum
 Dashboard", "The Five Canonical Failure Modes", "Prevention", "Pre-Flight Checklist"); `ours` are
 numbers that the guide only describes in words, tuned on one half of the streams of
-benchmarks/detectors.py.
+benchmarks/health/detectors.py.
 """
 
 from __future__ import annotations

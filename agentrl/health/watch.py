@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.finding import Status
 from agentrl.health.diagnose import diagnose
 from agentrl.health.history import series_of
-from agentrl.health.records import History, RolloutFacts, Status, Verdict
+from agentrl.health.records import History, RolloutFacts, Verdict
 from agentrl.health.rollouts import sampled_steps
 
 _QUIET = (Status.OK, Status.UNKNOWN)
@@ -70,11 +71,11 @@ class Watch:
         )
         verdicts = tuple(diagnose(history))
         changed = tuple(verdict for verdict in verdicts if self._is_news(verdict))
-        self._said.update((verdict.detector, verdict.status) for verdict in verdicts)
+        self._said.update((verdict.name, verdict.status) for verdict in verdicts)
         return Look(verdicts=verdicts, changed=changed)
 
     def _is_news(self, verdict: Verdict) -> bool:
-        before = self._said.get(verdict.detector, Status.UNKNOWN)
+        before = self._said.get(verdict.name, Status.UNKNOWN)
         if before in _QUIET and verdict.status in _QUIET:
             return False
         return before != verdict.status

@@ -172,11 +172,11 @@ def _check(order: bytes, says: Connection, frames: int) -> NoReturn:
 
 
 def _course(pickled: bytes, tell: Any) -> Any:
-    from agentrl.preflight.checks.findings import Found
+    from agentrl.preflight.checks.facts import PreflightFacts
     from agentrl.preflight.runner import Course
 
     order: Order = pickle.loads(pickled)
     module, _, function = order.make.partition(":")
-    found = Found()
+    found = PreflightFacts()
     plan = getattr(importlib.import_module(module), function)(**order.arguments, found=found)
     return Course(plan.steps[order.done :], limits=plan.limits, found=found, tell=tell)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config import RunConfig
+from agentrl.finding import Finding
 from agentrl.preflight.checks import (
     machine,
 )
@@ -23,16 +24,15 @@ from agentrl.preflight.checks import (
 from agentrl.preflight.checks import (
     trials as preflight_trials,
 )
-from agentrl.preflight.checks.findings import Found
+from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.deadlines import limits_of
 from agentrl.preflight.reward.samples import SampleRequest
 from agentrl.preflight.runner import Plan, Step, outcome_of
 from agentrl.runtime.checks import algorithm as algorithm_checks
 from agentrl.runtime.checks import fleet as fleet_checks
-from agentrl.runtime.records import Check
 
 
-async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> list[Check]:
+async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> list[Finding]:
     """Whether a run can begin, without loading its model. Never raises for what it finds.
 
     Args:
@@ -40,10 +40,10 @@ async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> l
         base: where relative paths of the config start.
         resume: whether a run directory that already holds a run is what is wanted.
     """
-    return await _run(dry_run_plan(config, base=base, found=Found(), resume=resume))
+    return await _run(dry_run_plan(config, base=base, found=PreflightFacts(), resume=resume))
 
 
-def dry_run_plan(config: RunConfig, *, base: Path, found: Found, resume: bool) -> Plan:
+def dry_run_plan(config: RunConfig, *, base: Path, found: PreflightFacts, resume: bool) -> Plan:
     """The checks of `preflight`; `preflight_watch.run_watched` runs them, too."""
     steps = [*_parts(config, base, found, resume), *_places(config, found, resume)]
     return Plan(steps=steps, limits=limits_of(config))
@@ -53,10 +53,10 @@ async def full_preflight(
     config: RunConfig,
     *,
     base: Path,
-    found: Found,
+    found: PreflightFacts,
     resume: bool = False,
     samples: SampleRequest | None = None,
-) -> list[Check]:
+) -> list[Finding]:
     """Whether a run can begin and work. Never raises for what it finds.
 
     Args:
@@ -73,7 +73,7 @@ def full_plan(
     config: RunConfig,
     *,
     base: Path,
-    found: Found,
+    found: PreflightFacts,
     resume: bool = False,
     samples: SampleRequest | None = None,
 ) -> Plan:
@@ -104,7 +104,7 @@ def full_plan(
     )
 
 
-def _parts(config: RunConfig, base: Path, found: Found, resume: bool) -> list[Step]:
+def _parts(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -> list[Step]:
     parts = preflight_parts
     return [
         ("model", lambda: parts.model(config, found)),
@@ -120,7 +120,7 @@ def _parts(config: RunConfig, base: Path, found: Found, resume: bool) -> list[St
     ]
 
 
-def _places(config: RunConfig, found: Found, resume: bool) -> list[Step]:
+def _places(config: RunConfig, found: PreflightFacts, resume: bool) -> list[Step]:
     return [
         ("schedule", lambda: fleet_checks.schedule(config)),
         ("engines", lambda: fleet_checks.engines(config, tokenizer=found.tokenizer)),
@@ -135,5 +135,5 @@ def _places(config: RunConfig, found: Found, resume: bool) -> list[Step]:
     ]
 
 
-async def _run(plan: Plan) -> list[Check]:
+async def _run(plan: Plan) -> list[Finding]:
     return [await outcome_of(name, check) for name, check in plan.steps]

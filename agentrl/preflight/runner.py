@@ -23,10 +23,10 @@ from pathlib import Path
 from types import FrameType
 
 from agentrl.errors import AgentrlError
-from agentrl.preflight.checks.findings import Found, fail
-from agentrl.runtime.records import Check, Status
+from agentrl.finding import Finding, Status, fail
+from agentrl.preflight.checks.facts import PreflightFacts
 
-Step = tuple[str, Callable[[], Awaitable[Check | str]]]
+Step = tuple[str, Callable[[], Awaitable[Finding | str]]]
 """Name of a line and what gives it; a string means `ok`."""
 
 _TICK_S = 0.1
@@ -62,8 +62,8 @@ class Plan:
 
 
 async def outcome_of(
-    name: str, check: Callable[[], Awaitable[Check | str]], total_s: float = COMMON.total_s
-) -> Check:
+    name: str, check: Callable[[], Awaitable[Finding | str]], total_s: float = COMMON.total_s
+) -> Finding:
     """The line of one check, whatever it raises and however long it would take."""
     try:
         async with asyncio.timeout(total_s) as deadline:
@@ -72,14 +72,14 @@ async def outcome_of(
         if deadline.expired():
             outcome = too_long(name, total_s)
         else:
-            outcome = Check(name=name, status=Status.FAIL, detail=f"TimeoutError: {error}")
+            outcome = Finding(name=name, status=Status.FAIL, detail=f"TimeoutError: {error}")
     except AgentrlError as error:
-        outcome = Check(name=name, status=Status.FAIL, detail=str(error))
+        outcome = Finding(name=name, status=Status.FAIL, detail=str(error))
     except Exception as error:  # recording boundary: a check must not hide the ones after it
         detail = f"{type(error).__name__}: {error}"
-        outcome = Check(name=name, status=Status.FAIL, detail=detail)
+        outcome = Finding(name=name, status=Status.FAIL, detail=detail)
     if isinstance(outcome, str):
-        outcome = Check(name=name, status=Status.OK, detail=outcome)
+        outcome = Finding(name=name, status=Status.OK, detail=outcome)
     return outcome
 
 
@@ -91,7 +91,7 @@ class Course:
         steps: Sequence[Step],
         *,
         limits: Mapping[str, Limit],
-        found: Found,
+        found: PreflightFacts,
         tell: Callable[[str, object], None],
     ) -> None:
         """Take the parts.
@@ -107,7 +107,7 @@ class Course:
         self._limits = limits
         self._found = found
         self._tell = tell
-        self._checks: list[Check] = []
+        self._checks: list[Finding] = []
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._turn = 0
@@ -193,12 +193,12 @@ class Course:
                 stop()  # when it does let go
             threading.Thread(target=self._take_over, args=(self._turn,), daemon=True).start()
 
-    def _keep(self, check: Check) -> None:
+    def _keep(self, check: Finding) -> None:
         self._checks.append(check)
         self._tell("line", check)
 
 
-def too_long(name: str, total_s: float) -> Check:
+def too_long(name: str, total_s: float) -> Finding:
     """A line that was cancelled."""
     return fail(
         name,
@@ -218,7 +218,7 @@ _AWAITS = {
 """Code of the user that runs on the event loop, by line."""
 
 
-def _blocked(name: str, frame: FrameType | None, still_s: float) -> Check:
+def _blocked(name: str, frame: FrameType | None, still_s: float) -> Finding:
     if name not in _AWAITS:
         return fail(
             name,

@@ -26,11 +26,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
-from agentrl.preflight.checks.findings import fail
+from agentrl.finding import Finding, fail
 from agentrl.preflight.checks.machine import available_bytes
 from agentrl.preflight.guard_process import Guarded, Order, start_guard
 from agentrl.preflight.runner import COMMON, Limit, is_library
-from agentrl.runtime.records import Check
 
 _MARGIN_S = 5.0
 """For the course, to end a line in time itself."""
@@ -43,7 +42,7 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+) in (\S+)')
 class Watched:
     """What the checks gave."""
 
-    checks: list[Check]
+    checks: list[Finding]
     """A line of each, in order."""
     answers: list[Any]
     """What was tried on the reward code, and what it gave."""
@@ -69,7 +68,7 @@ def run_watched(
         KeyboardInterrupt: Ctrl-C or SIGTERM, once all is ended.
     """
     order = Order(make=make, arguments=arguments)
-    checks: list[Check] = []
+    checks: list[Finding] = []
     with _terminated_as_interrupt():
         while True:
             watch = _watch(order, memory_share, waiting)
@@ -101,7 +100,7 @@ class _Watch:
     frames: IO[bytes]
     memory_share: float
     waiting: Callable[[str, float, float], None]
-    checks: list[Check] = field(default_factory=list[Check])
+    checks: list[Finding] = field(default_factory=list[Finding])
     answers: list[Any] = field(default_factory=list[Any])
     begun: bool = False
     ended: bool = False
@@ -161,7 +160,7 @@ class _Watch:
         except (OSError, EOFError):
             return None
 
-    def _verdict(self, now: float) -> Check | None:
+    def _verdict(self, now: float) -> Finding | None:
         if now - self._beat > self._limit.still_s + _MARGIN_S:
             return self._stuck(now - self._beat)
         taken = _resident_bytes(self._process)
@@ -169,7 +168,7 @@ class _Watch:
             return self._swollen(taken)
         return None
 
-    def _died(self, status: int | None) -> Check:
+    def _died(self, status: int | None) -> Finding:
         how = f"ended with status {status}"
         if status is None:
             how = "was ended from outside"
@@ -183,7 +182,7 @@ class _Watch:
             "look for native code, os._exit and memory in the environment, tools and rewards",
         )
 
-    def _stuck(self, still_s: float) -> Check:
+    def _stuck(self, still_s: float) -> Finding:
         return fail(
             self._name,
             f"{self._place()} has stopped every thread for {still_s:.0f} s: native code that keeps "
@@ -192,7 +191,7 @@ class _Watch:
             "bound what it is given, or run it in a process of its own that can be killed",
         )
 
-    def _swollen(self, taken: int) -> Check:
+    def _swollen(self, taken: int) -> Finding:
         assert self._room is not None
         return fail(
             self._name,

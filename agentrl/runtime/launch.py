@@ -17,7 +17,7 @@ from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.assembly.task_choice import read_chosen, write_chosen
 from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
-from agentrl.runtime.checks.algorithm import doubts
+from agentrl.runtime.checks.algorithm import check_estimator, doubts
 from agentrl.runtime.checks.fleet import require_fleet
 from agentrl.runtime.disk.checkpoint import resolve_model_path, sweep
 from agentrl.runtime.disk.logs import log_to
@@ -91,6 +91,7 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     from agentrl.train.model.pretrained import check_model_path
 
     check_schedule(config)
+    check_estimator(config, base=base)
     check_sinks(config)
     check_health(config)
     check_model_path(resolve_model_path(config.model.path))

@@ -1,7 +1,7 @@
 """The difficulty of every task, measured before training: `agentrl tasks profile`.
 
 A group whose rollouts all earn the same teaches nothing. So tasks that the policy always or never
-solves are better left out (`dataset.difficulty.keep`) or drawn less (`dataset.difficulty.weight_by`).
+solves are better left out (`difficulty.keep` of a dataset) or drawn less (`difficulty.weight_by`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from agentrl.runtime.stop import StopSwitch
 from agentrl.types import Task
 
 BAND = (0.05, 0.9)
-"""Pass rates of tasks that are worth training on, as a first choice of `dataset.difficulty.keep`."""
+"""Pass rates of tasks that are worth training on, as a first choice of `difficulty.keep`."""
 _NAME = "profile"
 _LIMITS = (
     "top_p", "max_assistant_turns", "max_user_turns", "max_turn_tokens", "max_response_tokens",

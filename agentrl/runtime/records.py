@@ -1,10 +1,9 @@
-"""The records of a run: its parts, what earlier processes left, how it ended, what was checked."""
+"""The records of a run: its parts, what earlier processes left, how it ended."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,25 +110,3 @@ class History:
     """Wall time of earlier processes in seconds."""
     rollbacks: Rollbacks = field(default_factory=Rollbacks)
     """Those that are done."""
-
-
-class Status(StrEnum):
-    """How a check came out."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One line of the report."""
-
-    name: str
-    """What was looked at."""
-    status: Status
-    """How it came out."""
-    detail: str
-    """What was found; of a failed check also what to do, where `fix` is empty."""
-    fix: str = ""
-    """What to change, as in `set eval.every_steps: 50`; empty for `ok`."""

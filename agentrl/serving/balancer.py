@@ -195,13 +195,13 @@ class LoadBalancer:
         self._set(name, EngineState.QUARANTINED)
 
     def restore(self, name: str) -> None:
-        """Take requests again."""
+        """Let an engine take requests again."""
         self._seat(name).state = EngineState.ACTIVE
 
     # -- questions --------------------------------------------------------------------------
 
     def state(self, name: str) -> EngineState:
-        """Whether the engine takes requests."""
+        """State of an engine, such as active or quarantined."""
         return self._seat(name).state
 
     def in_flight(self, name: str) -> int:
@@ -214,7 +214,7 @@ class LoadBalancer:
         return None if pin is None else pin.engine
 
     def routed(self, name: str | None = None) -> Routed:
-        """Where requests went and why since the beginning; of one engine, or of all there were."""
+        """Counts of routed requests by engine and reason, of one engine or of all there were."""
         if name is not None:
             return replace(self._seat(name).routed)
         return total(self._gone, *(seat.routed for seat in self._seats.values()))

@@ -102,7 +102,7 @@ class Fleet:
         return self.balancer.active()
 
     def engine(self, name: str) -> Engine:
-        """One engine.
+        """The engine of this name.
 
         Raises:
             EngineError: there is none of that name.
@@ -110,13 +110,13 @@ class Fleet:
         return self._member(name).engine
 
     async def health(self) -> Mapping[str, EngineHealth]:
-        """What each engine says of itself, by name."""
+        """Ask every engine for its health, by name."""
         names = self.names()
         states = await asyncio.gather(*(self._members[name].health() for name in names))
         return dict(zip(names, states, strict=True))
 
     def stats(self) -> Mapping[str, EngineStats]:
-        """What is known of each engine without asking it, by name."""
+        """Counts and state of every engine by name, without asking the engines."""
         return {
             name: EngineStats(
                 name=name,

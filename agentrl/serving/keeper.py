@@ -33,7 +33,7 @@ class Kept(Protocol):
     """Of its engine."""
 
     async def alive(self) -> bool:
-        """Whether the process runs. Does not ask whether it is well."""
+        """True while the process runs, in good health or not."""
         ...
 
     async def start_again(self) -> Engine:

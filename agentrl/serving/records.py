@@ -1,4 +1,4 @@
-"""What is known of the engines behind a client: whether they serve, what they did, and why."""
+"""Records about the engines behind a client: their state, their counts, the reasons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 
 class EngineState(StrEnum):
-    """Whether an engine takes requests."""
+    """State of an engine, such as active or quarantined."""
 
     ACTIVE = "active"
     """Takes requests."""
@@ -47,7 +47,7 @@ class Routed:
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """What one engine has answered since it was added."""
+    """Counts of the answers of one engine since it was added."""
 
     turns: int = 0
     """Generations that came back."""

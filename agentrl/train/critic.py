@@ -173,7 +173,7 @@ def check_critic_backend(train: TrainSection) -> None:
     """
     if train.backend.kind != "torch":
         raise ConfigError(
-            f"train.backend is {train.backend.kind}, but a critic (advantage_estimator gae) is only "
-            "trained with the backend torch, whole on every rank; set train.backend: torch, or "
-            "choose an algorithm without a critic"
+            f"train.backend is {train.backend.kind}, but a critic (advantage_estimator gae) is "
+            "only trained with the backend torch, whole on every rank; set train.backend: torch, "
+            "or choose an algorithm without a critic"
         )

@@ -45,7 +45,8 @@ def check_parts(
     if algorithm.reference_update and not isinstance(reference, Reference):
         raise TrainError(
             f"algorithm.reference_update.every_steps is {algorithm.reference_update.every_steps}, "
-            f"but a {type(reference).__name__} cannot follow the policy; give the trainer a Reference"
+            f"but a {type(reference).__name__} cannot follow the policy; give the trainer a "
+            "Reference"
         )
     if algorithm.needs_values and critic is None:
         raise TrainError(

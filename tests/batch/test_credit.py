@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from batch_rows import group, resolved, row, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from agentrl.batch import build_step
 from agentrl.batch.credit import settle_credit
 from agentrl.batch.records import RowKey
 from agentrl.errors import DataError
+from tests.batch.batch_rows import group, resolved, row, turns
 
 KL = {"kl_coef": 0.5, "use_kl_loss": False}
 GAE = {"advantage_estimator": "gae", "whiten_advantages": False}
@@ -253,7 +253,7 @@ def test_whitening_comes_last_and_weighs_tokens():
     want = {name: (a - mean) / math.sqrt(variance + 1e-8) for name, a in (("a", 0.5), ("b", -0.5))}
     assert tokens(step)[key("a")] == pytest.approx([want["a"]] * 3)
     assert step.advantages == pytest.approx(want)
-    shifted, _ = build(group(*rows), whiten_advantages=True, no_std_norm=True)
+    shifted, _ = build(group(*rows), whiten_advantages="mean")
     assert shifted.advantages == pytest.approx({"a": 0.5 - mean, "b": -0.5 - mean})
     pending, section = build(group(*rows), whiten_advantages=True, **KL)
     done = settle(pending, section, old=lambda k, i: float(k.rollout_id == "a" and i == 3))

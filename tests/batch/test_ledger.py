@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import pytest
-from batch_rows import group, resolved, row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from agentrl.batch.records import LossNeeds
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.losses import needs_of
 from agentrl.types import TERMINATION_RULES, Termination, Trajectory, TrajectoryGroup
+from tests.batch.batch_rows import group, resolved, row
 
 
 def ledger(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from batch_rows import group, resolved, row, turns
 
 from agentrl.batch import build_step
 from agentrl.batch.records import LossNeeds, MaskCounts
 from agentrl.errors import DataError
+from tests.batch.batch_rows import group, resolved, row, turns
 
 ALL = ("response_mask", "final_response_mask", "observation_mask")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from batch_rows import group, resolved, row
-
 from agentrl.batch import build_step
+from tests.batch.batch_rows import group, resolved, row
 
 
 def built(oldest_version: int | None):  # type: ignore[no-untyped-def]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chat_models import model, sentence_piece_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.chat import ChatFormat, build_chat
 from agentrl.config.schema import ChatSection
 from agentrl.types import Message
+from tests.chat.chat_models import model, sentence_piece_with
 
 FAMILIES = {
     "smollm2": "chatml",

@@ -6,14 +6,14 @@ import logging
 from typing import Any
 
 import pytest
-from chat_models import model
-from test_append import chat_of
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection
 from agentrl.errors import ChatError, ConfigError
 from agentrl.testing.byte_tokenizer import ByteTokenizer
 from agentrl.types import Message
+from tests.chat.chat_models import model
+from tests.chat.test_append import chat_of
 
 
 class Templated(ByteTokenizer):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
-from test_append import FAMILIES, chat_of
 
 from agentrl.chat import PARSERS, build_parser
 from agentrl.chat.offer import describe_tools, write_call
 from agentrl.errors import ChatError
 from agentrl.tool import FunctionTool
 from agentrl.types import CallStatus, Message, ToolCall
+from tests.chat.test_append import FAMILIES, chat_of
 
 USER = Message(role="user", content="What is 1 + 2?")
 

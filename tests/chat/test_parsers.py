@@ -6,10 +6,8 @@ import time
 from typing import Any
 
 import pytest
-from chat_models import model
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_append import chat_of
 
 from agentrl.chat import PARSERS, ParsedTurn, build_chat, build_parser
 from agentrl.chat.json_calls import read_json
@@ -17,6 +15,8 @@ from agentrl.config.schema import ChatSection
 from agentrl.testing.byte_tokenizer import ByteTokenizer
 from agentrl.tool import FunctionTool
 from agentrl.types import CallStatus
+from tests.chat.chat_models import model
+from tests.chat.test_append import chat_of
 
 OK, MALFORMED, UNCLOSED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.UNCLOSED
 NO_NAME, BAD_ARGUMENTS = CallStatus.MISSING_NAME, CallStatus.INVALID_ARGUMENTS

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from chat_models import model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_append import chat_of
 
 from agentrl.chat.spans import TokenMap, TokenPieces
 from agentrl.testing.byte_tokenizer import ByteTokenizer
+from tests.chat.chat_models import model
+from tests.chat.test_append import chat_of
 
 
 class Nameless:

@@ -5,11 +5,11 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_append import chat_of
 
 from agentrl.chat import build_chat
 from agentrl.config.schema import ChatSection
 from agentrl.testing.byte_tokenizer import ByteTokenizer
+from tests.chat.test_append import chat_of
 
 CHATS = {
     "bytes": build_chat(ByteTokenizer(), ChatSection()),

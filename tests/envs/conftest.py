@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 from agentrl_sandboxes import make_backend
-from local_sandbox import LocalSandbox
 
 from agentrl.sandbox import SandboxLimits
+from tests.envs.local_sandbox import LocalSandbox
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 from agentrl_envs.arithmetic import ArithmeticTask
 from agentrl_envs.code import CodeTask
 from agentrl_tools.calculator import calculator
-from test_code_task import RIGHT, TASK, WRONG
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
@@ -14,6 +13,7 @@ from agentrl.rollout import RolloutWorker
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.tool import FunctionTool
 from agentrl.types import SamplingParams, Task, Termination, ToolStatus
+from tests.envs.code.test_env import RIGHT, TASK, WRONG
 
 
 def worker(replies, make_env, parser: str, tools=(), sandboxes=None) -> RolloutWorker:

@@ -10,9 +10,6 @@ from agentrl_envs.gym import GymTask
 from agentrl_envs.gym import make_tasks as games
 from agentrl_envs.swe import HarborTask, RepairTask
 from agentrl_sandboxes import make_backend
-from swe_episode import TOOLS, Place
-from swe_library import PATCH, make_folder
-from test_swe_harbor import load, write
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
@@ -24,6 +21,9 @@ from agentrl.sandbox import SandboxBackend
 from agentrl.testing import ByteTokenizer
 from agentrl.tool import Tool
 from agentrl.types import SamplingParams, Task, ToolCall, Trajectory
+from tests.envs.swe.swe_episode import TOOLS, Place
+from tests.envs.swe.swe_library import PATCH, make_folder
+from tests.envs.swe.test_harbor import load, write
 
 SECTION = RolloutSection(
     max_assistant_turns=60, max_user_turns=60, max_turn_tokens=9000, max_response_tokens=400_000,

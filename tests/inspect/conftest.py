@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 # The tiny project is what the tests of the runtime train.
-sys.path.append(str(Path(__file__).parent.parent / "runtime"))
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)> \x1b[31mred\x1b[0m &amp;"
 """What a task and a tool say; every view has to show it as the text that it is."""
@@ -62,7 +60,7 @@ async def python(code: str, language: str = "") -> str:
 
 
 def _train(folder: Path, name: str, **changes: object) -> Path:
-    from tiny_project import agentrl, write_model, write_project
+    from tests.runtime.tiny_project import agentrl, write_model, write_project
 
     # Rotary positions have no weights, so a longer context is one number.
     settings = write_model(folder / "model") / "config.json"

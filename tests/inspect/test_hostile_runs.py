@@ -15,7 +15,6 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from synthetic import make_rollout, write_metrics, write_step
 
 from agentrl.data import TrajectoryStore
 from agentrl.data.store.token_store import TokenStore
@@ -36,6 +35,7 @@ from agentrl.inspect.read.safe_json import MOST_CHARS, jsonable
 from agentrl.inspect.read.token_text import token_pieces
 from agentrl.inspect.web.library import Library
 from agentrl.types import TrainedTokens
+from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
 
 def open_run(path: Path) -> RunReader:

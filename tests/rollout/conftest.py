@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from rollout_fakes import Bench, add, explode, refuse
 
 from agentrl.chat import ChatFormat, build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
@@ -15,6 +14,7 @@ from agentrl.sandbox import SandboxBackend
 from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.tool import FunctionTool, Tool
+from tests.rollout.rollout_fakes import Bench, add, explode, refuse
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from rollout_fakes import Talk, call, refuse, sleep
-
 from agentrl.env import Observation, StepResult
 from agentrl.rollout import rollout_metrics
 from agentrl.tool import FunctionTool
 from agentrl.types import Termination, ToolStatus
+from tests.rollout.rollout_fakes import Talk, call, refuse, sleep
 
 DONE = StepResult(done=True, rewards=1.0)
 

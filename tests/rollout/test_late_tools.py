@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rollout_fakes import Talk, call
-
 from agentrl.env import StepResult
 from agentrl.tool import FunctionTool
 from agentrl.types import Termination, ToolStatus
+from tests.rollout.rollout_fakes import Talk, call
 
 
 async def late(word: str) -> str:

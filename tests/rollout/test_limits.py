@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rollout_fakes import Talk, call, sleep
 
 from agentrl.config.schema import RolloutSection
 from agentrl.env import StepResult
@@ -13,6 +12,7 @@ from agentrl.rollout.limits import Limits, Progress
 from agentrl.tool import FunctionTool
 from agentrl.types import Termination as T
 from agentrl.types import ToolStatus
+from tests.rollout.rollout_fakes import Talk, call, sleep
 
 MORE = StepResult(environment_feedback="more", rewards=0.25)
 

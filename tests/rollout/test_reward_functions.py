@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rollout_fakes import Bench, Talk
 
 from agentrl.config.reward import RewardFunction, RewardSection
 from agentrl.env import StepResult
 from agentrl.errors import ConfigError
 from agentrl.reward import RewardFunctions, load_reward_functions
 from agentrl.types import Message, Task, Termination, Trajectory
+from tests.rollout.rollout_fakes import Bench, Talk
 
 Make = Callable[..., Bench]
 

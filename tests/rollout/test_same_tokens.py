@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-from rollout_fakes import Talk, add, call
-
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
 from agentrl.env import Observation, StepResult
@@ -14,6 +12,7 @@ from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.tool import FunctionTool
 from agentrl.types import Message, SamplingParams, Task, Trajectory
+from tests.rollout.rollout_fakes import Talk, add, call
 
 
 def check_tokens(row: Trajectory, requests: list) -> None:

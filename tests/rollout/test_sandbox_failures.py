@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from agentrl_sandboxes import PooledBackend, ProcessBackend
-from rollout_fakes import Talk, call
 
 from agentrl.env import StepResult
 from agentrl.errors import SandboxError
@@ -21,6 +20,7 @@ from agentrl.rollout import rollout_metrics
 from agentrl.sandbox import Sandbox, SandboxLimits, SandboxSpec
 from agentrl.tool import FunctionTool
 from agentrl.types import Termination, ToolStatus
+from tests.rollout.rollout_fakes import Talk, call
 
 DONE = StepResult(done=True, rewards=1.0)
 ZERO = StepResult(done=True, rewards=0.0)

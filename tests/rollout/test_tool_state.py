@@ -6,11 +6,11 @@ import asyncio
 import copy
 
 import pytest
-from rollout_fakes import Talk, call
 
 from agentrl.env import StepResult
 from agentrl.tool import FunctionTool
 from agentrl.types import Termination
+from tests.rollout.rollout_fakes import Talk, call
 
 DONE = StepResult(done=True, rewards=1.0)
 

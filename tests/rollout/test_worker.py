@@ -8,7 +8,6 @@ import math
 
 import numpy as np
 import pytest
-from rollout_fakes import Talk, call
 
 from agentrl.env import Observation, StepResult
 from agentrl.errors import EngineError, GraderError, SandboxError
@@ -25,6 +24,7 @@ from agentrl.types import (
     Termination,
     TrajectoryGroup,
 )
+from tests.rollout.rollout_fakes import Talk, call
 
 DONE = StepResult(done=True, rewards=1.0)
 

@@ -257,8 +257,12 @@ async def drive(
     save: Callable[[Path], None] | None = None,
     in_flight: int = 128,
     broken_sync: str = "",
-) -> tuple[RunResult, FakeTrainer]:
-    """One process of a run: as `launch.train`, with the fakes; goes on where the disk says."""
+    trainer: Any = None,
+) -> tuple[RunResult, Any]:
+    """One process of a run: as `launch.train`, with the fakes; goes on where the disk says.
+
+    `trainer` is a `FakeTrainer` unless another is given.
+    """
     fuse = fuse or Fuse()
     path = Path(config.run.dir) / config.run.name
     if (path / "config.yaml").exists():
@@ -266,7 +270,7 @@ async def drive(
     else:
         directory = RunDir.create(config, base=Path(config.run.dir))
     point = resume_point(directory, config, tasks)
-    trainer = FakeTrainer(fuse)
+    trainer = trainer or FakeTrainer(fuse)
     if point.checkpoint:
         trainer.load(point.checkpoint.path)
     metrics = open_metrics(directory, config)
@@ -297,7 +301,7 @@ async def drive(
             ),
             learner=LocalLearner(
                 config,
-                trainer,  # pyright: ignore[reportArgumentType]
+                trainer,
                 store,
                 save=save or trainer.save,
                 checkpoint=point.checkpoint.path if point.checkpoint else None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from tiny_project import agentrl, write_project
 
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.disk.export import export
+from tests.runtime.tiny_project import agentrl, write_project
 
 LORA = {
     "train__lora": {"rank": 2, "alpha": 8.0},

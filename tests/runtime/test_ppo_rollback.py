@@ -3,14 +3,13 @@
 import json
 from pathlib import Path
 
-from one_pass import assert_state_is_about_one_pass_over_the_store
-from test_health_rules_processes import project
-from test_ppo_run import PPO
-from tiny_project import Agentrl, write_model
-
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.disk.pause import PauseState, answer, read_pause
+from tests.runtime.health.test_rule_processes import project
+from tests.runtime.one_pass import assert_state_is_about_one_pass_over_the_store
+from tests.runtime.test_ppo_run import PPO
+from tests.runtime.tiny_project import Agentrl, write_model
 
 
 def test_a_pause_and_a_rollback_with_a_critic(tmp_path: Path) -> None:

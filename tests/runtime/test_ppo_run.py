@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_project import agentrl, write_project
 
 from agentrl.config import load_config
 from agentrl.config.schema import AlgorithmSection
@@ -18,14 +17,14 @@ from agentrl.runtime.assembly.trainer import make_trainer
 from agentrl.runtime.disk.checkpoint import latest_checkpoint
 from agentrl.train import replay_failed_step
 from agentrl.train.checkpoint import load_trainer_state
+from tests.runtime.tiny_project import agentrl, write_project
 
 PPO: dict[str, Any] = {
     "algorithm__preset": "ppo",
     "algorithm__kl_coef": 0.05,
     "algorithm__old_log_probs": "recompute",
     "algorithm__kl_controller": "window",
-    "algorithm__ref_update_every": 2,
-    "algorithm__ref_polyak": 0.5,
+    "algorithm__reference_update": {"every_steps": 2, "polyak": 0.5},
     "critic__learning_rate": 1e-2,
     "critic__warmup_steps": 1,
     "train__epochs_per_batch": 2,
@@ -76,9 +75,9 @@ def test_ppo_from_end_to_end_and_resumed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ppo_on_two_ranks_of_a_cluster_saves_its_critic_and_goes_on(tmp_path: Path) -> None:
     """Fails if a rank makes its trainer without the critic, or waits for another to save."""
-    ray = {"trainer_ranks": 2, "rollout_workers": 1}
+    ray = {"kind": "ray", "trainer_ranks": 2, "rollout_workers": 1}
     for steps, more in ((2, ()), (3, ("--resume",))):
-        path = write_project(tmp_path, train__steps=steps, runtime="ray", ray=ray, **PPO)
+        path = write_project(tmp_path, train__steps=steps, runtime=ray, **PPO)
         status, text = agentrl(tmp_path / f"out{steps}.log", "train", path, *more)
         assert status == 0, text
     metrics = read_metrics(tmp_path / "runs" / "tiny" / "metrics.jsonl")

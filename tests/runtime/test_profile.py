@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_project import Agentrl, agentrl, write_project
 
 from agentrl.config import load_config
 from agentrl.data import TrajectoryStore
@@ -18,6 +17,7 @@ from agentrl.runtime.assembly.task_choice import read_chosen, write_chosen
 from agentrl.runtime.launch import train
 from agentrl.runtime.profile import profile
 from agentrl.runtime.progress import Progress
+from tests.runtime.tiny_project import Agentrl, agentrl, write_project
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     status, text = agentrl(folder / "out.txt", "tasks", "profile", file, "--n", "4")
     assert status == 0, text
     assert "12 of 12 tasks measured, 12 of them now" in text
-    assert "pass_rate_from: profile" in text
+    assert "source: profile" in text
     return file
 
 
@@ -139,7 +139,8 @@ async def test_a_run_draws_tasks_by_weight_and_keeps_to_it(measured: Path, tmp_p
         row["mean"], row["n"] = (0.5, 1000) if solved else (0.0, 1000)
     rates.write_text("".join(json.dumps(row) + "\n" for row in rows))
     weighted = [
-        f"dataset.pass_rate_from={rates}", "dataset.weight_by=variance", "eval.datasets={}",
+        f"dataset.difficulty.source={rates}", "dataset.difficulty.weight_by=variance",
+        "eval.datasets={}",
         f"run.dir={tmp_path / 'runs'}", "train.steps=2", "log.tensorboard=false",
     ]  # fmt: skip
     config = load_config(measured, weighted)
@@ -167,6 +168,6 @@ async def test_tasks_that_nothing_can_score_are_an_error(measured: Path, tmp_pat
             out=tmp_path / "r",
             progress=Progress(),
         )
-    weights = ["eval.datasets.held.weight_by=variance", "eval.datasets.held.pass_rate_from=x"]
-    with pytest.raises(ConfigError, match=r"eval\.datasets\.held\.weight_by has no effect"):
+    weights = ["eval.datasets.held.difficulty={source: x, weight_by: variance}"]
+    with pytest.raises(ConfigError, match=r"held\.difficulty\.weight_by: unknown key"):
         load_config(measured, weights)

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
-from tiny_project import Agentrl, agentrl, write_project
 
 from agentrl.config import load_config
 from agentrl.data import TrajectoryStore
@@ -19,6 +17,8 @@ from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.disk.checkpoint import latest_checkpoint
 from agentrl.runtime.disk.stored_groups import stored_groups
+from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
+from tests.runtime.tiny_project import Agentrl, agentrl, write_project
 
 FUNCTIONS = '''
 """Scores of finished rollouts."""
@@ -40,14 +40,13 @@ REWARD = {
         "digits": {"target": "scores.py:digits", "weight": 0.25},
     },
     "env_weight": 2.0,
-    "overlong_buffer_len": 40,
+    "overlong": 40,
     "missing_eos_penalty": 0.125,
     "stop_properly_penalty_coef": 0.5,
     "clip": [-0.5, 1.5],
     "normalize": True,
     # About a third of the groups of a random model have a mean score outside.
-    "dynamic_filtering": [0.2, 0.5],
-    "filter_rounds": 1,
+    "dynamic_filtering": {"keep": [0.2, 0.5], "rounds": 1},
 }
 
 
@@ -139,11 +138,11 @@ def test_kill_9_at_random_moments(project: Path, tmp_path: Path, seed: int) -> N
 @pytest.mark.slow
 def test_two_ranks_shape_as_one_process_does(project: Path, tmp_path: Path) -> None:
     """Fails if a rank has statistics of its own, or shapes what is shaped."""
-    from ray_runs import drive
+    from tests.runtime.ray.ray_runs import drive
 
     shutil.copytree(project.parent / "model", tmp_path / "model")
     path = write(tmp_path, train__steps=3)
-    asyncio.run(drive(path, "ray.trainer_ranks=2", "ray.rollout_workers=2"))
+    asyncio.run(drive(path, "runtime.trainer_ranks=2", "runtime.rollout_workers=2"))
     run = tmp_path / "runs" / "tiny"
     assert_same_first_step(run, project.parent / "runs" / "tiny")
     config = load_config(path)

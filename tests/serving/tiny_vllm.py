@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import VllmServing
+from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
 from agentrl.serving.vllm.command import ServerCommand, server_command
 
 STOP = 257
@@ -17,6 +20,8 @@ STOP = 257
 VOCABULARY = 258
 CONTEXT = 8192
 """Tokens of a sequence on the tiny server."""
+SECRET = "known to both"
+"""Of its lean listener."""
 
 
 def write_model(folder: Path, *, seed: int = 0) -> Path:
@@ -59,6 +64,13 @@ def write_model(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
+def weights_of(folder: Path) -> list[tuple[str, Any]]:
+    """Names and tensors of a saved model, in order."""
+    from safetensors.torch import load_file
+
+    return sorted(load_file(folder / "model.safetensors").items(), key=lambda pair: pair[0])
+
+
 def log_probs(
     folder: Path, prompt: Sequence[int], ids: Sequence[int], *, temperature: float
 ) -> list[float]:
@@ -85,16 +97,16 @@ def transfer_backend() -> str | None:
     return "agentrl" if "agentrl" in plugins.names else None
 
 
-def tiny_command(model_dir: Path, **changes: object) -> ServerCommand:
-    """How the tiny server is started; `changes` are arguments of `server_command`."""
-    section = ServingSection(
-        engine="vllm", max_batch_size=32, max_prefill_tokens=1024, kv_cache_gb=0.25
+def tiny_command(model_dir: Path) -> ServerCommand:
+    """How the tiny server is started."""
+    section = VllmServing(max_batch_size=32, max_prefill_tokens=1024, kv_cache_gb=0.25)
+    command = server_command(
+        section,
+        model_path=model_dir,
+        max_context_tokens=CONTEXT,
+        dtype="float32",
+        replicas=2,
+        weight_transfer=transfer_backend(),
+        middleware=("agentrl.serving.lean.vllm_app.LeanMiddleware",),
     )
-    settings = {
-        "model_path": model_dir,
-        "max_context_tokens": CONTEXT,
-        "dtype": "float32",
-        "replicas": 2,
-        "weight_transfer": transfer_backend(),
-    }
-    return server_command(section, **{**settings, **changes})  # type: ignore[arg-type]
+    return replace(command, env={**command.env, SECRET_VARIABLE: SECRET})

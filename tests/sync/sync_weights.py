@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import torch
 
@@ -48,7 +47,7 @@ def assert_same(got, sent) -> None:
 
 def run_python(code: str, *arguments: str) -> subprocess.Popen[str]:
     """A process that runs `code` beside these modules, its streams connected by lines."""
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
         stdin=subprocess.PIPE,

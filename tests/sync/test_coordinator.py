@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sync_weights import assert_same, nudged, weights
 
 from agentrl.engine import EngineHealth, WeightTicket
 from agentrl.errors import EngineError, SyncError
@@ -19,6 +18,7 @@ from agentrl.sync.inprocess import InProcessSender
 from agentrl.sync.shm.shm import ShmSender
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams
+from tests.sync.sync_weights import assert_same, nudged, weights
 
 
 class ReceivingEngine(ScriptedEngine):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from crew import Crew
+
+from tests.train.crew import Crew
 
 
 @pytest.fixture(scope="session")

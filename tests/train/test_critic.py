@@ -7,9 +7,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_mask_poison import Poisoned, poisoned
-from test_same_gradient import row_log_probs, split_rows
-from tiny_llama import (
+from transformers import LlamaForSequenceClassification
+
+from agentrl.config.schema import CriticSection, ModelSection, TrainSection
+from agentrl.errors import ConfigError, RunError, TrainError
+from agentrl.train.critic import Critic
+from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.value_head import ValueModel, load_value_model
+from agentrl.train.reference import Reference
+from agentrl.train.trainer import Trainer
+from agentrl.types import TrajectoryGroup
+from tests.train.test_mask_poison import Poisoned, poisoned
+from tests.train.test_same_gradient import row_log_probs, split_rows
+from tests.train.tiny_llama import (
     VOCABULARY,
     KeepGradient,
     algorithm,
@@ -21,16 +31,6 @@ from tiny_llama import (
     tiny_model,
     with_model_log_probs,
 )
-from transformers import LlamaForSequenceClassification
-
-from agentrl.config.schema import CriticSection, ModelSection, TrainSection
-from agentrl.errors import ConfigError, RunError, TrainError
-from agentrl.train.critic import Critic
-from agentrl.train.model.attention import packed_attention
-from agentrl.train.model.value_head import ValueModel, load_value_model
-from agentrl.train.reference import Reference
-from agentrl.train.trainer import Trainer
-from agentrl.types import TrajectoryGroup
 
 TRAIN = TrainSection(learning_rate=1e-2)
 
@@ -265,8 +265,8 @@ def test_resuming_continues_to_the_bit(tmp_path, dtype):
     """Fails if the critic's moments, the KL weight or the moved reference are left behind."""
     train = TrainSection(learning_rate=1e-2, schedule="linear", steps=4)
     section = ppo(
-        kl_coef=0.05, kl_controller="window", kl_target=(0.0, 1e-4), ref_update_every=1,
-        ref_polyak=0.3, old_log_probs="recompute",
+        kl_coef=0.05, kl_controller={"kind": "window", "target": (0.0, 1e-4)},
+        reference_update={"every_steps": 1, "polyak": 0.3}, old_log_probs="recompute",
     )  # fmt: skip
     steps = [make_step(make_groups(seed), algorithm=section, epochs=2) for seed in range(4)]
 

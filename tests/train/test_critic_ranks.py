@@ -6,9 +6,6 @@ import math
 
 import pytest
 import torch
-from crew import joined
-from test_critic import ppo, same, value_model, weights
-from tiny_llama import make_groups, make_step, relative_error, tiny_model
 
 from agentrl.config.schema import CriticSection, TrainSection
 from agentrl.errors import TrainError
@@ -16,11 +13,14 @@ from agentrl.train.backends.choose import make_backend
 from agentrl.train.critic import Critic
 from agentrl.train.reference import Reference
 from agentrl.train.trainer import Trainer
+from tests.train.crew import joined
+from tests.train.test_critic import ppo, same, value_model, weights
+from tests.train.tiny_llama import make_groups, make_step, relative_error, tiny_model
 
 TRAIN = TrainSection(learning_rate=1e-2, max_grad_norm=0.5)
 SECTION = ppo(
-    kl_coef=0.1, old_log_probs="recompute", ref_update_every=1, ref_polyak=0.5,
-    kl_controller="proportional", kl_horizon=20,
+    kl_coef=0.1, old_log_probs="recompute", reference_update={"every_steps": 1, "polyak": 0.5},
+    kl_controller={"kind": "proportional", "horizon": 20},
 )  # fmt: skip
 CUT = {"epochs": 2, "minibatches": 2, "micro_batch_tokens": 32}
 

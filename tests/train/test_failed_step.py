@@ -7,8 +7,6 @@ from dataclasses import fields, is_dataclass, replace
 import numpy as np
 import pytest
 import torch
-from test_critic import make_critic, ppo
-from tiny_llama import algorithm, make_groups, make_step, reference, tiny_model
 
 from agentrl.config.schema import TrainSection
 from agentrl.errors import RunError, TrainError
@@ -17,6 +15,8 @@ from agentrl.train.failed_step import load_failed_step, save_failed_step
 from agentrl.train.losses import LossInputs, TokenLosses, policy_loss
 from agentrl.train.replay_failed_step import replay_failed_step
 from agentrl.train.trainer import Trainer
+from tests.train.test_critic import make_critic, ppo
+from tests.train.tiny_llama import algorithm, make_groups, make_step, reference, tiny_model
 
 TRAIN = TrainSection(learning_rate=1e-2)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 from agentrl.config.schema import ModelSection, TrainSection
 from agentrl.errors import TrainError
@@ -16,6 +15,7 @@ from agentrl.train.logprob_worker import LogProbWorker, in_batch_order
 from agentrl.train.model.pretrained import load_pretrained
 from agentrl.train.reference import FrozenPolicy, load_reference
 from agentrl.train.trainer import Trainer
+from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 
 class Recording(TorchBackend):

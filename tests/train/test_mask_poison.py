@@ -7,8 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from loss_parts import evaluate
-from tiny_llama import (
+
+from agentrl.batch.records import MaskCounts, StepBatch
+from agentrl.config.schema import AlgorithmSection, TrainSection
+from agentrl.train.losses import LossInputs, TokenLosses, needs_of, policy_loss
+from agentrl.train.trainer import Trainer
+from agentrl.types import TrajectoryGroup
+from tests.train.losses.loss_parts import evaluate
+from tests.train.tiny_llama import (
     KeepGradient,
     algorithm,
     make_groups,
@@ -17,12 +23,6 @@ from tiny_llama import (
     replaced,
     tiny_model,
 )
-
-from agentrl.batch.records import MaskCounts, StepBatch
-from agentrl.config.schema import AlgorithmSection, TrainSection
-from agentrl.train.losses import LossInputs, TokenLosses, needs_of, policy_loss
-from agentrl.train.trainer import Trainer
-from agentrl.types import TrajectoryGroup
 
 FLOATS = ("rollout_log_probs_R", "advantages_R", "weights_R")
 

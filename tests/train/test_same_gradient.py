@@ -8,7 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_llama import (
+
+from agentrl.batch.advantages import group_advantages
+from agentrl.batch.packing import unpack
+from agentrl.config.schema import TrainSection
+from agentrl.train.trainer import Trainer
+from agentrl.types import TrajectoryGroup
+from tests.train.tiny_llama import (
     MODES,
     KeepGradient,
     algorithm,
@@ -20,12 +26,6 @@ from tiny_llama import (
     tiny_model,
     with_model_log_probs,
 )
-
-from agentrl.batch.advantages import group_advantages
-from agentrl.batch.packing import unpack
-from agentrl.config.schema import TrainSection
-from agentrl.train.trainer import Trainer
-from agentrl.types import TrajectoryGroup
 
 
 def row_log_probs(model, row):

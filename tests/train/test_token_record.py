@@ -9,18 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from crew import joined
-from test_losses_custom import world_model
-from test_same_gradient import split_rows
-from tiny_llama import (
-    algorithm,
-    make_groups,
-    make_step,
-    reference,
-    replaced,
-    tiny_model,
-    with_model_log_probs,
-)
 
 from agentrl.batch.records import LossNeeds, StepBatch
 from agentrl.config.schema import TrainSection
@@ -30,6 +18,18 @@ from agentrl.train.losses import needs_of
 from agentrl.train.token_record import TokenNumbers, TokenRecorder
 from agentrl.train.trainer import Trainer
 from agentrl.types import TrainedTokens, TrajectoryGroup
+from tests.train.crew import joined
+from tests.train.losses.test_custom import world_model
+from tests.train.test_same_gradient import split_rows
+from tests.train.tiny_llama import (
+    algorithm,
+    make_groups,
+    make_step,
+    reference,
+    replaced,
+    tiny_model,
+    with_model_log_probs,
+)
 
 TRAIN = TrainSection(learning_rate=1e-2)
 Told = list[tuple[int, int, Sequence[TrainedTokens]]]

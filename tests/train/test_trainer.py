@@ -7,14 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_llama import (
-    algorithm,
-    make_groups,
-    make_step,
-    replaced,
-    tiny_model,
-    with_model_log_probs,
-)
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.schema import TrainSection
@@ -23,6 +15,14 @@ from agentrl.train.checkpoint import TRAINER_FILE, save_checkpoint
 from agentrl.train.optim.optimizer import MasterAdamW
 from agentrl.train.trainer import Trainer
 from agentrl.types import TrajectoryGroup
+from tests.train.tiny_llama import (
+    algorithm,
+    make_groups,
+    make_step,
+    replaced,
+    tiny_model,
+    with_model_log_probs,
+)
 
 TRAIN = TrainSection(learning_rate=1e-2)
 

@@ -9,9 +9,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from tiny_llama import make_groups, make_step
 
 from agentrl.train.value_loss import value_loss, value_metrics
+from tests.train.tiny_llama import make_groups, make_step
 
 # (V, V_old, G, weight): inside the clip; beyond it towards G; beyond it away from G; on G.
 TOKENS = [

@@ -3,8 +3,8 @@
 Each rule looks for one pattern, from the plainest to the one that is left: age of the weights,
 weights that never arrive, another distribution at the sampler, other tokens after a boundary, a
 growing distance along the context, a few bad rollouts, and at last rounding. The bounds are ours,
-tried on planted gaps (`tests/runtime/test_mismatch.py`) and on a real run in bfloat16, whose mean
-gap of 0.01 to 0.02 nats is rounding alone.
+tried on planted gaps (`tests/audit/mismatch`) and on a real run in bfloat16, whose mean gap of 0.01
+to 0.02 nats is rounding alone.
 """
 
 from __future__ import annotations

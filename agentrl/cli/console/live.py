@@ -14,9 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.console.findings import STYLES
 from agentrl.cli.console.report import clock
 from agentrl.cli.console.start import open_console, show_warnings
-from agentrl.health.records import Status, Verdict
+from agentrl.finding import Status
+from agentrl.health.records import Verdict
 from agentrl.inspect.read.safe_terminal import visible
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.scoring.evaluate import EvalSummary
@@ -24,7 +26,6 @@ from agentrl.serving.records import EngineState, EngineStats
 
 _BARS = "_.-=*#"
 _TREND = 24
-_STYLES = {Status.WARN: "yellow", Status.FAIL: "bold red"}
 
 
 @contextlib.contextmanager
@@ -137,7 +138,7 @@ class LiveView(Progress):
 
     def verdicts(self, verdicts: Sequence[Verdict]) -> None:
         """See `Progress.verdicts`."""
-        self._findings = [item for item in verdicts if item.status in _STYLES]
+        self._findings = [v for v in verdicts if v.status in (Status.WARN, Status.FAIL)]
         self._looked = True
 
     def engines(self, stats: Mapping[str, EngineStats]) -> None:
@@ -217,7 +218,7 @@ class LiveView(Progress):
             return Text("nothing found")
         worst = sorted(self._findings, key=lambda item: item.status is not Status.FAIL)
         return Text("\n").join(
-            visible(f"{item.status}: {item.title}", _STYLES[item.status]) for item in worst[:4]
+            visible(f"{item.status}: {item.detail}", STYLES[item.status]) for item in worst[:4]
         )
 
     def _reward_text(self) -> str:

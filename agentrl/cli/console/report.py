@@ -10,27 +10,23 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.console.findings import findings_table
+from agentrl.finding import Finding, Status
+
 if TYPE_CHECKING:
-    from agentrl.runtime.records import Check, RunResult
+    from agentrl.runtime.records import RunResult
     from agentrl.runtime.scoring.evaluate import EvalSummary
     from agentrl.runtime.scoring.intervals import Interval
 
 _TITLE = "Scores: mean over tasks [95 % interval over tasks]"
-_STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def preflight_table(checks: Sequence[Check]) -> RenderableType:
+def preflight_table(checks: Sequence[Finding]) -> RenderableType:
     """One line a check, with what to do about it, and what they add up to."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for check in checks:
-        mark = Text(check.status.value, style=_STYLE[check.status.value])
-        table.add_row(mark, check.name, Text(check.detail))
-        if check.fix:
-            table.add_row("", "", Text(f"-> {check.fix}", style="italic"))
-    failed = sum(check.status == "fail" for check in checks)
-    warned = sum(check.status == "warn" for check in checks)
+    failed = sum(check.status is Status.FAIL for check in checks)
+    warned = sum(check.status is Status.WARN for check in checks)
     verdict = f"{failed} failed, {warned} warnings" if failed or warned else "ready to train"
-    return Group(table, Text(verdict, style="bold red" if failed else "bold"))
+    return Group(findings_table(checks), Text(verdict, style="bold red" if failed else "bold"))
 
 
 def result_table(result: RunResult) -> RenderableType:

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 
 from agentrl.data.store.atomic import atomic_file
 from agentrl.data.store.columns import escape
-from agentrl.data.store.parquet_writer import write_compact
+from agentrl.data.store.parquet_writer import write_parquet
 from agentrl.data.store.token_columns import (
     TOKENS_SCHEMA,
     TOKENS_VERSION,
@@ -94,7 +94,7 @@ class TokenStore:
         tables = (encode_tokens(step, chunk) for chunk in _chunks(ordered))
         metadata = {_VERSION_KEY: str(TOKENS_VERSION)}
         with atomic_file(path) as file:
-            write_compact(file, TOKENS_SCHEMA, tables, split=_NUMBERS, metadata=metadata)
+            write_parquet(file, TOKENS_SCHEMA, tables, split=_NUMBERS, metadata=metadata)
         self._warned.discard(path)
         if rank == 0 and ranks is not None:
             for other, leftover in self._files(step):

@@ -30,7 +30,7 @@ from agentrl.data.store.columns import (
     encode,
     escape,
 )
-from agentrl.data.store.parquet_writer import write_compact
+from agentrl.data.store.parquet_writer import write_parquet
 from agentrl.errors import DataError
 from agentrl.types import Trajectory, TrajectoryGroup
 
@@ -226,7 +226,7 @@ def write_rows(path: Path, rows: Iterable[StoredTrajectory]) -> int:
 
     metadata = {_VERSION_KEY: str(SCHEMA_VERSION)}
     with atomic_file(path) as file:
-        write_compact(file, SCHEMA, tables(), split=_NUMBERS, metadata=metadata)
+        write_parquet(file, SCHEMA, tables(), split=_NUMBERS, metadata=metadata)
     return count
 
 

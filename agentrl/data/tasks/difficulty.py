@@ -37,7 +37,7 @@ _COLUMN_N = 8
 def keep_by_pass_rate(
     tasks: Sequence[Task], section: DatasetSection, *, base: Path | None = None
 ) -> list[Task]:
-    """Tasks whose pass rate lies inside `section.difficulty.keep`, bounds included, and unmeasured ones.
+    """Tasks whose pass rate lies inside `difficulty.keep`, bounds included, and unmeasured ones.
 
     Says how many were left out.
 
@@ -60,9 +60,9 @@ def keep_by_pass_rate(
     hard = {name for name in known if rates[name] < bounds[0]}
     kept = [task for task in tasks if task.id not in easy and task.id not in hard]
     said = (
-        f"dataset {section.source}: difficulty.keep {list(bounds)} leaves {len(easy) + len(hard)} of "
-        f"{len(tasks)} tasks out ({len(easy)} too easy, {len(hard)} too hard) and keeps "
-        f"{len(kept)}, {len(tasks) - len(known)} of them not measured in {source}"
+        f"dataset {section.source}: difficulty.keep {list(bounds)} leaves "
+        f"{len(easy) + len(hard)} of {len(tasks)} tasks out ({len(easy)} too easy, {len(hard)} too "
+        f"hard) and keeps {len(kept)}, {len(tasks) - len(known)} of them not measured in {source}"
     )
     if not kept:
         raise DataError(f"{said}; widen it")

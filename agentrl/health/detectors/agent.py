@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from statistics import fmean
 
+from agentrl.finding import Status
 from agentrl.health import levers, levers_system
 from agentrl.health.curves import change
 from agentrl.health.findings import (
@@ -21,7 +22,7 @@ from agentrl.health.findings import (
     trained,
     unknown,
 )
-from agentrl.health.records import Evidence, History, Series, Status, Verdict
+from agentrl.health.records import Evidence, History, Series, Verdict
 from agentrl.health.thresholds import Limits
 from agentrl.types import TERMINATION_RULES, ToolStatus
 

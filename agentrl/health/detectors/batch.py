@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from statistics import fmean, median, pstdev
 
+from agentrl.finding import Status
 from agentrl.health import levers_system
 from agentrl.health.curves import Stretch, change, medians, number, since, smoothed
 from agentrl.health.findings import (
@@ -24,7 +25,7 @@ from agentrl.health.findings import (
     sustained,
     unknown,
 )
-from agentrl.health.records import Evidence, History, Series, Status, Verdict
+from agentrl.health.records import Evidence, History, Series, Verdict
 from agentrl.health.thresholds import Limits
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
+from agentrl.finding import Status
 from agentrl.health import levers, levers_system
 from agentrl.health.curves import change, number
 from agentrl.health.findings import (
@@ -24,7 +25,7 @@ from agentrl.health.findings import (
     sustained,
     unknown,
 )
-from agentrl.health.records import History, RolloutFacts, Status, Verdict
+from agentrl.health.records import History, RolloutFacts, Verdict
 from agentrl.health.thresholds import Limits
 from agentrl.types import Termination
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
+from agentrl.finding import Status
 from agentrl.health import levers
 from agentrl.health.curves import change, difference, levels, number, since, smoothed, stretches
 from agentrl.health.findings import (
@@ -21,7 +22,7 @@ from agentrl.health.findings import (
     sustained,
     unknown,
 )
-from agentrl.health.records import Evidence, History, Series, Status, Verdict
+from agentrl.health.records import Evidence, History, Series, Verdict
 from agentrl.health.thresholds import Limits
 
 _WATCHED = ("train/", "reward", "entropy", "kl", "critic/", "completions/", "sampling/")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from statistics import fmean
 
+from agentrl.finding import Status
 from agentrl.health import levers, levers_system
 from agentrl.health.curves import (
     Change,
@@ -31,7 +32,7 @@ from agentrl.health.findings import (
     sustained,
     unknown,
 )
-from agentrl.health.records import Evidence, History, Series, Status, Verdict
+from agentrl.health.records import Evidence, History, Series, Verdict
 from agentrl.health.thresholds import Limits
 
 _REWARD = "reward"

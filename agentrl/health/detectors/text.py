@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median, pstdev
 
+from agentrl.finding import Status
 from agentrl.health import levers
 from agentrl.health.curves import change, number
 from agentrl.health.findings import (
@@ -22,7 +23,7 @@ from agentrl.health.findings import (
     trained,
     unknown,
 )
-from agentrl.health.records import Evidence, History, RolloutFacts, Status, Verdict
+from agentrl.health.records import Evidence, History, RolloutFacts, Verdict
 from agentrl.health.texts import LetterModel, alike_share, repeated_share
 from agentrl.health.thresholds import Limits
 

@@ -11,7 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from agentrl.health import DASHBOARD, Series, Status, Verdict
+from agentrl.finding import Status
+from agentrl.health import DASHBOARD, Series, Verdict
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import run_state
 from agentrl.inspect.read.safe_json import number, shown
@@ -87,10 +88,10 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
     """A verdict as JSON: its fields by name."""
-    record = dataclasses.asdict(verdict)
+    record = verdict.as_dict()
     for lever in record["levers"]:
         lever["value"] = _plain(lever["value"])
-    return {**record, "status": str(verdict.status)}
+    return record
 
 
 def _curve(curve: Series) -> dict[str, Any]:
@@ -188,8 +189,8 @@ def _events(path: Path, verdicts: tuple[Verdict, ...], notes: list[str]) -> list
         {
             "step": verdict.first_step,
             "what": str(verdict.status),
-            "text": verdict.title,
-            "detector": verdict.detector,
+            "text": verdict.detail,
+            "detector": verdict.name,
         }
         for verdict in verdicts
         if verdict.status in (Status.WARN, Status.FAIL) and verdict.first_step is not None

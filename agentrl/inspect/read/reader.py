@@ -17,7 +17,8 @@ import pyarrow as pa
 from agentrl.data.store.columns import unescape
 from agentrl.data.store.token_store import TokenStore
 from agentrl.errors import AgentrlError, ConfigError
-from agentrl.health import History, Status, Verdict, diagnose, read_history
+from agentrl.finding import Status
+from agentrl.health import History, Verdict, diagnose, read_history
 from agentrl.inspect.read.runs import FoundRun, run_state
 from agentrl.inspect.read.stored_rows import StoredRows
 from agentrl.types import TrainedTokens

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.errors import AgentrlError, RunError
-from agentrl.preflight.checks.findings import fail, warn
+from agentrl.finding import Finding, fail, warn
 from agentrl.preflight.checks.memory_estimate import GIB, ModelShape, estimate
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.run_name import run_path
-from agentrl.runtime.records import Check
 
 _TOKEN_BYTES = 8
 """Of a response token on disk, trajectories and what the trainer made of them together."""
@@ -21,7 +20,7 @@ _TIGHT = 0.85
 """Share of the memory beyond which an estimate of this kind is no promise."""
 
 
-async def disk(config: RunConfig) -> Check | str:
+async def disk(config: RunConfig) -> Finding | str:
     """Checkpoints and trajectories against what is free.
 
     Raises:
@@ -56,7 +55,7 @@ async def disk(config: RunConfig) -> Check | str:
     return text
 
 
-async def context(config: RunConfig) -> Check | str:
+async def context(config: RunConfig) -> Finding | str:
     """Whether the model was made for sequences as long as the run's."""
     from transformers import AutoConfig
 
@@ -78,7 +77,7 @@ async def context(config: RunConfig) -> Check | str:
     return f"{wanted} of the {positions} tokens that the model was made for"
 
 
-async def memory(config: RunConfig) -> Check | str:
+async def memory(config: RunConfig) -> Finding | str:
     """Every process of the run against the memory of this machine and its GPUs."""
     try:
         shape = await asyncio.to_thread(model_shape, config)

@@ -100,7 +100,9 @@ def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Proc
     trainer = _trained(config, shape)
     trainer.append(Part(what="activations", size=activation_bytes(config, shape)))
     if config.serving.engine == "embedded":
-        trainer.append(Part(what="keys and values", size=kv_cache_bytes(config, config.serving, shape)))
+        trainer.append(
+            Part(what="keys and values", size=kv_cache_bytes(config, config.serving, shape))
+        )
     trainer.insert(0, Part(what="process", size=_CUDA if on_gpu else _PROCESS))
     name = "trainer with engine" if embedded else "trainer"
     ranks = _ranks(config.runtime)
@@ -115,7 +117,9 @@ def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Proc
     if config.serving.engine == "vllm":
         server = (
             Part(what="process", size=_SERVER),
-            Part(what="weights", size=shape.parameters * _width(config) // _parallel(config.serving)),
+            Part(
+                what="weights", size=shape.parameters * _width(config) // _parallel(config.serving)
+            ),
             Part(what="keys and values", size=int(config.serving.kv_cache_gb * GIB)),
         )
         count = config.serving.replicas * _parallel(config.serving)

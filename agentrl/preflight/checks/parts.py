@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config import RunConfig
 from agentrl.env import EnvContext
 from agentrl.errors import RunError
-from agentrl.preflight.checks.findings import Found, not_checked, warn
+from agentrl.finding import Finding, Status, warn
+from agentrl.preflight.checks.facts import PreflightFacts, not_checked
 from agentrl.runtime.assembly.parts import (
     load_task_sets,
     make_env_factory,
@@ -23,7 +24,6 @@ from agentrl.runtime.assembly.task_choice import read_chosen
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
-from agentrl.runtime.records import Check, Status
 from agentrl.sandbox import Isolation
 from agentrl.tool import Tool
 from agentrl.types import Message, Task
@@ -37,7 +37,7 @@ SAMPLE_S = 120.0
 """Seconds after which no further one is begun."""
 
 
-async def model(config: RunConfig, found: Found) -> Check | str:
+async def model(config: RunConfig, found: PreflightFacts) -> Finding | str:
     """Tokenizer and device."""
     from agentrl.train.model.pretrained import check_model_path, load_tokenizer, pick_device
 
@@ -55,7 +55,7 @@ async def tools(config: RunConfig, base: Path) -> str:
         return ", ".join(tool.name for tool in tools) or "none in the config"
 
 
-async def environment(config: RunConfig, base: Path, found: Found) -> str:
+async def environment(config: RunConfig, base: Path, found: PreflightFacts) -> str:
     """The class, made once."""
     found.make_env = make_env_factory(config.env, base=base)
     return f"{config.env.target} imports and can be made"
@@ -82,7 +82,7 @@ async def trainer(config: RunConfig) -> str:
     return check_learner(config)
 
 
-async def chat(config: RunConfig, found: Found) -> Check | str:
+async def chat(config: RunConfig, found: PreflightFacts) -> Finding | str:
     """Template and parser, proven on probe conversations."""
     from agentrl.chat import build_chat, build_parser
 
@@ -99,7 +99,9 @@ async def chat(config: RunConfig, found: Found) -> Check | str:
     return f"{chat.name} turns, {config.chat.tool_parser} tool parser"
 
 
-async def datasets(config: RunConfig, base: Path, found: Found, resume: bool) -> Check | str:
+async def datasets(
+    config: RunConfig, base: Path, found: PreflightFacts, resume: bool
+) -> Finding | str:
     """Every task, loaded."""
     chosen = read_chosen(run_path(config) / CHOSEN_FILE, config) if resume else None
     sets = load_task_sets(config, base=base, chosen=chosen)
@@ -125,7 +127,7 @@ async def datasets(config: RunConfig, base: Path, found: Found, resume: bool) ->
     return text
 
 
-async def prompts(config: RunConfig, base: Path, found: Found) -> Check | str:
+async def prompts(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
     """Reset the environment on a sample of tasks and measure what the model would see."""
     chat, sets, make_env = found.chat, found.tasks, found.make_env
     if chat is None or sets is None or make_env is None:
@@ -173,7 +175,7 @@ async def _prompt_length(
     task: Task,
     tools: Sequence[Tool],
     timeout_s: float,
-    found: Found,
+    found: PreflightFacts,
 ) -> int:
     try:
         async with asyncio.timeout(timeout_s):
@@ -192,7 +194,7 @@ async def _prompt_length(
     return len(chat.render_prompt(messages, (*tools, *observation.tools)))
 
 
-def _judge_lengths(config: RunConfig, lengths: dict[str, int]) -> Check | str:
+def _judge_lengths(config: RunConfig, lengths: dict[str, int]) -> Finding | str:
     section = config.rollout
     longest = max(lengths, key=lambda task: lengths[task])
     text = (
@@ -214,7 +216,7 @@ def _judge_lengths(config: RunConfig, lengths: dict[str, int]) -> Check | str:
     return text
 
 
-async def sandbox(config: RunConfig, base: Path) -> Check | str:
+async def sandbox(config: RunConfig, base: Path) -> Finding | str:
     """Whether the backend works here, and how strong it is."""
     backend = await open_sandboxes(config.sandbox, base=base)
     try:
@@ -223,7 +225,7 @@ async def sandbox(config: RunConfig, base: Path) -> Check | str:
         await backend.close()
     text = f"{backend.name}: {probe.detail}"
     if not probe.available:
-        return Check(name="sandbox", status=Status.FAIL, detail=text)
+        return Finding(name="sandbox", status=Status.FAIL, detail=text)
     if probe.isolation is Isolation.WEAK:
         return warn(
             "sandbox",
@@ -233,7 +235,7 @@ async def sandbox(config: RunConfig, base: Path) -> Check | str:
     return text
 
 
-async def run_directory(config: RunConfig, resume: bool) -> Check | str:
+async def run_directory(config: RunConfig, resume: bool) -> Finding | str:
     """Whether the run may be written there."""
     path = run_path(config)
     if holds_a_run(path) and not resume:
@@ -269,7 +271,7 @@ async def metrics(config: RunConfig) -> str:
     return check_sinks(config)
 
 
-async def budget(config: RunConfig, found: Found) -> Check | str:
+async def budget(config: RunConfig, found: PreflightFacts) -> Finding | str:
     """How long the run is."""
     rollout, train = config.rollout, config.train
     step = rollout.prompts_per_step * rollout.n_samples_per_prompt

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.config.algorithm import WindowKl
-from agentrl.preflight.checks.findings import Found, fail, warn
+from agentrl.finding import Finding, fail, warn
+from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.runtime.drivers.choose import runs_ahead
-from agentrl.runtime.records import Check
 
 GROUP = 8
 """Rollouts of a prompt below which its mean is a noisy baseline; 16 is comfortable."""
@@ -28,21 +28,21 @@ _RULES = ("kl > 2 for 20 steps -> stop", "entropy < 0.05 for 10 steps -> stop")
 """Rules that any run can begin with."""
 
 
-async def batch(config: RunConfig) -> Check | str:
+async def batch(config: RunConfig) -> Finding | str:
     """Whether groups and steps are large enough for the estimator."""
     rollout, train = config.rollout, config.train
     n, prompts = rollout.n_samples_per_prompt, rollout.prompts_per_step
     text = f"{prompts} prompts of {n} rollouts a step, {train.minibatches} updates a pass"
     found: list[str] = []
     fixes: list[str] = []
-    estimator = config.resolved_algorithm().advantage_estimator
-    if estimator not in ("gae", "reinforce") and n < GROUP:
+    estimator = config.resolved_algorithm().estimator
+    if estimator.compares_siblings and n < GROUP:
         found.append(f"groups of {n} give a noisy baseline")
         fixes.append(f"set rollout.n_samples_per_prompt: {GROUP}")
-    if estimator == "gae" and prompts * n < _CRITIC_ROLLOUTS:
+    if estimator.needs_critic and prompts * n < _CRITIC_ROLLOUTS:
         found.append(f"{prompts * n} rollouts a step give the critic a target that jumps")
         fixes.append(f"set rollout.prompts_per_step: {-(-_CRITIC_ROLLOUTS // n)}")
-    if estimator != "gae" and prompts < PROMPTS:
+    if not estimator.needs_critic and prompts < PROMPTS:
         found.append(f"{prompts} prompts a step are few ({PROMPTS} is usual)")
         fixes.append(
             f"raise rollout.prompts_per_step where time allows, or keep train.learning_rate small "
@@ -53,11 +53,11 @@ async def batch(config: RunConfig) -> Check | str:
     return text
 
 
-async def normalisation(config: RunConfig, found: Found) -> Check | str:
+async def normalisation(config: RunConfig, found: PreflightFacts) -> Finding | str:
     """Whether something brings rewards of any scale to one."""
     algorithm, reward = config.resolved_algorithm(), config.reward
     ways = []
-    if algorithm.advantage_estimator == "group_norm":
+    if algorithm.estimator.divides_by_spread:
         ways.append("advantages divided by the group's standard deviation")
     if algorithm.whiten_advantages:
         ways.append("advantages whitened over the step")
@@ -80,7 +80,7 @@ async def normalisation(config: RunConfig, found: Found) -> Check | str:
     )
 
 
-async def kl(config: RunConfig) -> Check | str:
+async def kl(config: RunConfig) -> Finding | str:
     """Whether drift from the first policy is measured, and held."""
     algorithm = config.resolved_algorithm()
     if not algorithm.needs_reference:
@@ -107,7 +107,7 @@ async def kl(config: RunConfig) -> Check | str:
     return f"{text}, target {list(target) if isinstance(target, tuple) else target}"
 
 
-async def evaluation(config: RunConfig, found: Found) -> Check | str:
+async def evaluation(config: RunConfig, found: PreflightFacts) -> Finding | str:
     """Whether a held-out score is taken often enough, on enough tasks."""
     section, steps = config.eval, config.train.steps
     if not section.datasets:
@@ -140,7 +140,7 @@ async def evaluation(config: RunConfig, found: Found) -> Check | str:
     return f"{text}; {f'every {every} steps' if every else 'before and after training'}"
 
 
-async def early_stop(config: RunConfig) -> Check | str:
+async def early_stop(config: RunConfig) -> Finding | str:
     """Whether rules say when to stop, and each of them can be read and can ever act.
 
     Raises:
@@ -170,7 +170,7 @@ async def early_stop(config: RunConfig) -> Check | str:
     return "; ".join(texts)
 
 
-async def asynchrony(config: RunConfig, base: Path) -> Check | str:
+async def asynchrony(config: RunConfig, base: Path) -> Finding | str:
     """Whether tokens of older weights are weighed as such.
 
     Raises:
@@ -206,7 +206,7 @@ async def asynchrony(config: RunConfig, base: Path) -> Check | str:
     return f"{text}; at most {schedule.max_version_lag} versions old"
 
 
-async def critic(config: RunConfig) -> Check | str:
+async def critic(config: RunConfig) -> Finding | str:
     """Whether the value function begins well and can keep up.
 
     Raises:
@@ -234,7 +234,7 @@ async def critic(config: RunConfig) -> Check | str:
     return f"{text}, {section.warmup_steps} steps of its own first"
 
 
-def _bounds(found: Found) -> tuple[float, float] | None:
+def _bounds(found: PreflightFacts) -> tuple[float, float] | None:
     """Smallest and largest reward that is possible, or that was seen; None if nothing is known."""
     if found.make_env is not None:
         bounds = getattr(found.make_env(), "reward_range", None)

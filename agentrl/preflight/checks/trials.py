@@ -9,12 +9,12 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.errors import SandboxError
-from agentrl.preflight.checks.findings import Found, fail, not_checked, warn
+from agentrl.finding import Finding, fail, warn
+from agentrl.preflight.checks.facts import PreflightFacts, not_checked
 from agentrl.preflight.reward.known_answers import TASKS, spread, try_answers
 from agentrl.preflight.reward.samples import SampleRequest, sample_rewards
 from agentrl.preflight.reward.verdict import judge_answers
 from agentrl.runtime.assembly.parts import open_sandboxes, sandbox_limits
-from agentrl.runtime.records import Check
 from agentrl.sandbox import SandboxSpec
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
@@ -26,7 +26,7 @@ _NAMED = 6
 _ECHO = "from the sandbox"
 
 
-async def template(found: Found) -> Check | str:
+async def template(found: PreflightFacts) -> Finding | str:
     """What appending turns to this template does not keep; plain turns were proven by `chat`."""
     if found.chat is None:
         return not_checked("template", found)
@@ -35,13 +35,13 @@ async def template(found: Found) -> Check | str:
     if found.chat.findings:
         return warn(
             "template",
-            "; ".join(finding.text for finding in found.chat.findings),
+            "; ".join(finding.detail for finding in found.chat.findings),
             "nothing if that is meant; else another template in the model's tokenizer",
         )
     return "turns appended one by one give the ids of the whole conversation"
 
 
-async def tool_calls(config: RunConfig, found: Found) -> Check | str:
+async def tool_calls(config: RunConfig, found: PreflightFacts) -> Finding | str:
     """Whether the parser reads back a call of every tool as it was written."""
     from agentrl.chat import build_parser
 
@@ -108,7 +108,7 @@ def _sample(schema: Any) -> Any:
     return plain.get(kind, _WORD)
 
 
-async def reward_test(config: RunConfig, base: Path, found: Found) -> Check | str:
+async def reward_test(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
     """What answers of known worth earn, through the loop, tools and sandbox of the run."""
     if found.chat is None or found.tasks is None or found.make_env is None:
         return not_checked("reward test", found)
@@ -127,8 +127,8 @@ async def reward_test(config: RunConfig, base: Path, found: Found) -> Check | st
 
 
 async def samples(
-    config: RunConfig, base: Path, found: Found, request: SampleRequest
-) -> Check | str:
+    config: RunConfig, base: Path, found: PreflightFacts, request: SampleRequest
+) -> Finding | str:
     """What a model earns, and what for."""
     if found.tasks is None or found.make_env is None:
         return not_checked("reward samples", found)
@@ -139,7 +139,7 @@ async def samples(
     return check
 
 
-async def sandbox_run(config: RunConfig, base: Path, found: Found) -> Check | str:
+async def sandbox_run(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
     """Whether a sandbox of the config can be made and runs a program."""
     backend = await open_sandboxes(config.sandbox, base=base)
     limits = sandbox_limits(config.sandbox.limits)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
+from agentrl.finding import Finding
 from agentrl.preflight.reward.known_answers import Answer, answer_of, spread
 from agentrl.preflight.reward.verdict import judge_samples
 from agentrl.runtime.assembly.policy import open_policy
 from agentrl.runtime.checks.fleet import require_engines
 from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.runtime.launch import in_flight
-from agentrl.runtime.records import Check
 from agentrl.types import SamplingParams, Task
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class SampleRequest:
 
 async def sample_rewards(
     config: RunConfig, *, base: Path, tasks: Sequence[Task], request: SampleRequest
-) -> tuple[Check, list[Answer]]:
+) -> tuple[Finding, list[Answer]]:
     """Roll a few tasks out as training would, and judge what they earned.
 
     Returns:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
+from agentrl.finding import Finding, Status
 from agentrl.preflight.reward.known_answers import NOTHING, Answer, Kind
-from agentrl.runtime.records import Check, Status
 
 NAME = "reward test"
 """The line about known answers."""
@@ -30,7 +30,7 @@ _ROOM = {
 _HOOK = "let solution(task) of the environment give a good answer, so that one can be tried"
 
 
-def judge_answers(answers: Sequence[Answer]) -> Check:
+def judge_answers(answers: Sequence[Answer]) -> Finding:
     """One line of preflight about answers whose worth is known.
 
     Fails where something is paid for nothing: on at least half of the tasks a non-answer earns a
@@ -56,10 +56,10 @@ def judge_answers(answers: Sequence[Answer]) -> Check:
             )
     found = [*failures, *warnings]
     status = Status.FAIL if failures else Status.WARN if warnings else Status.OK
-    return Check(name=NAME, status=status, detail="\n".join([*found, table]), fix=_fix(found))
+    return Finding(name=NAME, status=status, detail="\n".join([*found, table]), fix=_fix(found))
 
 
-def judge_samples(answers: Sequence[Answer], *, where: str = "") -> Check:
+def judge_samples(answers: Sequence[Answer], *, where: str = "") -> Finding:
     """One line of preflight about what a model wrote in groups of siblings.
 
     Args:
@@ -70,7 +70,7 @@ def judge_samples(answers: Sequence[Answer], *, where: str = "") -> Check:
     if not trusted:
         reason = _reason(answers[0]) if answers else "none was started"
         detail = f"none of {len(answers)} samples could be scored: {reason}"
-        return Check(
+        return Finding(
             name=SAMPLES, status=Status.FAIL, detail=detail, fix="agentrl env check TARGET"
         )
     rewards = [answer.reward or 0.0 for answer in trusted]
@@ -89,7 +89,7 @@ def judge_samples(answers: Sequence[Answer], *, where: str = "") -> Check:
     if min(rewards) == max(rewards):
         status = Status.FAIL
         found.insert(0, "every sample earned the same, so there is nothing to learn from")
-    return Check(
+    return Finding(
         name=SAMPLES, status=status, detail="\n".join([*found, *lines]), fix="; ".join(fixes)
     )
 

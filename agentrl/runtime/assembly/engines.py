@@ -95,9 +95,7 @@ async def open_engines(
         await opened.client.close()
 
 
-def _embedded(
-    config: RunConfig, section: EmbeddedServing, model: Any, version: int
-) -> OpenEngines:
+def _embedded(config: RunConfig, section: EmbeddedServing, model: Any, version: int) -> OpenEngines:
     from agentrl.serving.embedded import EmbeddedEngine
 
     engine = EmbeddedEngine(

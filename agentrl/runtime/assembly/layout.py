@@ -155,13 +155,13 @@ def _bundle(*, cpus: float, gpus: float) -> Resources:
 def _check_colocated(section: RayRuntime, engines: int) -> None:
     if engines > section.trainer_ranks:
         raise ConfigError(
-            f"runtime.placement is colocated, but {engines} engines (serving.replicas) cannot lie on "
-            f"{section.trainer_ranks} trainer ranks; raise runtime.trainer_ranks, lower "
+            f"runtime.placement is colocated, but {engines} engines (serving.replicas) cannot lie "
+            f"on {section.trainer_ranks} trainer ranks; raise runtime.trainer_ranks, lower "
             "serving.replicas, or use disaggregated"
         )
     for name in ("gpus_per_trainer", "gpus_per_engine"):
         if (value := getattr(section, name)) > 1:
             raise ConfigError(
-                f"runtime.placement is colocated with runtime.{name}: {value:g}, but only one device can "
-                "be shared; use at most 1, or disaggregated"
+                f"runtime.placement is colocated with runtime.{name}: {value:g}, but only one "
+                "device can be shared; use at most 1, or disaggregated"
             )

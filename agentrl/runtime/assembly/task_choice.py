@@ -55,7 +55,8 @@ def read_chosen(path: Path, config: RunConfig) -> Mapping[str, Chosen]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{path} cannot be read ({type(error).__name__}: {error}); without it the tasks are "
-            "chosen again by what dataset.difficulty.source holds now: delete it if that is unchanged"
+            "chosen again by what dataset.difficulty.source holds now: delete it if that is "
+            "unchanged"
         ) from error
 
 

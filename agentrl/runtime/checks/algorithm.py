@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
-from agentrl.config.algorithm import CriticSection
+from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.blocks import describe_blocks
+from agentrl.errors import ConfigError
+from agentrl.estimators import find_estimator
+from agentrl.finding import Finding, Status
 from agentrl.runtime.drivers.choose import runs_ahead
-from agentrl.runtime.records import Check, Status
 from agentrl.runtime.scoring.evaluate import metric_keys
+
+if TYPE_CHECKING:
+    from agentrl.train.losses import LossSpec
 
 
 def doubts(config: RunConfig, *, base: Path) -> list[str]:
@@ -20,13 +26,14 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
         base: where its relative paths start.
 
     Raises:
-        ConfigError: there is no such policy loss.
+        ConfigError: there is no such advantage estimator or policy loss.
     """
     from agentrl.train.losses import find_loss
 
     algorithm, reward = config.resolved_algorithm(), config.reward
+    check_estimator(config, base=base)
     loss = find_loss(algorithm.policy_loss, base=base)
-    found = [f"algorithm: {text}" for text in algorithm.doubts()]
+    found = [f"algorithm: {text}" for text in [*algorithm.doubts(), *_loss_doubts(algorithm, loss)]]
     if (
         runs_ahead(config)
         and algorithm.old_log_probs == "recompute"
@@ -38,10 +45,11 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
             f"'recompute' and is_correction_type 'none' {algorithm.policy_loss} takes them for the "
             "trainer's own; set is_correction_type: tis, or old_log_probs: rollout or decoupled"
         )
-    if reward.dynamic_filtering and config.rollout.n_samples_per_prompt == 1:
+    filtering = reward.dynamic_filtering
+    if filtering and config.rollout.n_samples_per_prompt == 1:
         found.append(
             "reward.dynamic_filtering with rollout.n_samples_per_prompt 1: a group's mean is one "
-            f"score, and only one strictly between {list(reward.dynamic_filtering.keep)} is trained on"
+            f"score, and only one strictly between {list(filtering.keep)} is trained on"
         )
     if reward.env_weight == 0.0 and not reward.functions:
         found.append(
@@ -51,11 +59,50 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
     return found + _idle_critic(config) + _best_checkpoints(config)
 
 
+def check_estimator(config: RunConfig, *, base: Path) -> None:
+    """Find the advantage estimator of a run, and check that it has the groups it needs.
+
+    Raises:
+        ConfigError: there is no such estimator, or it compares siblings and there are none.
+    """
+    algorithm, section = config.resolved_algorithm(), config.rollout
+    spec = find_estimator(algorithm.advantage_estimator, base=base)
+    if spec.compares_siblings and section.n_samples_per_prompt < 2 and config.train.steps > 0:
+        raise ConfigError(
+            f"rollout.n_samples_per_prompt is {section.n_samples_per_prompt}, but advantage "
+            f"estimator {spec.name!r} compares siblings and needs at least 2 rollouts per prompt; "
+            "raise it, or declare compares_siblings=False"
+        )
+
+
+def _loss_doubts(algorithm: AlgorithmSection, loss: LossSpec) -> list[str]:
+    """Settings that do not go with what the policy loss declares."""
+    name = algorithm.policy_loss
+    found = []
+    if loss.rollout_ratio and algorithm.loss_agg_mode != "seq-mean-token-mean":
+        found.append(
+            f"policy_loss {name} with loss_agg_mode {algorithm.loss_agg_mode}: its ratio is one of "
+            "whole sequences; use seq-mean-token-mean"
+        )
+    default = AlgorithmSection()
+    for key in loss.ignored_keys:
+        if getattr(algorithm, key) != getattr(default, key):
+            found.append(f"{key} has no effect with policy_loss {name}")
+    uncorrected = algorithm.is_correction_type == "none" and loss.correction == "none"
+    if algorithm.is_correction_threshold is not None and (
+        algorithm.old_log_probs == "rollout" or (uncorrected and loss.reads is not None)
+    ):
+        found.append("is_correction_threshold has no effect with is_correction_type none")
+    return found
+
+
 def _idle_critic(config: RunConfig) -> list[str]:
     """A critic that was set beside an algorithm that has none."""
-    if config.resolved_algorithm().needs_values or config.critic == CriticSection():
+    algorithm = config.resolved_algorithm()
+    if algorithm.needs_values or config.critic == CriticSection():
         return []
-    return ["critic: without algorithm.advantage_estimator gae there is no critic"]
+    name = algorithm.advantage_estimator
+    return [f"critic: with advantage_estimator {name} there is no critic"]
 
 
 def _best_checkpoints(config: RunConfig) -> list[str]:
@@ -78,12 +125,12 @@ def _best_checkpoints(config: RunConfig) -> list[str]:
     return found
 
 
-async def algorithm(config: RunConfig, *, base: Path) -> Check | str:
+async def algorithm(config: RunConfig, *, base: Path) -> Finding | str:
     """The blocks of the algorithm, and doubts about it."""
     resolved = config.resolved_algorithm()
     found = doubts(config, base=base)
     blocks = describe_blocks(resolved, critic=config.critic, train=config.train)
     text = "\n".join([f"preset {resolved.preset}", *blocks])
     if found:
-        return Check(name="algorithm", status=Status.WARN, detail="\n".join([*found, text]))
+        return Finding(name="algorithm", status=Status.WARN, detail="\n".join([*found, text]))
     return text

@@ -17,12 +17,12 @@ from agentrl.config.fleet import (
     SyncSection,
 )
 from agentrl.errors import ConfigError
+from agentrl.finding import Finding, Status
 from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
 from agentrl.runtime.drivers.choose import check_schedule, runs_ahead
-from agentrl.runtime.records import Check, Status
 from agentrl.serving.threads import run_computing
 from agentrl.serving.vllm.check import Score
 from agentrl.serving.vllm.command import server_command, vllm_device
@@ -47,7 +47,7 @@ async def schedule(config: RunConfig) -> str:
     )
 
 
-async def engines(config: RunConfig, *, tokenizer: Any = None) -> Check | str:
+async def engines(config: RunConfig, *, tokenizer: Any = None) -> Finding | str:
     """Whether the engines that the config names can be had, and fit the policy's tokenizer."""
     section = config.serving
     backend = _backend(config)
@@ -66,7 +66,7 @@ async def engines(config: RunConfig, *, tokenizer: Any = None) -> Check | str:
     if vllm_device() == "cpu" and section.replicas > cores:
         detail = f"{text}; they share {cores} cores, so lower serving.replicas"
         fix = f"set serving.replicas: {cores}"
-        return Check(name="engines", status=Status.WARN, detail=detail, fix=fix)
+        return Finding(name="engines", status=Status.WARN, detail=detail, fix=fix)
     return text
 
 

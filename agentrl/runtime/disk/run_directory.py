@@ -36,7 +36,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import agentrl
-from agentrl.config import RunConfig, dump_config, load_stored_config
+from agentrl.config import RunConfig, dump_config
+from agentrl.config.load import load_stored_config
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError, RunError
 from agentrl.runtime.disk.checkpoint import resolve_model_path, write_atomic

@@ -146,9 +146,9 @@ class StepWatch:
                 Event(
                     step=step,
                     what="verdict",
-                    text=verdict.title,
+                    text=verdict.detail,
                     rollbacks=self._rollbacks,
-                    detector=verdict.detector,
+                    detector=verdict.name,
                     status=verdict.status,
                     first_step=verdict.first_step,
                 )
@@ -157,7 +157,7 @@ class StepWatch:
 
 def said(verdict: Verdict, run: Path) -> str:
     """A verdict in one line, with where to read on."""
-    text = f"health {verdict.status}: {verdict.title}"
+    text = f"health {verdict.status}: {verdict.detail}"
     if verdict.levers:
         lever = verdict.levers[0]
         text += f"; try {lever.key}={lever.value}"

@@ -1,4 +1,4 @@
-"""What every actor of a run does first, whatever it is: see the run's folder, log into it."""
+"""First duties of every actor of a run: see the run's folder and log into it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ENVIRONMENT = {"RAY_USE_UVLOOP": "0", "RAY_worker_niceness": "0"}
 Ray, and as nice as the driver is. With the 15 of Ray whatever else the machine does comes first,
 commands in sandboxes of the same run included: ranks and servers starve, and do not even start."""
 SHARED_FOLDER_S = 10.0
-"""Seconds a new file may take to be seen on another machine, as network file systems do."""
+"""Seconds until a new file is seen on another machine, as network file systems do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSpec:
-    """What an actor is told when it is made."""
+    """Arguments that every actor of a run gets when it is made."""
 
     name: str
     """As in its log file: `worker-0`, `rank-1`."""
@@ -50,7 +50,7 @@ class ActorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """Where an actor lives."""
+    """Machine, process and device of an actor."""
 
     node_ip: str
     """Address of its machine for the others."""
@@ -94,14 +94,14 @@ def listening_host(spec: ActorSpec) -> str:
 
 
 def where() -> Whereabouts:
-    """Where this actor lives."""
+    """Machine, process and device of this actor."""
     import ray
 
     return Whereabouts(node_ip=ray.util.get_node_ip_address(), pid=os.getpid())
 
 
 def run_identity(run_dir: Path) -> str:
-    """What tells this run's directory from any other under the same path: its `run.json`."""
+    """The `run.json` that tells this run's directory from any other under the same path."""
     try:
         return hashlib.sha256((run_dir / "run.json").read_bytes()).hexdigest()
     except OSError:

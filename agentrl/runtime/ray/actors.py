@@ -27,11 +27,11 @@ from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 30.0
-"""Seconds actors have to give things back before they are ended."""
+"""Seconds that actors have to release what they hold before they are ended."""
 
 
 class Cast:
-    """Knows where everybody goes and what they are told."""
+    """Starts the actors of a run: which device slot each gets, and its arguments."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Cast:
         checkpoint: Path | None,
         one_machine: bool,
     ) -> None:
-        """Take the places; all paths are absolute.
+        """Keep the layout and the specs; all paths are absolute.
 
         Args:
             config: of the run; its model is a folder or hub name that every machine can read.
@@ -76,11 +76,11 @@ class Cast:
             shared_weights=config.serving.engine == "embedded",
             cuda=self.cuda,
         )
-        """Who moves weights."""
+        """The weight backend of the run."""
 
     @property
     def group_limit_s(self) -> float:
-        """Far beyond what a group may take by its own limits: whoever needs longer hangs."""
+        """Seconds after which a worker counts as hanging, far beyond the limits of a group."""
         section = self.config.rollout
         attempt_s = section.timeout_s + 4 * section.env_timeout_s
         return 2 * (section.retries + 1) * attempt_s + 60.0
@@ -180,7 +180,7 @@ class Cast:
 
     @staticmethod
     def beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
-        """Run something until `stack` ends."""
+        """Run a coroutine until `stack` ends."""
         task = asyncio.create_task(work)
 
         async def end() -> None:
@@ -203,7 +203,7 @@ class Cast:
 
 
 async def _close(group: WorkerGroup) -> None:
-    """Let actors give things back; those that are gone, or hang, are ended with the pool."""
+    """Let actors release what they hold; those that are gone, or hang, are ended with the pool."""
     calls = (group.one(index, "close") for index in group.usable)
     try:
         async with asyncio.timeout(CLOSE_S):

@@ -31,9 +31,9 @@ OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a cluster of our own; a step's trajectories are a few tens of MB, and Ray moves
 what does not fit to the disk."""
 REACH_S = 5.0
-"""Seconds a head has to accept a connection."""
+"""Seconds until a head must accept a connection."""
 ASK_S = 60.0
-"""Seconds a head has to say what it has."""
+"""Seconds until a head must list its machines."""
 HOW_TO_START = (
     "start one with `ray start --head --port=6379` on the first machine and `ray start "
     "--address=HEAD:6379` on the others, or leave runtime.address out to use this machine alone; a "
@@ -66,7 +66,7 @@ _ASK = (
 
 
 async def check_cluster(config: RunConfig) -> str:
-    """Check, without starting anything, that the actors of a run would find their place.
+    """Check, without starting anything, that the cluster has room for the actors of a run.
 
     Returns:
         What was found, for the report.
@@ -116,7 +116,7 @@ async def open_cluster(config: RunConfig, layout: Layout) -> AsyncIterator[None]
 
 
 def machines() -> Sequence[Resources]:
-    """What each machine of the cluster has, once this process is connected."""
+    """Resources of each machine of the cluster, once this process is connected."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -223,7 +223,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _ask_cluster(address: str) -> Sequence[Resources]:
-    """What each machine has, asked by a process of its own: asking makes the asker a driver.
+    """Resources of each machine, read by a process of its own: reading makes it a driver.
 
     Raises:
         ConfigError: it does not say.

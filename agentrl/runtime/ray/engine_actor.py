@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """What an engine actor is told beside what every actor is told."""
+    """Arguments of an engine actor beside those of every actor."""
 
     source: str
     """Folder or hub name that the server loads."""
@@ -35,16 +35,16 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
-    """What an engine actor says once its server answers."""
+    """Report of an engine actor once its server answers."""
 
     place: Whereabouts
-    """Where the actor lives, and the server with it."""
+    """Machine, process and device of the actor, and of the server with it."""
     engine: EngineAddress
     """How to reach the server."""
 
 
 class EngineActor:
-    """A `VllmServer`."""
+    """Ray actor that holds a `VllmServer`."""
 
     def __init__(self, spec: ActorSpec, engine: EngineSpec) -> None:
         self._spec, self._engine = spec, engine
@@ -70,7 +70,7 @@ class EngineActor:
 
     @dispatch(Mode.BROADCAST)
     async def alive(self) -> bool:
-        """Whether the server runs."""
+        """True while the server runs."""
         return self._server.running
 
     @dispatch(Mode.BROADCAST)
@@ -81,7 +81,7 @@ class EngineActor:
 
     @dispatch(Mode.BROADCAST)
     async def close(self) -> None:
-        """Stop the server."""
+        """Stop the server and what it started."""
         await asyncio.shield(self._stack.aclose())
 
     def _report(self) -> EngineReport:
@@ -98,7 +98,7 @@ class EngineActor:
 
 
 def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
-    """How the server is started on this machine, on the devices that Ray made visible.
+    """Command that starts the server on this machine, on the devices that Ray made visible.
 
     Raises:
         ConfigError: vLLM is not installed here, or an option is not the user's to set.

@@ -25,10 +25,10 @@ from agentrl.serving.keeper import Keeper
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayFleet:
-    """Engines that answer."""
+    """The engines of a run, all answering, and how weights reach them."""
 
     client: TokenClient
-    """The driver's, for control."""
+    """The driver's client, for control."""
     push: Push
     """Makes them sample from the weights of a version."""
     addresses: dict[str, EngineAddress]
@@ -38,7 +38,7 @@ class RayFleet:
     shares_weights: bool
     """Whether they sample from the tensors that training changes."""
     text: str
-    """What they are."""
+    """One line about each engine."""
 
 
 async def open_fleet(
@@ -51,7 +51,7 @@ async def open_fleet(
     *,
     note: Callable[[str], None],
 ) -> RayFleet:
-    """Connect to the engines of a run, whoever started them.
+    """Connect to the engines of a run, started by it or before it.
 
     Args:
         cast: the actors of the run.

@@ -16,7 +16,7 @@ from agentrl.errors import EngineError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.engine_wait import Guard, Push, push_patiently, to_the_end
 from agentrl.runtime.ray.engines import EngineAddress
-from agentrl.runtime.ray.rank_failure import Fate
+from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
 from agentrl.serving import TokenClient
 from agentrl.serving.records import EngineStats, Routed, Served
@@ -24,24 +24,24 @@ from agentrl.serving.records import EngineStats, Routed, Served
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Seconds between two looks at who serves."""
+"""Seconds between two looks at which engines serve."""
 
 
 class RayEngines:
-    """An `EngineStage`."""
+    """The `EngineStage` of a run on Ray."""
 
     def __init__(
         self,
         client: TokenClient,
         workers: WorkerGroup,
         push: Push,
-        fate: Fate,
+        rank_failure: RankFailure,
         *,
         addresses: Mapping[str, EngineAddress],
         shared: bool,
         patience_s: float = 0.0,
     ) -> None:
-        """Take the engines.
+        """Keep the engines and the workers that ask them.
 
         Args:
             client: of the driver.
@@ -54,49 +54,49 @@ class RayEngines:
                 where none ever does.
         """
         self._client, self._workers = client, workers
-        self._push, self._fate = push, fate
+        self._push, self._rank_failure = push, rank_failure
         self._addresses, self._shared = addresses, shared
         self._patience_s = patience_s
         self.guard: Guard = to_the_end
-        """See `EngineStage`."""
+        """`__init__` as in `EngineStage.__init__`."""
         self._told: Sequence[EngineAddress] = tuple(addresses.values())
         self._seen: Sequence[Mapping[str, EngineStats]] = ()
 
     @property
     def version(self) -> int:
-        """See `EngineStage`."""
+        """`version` as in `EngineStage.version`."""
         return self._client.version
 
     @property
     def shares_weights(self) -> bool:
-        """See `EngineStage`."""
+        """`shares_weights` as in `EngineStage.shares_weights`."""
         return self._shared
 
     @property
     def serving(self) -> list[EngineAddress]:
-        """Where workers may ask."""
+        """Addresses of the engines that serve, for workers."""
         return [self._addresses[name] for name in self._client.active()]
 
     async def pause(self) -> None:
-        """See `EngineStage`."""
-        await self._fate.guard(self._client.pause_all())
+        """`pause` as in `EngineStage.pause`."""
+        await self._rank_failure.guard(self._client.pause_all())
 
     async def sync(self, version: int) -> MetricBag:
-        """See `EngineStage`."""
+        """`sync` as in `EngineStage.sync`."""
         work = push_patiently(
             self._client, self._push, version, patience_s=self._patience_s, guard=self.guard
         )
-        bag = await self._fate.guard(work)
+        bag = await self._rank_failure.guard(work)
         await self._tell()
         return bag
 
     def stats(self) -> Mapping[str, EngineStats]:
-        """See `EngineStage`; as of the last second."""
+        """Counts of every engine, at most a second old; see `EngineStage`."""
         own = self._client.stats()
         return {name: added(own[name], (s[name] for s in self._seen if name in s)) for name in own}
 
     async def watch(self) -> None:
-        """Keep driver and workers of one mind; runs until it is cancelled."""
+        """Keep driver and workers at the same list of engines; runs until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -119,7 +119,7 @@ class RayEngines:
                 self._told = ()
 
     async def _of_each(self, method: str, *args: object) -> list[Any]:
-        """Ask every worker that lives; what one of them raises stands in its place."""
+        """Call every live worker; an error of one takes the position of its result."""
         calls = (self._workers.one(index, method, *args) for index in self._workers.usable)
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
@@ -131,7 +131,7 @@ class RayEngines:
 
 
 def added(own: EngineStats, seen: Iterable[EngineStats]) -> EngineStats:
-    """What the driver knows of an engine, with the requests of all workers."""
+    """Counts of an engine: the driver's, with the requests of all workers added."""
     routed, served, in_flight = Routed(), Served(), 0
     for stats in seen:
         in_flight += stats.in_flight

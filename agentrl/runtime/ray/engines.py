@@ -17,14 +17,14 @@ from agentrl.serving import TokenClient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAddress:
-    """How to reach an engine."""
+    """Address of an engine for other processes."""
 
     name: str
     """Unique in the run."""
     address: str
     """`lean://host:port` or `http://host:port`."""
     secret: str = field(default="", repr=False)
-    """What a lean listener wants to hear."""
+    """Secret of the lean listener."""
     transport: Literal["auto", "http", "lean"] = "auto"
     """How turns reach it; see `serving.transport`."""
     max_context_tokens: int | None = None

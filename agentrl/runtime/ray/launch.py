@@ -22,7 +22,7 @@ from agentrl.runtime.ray.actors import Cast
 from agentrl.runtime.ray.cluster import check_cluster, machines, open_cluster
 from agentrl.runtime.ray.engine_fleet import open_fleet
 from agentrl.runtime.ray.engine_stage import RayEngines
-from agentrl.runtime.ray.rank_failure import Fate
+from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.resource_pool import ResourcePool
 from agentrl.runtime.ray.stages import RayLearner, RayRollouts
 from agentrl.runtime.stages import Stages
@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayStages:
-    """A run's stages, and what to say of them."""
+    """The stages of a run on Ray, with lines that describe them."""
 
     stages: Stages
     """For a driver."""
     model: str
-    """Describes the model and who samples from it."""
+    """Describes the model and the engines that sample from it."""
     sandbox: str
     """Backend of the workers and how strong it is."""
     places: Sequence[str]
@@ -56,7 +56,7 @@ async def open_ray_stages(
     checkpoint: Checkpoint | None = None,
     note: Callable[[str], None] = logger.warning,
 ) -> AsyncIterator[RayStages]:
-    """Start the actors of a run, and end them in any case.
+    """Start the actors of a run; end them in every case.
 
     Args:
         config: of the run.
@@ -96,23 +96,23 @@ async def _open(
     ranks, servers = cast.start_ranks(stack), cast.start_servers(stack)
     workers = cast.start_workers(stack)
     reports, served = await cast.opened(ranks, servers)
-    fate = Fate(ranks)
-    cast.beside(stack, fate.watch())
+    rank_failure = RankFailure(ranks)
+    cast.beside(stack, rank_failure.watch())
     fleet = await open_fleet(cast, stack, ranks, servers, reports, served, note=note)
     opened = await cast.opened_workers(workers, list(fleet.addresses.values()))
     engines = RayEngines(
         fleet.client,
         workers.group,
         fleet.push,
-        fate,
+        rank_failure,
         addresses=fleet.addresses,
         shared=fleet.shares_weights,
         patience_s=fleet.patience_s,
     )
     workers.engines = lambda: engines.serving
     cast.beside(stack, engines.watch())
-    rollouts = RayRollouts(workers, fate, limit_s=cast.group_limit_s)
-    learner = RayLearner(ranks, fate, version=reports[0].version)
+    rollouts = RayRollouts(workers, rank_failure, limit_s=cast.group_limit_s)
+    learner = RayLearner(ranks, rank_failure, version=reports[0].version)
     groups = (("rank", reports), ("worker", opened), ("engine", served))
     return RayStages(
         stages=Stages(

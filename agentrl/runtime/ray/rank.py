@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """What a trainer rank is told beside what every actor is told."""
+    """Arguments of a trainer rank beside those of every actor."""
 
     rank: int
     """From 0."""
@@ -62,7 +62,7 @@ class Rank:
         self.trainer: Trainer = trainer
         """Changes the weights of the model."""
         self.store: TrajectoryStore = TrajectoryStore(place.trajectories)
-        """Where rank 0 writes."""
+        """The store that rank 0 writes."""
         self._config, self._place = spec.config, place
         self._pretrained = pretrained
         self._others, self._layout = others, layout
@@ -105,18 +105,18 @@ class Rank:
 
     @property
     def description(self) -> str:
-        """Describes the model."""
+        """One line that describes the model."""
         from agentrl.runtime.assembly.parts import describe_model
 
         return describe_model(self._pretrained)
 
     @property
     def version(self) -> int:
-        """Of the weights."""
+        """Version of the weights."""
         return self.trainer.version
 
     async def serve(self, stack: AsyncExitStack, *, host: str) -> EngineAddress | None:
-        """Sample from these very weights, for whoever knows the secret; None with vLLM.
+        """Serve the embedded engine on these weights to clients with the secret; None with vLLM.
 
         Args:
             stack: closes it.
@@ -142,7 +142,7 @@ class Rank:
     def prepare(
         self, step: int, groups: Sequence[TrajectoryGroup], *, stored: bool
     ) -> tuple[MetricBag, Any]:
-        """The batch of a step and what is to be said of it; rank 0 stores the groups.
+        """Batch of a step and its metrics; rank 0 stores the groups.
 
         Args:
             step: from 1.
@@ -228,11 +228,11 @@ class Rank:
         return getattr(self._sender, method)(*args)
 
     def gather_weights(self) -> None:
-        """Give this rank's parts while rank 0 sends."""
+        """Send this rank's parts to rank 0 while that one sends."""
         collections.deque(self.trainer.weights(), maxlen=0)
 
     def close(self) -> None:
-        """Leave the other ranks, and give back what the sender holds."""
+        """Leave the other ranks and release what the sender holds."""
         if self._sender is not None:
             self._sender.close()
         if self._others is not None:

@@ -1,4 +1,4 @@
-"""When a trainer rank dies the run ends: everybody who waits for anything is told at once.
+"""When a trainer rank dies the run ends: every waiting call of the driver is cancelled at once.
 
 Without it a driver whose rank died during a rollout would wait until the last turn has given up on
 the engine, and then blame the engine.
@@ -16,8 +16,8 @@ from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
 T = TypeVar("T")
 
 
-class Fate:
-    """Of a run, as far as it hangs on its ranks. Belongs to one event loop."""
+class RankFailure:
+    """Cancels the driver's calls when a trainer rank dies. Belongs to one event loop."""
 
     def __init__(self, ranks: WorkerGroup) -> None:
         self._ranks = ranks

@@ -49,7 +49,7 @@ class ResourcePool:
         return cls(layout, group)
 
     def start(self, actor_class: type, slot: Slot, *args: Any, env: Mapping[str, str]) -> Any:
-        """Start an actor in its place; returns Ray's handle at once.
+        """Start an actor on its bundle; returns Ray's handle at once.
 
         Args:
             actor_class: plain; its methods are coroutines.
@@ -75,7 +75,7 @@ class ResourcePool:
         ).remote(*args)
 
     def release(self) -> None:
-        """Give the bundles back; actors on them are ended."""
+        """Release the bundles; actors on them are ended."""
         from ray.util.placement_group import remove_placement_group
 
         remove_placement_group(self._group)

@@ -23,18 +23,18 @@ ENDED_KEPT = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What a worker says once it is open."""
+    """Report of a worker once it is open."""
 
     place: Whereabouts
-    """Where it lives."""
+    """Machine, process and device of the worker."""
     sandbox_text: str
-    """Backend and how strong it is there."""
+    """Sandbox backend of the worker and how strong it is there."""
     stop_token_ids: tuple[int, ...] = field(default=())
     """Ends an assistant turn."""
 
 
 class RolloutActor:
-    """A `RolloutWorker`, its client and its sandboxes."""
+    """Ray actor with a `RolloutWorker`, its client and its sandboxes."""
 
     def __init__(self, spec: ActorSpec, index: int) -> None:
         self._spec, self._index = spec, index
@@ -79,7 +79,7 @@ class RolloutActor:
     async def run_group(
         self, task: Task, group_id: str, n: int, sampling: SamplingParams, seed: int
     ) -> tuple[GroupReport, TrajectoryGroup]:
-        """See `RolloutWorker.run_group`; the report travels, the group stays here."""
+        """As `RolloutWorker.run_group`; the report travels, the group stays here."""
         work = self._worker.run_group(task, group_id=group_id, n=n, sampling=sampling, seed=seed)
         self._groups[group_id] = running = asyncio.ensure_future(work)
         try:
@@ -95,7 +95,7 @@ class RolloutActor:
 
     @dispatch(Mode.BROADCAST)
     async def cancel(self, group_id: str) -> tuple[int, float]:
-        """End a group if it runs here; returns once it has given everything back.
+        """Cancel a group if it runs here; returns once it has released everything.
 
         Returns:
             Tokens and rollout seconds that groups cancelled here have cost since this was last
@@ -111,18 +111,18 @@ class RolloutActor:
 
     @dispatch(Mode.BROADCAST)
     async def serve_from(self, engines: Sequence[EngineAddress]) -> None:
-        """Use exactly these engines from now on, and learn which weights they have."""
+        """Use exactly these engines from now on, at the versions of their weights."""
         await follow(self._client, self._engines, engines)
         self._engines = engines
 
     @dispatch(Mode.BROADCAST)
     async def stats(self) -> Mapping[str, EngineStats]:
-        """What this worker has had from each engine since it was opened."""
+        """Counts of each engine's answers to this worker since it was opened."""
         return self._client.stats()
 
     @dispatch(Mode.BROADCAST)
     async def close(self) -> None:
-        """Give sandboxes and connections back."""
+        """Release sandboxes and connections."""
         for running in list(self._groups.values()):
             running.cancel()
         await self._stack.aclose()

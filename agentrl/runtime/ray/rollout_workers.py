@@ -1,4 +1,4 @@
-"""The rollout workers of a run, and others in the place of those that died."""
+"""The rollout workers of a run, and the replacements of those that died."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from agentrl.runtime.ray.worker_group import WorkerGroup, ask
 logger = logging.getLogger(__name__)
 
 RESTARTS = 5
-"""Times one worker is replaced; whoever dies more often does not die by accident."""
+"""Times one worker is replaced; a worker that dies more often does not die by accident."""
 BACK_OFF_S = 0.5
 """Seconds before the first of them; doubles each time."""
 
 
 class Workers:
-    """The group, and a new actor wherever one dies. Its tasks end with `close`."""
+    """The group of workers, with a new actor for each that dies. Its tasks end with `close`."""
 
     engines: Callable[[], Sequence[EngineAddress]]
-    """Those that serve at this moment; set before anything can die."""
+    """The engines that serve at this moment; set before a worker can die."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Workers:
         open_limit_s: float,
         back_off_s: float = BACK_OFF_S,
     ) -> None:
-        """Take the workers.
+        """Keep the workers and the way to open a new one.
 
         Args:
             group: of `RolloutActor`s.
@@ -43,7 +43,7 @@ class Workers:
             back_off_s: seconds before the first restart, and between two looks for an engine.
         """
         self.group = group
-        """Those that live."""
+        """The workers that live."""
         self._start = start
         self._open_limit_s = open_limit_s
         self._back_off_s = back_off_s
@@ -51,7 +51,7 @@ class Workers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def lost(self, index: int) -> bool:
-        """Hear that a worker died; whether that is news."""
+        """Note that a worker died; True if that was not known yet."""
         if index not in self.group.usable:
             return False
         self.group.retire(index)
@@ -76,13 +76,13 @@ class Workers:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
-        """End the replacing."""
+        """Stop replacing workers that die."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _until_served(self) -> None:
-        """Return once an engine serves, without which no worker opens, or when none comes back."""
+        """Wait for an engine, without which no worker opens; returns also when none comes back."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._open_limit_s):
                 while not self.engines():

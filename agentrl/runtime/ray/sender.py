@@ -20,7 +20,7 @@ SEND_LIMIT_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderFacts:
-    """What the driver must know of the sender."""
+    """Properties of the sender that the driver needs."""
 
     backend: str
     """As in its tickets."""
@@ -44,15 +44,15 @@ class RemoteSender:
             self.meet = lambda: self._ask("meet")
 
     def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
-        """See `WeightSender`."""
+        """`connect` as in `WeightSender.connect`."""
         return self._ask("connect", receivers)
 
     def announce(self, version: int) -> WeightTicket:
-        """See `WeightSender`."""
+        """`announce` as in `WeightSender.announce`."""
         return self._ask("announce", version)
 
     def send(self, weights: Weights, version: int) -> WeightTicket:
-        """See `WeightSender`; `weights` are not looked at, those of rank 0 are sent."""
+        """Send the weights of rank 0, as `WeightSender` says; `weights` is ignored."""
         with ThreadPoolExecutor(max(1, len(self._others))) as pool:
             others = [pool.submit(self._gather, rank) for rank in self._others]
             ticket = self._ask("send", version)
@@ -61,11 +61,11 @@ class RemoteSender:
         return ticket
 
     def abort(self) -> None:
-        """End a send that engines have left."""
+        """Abort a send that engines have left."""
         self._ask("abort")
 
     def close(self) -> None:
-        """See `WeightSender`."""
+        """`close` as in `WeightSender.close`."""
         self._ask("close")
 
     def _gather(self, rank: int) -> None:

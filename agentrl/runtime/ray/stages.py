@@ -16,7 +16,7 @@ from typing import Any, cast
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.groups import note_cut
-from agentrl.runtime.ray.rank_failure import Fate
+from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.rollout_workers import Workers
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
 from agentrl.runtime.stages import GroupHandle, GroupReport, report_of
@@ -25,9 +25,9 @@ from agentrl.types import SamplingParams, Task, TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 GROUP_ATTEMPTS = 3
-"""Workers that may die under one group of rollouts before it is taken for the reason."""
+"""Workers that may die under one group before the group counts as the reason."""
 CANCEL_S = 60.0
-"""Seconds a cancelled group has to give environments and sandboxes back."""
+"""Seconds that a cancelled group has to release environments and sandboxes."""
 PROGRESS_S = 0.3
 """Seconds between two looks at the progress of a training step."""
 
@@ -37,35 +37,35 @@ class RemoteGroup:
     """A group in the shared memory of some machine."""
 
     report: GroupReport
-    """What the driver knows of it."""
+    """Report of the group, which the driver reads."""
     ref: Any
-    """Ray's reference. The group lives as long as somebody holds one, whoever made it."""
+    """Ray's reference. The group lives as long as a reference is held, in any process."""
 
 
 class RayRollouts:
-    """A `RolloutStage` over workers that may die."""
+    """The `RolloutStage` of a run on Ray, over workers that may die."""
 
-    def __init__(self, workers: Workers, fate: Fate, *, limit_s: float) -> None:
-        """Take the workers.
+    def __init__(self, workers: Workers, rank_failure: RankFailure, *, limit_s: float) -> None:
+        """Keep the workers and the store of their groups.
 
         Args:
             workers: who run groups.
             fate: ends what is under way when a rank dies.
             limit_s: seconds a group, or the return of a worker, may take.
         """
-        self._workers, self._fate = workers, fate
+        self._workers, self._rank_failure = workers, rank_failure
         self._limit_s = limit_s
         self._counts = MetricBag()
 
     async def run_group(
         self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
     ) -> RemoteGroup:
-        """See `RolloutStage`. A group whose worker dies is run again by another, same seed.
+        """Run a group; one whose worker dies is run again by another, with the same seed.
 
         Raises:
             RunError: the group has cost several workers, none is left, or a rank died.
         """
-        return await self._fate.guard(self._run(task, group_id, n, sampling, seed))
+        return await self._rank_failure.guard(self._run(task, group_id, n, sampling, seed))
 
     async def _run(
         self, task: Task, group_id: str, n: int, sampling: SamplingParams, seed: int
@@ -98,13 +98,13 @@ class RayRollouts:
         )
 
     def adopt(self, group: TrajectoryGroup) -> RemoteGroup:
-        """See `RolloutStage`; only a replay has groups in the driver."""
+        """Handle of a group that is in the driver, as only a replay has."""
         import ray
 
         return RemoteGroup(report=report_of(group), ref=ray.put(group))
 
     def counts(self) -> MetricBag:
-        """See `RolloutStage`."""
+        """`counts` as in `RolloutStage.counts`."""
         bag, self._counts = self._counts, MetricBag()
         return bag
 
@@ -126,7 +126,7 @@ class RayRollouts:
 class RayLearner:
     """A `LearnStage` over trainer ranks. A rank that dies ends the run; it can be resumed."""
 
-    def __init__(self, ranks: WorkerGroup, fate: Fate, *, version: int) -> None:
+    def __init__(self, ranks: WorkerGroup, rank_failure: RankFailure, *, version: int) -> None:
         """Take the ranks.
 
         Args:
@@ -134,13 +134,13 @@ class RayLearner:
             fate: says that one died.
             version: of their weights.
         """
-        self._ranks, self._fate = ranks, fate
+        self._ranks, self._rank_failure = ranks, rank_failure
         self._version = version
         self._loop = asyncio.get_running_loop()
 
     @property
     def version(self) -> int:
-        """See `LearnStage`."""
+        """`version` as in `LearnStage.version`."""
         return self._version
 
     async def learn(
@@ -151,13 +151,13 @@ class RayLearner:
         stored: bool,
         on_progress: Callable[[int, int], None],
     ) -> MetricBag:
-        """See `LearnStage`."""
+        """`learn` as in `LearnStage.learn`."""
         bag = MetricBag()
         refs = [cast(RemoteGroup, group).ref for group in groups]
-        prepared = await self._fate.guard(self._ranks.prepare(step, refs, stored))
+        prepared = await self._rank_failure.guard(self._ranks.prepare(step, refs, stored))
         watch = asyncio.ensure_future(self._watch(on_progress))
         try:
-            learned = await self._fate.guard(self._ranks.learn())
+            learned = await self._rank_failure.guard(self._ranks.learn())
         finally:
             watch.cancel()
         # Every rank says the same of the whole step.
@@ -167,14 +167,14 @@ class RayLearner:
         return bag
 
     async def keep(self, step: int, kind: str, groups: Sequence[GroupHandle]) -> None:
-        """See `LearnStage`."""
+        """`keep` as in `LearnStage.keep`."""
         refs = [cast(RemoteGroup, group).ref for group in groups]
-        await self._fate.guard(self._ranks.keep(step, kind, refs))
+        await self._rank_failure.guard(self._ranks.keep(step, kind, refs))
 
     def save(self, folder: Path) -> None:
         """See `LearnStage`; rank 0 writes into the shared folder. Not from the event loop."""
         saving = asyncio.run_coroutine_threadsafe(
-            self._fate.guard(self._ranks.save(folder.absolute())), self._loop
+            self._rank_failure.guard(self._ranks.save(folder.absolute())), self._loop
         )
         saving.result()
 

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What a rank says once it is open."""
+    """Report of a rank once it is open."""
 
     place: Whereabouts
-    """Where it lives."""
+    """Machine, process and device of the rank."""
     model: str
     """Describes the model."""
     version: int
@@ -136,7 +136,7 @@ class TrainerActor:
 
     @dispatch(Mode.BROADCAST)
     async def close(self) -> None:
-        """Give everything back."""
+        """Release model, sender and process group."""
         self._closed.set()
         await self._stack.aclose()
 

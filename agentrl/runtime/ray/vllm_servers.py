@@ -47,7 +47,7 @@ class ServerActor:
         self._open_limit_s = open_limit_s
 
     async def alive(self) -> bool:
-        """Whether actor and server run. An actor that is slow to answer is not dead."""
+        """True while actor and server run. An actor that is slow to answer is not dead."""
         try:
             async with asyncio.timeout(ASK_S):
                 return await self._group.one(self._index, "alive")

@@ -29,7 +29,7 @@ _MARK = "__agentrl_dispatch__"
 
 
 class Mode(StrEnum):
-    """Who is called, with what, and what comes back."""
+    """Dispatch modes of a call: which workers get which arguments, and what comes back."""
 
     BROADCAST = "broadcast"
     """Everybody, with the same arguments; a list of results by index."""

@@ -13,10 +13,10 @@ import torch
 
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.errors import ConfigError, EngineRefused
-from agentrl.serving.embedded.forward import RowModel, Segment
+from agentrl.serving.embedded.forward import CacheSegment, RowModel
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.request import Request, deliver
-from agentrl.serving.embedded.sampling import Draw, sample
+from agentrl.serving.embedded.sampling import TokenDraw, sample
 from agentrl.types import FinishReason, Generation
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Batch:
         """Give waiting requests rows and compute their prompts, identical prompts once."""
         while self.waiting:
             first = len(self.running)
-            segments: list[Segment] = []
+            segments: list[CacheSegment] = []
             leaders: dict[bytes, tuple[int, int]] = {}
             copies: list[tuple[int, int]] = []
             budget = self._max_prefill
@@ -88,7 +88,7 @@ class Batch:
                     request.cached = self.cache.adopt_prefix(row, request.prompt)
                     ids = request.prompt[request.cached :]
                     leaders[key] = (row, len(segments))
-                    segments.append(Segment(row=row, start=request.cached, ids=ids.tolist()))
+                    segments.append(CacheSegment(row=row, start=request.cached, ids=ids.tolist()))
                     budget -= len(ids)
             if len(self.running) == first:
                 return
@@ -97,7 +97,7 @@ class Batch:
     def _start(
         self,
         first: int,
-        segments: list[Segment],
+        segments: list[CacheSegment],
         leaders: dict[bytes, tuple[int, int]],
         copies: list[tuple[int, int]],
     ) -> None:
@@ -110,16 +110,16 @@ class Batch:
         self.counts["cached_tokens"] += sum(request.cached for request in wave)
         self._take_tokens(list(range(first, first + len(wave))), logits[order])
 
-    def _prefill(self, segments: list[Segment]) -> torch.Tensor:
+    def _prefill(self, segments: list[CacheSegment]) -> torch.Tensor:
         """Logits after each segment; a segment longer than the budget goes in chunks."""
         for index, segment in enumerate(segments):
             start, ids = segment.start, segment.ids
             while len(ids) > self._max_prefill:
-                head = Segment(row=segment.row, start=start, ids=ids[: self._max_prefill])
+                head = CacheSegment(row=segment.row, start=start, ids=ids[: self._max_prefill])
                 self.model.prefill(self.cache, [head])
                 self.cache.append_ids(segment.row, head.ids)
                 start, ids = start + len(head.ids), ids[self._max_prefill :]
-            segments[index] = Segment(row=segment.row, start=start, ids=ids)
+            segments[index] = CacheSegment(row=segment.row, start=start, ids=ids)
             self.counts["prefill_tokens"] += len(segment.ids)
         logits = self.model.prefill(self.cache, segments)
         for segment in segments:
@@ -138,7 +138,7 @@ class Batch:
         """Sample for `rows`, and retire those that are finished."""
         requests = [self.running[row] for row in rows]
         draws = [
-            Draw(
+            TokenDraw(
                 temperature=request.sampling.temperature,
                 top_p=request.sampling.top_p,
                 uniform=request.random.random(),

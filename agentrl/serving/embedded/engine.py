@@ -90,7 +90,7 @@ class EmbeddedEngine(Engine):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
     ) -> Generation:
-        """See `agentrl.engine.Generator.generate`."""
+        """Sample one turn, as `agentrl.engine.Generator.generate` says."""
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         limit = min(sampling.max_tokens, self._max_context - len(prompt))
         if len(prompt) == 0 or limit < 1:
@@ -143,7 +143,7 @@ class EmbeddedEngine(Engine):
             await self._thread_end()
 
     async def resume(self) -> None:
-        """Go on decoding."""
+        """Go on decoding after a pause."""
         async with self._switch:
             with self._changed:
                 self._pausing = False
@@ -203,7 +203,7 @@ class EmbeddedEngine(Engine):
 
     @property
     def version(self) -> int:
-        """See `agentrl.engine.Engine.version`."""
+        """Version of the weights, as `agentrl.engine.Engine.version` says."""
         return self._batch.version
 
     async def health(self) -> EngineHealth:

@@ -52,7 +52,7 @@ AttentionInterface.register(ATTENTION, _attention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class CacheSegment:
     """A stretch of one sequence to compute."""
 
     row: int
@@ -66,7 +66,7 @@ class Segment:
 class _Prefill:
     """Many tokens of a few rows; each segment attends to its own row only."""
 
-    def __init__(self, cache: KvCache, segments: Sequence[Segment]) -> None:
+    def __init__(self, cache: KvCache, segments: Sequence[CacheSegment]) -> None:
         self._data = cache.data
         self._parts: list[tuple[int, int, int, int, torch.Tensor | None]] = []
         offset = 0
@@ -170,7 +170,7 @@ class RowModel:
         self.dtype = self._head.weight.dtype
         self.device = self._head.weight.device
 
-    def prefill(self, cache: KvCache, segments: Sequence[Segment]) -> torch.Tensor:
+    def prefill(self, cache: KvCache, segments: Sequence[CacheSegment]) -> torch.Tensor:
         """Compute segments and return the logits after each one's last token, [segments, V]."""
         ids = [token for segment in segments for token in segment.ids]
         places = [p for s in segments for p in range(s.start, s.start + len(s.ids))]

@@ -50,7 +50,7 @@ class KvCache:
         return self._row_of.get(session_id)
 
     def is_active(self, session_id: str) -> bool:
-        """Whether a turn of the session is being decoded."""
+        """True while a turn of the session is being decoded."""
         row = self._row_of.get(session_id)
         return row is not None and row < self.num_active
 

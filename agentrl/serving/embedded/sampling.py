@@ -18,8 +18,8 @@ _BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """How one row is drawn."""
+class TokenDraw:
+    """Sampling of one row: temperature, nucleus bound and its uniform draw."""
 
     temperature: float
     """Divides the logits; 0 takes the largest."""
@@ -29,7 +29,7 @@ class Draw:
     """In [0, 1)."""
 
 
-def sample(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+def sample(logits_NV: torch.Tensor, draws: Sequence[TokenDraw]) -> tuple[list[int], list[float]]:
     """Draw one token per row.
 
     Args:
@@ -58,7 +58,7 @@ def sample(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], l
     return ids_N.tolist(), log_probs_N.tolist()
 
 
-def _invert(mass_NV: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def _invert(mass_NV: torch.Tensor, draws: Sequence[TokenDraw]) -> torch.Tensor:
     """The token at which the running sum of `mass` first exceeds uniform * total.
 
     Two levels, blocks and then tokens of one block: the float64 sums touch a hundredth of the

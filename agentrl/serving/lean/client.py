@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl.engine import Engine, EngineHealth, WeightTicket
 from agentrl.errors import EngineError, EngineRefused
-from agentrl.serving.lean.link import Link, LinkStats
+from agentrl.serving.lean.link import LeanLink, LinkStats
 from agentrl.types import Generation, SamplingParams
 
 Locate = Callable[[], Awaitable[str]]
@@ -83,7 +83,7 @@ class LeanEngine(Engine):
         self._dead_after_s = dead_after_s
         self._turn_timeout_s = turn_timeout_s
         self._control_timeout_s = control_timeout_s
-        self._link: Link | None = None
+        self._link: LeanLink | None = None
         self._dialing: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed_dials = 0
@@ -97,7 +97,7 @@ class LeanEngine(Engine):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
     ) -> Generation:
-        """See `Generator.generate`."""
+        """Sample one turn, as `Generator.generate` says."""
         link = self._link
         if link is None or not link.usable:
             link = await self._connected()
@@ -111,19 +111,19 @@ class LeanEngine(Engine):
     # -- control ----------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """See `Engine.pause`."""
+        """Pause the engine, as `Engine.pause` says."""
         await self._control("pause")
 
     async def resume(self) -> None:
-        """See `Engine.resume`."""
+        """Resume the engine, as `Engine.resume` says."""
         await self._control("resume")
 
     async def prepare_weights(self, backend: str, info: Mapping[str, Any]) -> None:
-        """See `Engine.prepare_weights`."""
+        """Prepare a transfer of weights, as `Engine.prepare_weights` says."""
         await self._control("prepare_weights", backend=backend, info=dict(info))
 
     async def load_weights(self, ticket: WeightTicket) -> None:
-        """See `Engine.load_weights`."""
+        """Load new weights, as `Engine.load_weights` says."""
         await self._control(
             "load_weights",
             backend=ticket.backend,
@@ -211,7 +211,7 @@ class LeanEngine(Engine):
         self._version = link.version
         return said
 
-    async def _connected(self) -> Link:
+    async def _connected(self) -> LeanLink:
         """The connection, dialled if there is none."""
         loop = asyncio.get_running_loop()
         if self._loop is None:
@@ -239,7 +239,7 @@ class LeanEngine(Engine):
             self._version = self._link.version
             return self._link
 
-    async def _dial(self, loop: asyncio.AbstractEventLoop) -> Link:
+    async def _dial(self, loop: asyncio.AbstractEventLoop) -> LeanLink:
         if self._locate is not None:
             try:
                 self._address = await self._locate()
@@ -247,7 +247,7 @@ class LeanEngine(Engine):
                 raise EngineRefused(f"engine {self.name}: {error}") from error
         host, port = parse_address(self._address)
         who = f"engine {self.name} at {self._address}"
-        link = Link(
+        link = LeanLink(
             who=who,
             secret=self._secret,
             dead_after_s=self._dead_after_s,

@@ -1,4 +1,4 @@
-"""What a client may ask of the engine behind a server besides turns: name, arguments, answer."""
+"""Requests of a client besides turns: name, arguments and answer of each."""
 
 from __future__ import annotations
 

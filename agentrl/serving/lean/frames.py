@@ -1,4 +1,4 @@
-"""What the two ends of a lean connection say to each other, as bytes. Pure: no clock, no network.
+"""Frames between the two ends of a lean connection, as bytes. Pure: no clock, no network.
 
 A frame is a little-endian u32 (bytes that follow it), a u8 (its kind) and a payload:
 
@@ -38,8 +38,8 @@ MAX_HANDSHAKE_BYTES = 4096
 """Longest frame of a peer that has not shown that it knows the secret."""
 
 
-class Kind(IntEnum):
-    """What a frame is."""
+class FrameKind(IntEnum):
+    """Kinds of a frame."""
 
     HELLO = 1
     PROOF = 2
@@ -69,13 +69,13 @@ _HEAD = struct.Struct("<IB")
 
 @lru_cache(maxsize=4096)
 def ints(count: int) -> struct.Struct:
-    """So many int32."""
+    """Packed format of `count` int32 values."""
     return struct.Struct(f"<{count}i")
 
 
 @lru_cache(maxsize=4096)
 def floats(count: int) -> struct.Struct:
-    """So many float64."""
+    """Packed format of `count` float64 values."""
     return struct.Struct(f"<{count}d")
 
 
@@ -152,14 +152,14 @@ class FrameSplitter:
         return frames
 
 
-def frame(kind: Kind, *parts: bytes) -> bytes:
+def frame(kind: FrameKind, *parts: bytes) -> bytes:
     """A frame around a payload."""
     payload = b"".join(parts)
     return _HEAD.pack(1 + len(payload), kind) + payload
 
 
 def encode_json(body: dict[str, Any]) -> bytes:
-    """A JSON object.
+    """Encode one JSON object.
 
     Raises:
         FrameError: a body that is no JSON.
@@ -183,7 +183,7 @@ def decode_text(payload: bytes) -> str:
 
 
 def decode_json(payload: bytes) -> dict[str, Any]:
-    """A JSON object.
+    """Decode one JSON object.
 
     Raises:
         FrameError: it is something else.

@@ -1,4 +1,4 @@
-"""How the two ends of a connection come to trust each other. Pure but for the nonces.
+"""The handshake by which both ends of a connection prove the secret. Pure but for the nonces.
 
 Both prove with an HMAC over both nonces that they know the secret; it never travels, and a nonce
 is used once. The protocol's number comes first, so that a mismatch can be said in words.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agentrl.serving.lean.frames import (
     PROTOCOL,
     FrameError,
-    Kind,
+    FrameKind,
     decode_json,
     encode_json,
     frame,
@@ -33,7 +33,7 @@ _CHALLENGE = struct.Struct(f"<8sB{NONCE_BYTES}s32s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Who serves at the other end."""
+    """Facts about the server at the other end."""
 
     name: str
     """The engine's own name."""
@@ -42,7 +42,7 @@ class Peer:
 
 
 class ClientHandshake:
-    """The dialling end."""
+    """Handshake of the end that dials."""
 
     def __init__(self, secret: str, *, protocol: int = PROTOCOL) -> None:
         self._secret = secret
@@ -51,8 +51,8 @@ class ClientHandshake:
         self._challenged = False
 
     def hello(self) -> bytes:
-        """The first frame."""
-        return frame(Kind.HELLO, _HELLO.pack(MAGIC, self._protocol, self._nonce))
+        """The first frame of a connection."""
+        return frame(FrameKind.HELLO, _HELLO.pack(MAGIC, self._protocol, self._nonce))
 
     def prove(self, challenge: bytes) -> bytes:
         """The answer to a CHALLENGE.
@@ -67,10 +67,10 @@ class ClientHandshake:
         self._challenged = True
         if not hmac.compare_digest(proof, _proof(self._secret, b"server", self._nonce, nonce)):
             raise FrameError("a proof of another secret than the one given for this server")
-        return frame(Kind.PROOF, _proof(self._secret, b"client", self._nonce, nonce))
+        return frame(FrameKind.PROOF, _proof(self._secret, b"client", self._nonce, nonce))
 
     def welcomed(self, welcome: bytes) -> Peer:
-        """Who says WELCOME.
+        """Check a WELCOME; returns the server that sent it.
 
         Raises:
             FrameError: nobody was asked to, or it does not say who it is.
@@ -83,7 +83,7 @@ class ClientHandshake:
 
 
 class ServerHandshake:
-    """The listening end."""
+    """Handshake of the end that listens."""
 
     def __init__(self, secret: str, *, protocol: int = PROTOCOL) -> None:
         self._secret = secret
@@ -103,7 +103,7 @@ class ServerHandshake:
             raise FrameError("a second hello")
         self._expected = _proof(self._secret, b"client", nonce, self._nonce)
         mine = _proof(self._secret, b"server", nonce, self._nonce)
-        return frame(Kind.CHALLENGE, _CHALLENGE.pack(MAGIC, self._protocol, self._nonce, mine))
+        return frame(FrameKind.CHALLENGE, _CHALLENGE.pack(MAGIC, self._protocol, self._nonce, mine))
 
     def check(self, proof: bytes) -> None:
         """Raise unless a PROOF shows that the client knows the secret.
@@ -116,8 +116,8 @@ class ServerHandshake:
 
 
 def encode_welcome(peer: Peer) -> bytes:
-    """A WELCOME."""
-    return frame(Kind.WELCOME, encode_json({"name": peer.name, "version": peer.version}))
+    """Encode a WELCOME frame."""
+    return frame(FrameKind.WELCOME, encode_json({"name": peer.name, "version": peer.version}))
 
 
 def _proof(secret: str, side: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from agentrl.errors import EngineError, EngineRefused, SyncError
 from agentrl.serving.lean import frames, turns
-from agentrl.serving.lean.frames import FrameError, Kind
+from agentrl.serving.lean.frames import FrameError, FrameKind
 from agentrl.serving.lean.handshake import ClientHandshake, Peer
 from agentrl.serving.lean.prefixes import ClientBook, Sent
 from agentrl.serving.lean.turns import Failure
@@ -35,7 +35,7 @@ _ERRORS = {
 
 @dataclass(slots=True, kw_only=True)
 class LinkStats:
-    """What went over the connections of one engine."""
+    """Counts of frames and bytes over the connections of one engine."""
 
     sent_bytes: int = 0
     """Written, frame heads included."""
@@ -65,7 +65,7 @@ class _Turn:
     future: asyncio.Future[Generation]
 
 
-class Link(asyncio.Protocol):
+class LeanLink(asyncio.Protocol):
     """One connection; `await welcome` before the first request."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Link(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether requests can be sent."""
+        """True while requests can be sent."""
         return not self._lost
 
     @property
@@ -139,12 +139,12 @@ class Link(asyncio.Protocol):
         finally:
             # Still there only if the caller gave up: neither side then knows what the other has.
             if self._turns.pop(turn.request_id, None) is not None:
-                self._queue(turns.encode_id(Kind.CANCEL, turn.request_id))
+                self._queue(turns.encode_id(FrameKind.CANCEL, turn.request_id))
 
     def end_session(self, session_id: str) -> None:
         """Tell the server; it does not answer."""
         self._book.forget(session_id)
-        self._queue(frames.frame(Kind.END_SESSION, session_id.encode()))
+        self._queue(frames.frame(FrameKind.END_SESSION, session_id.encode()))
 
     async def control(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Everything that is not a turn.
@@ -156,7 +156,7 @@ class Link(asyncio.Protocol):
         request_id = self._next_id
         try:
             body = {"op": op, "arguments": arguments}
-            packed = turns.encode_control(Kind.CONTROL, request_id, body)
+            packed = turns.encode_control(FrameKind.CONTROL, request_id, body)
         except FrameError as error:
             raise EngineError(f"{self._who}: {op}: {error}") from error
         future = self._controls[request_id] = self._loop.create_future()
@@ -232,7 +232,7 @@ class Link(asyncio.Protocol):
     # -- reading ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say hello."""
+        """Send the first frame of the handshake."""
         # Those of uvloop, which vLLM runs on, are not subclasses of asyncio's.
         self._transport = cast(asyncio.WriteTransport, transport)
         self._stats.connections += 1
@@ -244,7 +244,7 @@ class Link(asyncio.Protocol):
         self._stats.received_bytes += len(data)
         try:
             for kind, payload in self._splitter.feed(data):
-                if kind == Kind.RESULT:
+                if kind == FrameKind.RESULT:
                     self._on_result(payload)
                 else:
                     self._on_other(kind, payload)
@@ -261,14 +261,14 @@ class Link(asyncio.Protocol):
         turn.future.set_result(generation)
 
     def _on_other(self, kind: int, payload: bytes) -> None:
-        if kind == Kind.PONG:
+        if kind == FrameKind.PONG:
             return
-        if kind == Kind.NEED_FULL:
+        if kind == FrameKind.NEED_FULL:
             self._on_need_full(turns.decode_id(payload))
-        elif kind == Kind.ERROR:
+        elif kind == FrameKind.ERROR:
             request_id, failure, text = turns.decode_error(payload)
             self._fail(request_id, _ERRORS[failure](f"{self._who}: {text}"))
-        elif kind == Kind.ANSWER:
+        elif kind == FrameKind.ANSWER:
             request_id, body = turns.decode_control(payload)
             version = body.get("version")
             if isinstance(version, int):
@@ -276,15 +276,15 @@ class Link(asyncio.Protocol):
             future = self._controls.pop(request_id, None)
             if future is not None and not future.done():
                 future.set_result(body)
-        elif kind == Kind.CHALLENGE:
+        elif kind == FrameKind.CHALLENGE:
             assert self._transport is not None
             self._transport.write(self._handshake.prove(payload))
-        elif kind == Kind.WELCOME:
+        elif kind == FrameKind.WELCOME:
             peer = self._handshake.welcomed(payload)
             if self._welcome.done():
                 raise FrameError("a second welcome")
             self._welcome.set_result(peer)
-        elif kind == Kind.REJECT:
+        elif kind == FrameKind.REJECT:
             self._hang_up(f"it says: {payload.decode(errors='replace')}")
         else:
             raise FrameError(f"a frame of unknown kind {kind}")
@@ -315,11 +315,11 @@ class Link(asyncio.Protocol):
         if self._silent_beats > BEATS:
             self._hang_up(f"it was silent for {BEATS * self._beat_s:g} s")
             return
-        self._queue(frames.frame(Kind.PING))
+        self._queue(frames.frame(FrameKind.PING))
         oldest = self._beats - self._turn_beats
         for turn in [turn for turn in self._turns.values() if turn.born < oldest]:
             text = f"{self._who}: a turn took longer than turn_timeout_s={self._turn_timeout_s:g}"
-            self._queue(turns.encode_id(Kind.CANCEL, turn.request_id))
+            self._queue(turns.encode_id(FrameKind.CANCEL, turn.request_id))
             self._fail(turn.request_id, EngineError(text))
 
     def _hang_up(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What the server already holds of each session, in the books of either end. Pure.
+"""Prefixes that the server holds of each session, in the books of either end. Pure.
 
 Why no turn is ever sampled after other ids than the caller's: the client keeps an exact copy of
 every id it has sent and received in a session, and compares the whole of it, id by id, with the
@@ -48,7 +48,7 @@ class ClientBook:
         self._sessions: dict[str, Sent] = {}
 
     def take(self, session_id: str, prompt_ids: Sequence[int]) -> Sent:
-        """What to send for a prompt; `keep` it once it is answered.
+        """The part of a prompt to send; call `keep` once it is answered.
 
         Raises:
             FrameError: an id that is no int32.
@@ -93,7 +93,7 @@ class ClientBook:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldPrefix:
     """A session on the server."""
 
     packed: bytearray
@@ -108,9 +108,9 @@ class ServerBook:
     def __init__(self, *, max_tokens: int = SERVER_TOKENS) -> None:
         self._max_bytes = 4 * max_tokens
         self._bytes = 0
-        self._sessions: dict[str, Held] = {}
+        self._sessions: dict[str, HeldPrefix] = {}
 
-    def extend(self, session_id: str, *, have: int, new: bytes, digest: int) -> Held | None:
+    def extend(self, session_id: str, *, have: int, new: bytes, digest: int) -> HeldPrefix | None:
         """The whole prompt of a turn, or None if its front is not the one that is held.
 
         Raises:
@@ -118,7 +118,7 @@ class ServerBook:
         """
         held = self.drop(session_id)
         if have == 0:
-            held = Held(bytearray(), 0)
+            held = HeldPrefix(bytearray(), 0)
         elif held is None or len(held.packed) != 4 * have or crc32(new, held.digest) != digest:
             return None
         held.digest = crc32(new, held.digest)
@@ -133,7 +133,7 @@ class ServerBook:
         self._evict()
         return held
 
-    def answered(self, session_id: str, held: Held, packed: bytes) -> None:
+    def answered(self, session_id: str, held: HeldPrefix, packed: bytes) -> None:
         """Append the answer, unless the session went, or went on, meanwhile."""
         if self._sessions.get(session_id) is not held:
             return
@@ -142,8 +142,8 @@ class ServerBook:
         self._bytes += len(packed)
         self._evict()
 
-    def drop(self, session_id: str) -> Held | None:
-        """Forget a session."""
+    def drop(self, session_id: str) -> HeldPrefix | None:
+        """Forget all of a session."""
         held = self._sessions.pop(session_id, None)
         if held is not None:
             self._bytes -= len(held.packed)

@@ -17,9 +17,9 @@ from agentrl.engine import Engine
 from agentrl.errors import EngineError, EngineRefused, SyncError
 from agentrl.serving.lean import frames, turns
 from agentrl.serving.lean.control import obey
-from agentrl.serving.lean.frames import FrameError, Kind
+from agentrl.serving.lean.frames import FrameError, FrameKind
 from agentrl.serving.lean.handshake import Peer, ServerHandshake, encode_welcome
-from agentrl.serving.lean.prefixes import Held, ServerBook
+from agentrl.serving.lean.prefixes import HeldPrefix, ServerBook
 from agentrl.serving.lean.turns import Failure
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ SILENCE_S = 600.0
 
 
 class ServedConnection(asyncio.Protocol):
-    """One client."""
+    """Connection of one client, on the server's side."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class ServedConnection(asyncio.Protocol):
                     return
                 if not self._open:
                     self._on_stranger(kind, payload)
-                elif kind == Kind.GENERATE:
+                elif kind == FrameKind.GENERATE:
                     self._on_generate(turns.decode_generate(payload))
                 else:
                     self._on_other(kind, payload)
@@ -169,15 +169,15 @@ class ServedConnection(asyncio.Protocol):
         logger.warning("a lean client is turned away: %s", text)
         self._lost = True
         if self._transport is not None:
-            self._transport.write(frames.frame(Kind.REJECT, text.encode(errors="replace")))
+            self._transport.write(frames.frame(FrameKind.REJECT, text.encode(errors="replace")))
             self._transport.close()
 
     def _on_stranger(self, kind: int, payload: bytes) -> None:
         transport, engine = self._transport, self._engine
         assert transport is not None
-        if kind == Kind.HELLO:
+        if kind == FrameKind.HELLO:
             transport.write(self._handshake.challenge(payload))
-        elif kind == Kind.PROOF:
+        elif kind == FrameKind.PROOF:
             self._handshake.check(payload)
             self._open = True
             self._splitter.limit = frames.MAX_FRAME_BYTES
@@ -187,17 +187,17 @@ class ServedConnection(asyncio.Protocol):
             raise FrameError(f"a frame of kind {kind} before the end of the handshake")
 
     def _on_other(self, kind: int, payload: bytes) -> None:
-        if kind == Kind.PING:
-            self._queue(frames.frame(Kind.PONG))
-        elif kind == Kind.CANCEL:
+        if kind == FrameKind.PING:
+            self._queue(frames.frame(FrameKind.PONG))
+        elif kind == FrameKind.CANCEL:
             task = self._turns.get(turns.decode_id(payload))
             if task is not None:
                 task.cancel()
-        elif kind == Kind.END_SESSION:
+        elif kind == FrameKind.END_SESSION:
             session_id = frames.decode_text(payload)
             self._book.drop(session_id)
             self._start(self._end_session(session_id))
-        elif kind == Kind.CONTROL:
+        elif kind == FrameKind.CONTROL:
             request_id, body = turns.decode_control(payload)
             self._start(self._control(request_id, body))
         else:
@@ -210,13 +210,15 @@ class ServedConnection(asyncio.Protocol):
             raise FrameError(f"request {turn.request_id} is already being served")
         held = self._book.extend(turn.session_id, have=turn.have, new=turn.new, digest=turn.digest)
         if held is None:
-            self._queue(turns.encode_id(Kind.NEED_FULL, turn.request_id))
+            self._queue(turns.encode_id(FrameKind.NEED_FULL, turn.request_id))
             return
         ids = frames.unpack_ids(held.packed)
         task = self._start(self._generate(turn, held, ids))
         self._turns[turn.request_id] = task
 
-    async def _generate(self, turn: turns.GenerateFrame, held: Held, ids: tuple[int, ...]) -> None:
+    async def _generate(
+        self, turn: turns.GenerateFrame, held: HeldPrefix, ids: tuple[int, ...]
+    ) -> None:
         request_id = turn.request_id
         try:
             generation = await self._engine.generate(ids, turn.sampling, turn.session_id)
@@ -245,7 +247,7 @@ class ServedConnection(asyncio.Protocol):
         try:
             answer = await obey(self._engine, body)
             answer.setdefault("version", self._engine.version)
-            self._queue(turns.encode_control(Kind.ANSWER, request_id, answer))
+            self._queue(turns.encode_control(FrameKind.ANSWER, request_id, answer))
         except asyncio.CancelledError:
             if _cancelled_from_outside():
                 raise

@@ -67,22 +67,22 @@ class EngineServer:
 
     @property
     def host(self) -> str:
-        """Where it listens."""
+        """Host that the server listens on."""
         return self._host
 
     @property
     def port(self) -> int:
-        """Where it listens; known once started."""
+        """Port that the server listens on; known once started."""
         return self._port
 
     @property
     def address(self) -> str:
-        """What to give to `LeanEngine`."""
+        """Address that `LeanEngine` connects to."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"lean://{host}:{self._port}"
 
     async def start(self) -> None:
-        """Listen.
+        """Begin to listen for clients.
 
         Raises:
             EngineError: the address cannot be had.

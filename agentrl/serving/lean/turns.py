@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from agentrl.serving.lean.frames import (
     FrameError,
-    Kind,
+    FrameKind,
     check_length,
     decode_json,
     decode_text,
@@ -139,11 +139,11 @@ def encode_generate(
         )
     except struct.error as error:
         raise FrameError(f"a request that cannot be sent ({error}): {sampling}") from error
-    return frame(Kind.GENERATE, head, session, stops, new)
+    return frame(FrameKind.GENERATE, head, session, stops, new)
 
 
 def decode_generate(payload: bytes) -> GenerateFrame:
-    """Read a GENERATE.
+    """Decode a GENERATE frame.
 
     Raises:
         FrameError: it is not whole.
@@ -194,11 +194,11 @@ def encode_result(
         tail = b"".join(_SPAN.pack(*span) for span in spans)
     except struct.error as error:
         raise FrameError(f"a generation that cannot be sent: {error}") from error
-    return frame(Kind.RESULT, head, packed_ids, body, tail)
+    return frame(FrameKind.RESULT, head, packed_ids, body, tail)
 
 
 def decode_result(payload: bytes) -> ResultFrame:
-    """Read a RESULT.
+    """Decode a RESULT frame.
 
     Raises:
         FrameError: it is not whole.
@@ -236,7 +236,7 @@ def _read_spans(payload: bytes, count: int) -> tuple[int, ...]:
     return tuple(version for length, version in spans for _ in range(length))
 
 
-def encode_id(kind: Kind, request_id: int) -> bytes:
+def encode_id(kind: FrameKind, request_id: int) -> bytes:
     """A CANCEL or NEED_FULL."""
     return frame(kind, _ID.pack(request_id))
 
@@ -250,12 +250,12 @@ def decode_id(payload: bytes) -> int:
 
 
 def encode_error(request_id: int, failure: Failure, text: str) -> bytes:
-    """An ERROR."""
-    return frame(Kind.ERROR, _ERROR.pack(request_id, failure), text.encode(errors="replace"))
+    """Encode an ERROR frame."""
+    return frame(FrameKind.ERROR, _ERROR.pack(request_id, failure), text.encode(errors="replace"))
 
 
 def decode_error(payload: bytes) -> ErrorFrame:
-    """Read an ERROR.
+    """Decode an ERROR frame.
 
     Raises:
         FrameError: it is not whole.
@@ -267,7 +267,7 @@ def decode_error(payload: bytes) -> ErrorFrame:
     return ErrorFrame(request_id, Failure(failure), text)
 
 
-def encode_control(kind: Kind, request_id: int, body: dict[str, Any]) -> bytes:
+def encode_control(kind: FrameKind, request_id: int, body: dict[str, Any]) -> bytes:
     """A CONTROL or ANSWER.
 
     Raises:

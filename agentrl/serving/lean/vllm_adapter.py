@@ -81,7 +81,7 @@ class VllmAdapter(Engine):
         return self._version
 
     async def health(self) -> EngineHealth:
-        """Whether vLLM's engine lives."""
+        """True while vLLM's engine lives."""
         dead = bool(self._state.engine_client.errored)
         return EngineHealth(
             ready=not dead,
@@ -91,19 +91,19 @@ class VllmAdapter(Engine):
         )
 
     async def pause(self) -> None:
-        """Not here."""
+        """Refuse: vLLM's own endpoints pause the server."""
         _not_here("pause")
 
     async def resume(self) -> None:
-        """Not here."""
+        """Refuse: vLLM's own endpoints resume the server."""
         _not_here("resume")
 
     async def load_weights(self, ticket: WeightTicket) -> None:
-        """Not here."""
+        """Refuse: vLLM's own endpoints load weights."""
         _not_here("load_weights")
 
     async def close(self) -> None:
-        """Not here."""
+        """Refuse: the server owns the engine and closes it."""
         _not_here("close")
 
 

@@ -40,7 +40,7 @@ class VllmLeanEngine(VllmEngine):
 
     @property
     def stats(self) -> LinkStats:
-        """What went over the lean connection."""
+        """Counts of the lean connection."""
         return self._lean.stats
 
     async def connect(self) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 from agentrl.serving.balancer import LoadBalancer
 
 
-class Policy(Protocol):
+class RoutingPolicy(Protocol):
     """Chooses engines; told of every request's end."""
 
     def choose(self, session: str, prefix_tokens: int) -> str:
@@ -36,14 +36,14 @@ class Stateless:
         self._draw = draw
 
     def choose(self, session: str, prefix_tokens: int) -> str:
-        """Whatever comes next."""
+        """Draw an engine without looking at any load."""
         return self._draw()
 
     def done(self, engine: str) -> None:
-        """Nothing to know."""
+        """Ignore the end of a request."""
 
     def end(self, session: str) -> None:
-        """Nothing to forget."""
+        """Ignore the end of a session."""
 
 
 class LeastLoaded:
@@ -53,41 +53,41 @@ class LeastLoaded:
         self._in_flight = dict.fromkeys(engines, 0)
 
     def choose(self, session: str, prefix_tokens: int) -> str:
-        """Count it there."""
+        """Choose the engine with the fewest requests and count one more there."""
         name = min(self._in_flight, key=lambda engine: self._in_flight[engine])
         self._in_flight[name] += 1
         return name
 
     def done(self, engine: str) -> None:
-        """One less."""
+        """Count one request less there."""
         self._in_flight[engine] -= 1
 
     def end(self, session: str) -> None:
-        """Nothing to forget."""
+        """Ignore the end of a session."""
 
 
 class Balanced:
-    """What `TokenClient` does."""
+    """The policy of `TokenClient`: the load balancer itself."""
 
     def __init__(self, balancer: LoadBalancer) -> None:
         self._balancer = balancer
 
     def choose(self, session: str, prefix_tokens: int) -> str:
-        """Ask the balancer."""
+        """Ask the balancer for an engine."""
         return self._balancer.acquire(session, prefix_tokens=prefix_tokens)
 
     def done(self, engine: str) -> None:
-        """Release it there."""
+        """Release the request at the balancer."""
         self._balancer.release(engine)
 
     def end(self, session: str) -> None:
-        """Forget it there."""
+        """Forget the session at the balancer."""
         self._balancer.end_session(session)
 
 
 def policies(
     engines: Sequence[str], *, alpha: float, max_moves: int, seed: int
-) -> Mapping[str, Policy]:
+) -> Mapping[str, RoutingPolicy]:
     """One fresh policy of every kind, by the name it is shown under.
 
     Args:

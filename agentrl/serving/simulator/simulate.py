@@ -25,13 +25,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from agentrl.serving.simulator.policies import Policy
+from agentrl.serving.simulator.policies import RoutingPolicy
 from agentrl.serving.simulator.workload import SimulatedTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerModel:
-    """What a server can do. The defaults are about a 7B model on one H100."""
+    """Speed and memory of a server. The defaults are about a 7B model on one H100."""
 
     prefill_tokens_per_s: float = 20_000.0
     """Prompt tokens computed a second."""
@@ -47,7 +47,7 @@ class ServerModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingReport:
-    """How one policy did."""
+    """Results of one routing policy."""
 
     turns: int
     """Served; all there were."""
@@ -178,7 +178,7 @@ class _Server:
 
 def simulate(
     sessions: Sequence[Sequence[SimulatedTurn]],
-    policy: Policy,
+    policy: RoutingPolicy,
     *,
     engines: Sequence[str],
     model: ServerModel,

@@ -1,4 +1,4 @@
-"""Whether a server that somebody else started can serve a run, asked before the run begins.
+"""Checks that a server started by somebody else can serve a run, before the run begins.
 
 Everything that is wrong is found at once, each with what was found, what is needed and what to do.
 What matters is tried rather than looked up: ids at the edge of the vocabulary, log-probabilities at
@@ -15,8 +15,9 @@ from typing import Any
 import orjson
 
 from agentrl.errors import ConfigError, EngineError, EngineRefused
+from agentrl.finding import Finding, fail
 from agentrl.serving.vllm.command import SERVED_NAME
-from agentrl.serving.vllm.http import Answer, Http
+from agentrl.serving.vllm.http import Http, HttpAnswer
 from agentrl.serving.vllm.wire import TORN, generate_body, read_generation
 from agentrl.types import FinishReason, Generation, SamplingParams
 
@@ -30,25 +31,8 @@ _TEMPERATURE = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is wrong with a server."""
-
-    what: str
-    """Which property, in a word or two."""
-    found: str
-    """What the server has."""
-    needed: str
-    """What the run needs."""
-    fix: str
-    """What to do."""
-
-    def __str__(self) -> str:
-        return f"{self.what}: found {self.found}, needed {self.needed}; {self.fix}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a run needs of a server."""
+    """Requirements of a run on a server."""
 
     vocab_size: int
     """Rows of the model's embedding."""
@@ -79,7 +63,7 @@ async def check_server(url: str, expected: Expected, *, limit_s: float = 60.0) -
     """
     http = Http(url)
     try:
-        return await _Check(http, expected, limit_s).run()
+        return await _ServerProbe(http, expected, limit_s).run()
     finally:
         await http.close()
 
@@ -90,13 +74,17 @@ def require(findings: Mapping[str, Iterable[Finding]]) -> None:
     Raises:
         ConfigError: all findings of all servers.
     """
-    lines = [f"{url}: {finding}" for url, found in findings.items() for finding in found]
+    lines = [
+        f"{url}: {item.name}: {item.detail}; {item.fix}"
+        for url, found in findings.items()
+        for item in found
+    ]
     if lines:
         raise ConfigError("serving.urls: these servers cannot be used:\n  " + "\n  ".join(lines))
 
 
-class _Check:
-    """One run over one server."""
+class _ServerProbe:
+    """One run of all questions to one server."""
 
     def __init__(self, http: Http, expected: Expected, limit_s: float) -> None:
         self._http = http
@@ -119,9 +107,9 @@ class _Check:
         return self._findings
 
     def _add(self, what: str, *, found: str, needed: str, fix: str) -> None:
-        self._findings.append(Finding(what=what, found=found, needed=needed, fix=fix))
+        self._findings.append(fail(what, f"found {found}, needed {needed}", fix))
 
-    async def _get(self, path: str) -> Answer:
+    async def _get(self, path: str) -> HttpAnswer:
         return await self._http.send("GET", path, limit_s=self._limit_s)
 
     async def _models(self) -> Sequence[Mapping[str, Any]] | None:
@@ -234,7 +222,7 @@ class _Check:
 
     async def _sample(
         self, name: str, prompt: Sequence[int], temperature: float
-    ) -> Generation | Answer:
+    ) -> Generation | HttpAnswer:
         sampling = SamplingParams(temperature=temperature, max_tokens=_PROBE_TOKENS, seed=1)
         body = generate_body(prompt, sampling, model=name, max_tokens=_PROBE_TOKENS)
         answer = await self._http.send(
@@ -254,7 +242,7 @@ class _Check:
         if self._expected.tokenizer_size <= size:
             beyond = await self._sample(name, [size], 1.0)
         fix = "serve the model of model.path"
-        if isinstance(first, Answer):
+        if isinstance(first, HttpAnswer):
             found = f"{first.reason()} (id {size - 1})"
             self._add("vocabulary", found=found, needed=f"{size} ids", fix=fix)
         elif isinstance(beyond, Generation):
@@ -298,7 +286,7 @@ class _Check:
 
     async def _weights(self, name: str, prompt: Sequence[int], score: Score) -> None:
         warm = await self._sample(name, prompt, _TEMPERATURE)
-        if isinstance(warm, Answer):
+        if isinstance(warm, HttpAnswer):
             return
         ours = score(prompt, warm.ids, _TEMPERATURE)
         pairs = zip(ours, warm.log_probs, strict=True)

@@ -37,7 +37,7 @@ _REPEATED = frozenset({"middleware"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCommand:
-    """How to start one server; host and port are added by whoever starts it."""
+    """The command that starts one server; the launcher adds host and port."""
 
     argv: tuple[str, ...]
     """Program and options."""
@@ -46,7 +46,7 @@ class ServerCommand:
 
 
 def vllm_device() -> Device:
-    """What the installed vLLM computes on; reads package metadata, imports nothing.
+    """Device that the installed vLLM computes on; reads package metadata, imports nothing.
 
     Raises:
         ConfigError: vLLM is not installed.

@@ -94,7 +94,7 @@ class VllmEngine(Engine):
 
     @property
     def url(self) -> str:
-        """Where the server is."""
+        """Address of the server."""
         return self._http.url
 
     async def connect(self) -> None:
@@ -219,12 +219,12 @@ class VllmEngine(Engine):
             self._version = version
 
     async def prepare_weights(self, backend: str, info: Mapping[str, Any]) -> None:
-        """See `agentrl.engine.Engine.prepare_weights`."""
+        """Prepare a transfer of weights, as `agentrl.engine.Engine.prepare_weights` says."""
         async with self._control:
             await prepare(self._ask, backend, info)
 
     async def load_weights(self, ticket: WeightTicket) -> None:
-        """See `agentrl.engine.Engine.load_weights`."""
+        """Load new weights, as `agentrl.engine.Engine.load_weights` says."""
         async with self._control:
             if not (await self._ask("GET", "/is_paused")).get("is_paused"):
                 raise EngineError(f"engine {self.name}: pause before load_weights")

@@ -26,8 +26,8 @@ _HEADERS = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What came back."""
+class HttpAnswer:
+    """Status and body of an HTTP answer."""
 
     status: int
     """HTTP status."""
@@ -96,7 +96,7 @@ class Http:
 
     async def send(
         self, method: str, path: str, body: bytes | None = None, *, limit_s: float
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One request, sent once.
 
         Args:
@@ -118,7 +118,7 @@ class Http:
                     method, self.url + path, data=body, headers=_HEADERS if body else None
                 ) as response:
                     pool.retired = pool.retired or response.status >= 500
-                    return Answer(status=response.status, body=await response.read())
+                    return HttpAnswer(status=response.status, body=await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineRefused(f"{what}: no connection ({error or 'timed out'})") from None
         except aiohttp.InvalidURL:
@@ -136,7 +136,7 @@ class Http:
 
     async def expect(
         self, method: str, path: str, content: Any = None, *, limit_s: float
-    ) -> Answer:
+    ) -> HttpAnswer:
         """As `send`, with JSON from `content`, for an answer that must be a success.
 
         Raises:
@@ -158,7 +158,7 @@ class Http:
                 asyncio.run_coroutine_threadsafe(pool.session.close(), pool.loop)
 
 
-def accept(answer: Answer, what: str) -> Answer:
+def accept(answer: HttpAnswer, what: str) -> HttpAnswer:
     """The answer, if it is a success.
 
     Raises:

@@ -80,13 +80,13 @@ class VllmServer:
 
     @property
     def url(self) -> str:
-        """Where it answers; changes with a restart unless the port was given."""
+        """Address that the server answers at; changes with a restart unless the port was given."""
         host = "127.0.0.1" if self._host in ("0.0.0.0", "") else self._host
         return f"http://{host}:{self.port}"
 
     @property
     def running(self) -> bool:
-        """Whether its supervisor lives, which is as long as the server does."""
+        """True while the supervisor lives, which is as long as the server does."""
         return self._process is not None and not _ended(self._process.pid)
 
     @property

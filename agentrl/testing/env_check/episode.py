@@ -10,9 +10,10 @@ from typing import Any
 
 from agentrl.env import Action, AgentInstance, EnvContext
 from agentrl.errors import SandboxError
+from agentrl.finding import Finding
 from agentrl.sandbox import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from agentrl.sandbox_wrapper import Operation, SandboxWrapper
-from agentrl.testing.env_check.findings import Finding
+from agentrl.testing.env_check.findings import broken
 from agentrl.testing.env_check.values import (
     check_observation,
     check_result,
@@ -90,7 +91,7 @@ class Episode:
         try:
             env = setting.make_env()
         except Exception as error:  # a user's constructor may raise anything: recorded
-            setting.add(Finding(code="E101", message=f"the constructor {_raised(error)}"))
+            setting.add(broken("E101", f"the constructor {_raised(error)}"))
             raise Failed from None
         shared = _SharedSandbox(setting)
         context = EnvContext(
@@ -153,7 +154,7 @@ class Episode:
             if self.done:
                 return
         message = f"not done after {limit} steps, the last with action.last=True"
-        self._setting.add(Finding(code="E207", message=message))
+        self._setting.add(broken("E207", message))
 
     async def step_after_done(self, text: str) -> None:
         """Raising or staying done is right, in whatever way; only going on is wrong."""
@@ -165,7 +166,7 @@ class Episode:
         except (Exception, Blocked):
             return
         if result_fields(value) is not None and not is_done(value):
-            setting.add(Finding(code="E401", message="a step after done returned done=False"))
+            setting.add(broken("E401", "a step after done returned done=False"))
 
     async def close(self, when: str, *, code: str = "E402") -> None:
         """Close it; `when` goes into the message."""
@@ -184,7 +185,7 @@ class Episode:
         low, high = self.env.reward_range
         if not low - 1e-9 <= self._total <= high + 1e-9:
             message = f"an episode's rewards sum to {self._total}, outside [{low}, {high}]"
-            self._setting.add(Finding(code="E303", message=message))
+            self._setting.add(broken("E303", message))
 
 
 async def close(setting: Setting, env: AgentInstance, when: str, *, code: str = "E402") -> None:
@@ -208,13 +209,13 @@ async def call(setting: Setting, code: str, what: str, start: Callable[[], Any])
         raise
     except Blocked:
         message = f"{what} held the event loop for more than {limits.block_s:g} s"
-        setting.add(Finding(code="E208" if huge else "E206", message=message))
+        setting.add(broken("E208" if huge else "E206", message))
     except Exception as error:  # an environment may raise anything: recorded as a finding
         if isinstance(error, TimeoutError) and scope.expired():
             message = f"{what} took more than {limits.step_s:g} s"
-            setting.add(Finding(code="E208" if huge else "E205", message=message))
+            setting.add(broken("E208" if huge else "E205", message))
         else:
-            setting.add(Finding(code=code, message=f"{what} {_raised(error)}"))
+            setting.add(broken(code, f"{what} {_raised(error)}"))
     raise Failed
 
 
@@ -250,13 +251,13 @@ class _SharedSandbox:
         sandboxes = [*self._others] if self._sandbox is None else [self._sandbox, *self._others]
         if running := sum(sandbox.running for sandbox in sandboxes):
             message = f"{running} commands still ran in the sandbox after close"
-            self._setting.add(Finding(code="E407", message=message))
+            self._setting.add(broken("E407", message))
         for sandbox in sandboxes:
             await sandbox.close()
 
     async def _make(self, spec: SandboxSpec | None) -> _CountingSandbox:
         if self._closed:
-            self._setting.add(Finding(code="E407", message="a sandbox was opened after close"))
+            self._setting.add(broken("E407", "a sandbox was opened after close"))
             raise RuntimeError("the episode is over")
         assert self._setting.backend is not None
         limits = self._setting.sandbox_limits

@@ -1,9 +1,10 @@
-"""What the environment check can find, as a linter lists it: a code and how to mend it."""
+"""The codes of the environment check, as a linter lists them, and how to mend what they report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from agentrl.finding import Finding, fail
 
 FIXES: Mapping[str, str] = {
     "E101": "Make the constructor and reset work for every task of the dataset.",
@@ -38,16 +39,11 @@ FIXES: Mapping[str, str] = {
 """Every code and how to mend what it reports."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing wrong with an environment."""
+def broken(code: str, message: str) -> Finding:
+    """A finding about an environment.
 
-    code: str
-    """As in `FIXES`."""
-    message: str
-    """What happened, with what was sent and what came back."""
-
-    @property
-    def fix(self) -> str:
-        """What to do about it."""
-        return FIXES[self.code]
+    Args:
+        code: as in `FIXES`; the name of the finding.
+        message: what happened, with what was sent and what came back.
+    """
+    return fail(code, message, FIXES[code])

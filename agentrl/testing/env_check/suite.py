@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from agentrl.env import Action, AgentInstance
+from agentrl.finding import Finding
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.testing.env_check.actions import EMPTY, HUGE, MALFORMED, ordinary
 from agentrl.testing.env_check.episode import CheckLimits, Episode, Failed, Setting, close
-from agentrl.testing.env_check.findings import Finding
+from agentrl.testing.env_check.findings import broken
 from agentrl.testing.env_check.values import shown
 from agentrl.testing.env_check.watch import Belongings, Watch, clear_away
 from agentrl.tool import Tool
@@ -74,7 +75,7 @@ async def check_env(
         sandbox_limits=sandbox_limits or SandboxLimits(),
         seed=seed,
         watch=watch,
-        add=lambda finding: findings.setdefault(finding.code, finding) and None,
+        add=lambda finding: findings.setdefault(finding.name, finding) and None,
     )
     before = Belongings.now()
     try:
@@ -85,7 +86,7 @@ async def check_env(
             setting.add(finding)
     finally:
         await clear_away(before)
-    return sorted(findings.values(), key=lambda finding: finding.code)
+    return sorted(findings.values(), key=lambda finding: finding.name)
 
 
 async def _run(setting: Setting, tasks: Sequence[Task], findings: Mapping[str, Finding]) -> None:
@@ -212,4 +213,4 @@ def _differs(code: str, what: str, expected: Sequence[str], got: Sequence[str]) 
     place = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
     a = expected[place] if place < len(expected) else "nothing"
     b = got[place] if place < len(got) else "nothing"
-    return Finding(code=code, message=f"{what} {shown(b)}, and before {shown(a)}")
+    return broken(code, f"{what} {shown(b)}, and before {shown(a)}")

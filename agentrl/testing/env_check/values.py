@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.env import Observation, StepResult
-from agentrl.testing.env_check.findings import Finding
+from agentrl.finding import Finding
+from agentrl.testing.env_check.findings import broken
 from agentrl.types import Message
 
 
@@ -19,37 +20,37 @@ def check_observation(value: Any) -> Iterator[Finding]:
     elif isinstance(value, Mapping):
         content = value.get("observation")
     if not is_content(content):
-        yield Finding(code="E103", message=f"reset returned {shown(value)}")
+        yield broken("E103", f"reset returned {shown(value)}")
     elif not content:
-        yield Finding(code="E103", message="reset returned an empty observation")
+        yield broken("E103", "reset returned an empty observation")
 
 
 def check_result(value: Any) -> Iterator[Finding]:
     """Whether the loop and the trainer can use what `step` returned."""
     fields = result_fields(value)
     if fields is None:
-        yield Finding(code="E308", message=f"step returned {shown(value)}")
+        yield broken("E308", f"step returned {shown(value)}")
         return
     yield from _check_number("rewards", fields["rewards"], wrong="E301", infinite="E302")
     score = fields["scores"]
     if score is not None:
         number = _number(score)
         if number is None or not 0 <= number <= 1:
-            yield Finding(code="E304", message=f"step returned scores={shown(score)}")
+            yield broken("E304", f"step returned scores={shown(score)}")
     if not is_content(fields["environment_feedback"]):
         feedback = shown(fields["environment_feedback"])
-        yield Finding(code="E305", message=f"step returned environment_feedback={feedback}")
+        yield broken("E305", f"step returned environment_feedback={feedback}")
     for name in ("extra_logs", "reward_parts"):
         logs = fields[name]
         if not isinstance(logs, Mapping):
-            yield Finding(code="E306", message=f"step returned {name}={shown(logs)}")
+            yield broken("E306", f"step returned {name}={shown(logs)}")
             continue
         for key, item in logs.items():
             number = _number(item)
             if number is None or not math.isfinite(number):
-                yield Finding(code="E306", message=f"step returned {name}[{key!r}]={shown(item)}")
+                yield broken("E306", f"step returned {name}[{key!r}]={shown(item)}")
     if not isinstance(_item(fields["done"]), bool):
-        yield Finding(code="E307", message=f"step returned done={shown(fields['done'])}")
+        yield broken("E307", f"step returned done={shown(fields['done'])}")
 
 
 def result_fields(value: Any) -> dict[str, Any] | None:
@@ -130,9 +131,9 @@ def shown(value: Any) -> str:
 def _check_number(name: str, value: Any, *, wrong: str, infinite: str) -> Iterator[Finding]:
     number = _number(value)
     if number is None:
-        yield Finding(code=wrong, message=f"step returned {name}={shown(value)}")
+        yield broken(wrong, f"step returned {name}={shown(value)}")
     elif not math.isfinite(number):
-        yield Finding(code=infinite, message=f"step returned {name}={number}")
+        yield broken(infinite, f"step returned {name}={number}")
 
 
 def _number(value: Any) -> float | None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agentrl.testing.env_check.findings import Finding
+from agentrl.finding import Finding
+from agentrl.testing.env_check.findings import broken
 
 _TICK_S = 0.1
 
@@ -121,12 +122,12 @@ class Belongings:
         """A finding for each kind that has grown."""
         if tasks := self.tasks - before.tasks:
             names = ", ".join(sorted(_coroutine_name(task) for task in tasks)[:3])
-            yield Finding(code="E404", message=f"{len(tasks)} asyncio tasks still run: {names}")
+            yield broken("E404", f"{len(tasks)} asyncio tasks still run: {names}")
         if threads := self.threads - before.threads:
             names = ", ".join(sorted(thread.name for thread in threads)[:3])
-            yield Finding(code="E405", message=f"{len(threads)} threads still run: {names}")
+            yield broken("E405", f"{len(threads)} threads still run: {names}")
         if children := self.children - before.children:
-            yield Finding(code="E406", message=f"{len(children)} child processes still run")
+            yield broken("E406", f"{len(children)} child processes still run")
 
 
 async def clear_away(before: Belongings) -> None:

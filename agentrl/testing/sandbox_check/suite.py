@@ -3,9 +3,9 @@
 For authors of backends: `agentrl sandbox check TARGET`, or from a test::
 
     results = asyncio.run(run_suite(MyBackend()))
-    assert not [result for result in results if result.verdict is Verdict.FAILED]
+    assert not [result for result in results if result.status is Status.FAIL]
 
-What a weak backend cannot promise is reported as `not offered`, never left out.
+What a weak backend cannot promise is reported as not offered (`Status.UNKNOWN`), never left out.
 """
 
 from __future__ import annotations
@@ -14,41 +14,39 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from agentrl.errors import ConfigError, SandboxUnavailable, choices
+from agentrl.finding import Finding, Status
 from agentrl.sandbox import Isolation, SandboxBackend
 
 # The modules below register their checks when they are imported, in this order.
+from agentrl.testing.sandbox_check import (  # isort: skip
+    commands,  # noqa: F401
+    bounds,  # noqa: F401
+    files,  # noqa: F401
+    sessions,  # noqa: F401
+    walls,  # noqa: F401
+    lives,  # noqa: F401
+    traces,  # noqa: F401
+)
 from agentrl.testing.sandbox_check.check import CHECKS, Check
 
 CHECK_S = 60.0
 """How long one check may take before it counts as failed."""
 
 
-class Verdict(StrEnum):
-    """What came of a check."""
-
-    PASSED = "passed"
-    """The behaviour was shown."""
-    FAILED = "failed"
-    """It was not."""
-    NOT_OFFERED = "not offered"
-    """The backend declares itself too weak to promise it, or has no such method."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
-    """One line of the report."""
+class SuiteFinding(Finding):
+    """The result of one check of the suite; `detail` is what was seen of a failure.
+
+    Its status is unknown where the backend declares itself too weak to promise the behaviour, or
+    has no such method.
+    """
 
     check: Check
-    """What was checked."""
-    verdict: Verdict
-    """What came of it."""
-    detail: str = ""
-    """For a failure: what was seen."""
+    """The check that was run."""
     seconds: float = 0.0
-    """How long it took."""
+    """Wall time it took."""
 
 
 def checks() -> tuple[Check, ...]:
@@ -56,11 +54,11 @@ def checks() -> tuple[Check, ...]:
     return tuple(CHECKS)
 
 
-async def run_check(backend: SandboxBackend, item: Check, isolation: Isolation) -> CheckResult:
+async def run_check(backend: SandboxBackend, item: Check, isolation: Isolation) -> SuiteFinding:
     """Run one check; whatever it raises becomes its detail."""
     if item.needs > isolation:
         detail = f"needs isolation {item.needs.name.lower()}, this is {isolation.name.lower()}"
-        return CheckResult(check=item, verdict=Verdict.NOT_OFFERED, detail=detail)
+        return _not_offered(item, detail)
     start = time.monotonic()
     detail = ""
     try:
@@ -69,13 +67,18 @@ async def run_check(backend: SandboxBackend, item: Check, isolation: Isolation) 
     except SandboxUnavailable as error:
         detail = str(error)
         if item.optional:
-            return CheckResult(check=item, verdict=Verdict.NOT_OFFERED, detail=detail)
+            return _not_offered(item, detail)
     except AssertionError as error:
         detail = str(error) or "the observed value differs from the expected one"
     except Exception as error:  # the report is the boundary: any failure is a finding
         detail = f"{type(error).__name__}: {error}"
-    verdict = Verdict.FAILED if detail else Verdict.PASSED
-    return CheckResult(check=item, verdict=verdict, detail=detail, seconds=time.monotonic() - start)
+    status = Status.FAIL if detail else Status.OK
+    seconds = time.monotonic() - start
+    return SuiteFinding(name=item.name, status=status, detail=detail, check=item, seconds=seconds)
+
+
+def _not_offered(item: Check, detail: str) -> SuiteFinding:
+    return SuiteFinding(name=item.name, status=Status.UNKNOWN, detail=detail, check=item)
 
 
 async def run_suite(
@@ -83,8 +86,8 @@ async def run_suite(
     *,
     names: Sequence[str] = (),
     at_once: int = 3,
-    on_result: Callable[[CheckResult], None] | None = None,
-) -> list[CheckResult]:
+    on_result: Callable[[SuiteFinding], None] | None = None,
+) -> list[SuiteFinding]:
     """Run all checks, or those named, and return their results in order.
 
     Args:
@@ -103,7 +106,7 @@ async def run_suite(
     isolation = (await backend.probe()).isolation
     gate = asyncio.Semaphore(at_once)
 
-    async def one(item: Check) -> CheckResult:
+    async def one(item: Check) -> SuiteFinding:
         async with gate:
             result = await run_check(backend, item, isolation)
         if on_result is not None:

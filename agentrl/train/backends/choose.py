@@ -91,8 +91,8 @@ def make_backend(
         )
     if ranks is None:
         raise ConfigError(
-            f"train.backend is {train.backend.kind}, which needs a group of ranks, even if it is one; "
-            "set runtime: ray, or train.backend: torch"
+            f"train.backend is {train.backend.kind}, which needs a group of ranks, even if it is "
+            "one; set runtime: ray, or train.backend: torch"
         )
     if train.backend.kind == "fsdp2":
         from agentrl.train.backends.fsdp import FsdpBackend as Backend

@@ -183,6 +183,9 @@ class LossSums:
     """[R] The terms of the sum, without gradient."""
 
 
+OPTIONAL_KEYS = ("dual_clip", "importance_level")
+"""Keys of `algorithm` that only some losses read; set beside another loss they have no effect."""
+
 LossFunction = Callable[[LossInputs], TokenLosses]
 
 
@@ -204,6 +207,15 @@ class LossSpec:
     """Sampler correction where the config names none."""
     apply_loss_scale: bool = True
     """False if the loss undoes the backend's averaging itself."""
+    reads: tuple[str, ...] | None = None
+    """Which of `OPTIONAL_KEYS` it reads; None where it does not say."""
+    rollout_ratio: bool = False
+    """Whether its ratio is one of whole rollouts, so that tokens are averaged per rollout."""
+
+    @property
+    def ignored_keys(self) -> tuple[str, ...]:
+        """Those of `OPTIONAL_KEYS` that have no effect beside this loss, as far as it says."""
+        return () if self.reads is None else tuple(k for k in OPTIONAL_KEYS if k not in self.reads)
 
 
 def _sequence_mean(

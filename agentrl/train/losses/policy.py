@@ -27,7 +27,7 @@ def ratio_of(log_ratio_R: Tensor) -> Tensor:
     return log_ratio_R.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-@policy_loss("ppo_clip", masks=TRAINED)
+@policy_loss("ppo_clip", masks=TRAINED, reads=("dual_clip",))
 def ppo_clip(inputs: LossInputs) -> TokenLosses:
     """Clipped policy loss with asymmetric bounds and, if set, dual clip (FORMULAS F3-F5).
 
@@ -42,7 +42,7 @@ def ppo_clip(inputs: LossInputs) -> TokenLosses:
     return _clipped(ratio_of(inputs.log_ratio()), inputs)
 
 
-@policy_loss("gspo", masks=TRAINED, whole_rollouts=True)
+@policy_loss("gspo", masks=TRAINED, whole_rollouts=True, reads=("dual_clip",), rollout_ratio=True)
 def gspo(inputs: LossInputs) -> TokenLosses:
     """The clipped loss with one ratio for a whole rollout (FORMULAS F6).
 
@@ -59,7 +59,7 @@ def gspo(inputs: LossInputs) -> TokenLosses:
     return _clipped(ratio_of(inputs.trained(log_ratio)), inputs)
 
 
-@policy_loss("cispo", masks=TRAINED)
+@policy_loss("cispo", masks=TRAINED, reads=())
 def cispo(inputs: LossInputs) -> TokenLosses:
     """Clipped importance weights on REINFORCE: no token loses its gradient (FORMULAS F17).
 
@@ -81,6 +81,7 @@ def cispo(inputs: LossInputs) -> TokenLosses:
     masks=TRAINED,
     whole_rollouts=lambda algorithm: algorithm.importance_level == "sequence",
     correction="tis",
+    reads=("importance_level",),
 )
 def tis_reinforce(inputs: LossInputs) -> TokenLosses:
     """REINFORCE with a truncated importance weight (FORMULAS F7, C.7).
@@ -103,7 +104,7 @@ def tis_reinforce(inputs: LossInputs) -> TokenLosses:
     )
 
 
-@policy_loss("sapo", masks=TRAINED)
+@policy_loss("sapo", masks=TRAINED, reads=())
 def sapo(inputs: LossInputs) -> TokenLosses:
     """A smooth gate in the place of the clip (FORMULAS F18).
 

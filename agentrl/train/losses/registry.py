@@ -1,20 +1,26 @@
-"""Policy losses by name. The built-in ones are made known in the very way that a user's are."""
+"""Policy losses by name; built-in ones are registered exactly as a user's are."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from agentrl.batch.records import MASK_KEYS, LossNeeds
-from agentrl.config.imports import resolve_callable
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError, choices
+from agentrl.imports import require_callable
+from agentrl.registry import Registry
 from agentrl.train.losses.contract import LossFunction, LossSpec
 
-_BY_NAME: dict[str, LossSpec] = {}
-_BY_FUNCTION: dict[LossFunction, LossSpec] = {}
-_BUILT_IN = "agentrl.train.losses.policy"
+
+def _entry(name: str, value: Any) -> LossSpec:
+    """A decorated function keeps what it declares; another gets the defaults."""
+    function = require_callable(name, value)
+    return LOSSES.made_of(function) or LossSpec(name=name, function=function)
+
+
+LOSSES = Registry[LossSpec]("algorithm.policy_loss", own="a loss of your own", entry=_entry)
 
 
 def policy_loss(
@@ -25,12 +31,14 @@ def policy_loss(
     whole_rollouts: bool | Callable[[AlgorithmSection], bool] = False,
     correction: str = "none",
     apply_loss_scale: bool = True,
+    reads: tuple[str, ...] | None = None,
+    rollout_ratio: bool = False,
 ) -> Callable[[LossFunction], LossFunction]:
-    """Make a loss known under a name, with what it needs.
+    """Register a loss under a name, with what it needs.
 
     Args:
-        name: for `algorithm.policy_loss`. The module has to be imported by somebody; an import
-            string (`package.module:function`) in the config does that by itself.
+        name: for `algorithm.policy_loss`. An import string (`package.module:function`) in
+            the config imports the module by itself; a name needs somebody who does.
         masks: keys of `MASK_KEYS` that it looks at. Their tokens get log-probabilities, and their
             global counts are in `LossInputs.counts`.
         zero_advantage_rows: its tokens have a gradient although their advantage is zero. Without
@@ -40,6 +48,10 @@ def policy_loss(
         correction: which sampler correction multiplies it where the config names none.
         apply_loss_scale: False says that the scalar it returns is multiplied by
             `LossInputs.loss_scale` already, which undoes the averaging of the backend (S3 6.3).
+        reads: which of `OPTIONAL_KEYS` it reads; a dry run warns of those that are set in vain.
+            None warns of none.
+        rollout_ratio: its ratio is one of whole rollouts; a dry run warns of an aggregation mode
+            that does not average per rollout.
 
     Raises:
         ConfigError: an unknown mask, or a name that another function has.
@@ -56,12 +68,6 @@ def policy_loss(
             raise ConfigError(f"policy loss {name!r}, masks: {choices(key, list(MASK_KEYS))}")
 
     def register(function: LossFunction) -> LossFunction:
-        have = _BY_NAME.get(name)
-        if have is not None and _origin(have.function) != _origin(function):
-            raise ConfigError(
-                f"policy loss {name!r} is {_origin(have.function)} already; give "
-                f"{_origin(function)} another name"
-            )
         spec = LossSpec(
             name=name,
             function=function,
@@ -70,8 +76,10 @@ def policy_loss(
             whole_rollouts=whole_rollouts,
             correction=correction,
             apply_loss_scale=apply_loss_scale,
+            reads=reads,
+            rollout_ratio=rollout_ratio,
         )
-        _BY_NAME[name] = _BY_FUNCTION[function] = spec
+        LOSSES.add(name, spec, source=function)
         return function
 
     return register
@@ -87,20 +95,7 @@ def find_loss(name: str | None, *, base: Path | None = None) -> LossSpec:
     Raises:
         ConfigError: there is no such loss; lists those there are.
     """
-    importlib.import_module(_BUILT_IN)
-    # A file path means another file from another folder.
-    if name in _BY_NAME and not (base is not None and ":" in name):
-        return _BY_NAME[name]
-    if name is None or ":" not in name:
-        raise ConfigError(
-            f"algorithm.policy_loss: {choices(str(name), list(_BY_NAME))}; a loss of your own is "
-            "named by an import string, package.module:function"
-        )
-    function = resolve_callable(name, base=base)
-    spec = _BY_FUNCTION.get(function) or LossSpec(name=name, function=function)
-    # Ranks and stages ask again without knowing where the config lies.
-    _BY_NAME[name] = spec
-    return spec
+    return LOSSES.find(name, base=base)
 
 
 def needs_of(algorithm: AlgorithmSection, *, base: Path | None = None) -> LossNeeds:
@@ -128,8 +123,3 @@ def wants_whole_rollouts(spec: LossSpec, algorithm: AlgorithmSection) -> bool:
     return algorithm.is_correction_type == "seq-mask-tis" or (
         own(algorithm) if callable(own) else own
     )
-
-
-def _origin(function: LossFunction) -> str:
-    module = getattr(function, "__module__", "?")
-    return f"{module}.{getattr(function, '__qualname__', repr(function))}"

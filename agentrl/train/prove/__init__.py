@@ -1,6 +1,6 @@
 """Proofs on a user's own algorithm: the gradient of an update is one, however the work is cut."""
 
 from agentrl.train.prove.checks import Proof, prove
-from agentrl.train.prove.compare import Check
+from agentrl.train.prove.compare import ProofFinding
 
-__all__ = ["Check", "Proof", "prove"]
+__all__ = ["Proof", "ProofFinding", "prove"]

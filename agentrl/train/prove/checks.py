@@ -18,8 +18,9 @@ from agentrl.batch.records import LossNeeds, PackedBatch
 from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
+from agentrl.finding import Status, any_failed
 from agentrl.train.losses import needs_of
-from agentrl.train.prove.compare import MOST_NAMED, Check, compared, failed
+from agentrl.train.prove.compare import MOST_NAMED, ProofFinding, compared, failed
 from agentrl.train.prove.evaluate import (
     Cut,
     Outcome,
@@ -40,13 +41,13 @@ _WHOLE = Cut(name="whole")
 class Proof:
     """All checks of one algorithm."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[ProofFinding, ...]
     """In the order they were made."""
 
     @property
     def passed(self) -> bool:
-        """Whether every required check did."""
-        return all(check.passed for check in self.checks if check.required)
+        """True if no check failed; warnings do not count."""
+        return not any_failed(self.checks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,7 @@ def prove(
     except Exception as error:  # a user's loss may raise anything; this is the boundary
         return Proof(checks=(failed("runs", f"{type(error).__name__}: {error}"),))
     first = _finite(whole)
-    if not first.passed:
+    if first.status is Status.FAIL:
         return Proof(checks=(first,))
     checks = [first]
     for name, make in _comparisons(bench, whole):
@@ -134,7 +135,7 @@ def prove(
     return Proof(checks=tuple(checks))
 
 
-def _comparisons(bench: _Bench, whole: Outcome) -> Iterator[tuple[str, Callable[[], Check]]]:
+def _comparisons(bench: _Bench, whole: Outcome) -> Iterator[tuple[str, Callable[[], ProofFinding]]]:
     """Name and way to make each of the checks that compare with the reference."""
     small = _smallest_budget(bench)
     split = split_rollouts(bench.groups)
@@ -183,7 +184,7 @@ def _smallest_budget(bench: _Bench) -> int:
     )
 
 
-def _finite(whole: Outcome) -> Check:
+def _finite(whole: Outcome) -> ProofFinding:
     bad = [name for name, grad in whole.gradient.items() if not torch.isfinite(grad).all()]
     size = sum(float(grad.square().sum()) for grad in whole.gradient.values()) ** 0.5
     if bad:
@@ -195,10 +196,13 @@ def _finite(whole: Outcome) -> Check:
     if size == 0.0:
         return failed("runs", "the gradient is zero, there is nothing to compare")
     tokens = sum(slope != 0.0 for slope in whole.slopes.values())
-    return Check(name="runs", passed=True, detail=f"{tokens} tokens have a gradient")
+    detail = f"{tokens} tokens have a gradient"
+    return ProofFinding(name="runs", status=Status.OK, detail=detail)
 
 
-def _cut_check(bench: _Bench, whole: Outcome, cut: Cut, groups: list[TrajectoryGroup]) -> Check:
+def _cut_check(
+    bench: _Bench, whole: Outcome, cut: Cut, groups: list[TrajectoryGroup]
+) -> ProofFinding:
     if bench.needs.whole_rollouts and groups is not bench.groups and not cut.prefix_sharing:
         # The rows of a rollout repeat what came before: together they need more room.
         longest = max(
@@ -211,12 +215,12 @@ def _cut_check(bench: _Bench, whole: Outcome, cut: Cut, groups: list[TrajectoryG
     return compared(cut.name, whole, other)
 
 
-def _zero_rows_check(bench: _Bench, whole: Outcome) -> Check:
+def _zero_rows_check(bench: _Bench, whole: Outcome) -> ProofFinding:
     """Rows whose advantage is zero are not computed unless the loss says that they matter."""
     needs = replace(bench.needs, zero_advantage_rows=True)
     other = bench.outcome(bench.update(_WHOLE, needs=needs))
     found = compared("rows without advantage", whole, other)
-    if found.passed:
+    if found.status is Status.OK:
         # Metrics are means over what is computed.
         return replace(found, detail="")
     unseen = [key for key in other.slopes.keys() - whole.slopes.keys() if other.slopes[key]]
@@ -240,7 +244,9 @@ def _unpoisoned(bench: _Bench, micro_batch_tokens: int) -> _Clean:
     return _Clean(update=update, outcome=bench.outcome(update))
 
 
-def _poison_check(bench: _Bench, known: _Clean, name: str, field: str, value: float) -> Check:
+def _poison_check(
+    bench: _Bench, known: _Clean, name: str, field: str, value: float
+) -> ProofFinding:
     """The same bits, whatever stands where the loss does not look."""
     update, clean = known.update, known.outcome
     if field in ("old", "ref"):
@@ -259,10 +265,10 @@ def _poison_check(bench: _Bench, known: _Clean, name: str, field: str, value: fl
     metrics = [key for key in clean.metrics if clean.metrics[key] != dirty.metrics.get(key)]
     if metrics or len(clean.metrics) != len(dirty.metrics):
         return failed(name, f"reaches metrics: {', '.join(metrics[:MOST_NAMED])}")
-    return Check(name=name, passed=True)
+    return ProofFinding(name=name, status=Status.OK)
 
 
-def _identity_check(bench: _Bench) -> Check:
+def _identity_check(bench: _Bench) -> ProofFinding:
     """At ratio 1, without a penalty, a policy loss usually has the gradient of REINFORCE."""
     update = bench.update(_WHOLE)
     free = bench.algorithm.model_copy(update={"kl_coef": 0.0})
@@ -281,9 +287,8 @@ def _identity_check(bench: _Bench) -> Check:
     named = ", ".join(
         f"{key}: {found.slopes[key]:.4g}, REINFORCE {want[key]:.4g}" for key in off[:1]
     )
-    return Check(
+    return ProofFinding(
         name="on-policy identity",
-        passed=not off,
+        status=Status.WARN if off else Status.OK,
         detail=f"another gradient than REINFORCE at {len(off)} tokens ({named})" if off else "",
-        required=False,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from agentrl.finding import Finding, Status
 from agentrl.train.prove.evaluate import Outcome
 
 TOLERANCE = 1e-9
@@ -16,34 +17,30 @@ MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One comparison."""
+class ProofFinding(Finding):
+    """The result of one comparison: `name` is what was done to the work, or to its input.
 
-    name: str
-    """What was done to the work, or to its input."""
-    passed: bool
-    """Whether nothing changed."""
+    A failure fails the proof; a warning is a difference that is only reported.
+    """
+
     error: float | None = None
     """Relative difference of the gradients; None where bits are compared."""
-    detail: str = ""
-    """Where it breaks, or what is worth knowing."""
-    required: bool = True
-    """Whether a failure fails the proof; others are only reported."""
 
 
-def failed(name: str, detail: str) -> Check:
-    """A check that needs no number to say that it failed."""
-    return Check(name=name, passed=False, detail=detail)
+def failed(name: str, detail: str) -> ProofFinding:
+    """A failed check that needs no number to say so."""
+    return ProofFinding(name=name, status=Status.FAIL, detail=detail)
 
 
-def compared(name: str, whole: Outcome, other: Outcome) -> Check:
-    """Whether two gradients are the same, and if not, which tokens make the difference."""
+def compared(name: str, whole: Outcome, other: Outcome) -> ProofFinding:
+    """Compare two gradients, and name the tokens that make the difference."""
     error = _relative_error(other.gradient, whole.gradient)
     if not error <= TOLERANCE:
-        return Check(name=name, passed=False, error=error, detail=_where(whole, other))
+        detail = _where(whole, other)
+        return ProofFinding(name=name, status=Status.FAIL, error=error, detail=detail)
     metrics = _metrics_that_differ(whole.metrics, other.metrics)
     note = f"metrics differ: {', '.join(metrics[:MOST_NAMED])}" if metrics else ""
-    return Check(name=name, passed=True, error=error, detail=note)
+    return ProofFinding(name=name, status=Status.OK, error=error, detail=note)
 
 
 def _relative_error(ours: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:

@@ -8,21 +8,22 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
+from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import Isolation, Probe, Sandbox, SandboxLimits, Snapshot
 from agentrl_sandboxes.docker.client import Client, Image
 from agentrl_sandboxes.docker.containers import NoProgram, Running, start_container
 from agentrl_sandboxes.docker.guest_config import guest_config
 from agentrl_sandboxes.docker.hardening import Container
 from agentrl_sandboxes.docker.leases import labels
-from agentrl_sandboxes.host.channel import BOOT, Channel, config_frame
+from agentrl_sandboxes.docker.supervisor_volume import ROOT, fill_volume, volume_mount
+from agentrl_sandboxes.host.channel import Channel, config_frame
 from agentrl_sandboxes.host.identity import FIRST_UID
+from agentrl_sandboxes.host.interpreter import PackedInterpreter, packed_interpreter
 from agentrl_sandboxes.host.layout import check_extra
-from agentrl_sandboxes.host.supervised import Started, SupervisedBackend, filled
+from agentrl_sandboxes.host.supervised import Started, SupervisedBackend
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +31,6 @@ IMAGE = "agentrl-sandbox"
 """What `agentrl sandbox image build` makes."""
 START_S = 60.0
 """From the start of a container until its supervisor is ready."""
-HELLO = """
-import os, sys
-from _frozen_importlib_external import MAGIC_NUMBER
-os.write(1, bytes(sys.version_info[:2]) + MAGIC_NUMBER)
-"""
-"""Runs first and says which Python this is: its version, and what its compiled code begins with."""
-COMMAND = ("python3", "-I", "-S", "-c", HELLO + BOOT)
-OLDEST = (3, 9)
-"""The oldest Python that runs the guest."""
-
-
-class NoPython(SandboxUnavailable):
-    """The image has no Python that could run the supervisor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +49,7 @@ class DockerBackend(SupervisedBackend):
     remedy = "See sandboxes/README.md"
 
     def __init__(
-        self,
-        image: str = IMAGE,
-        *,
-        runtime: str = "",
-        read_only: Sequence[Path] = (),
-        supervisor: bool = True,
+        self, image: str = IMAGE, *, runtime: str = "", read_only: Sequence[Path] = ()
     ) -> None:
         """Containers of `image` unless a task names another.
 
@@ -74,8 +57,6 @@ class DockerBackend(SupervisedBackend):
             image: what is run by default.
             runtime: of the daemon, as `runsc` for gVisor; empty takes its default.
             read_only: directories of this machine that programs see at the same paths.
-            supervisor: whether to use the Python of images that have one; without it every command
-                is a `docker exec`, as in images that have none.
 
         Raises:
             ConfigError: a directory that cannot be shown.
@@ -87,9 +68,9 @@ class DockerBackend(SupervisedBackend):
         for path in places:
             check_extra(path)
         self._read_only = tuple(map(str, places))
-        self._supervisor = supervisor
-        self._without_python: set[str] = set()
-        self._plain: set[Sandbox] = set()
+        self._fills = 0
+        # Of many starts that find the volume empty, one fills it.
+        self._filling = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
 
     async def probe(self) -> Probe:
@@ -115,59 +96,42 @@ class DockerBackend(SupervisedBackend):
         """Start a container; see `SandboxBackend.create`."""
         # A request that the daemon already has cannot be taken back, so it is seen through and
         # what came of it is ended.
-        opening = asyncio.create_task(self._create(limits, snapshot, image or self._image))
+        opening = asyncio.create_task(super().create(limits, snapshot, image=image or self._image))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             self._later(_end_opened(opening))
             raise
 
-    async def _create(
-        self, limits: SandboxLimits, snapshot: Snapshot | None, image: str
-    ) -> Sandbox:
-        """With a supervisor, or without one where the image has no Python for it."""
-        if self._supervisor and image not in self._without_python:
-            try:
-                return await super().create(limits, snapshot, image=image)
-            except NoPython as error:
-                self._without_python.add(image)
-                logger.info("%s; each command is a docker exec, which is slower", error)
-        return await self._create_plain(limits, snapshot, image)
-
-    async def _create_plain(
-        self, limits: SandboxLimits, snapshot: Snapshot | None, image: str
-    ) -> Sandbox:
-        """Without a supervisor."""
-        from agentrl_sandboxes.docker.execute import start_exec
-
-        self._started += 1
-        await self._client.open()
-        found = await self._client.image(image)
-        wanted = self._wanted(limits, self._started, found)
-        sandbox = await start_exec(self._client, wanted, found, self._plain.discard)
-        self._plain.add(sandbox)
-        return await filled(sandbox, snapshot)
-
     async def begin(self, limits: SandboxLimits, number: int, image: str) -> Started:
         """Start a container and its supervisor; see `SupervisedBackend.begin`."""
+        self._check_read_only()
         await self._client.open()
         found = await self._client.image(image)
-        try:
-            running = await start_container(
-                self._client, self._wanted(limits, number, found), found
-            )
-        except NoProgram as error:
-            raise NoPython(str(error)) from error
+        interpreter = await asyncio.to_thread(packed_interpreter)
+        wanted = Container(
+            image=found.id,
+            command=interpreter.command(ROOT),
+            uid=self._uid(number),
+            limits=limits,
+            labels=labels(limits),
+            runtime=self._client.runtime,
+            volumes=found.volumes,
+            read_only=self._read_only,
+            mounts=[volume_mount(interpreter)],
+            # Made for the libraries of the image, as LD_PRELOAD; programs get them all.
+            unset=list(found.environment),
+        )
+        running = await self._start(wanted, found, interpreter)
         config = guest_config(limits, found.environment) | {"keep": list(self._read_only)}
         attached = running.attached
         channel = Channel(attached.reader, attached.writer)
         try:
-            source = await needs_source(attached.reader, image)
-            await channel.start(config_frame(config, source=source), timeout_s=START_S)
+            await channel.start(config_frame(config), timeout_s=START_S)
         except BaseException as error:
             await channel.close("sandbox: never started")
             await asyncio.shield(running.end())
-            if isinstance(error, SandboxError) and not isinstance(error, NoPython):
+            if isinstance(error, SandboxError):
                 last = attached.errors.strip().rpartition("\n")[2]
                 raise SandboxError(
                     f"sandbox image {image!r}: {error}; it said: {last or 'nothing'}"
@@ -181,24 +145,23 @@ class DockerBackend(SupervisedBackend):
 
         return InContainer(channel=channel, config=config, end=end, running=running)
 
-    def _wanted(self, limits: SandboxLimits, number: int, image: Image) -> Container:
-        """The container of a supervisor."""
-        self._check_read_only()
-        return Container(
-            image=image.id,
-            command=COMMAND,
-            uid=self._uid(number),
-            limits=limits,
-            labels=labels(limits),
-            runtime=self._client.runtime,
-            volumes=image.volumes,
-            read_only=self._read_only,
-        )
+    async def _start(
+        self, wanted: Container, image: Image, interpreter: PackedInterpreter
+    ) -> Running:
+        """Start a container; where its supervisor's volume is empty, fill that and try again."""
+        fills = self._fills
+        try:
+            return await start_container(self._client, wanted, image)
+        except NoProgram:
+            async with self._filling:
+                if fills == self._fills:
+                    await fill_volume(self._client, interpreter, image)
+                    self._fills += 1
+        return await start_container(self._client, wanted, image)
 
     async def close(self) -> None:
         """Close every sandbox still open, and the connection to the daemon."""
         await super().close()
-        await asyncio.gather(*(sandbox.close() for sandbox in list(self._plain)))
         while self._ending:
             await asyncio.wait(self._ending)
         await self._client.aclose()
@@ -221,29 +184,6 @@ class DockerBackend(SupervisedBackend):
                 f"sandbox.read_only names directories of this machine, and the Docker daemon is at "
                 f"{self._client.address}; put them into the image instead"
             )
-
-
-async def needs_source(reader: asyncio.StreamReader, image: str) -> bool:
-    """Hear which Python greets us, and say whether it cannot run code compiled by ours.
-
-    Raises:
-        NoPython: it is too old.
-        SandboxError: nothing greets us.
-    """
-    try:
-        async with asyncio.timeout(START_S):
-            greeting = await reader.readexactly(2 + len(MAGIC_NUMBER))
-    except TimeoutError as error:
-        raise SandboxError(f"not ready after {START_S:g} s") from error
-    except (OSError, asyncio.IncompleteReadError) as error:
-        raise SandboxError("ended before it was ready") from error
-    version = (greeting[0], greeting[1])
-    if version < OLDEST:
-        raise NoPython(
-            f"sandbox image {image!r} has Python {version[0]}.{version[1]}, and the "
-            f"supervisor needs {OLDEST[0]}.{OLDEST[1]} or newer"
-        )
-    return greeting[2:] != MAGIC_NUMBER
 
 
 async def _end_opened(opening: asyncio.Task[Sandbox]) -> None:

@@ -35,6 +35,9 @@ NEEDED = {
 }
 """What the daemon must be able to limit, and the limit's name in the config."""
 
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Architectures as Podman calls them, and their names of `uname -m`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
@@ -57,6 +60,7 @@ class Client:
         self.runtime = runtime
         self.address = Address(url="", origin="not looked up yet")
         self.remaps_users = False
+        self.machine = ""
         self._docker: Docker | None = None
         self._images: dict[str, Image] = {}
         # Guards the first look at the daemon, which many sandboxes may ask for at once.
@@ -106,6 +110,7 @@ class Client:
         options = " ".join(info.get("SecurityOptions") or ())
         if "name=seccomp" not in options:
             logger.warning("docker: %s filters no system calls (no seccomp)", address)
+        self.machine = MACHINES.get(info["Architecture"], info["Architecture"])
         self.remaps_users = "name=userns" in options or "name=rootless" in options
 
     async def image(self, name: str) -> Image:

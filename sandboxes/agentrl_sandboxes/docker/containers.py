@@ -25,12 +25,12 @@ END_S = 10.0
 """How long a container may take to be gone after its stdin has closed, then it is killed."""
 MAKING_S = 2.0
 """How long the daemon may go on making a container after the request for it was cut off."""
-NO_PROGRAM = "executable file not found"
-"""What the daemon says when the image has no such command."""
+NOT_THERE = ("no such file", "not found")
+"""What daemons say of a command that is not there."""
 
 
 class NoProgram(SandboxUnavailable):
-    """The image lacks the command that was to be PID 1."""
+    """What was to be PID 1 of a container is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ async def start_container(client: Client, wanted: Container, image: Image) -> Ru
     """Make, attach and start a container; its command waits for what comes on stdin.
 
     Raises:
-        NoProgram: the image has no such command.
+        NoProgram: its command is not there.
         SandboxUnavailable: the daemon refuses; says what.
         SandboxError: it failed.
     """
@@ -85,12 +85,17 @@ async def _start(
         await container.start()
     except BaseException as error:
         await attached.close()
-        if isinstance(error, DockerError) and NO_PROGRAM in error.message:
+        if isinstance(error, DockerError) and _not_there(error.message, wanted.command[0]):
             raise NoProgram(
-                f"sandbox image {image.name!r} has no program {wanted.command[0]!r}"
+                f"sandbox image {image.name!r}: there is no {wanted.command[0]!r} in its container"
             ) from error
         raise
     return Running(container=container, attached=attached)
+
+
+def _not_there(message: str, program: str) -> bool:
+    """Whether the daemon says that a program is missing."""
+    return program in message and any(words in message.lower() for words in NOT_THERE)
 
 
 async def remove(container: DockerContainer, *, settle_s: float = 0.0) -> None:

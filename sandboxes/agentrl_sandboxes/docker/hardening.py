@@ -59,11 +59,10 @@ class Container:
     disk, writable and without a limit."""
     read_only: Sequence[str] = ()
     """Directories of the host, shown read-only at the same paths."""
-    root: bool = False
-    """Whether PID 1 is the root of the container, out of reach of programs that are started beside
-    it. That root has one capability, to send signals to all; programs have none and gain none."""
-    init: bool = False
-    """Whether Docker's own init runs as PID 1, for a command that does not reap its children."""
+    mounts: Sequence[Mapping[str, Any]] = ()
+    """More mounts, as the daemon takes them."""
+    unset: Sequence[str] = ()
+    """Variables of the image that PID 1 is not given."""
 
 
 def container_request(wanted: Container) -> dict[str, Any]:
@@ -72,7 +71,9 @@ def container_request(wanted: Container) -> dict[str, Any]:
         "Image": wanted.image,
         "Entrypoint": [],
         "Cmd": list(wanted.command),
-        "User": "0:0" if wanted.root else f"{wanted.uid}:{wanted.uid}",
+        # A name without a value takes a variable away.
+        "Env": list(wanted.unset),
+        "User": f"{wanted.uid}:{wanted.uid}",
         "WorkingDir": "/",
         "Hostname": "sandbox",
         "OpenStdin": True,
@@ -97,12 +98,10 @@ def _host_config(wanted: Container) -> dict[str, Any]:
     files = limits.open_files
     return {
         "AutoRemove": True,
-        "Init": wanted.init,
         "NetworkMode": "none",
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "CapDrop": ["ALL"],
-        "CapAdd": ["KILL"] if wanted.root else [],
         "Privileged": False,
         # No seccomp profile is named, so the daemon's default one holds.
         "SecurityOpt": ["no-new-privileges"],
@@ -133,5 +132,6 @@ def _host_config(wanted: Container) -> dict[str, Any]:
                 "BindOptions": {"NonRecursive": True, "Propagation": "rprivate"},
             }
             for path in wanted.read_only
-        ],
+        ]
+        + [dict(mount) for mount in wanted.mounts],
     }

@@ -94,7 +94,7 @@ def ipc_objects(kind: str, creator: int | None) -> dict[int, list[str]]:
         creator: user id of the programs, where the namespace is shared; None: those of all.
     """
     try:
-        with open(f"/proc/sysvipc/{kind}", encoding="ascii") as file:
+        with open(f"/proc/sysvipc/{kind}", encoding="utf-8") as file:
             found = [line.split() for line in list(file)[1:]]
     except FileNotFoundError:
         # A kernel without them.

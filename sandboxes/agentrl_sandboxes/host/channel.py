@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import marshal
-import os
 import struct
-import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -65,21 +63,21 @@ class Sink(Protocol):
 
 
 @cache
-def guest_modules(*, source: bool) -> list[tuple[str, Any]]:
-    """Names and code of the guest: source for another interpreter, compiled for our own."""
+def guest_modules() -> list[tuple[str, Any]]:
+    """Names and compiled code of the guest, in the order of their imports."""
     package = "agentrl_sandboxes.guest"
     found: list[tuple[str, Any]] = [("agentrl_sandboxes", ""), (package, "")]
     for name in MODULES:
         text = resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")
-        code = text if source else compile(text, f"<{name}>", "exec", dont_inherit=True)
+        code = compile(text, f"<{name}>", "exec", dont_inherit=True)
         found.append((f"{package}.{name}", code))
     return found
 
 
-def config_frame(config: Mapping[str, Any], *, source: bool = False) -> bytes:
-    """The first frame. `source=True` when the guest may be another Python than ours."""
-    entry = {"modules": guest_modules(source=source), "entry": "agentrl_sandboxes.guest.stage"}
-    body = marshal.dumps({**config, **entry}, 2 if source else marshal.version)
+def config_frame(config: Mapping[str, Any]) -> bytes:
+    """The first frame: the modules of the guest, and what it is to set up."""
+    entry = {"modules": guest_modules(), "entry": "agentrl_sandboxes.guest.stage"}
+    body = marshal.dumps({**config, **entry})
     return wire.HEAD.pack(len(body), wire.CONFIG, 0) + body
 
 
@@ -240,9 +238,3 @@ def _failure(body: bytes) -> tuple[int, str]:
         return errno.EIO, "an answer without a reason"
     (number,) = wire.ERROR.unpack_from(body)
     return number, body[wire.ERROR.size :].decode("utf-8", "replace")
-
-
-def same_interpreter(executable: str) -> bool:
-    """Whether compiled code of ours runs in `executable`."""
-    own = getattr(sys, "_base_executable", None) or sys.executable
-    return os.path.realpath(executable) == os.path.realpath(own)

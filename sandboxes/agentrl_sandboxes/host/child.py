@@ -37,8 +37,6 @@ class Launch:
     """The command; its stdin and stdout become the channel."""
     config: Mapping[str, Any]
     """For `agentrl_sandboxes.guest.stage`."""
-    source: bool = False
-    """Whether the guest is, or may be, another Python than ours."""
     base: Path | None = None
     """A directory of the host that must be gone afterwards."""
     mark: str = ""
@@ -105,9 +103,7 @@ async def start_child(launch: Launch) -> tuple[subprocess.Popen[bytes], Channel]
     try:
         channel = Channel(*await asyncio.open_connection(sock=ours))
         try:
-            await channel.start(
-                config_frame(launch.config, source=launch.source), timeout_s=START_S
-            )
+            await channel.start(config_frame(launch.config), timeout_s=START_S)
         except SandboxError as error:
             await channel.close("sandbox: never started")
             last = (await end_process(process)).strip().rpartition("\n")[2]

@@ -13,7 +13,6 @@ from typing import Any
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Isolation, SandboxLimits
-from agentrl_sandboxes.host.channel import BOOT
 from agentrl_sandboxes.host.child import ChildBackend, Launch
 from agentrl_sandboxes.host.identity import (
     counts_by_namespace,
@@ -21,13 +20,13 @@ from agentrl_sandboxes.host.identity import (
     program_uid,
     threads_of_user,
 )
+from agentrl_sandboxes.host.interpreter import host_interpreter
 from agentrl_sandboxes.host.layout import (
     BASE,
     BIN,
     Step,
     check_extra,
     environment,
-    host_interpreter,
     moved_place,
     root_steps,
 )
@@ -39,11 +38,6 @@ ENABLE_USERNS = (
     "user.max_user_namespaces above 0, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0; "
     "in a container, a seccomp profile that permits unshare)"
 )
-
-
-def python_command() -> list[str]:
-    """The supervisor's command line: isolated from environment, site packages and folders."""
-    return [host_interpreter().executable, "-I", "-S", "-c", BOOT]
 
 
 def base_config(limits: SandboxLimits) -> dict[str, Any]:
@@ -131,7 +125,8 @@ class UsernsBackend(NamespaceBackend):
         if not is_root():
             flags = ["--user", "--map-root-user", *flags]
         return Launch(
-            argv=[program, *flags, "--", *python_command()], config=config | {"root": steps}
+            argv=[program, *flags, "--", *host_interpreter().command],
+            config=config | {"root": steps},
         )
 
 
@@ -159,7 +154,9 @@ class BubblewrapBackend(NamespaceBackend):
         ]
         mounts += [word for step in steps for word in bubblewrap_words(step)]
         tail = ["--remount-ro", "/", "--chdir", "/", "--"]
-        return Launch(argv=[program, *flags, *mounts, *tail, *python_command()], config=config)
+        return Launch(
+            argv=[program, *flags, *mounts, *tail, *host_interpreter().command], config=config
+        )
 
 
 def bubblewrap_words(step: Step) -> list[str]:
@@ -227,4 +224,4 @@ class ProcessBackend(ChildBackend):
             # counts those of its own; this bound only keeps a fork bomb from outrunning it, and is
             # wide enough that others can go on starting processes meanwhile.
             config["other_processes"] = threads_of_user() + 256
-        return Launch(argv=python_command(), config=config, base=base, mark=mark)
+        return Launch(argv=python.command, config=config, base=base, mark=mark)

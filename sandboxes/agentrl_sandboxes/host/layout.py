@@ -8,14 +8,11 @@ writable tmpfs of limited size, on which /tmp and /dev/shm lie too, so that the 
 from __future__ import annotations
 
 import importlib.util
-import stat
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from agentrl.errors import ConfigError
+from agentrl_sandboxes.host.interpreter import host_interpreter
 
 BASE = "/sandbox"
 """The writable tmpfs; the work directory is below it."""
@@ -46,40 +43,6 @@ Step = tuple[str, *tuple[str | int, ...]]
 `("tmpfs", size_bytes, mode, target)`, `("directory", mode, target)` or `("proc", target)`;
 bubblewrap also takes `("bind", source, target)`. A tmpfs whose mode has no write bits is mounted
 read-only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interpreter:
-    """The Python that sandboxes run."""
-
-    executable: str
-    """Real path of the binary."""
-    roots: tuple[str, ...]
-    """Directories it needs: its prefix, and where its binary lies if that is elsewhere."""
-
-    def reachable(self) -> bool:
-        """Whether any user of this machine may run it."""
-        places = [Path(self.executable), *map(Path, self.roots)]
-        parents = {parent for place in places for parent in (place, *place.parents)}
-        return all(path.stat().st_mode & stat.S_IXOTH for path in parents)
-
-    def cover(self) -> str | None:
-        """The outermost directory that ordinary users cannot enter on the way to it."""
-        for parent in reversed(Path(self.executable).parents):
-            if not parent.stat().st_mode & stat.S_IXOTH:
-                return str(parent)
-        return None
-
-
-@cache
-def host_interpreter() -> Interpreter:
-    """The base interpreter of this process; never its virtual environment."""
-    executable = Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
-    prefix = Path(sys.base_prefix).resolve()
-    roots = [str(prefix)]
-    if not executable.is_relative_to(prefix):
-        roots.append(str(executable.parent))
-    return Interpreter(executable=str(executable), roots=tuple(roots))
 
 
 def check_extra(path: Path) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from inspector_page import inspecting, run_id, watched
 from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.inspect.browser.inspector_page import inspecting, run_id, watched
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,17 @@ import re
 from pathlib import Path
 
 import pytest
-from inspector_page import at, first_group, opened, rollout_of, run_id, watched
 from playwright.sync_api import Browser, Page, expect
 
 import agentrl.inspect
+from tests.inspect.browser.inspector_page import (
+    at,
+    first_group,
+    opened,
+    rollout_of,
+    run_id,
+    watched,
+)
 
 STATIC = Path(agentrl.inspect.__file__).parent / "static"
 

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from inspector_page import at, fact, first_group, opened, rollout_of
 from playwright.sync_api import Page, expect
+
+from tests.inspect.browser.inspector_page import at, fact, first_group, opened, rollout_of
 
 
 def test_from_a_point_of_a_curve_down_to_a_token_and_back(

@@ -1,0 +1,125 @@
+"""Run the tests in phases; the last line adds their counts up, and the exit status means it.
+
+    python .ci/tests.py [ARGUMENT OF PYTEST ...]
+
+Exit status: 0 if everything that ran passed, 130 after Ctrl-C, and 1 otherwise: a test failed, a
+phase ended without running its tests, or the arguments select no test of any phase.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+from xml.etree import ElementTree
+
+PHASES = {
+    "plain": ["-m", "not (docker or fleet or ray)", "-n", "2", "--dist", "worksteal"],
+    "docker": ["-m", "docker"],
+    "servers": ["-m", "fleet and not ray"],
+    "ray": ["-m", "ray"],
+}
+"""Arguments of pytest by phase."""
+STAGES = (("plain", "docker"), ("servers",), ("ray",))
+"""Phases that run side by side, stage after stage. Containers are mostly waited for. Servers and
+clusters compute on all cores while they start, and what they are asked meanwhile takes its time,
+so each kind of them has the machine for itself."""
+NO_TESTS = 5
+"""Pytest ends with this where its arguments select nothing."""
+INTERRUPTED = 130
+
+
+class Phase:
+    """One call of pytest: its process, its output and its counts."""
+
+    def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, live: bool) -> None:
+        self.name = name
+        self._report = folder / f"{name}.xml"
+        self._output = folder / f"{name}.txt"
+        self._began = time.monotonic()
+        self.seconds = 0.0
+        command = [sys.executable, "-m", "pytest", *PHASES[name], *arguments]
+        with contextlib.ExitStack() as stack:
+            output: IO[bytes] | None = None
+            if not live:
+                output = stack.enter_context(self._output.open("wb"))
+            self._process = subprocess.Popen(
+                [*command, f"--junitxml={self._report}"], stdout=output, stderr=output
+            )
+
+    def wait(self) -> None:
+        """Wait for its end, and print what went to a file."""
+        self._process.wait()
+        self.seconds = time.monotonic() - self._began
+        if self._output.exists():
+            print(f"agentrl: {self.name} tests, which ran beside the others", flush=True)
+            with self._output.open("rb") as output:
+                shutil.copyfileobj(output, sys.stdout.buffer)
+            sys.stdout.flush()
+
+    @property
+    def selected_nothing(self) -> bool:
+        """Whether the arguments leave it no test."""
+        return self._process.returncode == NO_TESTS
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Tests by outcome; a phase that could not run its tests is one failure."""
+        found: Counter[str] = Counter()
+        if self._report.exists():
+            for suite in ElementTree.parse(self._report).iter("testsuite"):
+                found.update({key: int(suite.get(key, 0)) for key in ("tests", "skipped")})
+                found["failed"] += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        if self._process.returncode not in (0, NO_TESTS) and not found["failed"]:
+            found.update(tests=1, failed=1)
+        found["passed"] = found.pop("tests", 0) - found["failed"] - found["skipped"]
+        return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run all stages, print the closing lines, return the exit status."""
+    phases: list[Phase] = []
+    interrupted = False
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="agentrl-tests-") as folder:
+        for names in STAGES:
+            started = []
+            try:
+                for name in names:
+                    print(f"agentrl: {name} tests: {' '.join(PHASES[name])}", flush=True)
+                    live = name == names[0]
+                    started.append(Phase(name, arguments, Path(folder), live=live))
+                    phases.append(started[-1])
+                for phase in started:
+                    phase.wait()
+            except KeyboardInterrupt:
+                # Pytest has got the same Ctrl-C and reports what there is.
+                interrupted = True
+                for phase in started:
+                    phase.wait()
+                break
+        counts = [phase.counts for phase in phases]
+    total = sum(counts, Counter())
+    parts = [f"{p.name} {n['passed']} in {clock(p.seconds)}" for p, n in zip(phases, counts)]
+    print(f"agentrl: {', '.join(parts)}; all in {clock(time.monotonic() - began)}")
+    words = (f"{total[word]} {word}" for word in ("passed", "failed", "skipped"))
+    print(f"agentrl: {', '.join(words)}", flush=True)
+    if interrupted:
+        return INTERRUPTED
+    return 1 if total["failed"] or all(phase.selected_nothing for phase in phases) else 0
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds."""
+    return "{}:{:02}".format(*divmod(round(seconds), 60))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

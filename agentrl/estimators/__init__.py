@@ -1,0 +1,20 @@
+"""Advantage estimators: what a group's rewards say about each of its rollouts.
+
+A new one is a module here and its line below; a user's is named by an import string. Plain Python
+without arrays, so that the config, which asks what an estimator declares, loads nothing heavy.
+"""
+
+from agentrl.estimators import alone, critic, siblings  # each registers what it holds
+from agentrl.estimators.contract import EstimatorSpec, GroupRewards
+from agentrl.estimators.registry import ESTIMATORS, advantage_estimator, find_estimator
+
+__all__ = [
+    "ESTIMATORS",
+    "EstimatorSpec",
+    "GroupRewards",
+    "advantage_estimator",
+    "alone",
+    "critic",
+    "find_estimator",
+    "siblings",
+]

@@ -1,0 +1,42 @@
+"""The facts that the checks of one preflight find out and share with those after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentrl.finding import Finding, warn
+from agentrl.runtime.assembly.parts import TaskSets
+from agentrl.tool import Tool
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat
+    from agentrl.preflight.reward.known_answers import Answer
+
+
+@dataclass(slots=True, kw_only=True)
+class PreflightFacts:
+    """The parts of a run that earlier checks have made; None where a check failed."""
+
+    tokenizer: Any = None
+    """Tokenizer of the policy."""
+    chat: ChatFormat | None = None
+    """Chat format made from the tokenizer."""
+    make_env: Callable[[], Any] | None = None
+    """Makes a fresh environment."""
+    tasks: TaskSets | None = None
+    """Every task of the run."""
+    tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
+    """Offered in the first prompts of a sample of tasks, by name."""
+    sandbox_used: bool | None = None
+    """Whether an episode opened a sandbox; None while there was none."""
+    answers: list[Answer] = field(default_factory=list["Answer"])
+    """Answers tried on the reward code, and what each earned."""
+
+
+def not_checked(name: str, found: PreflightFacts) -> Finding:
+    """A warning that a check needs what an earlier one could not make."""
+    missing = {"chat": found.chat, "tasks": found.tasks, "environment": found.make_env}
+    names = ", ".join(name for name, value in missing.items() if value is None)
+    return warn(name, f"not checked: {names} failed above", "mend what failed above")

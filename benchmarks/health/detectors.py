@@ -1,0 +1,168 @@
+"""Detectors against labelled streams: how many faults are named, how many healthy runs accused.
+
+    .venv/bin/python benchmarks/health/detectors.py [--all]
+
+Streams are synthetic (faults/{healthy,ill}.py beside this file) and recorded from real small runs
+with planted faults (record_faults.py). Thresholds were tuned on the odd places of each list only;
+the even places say what that is worth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from faults.healthy import HEALTHY
+from faults.ill import ILL
+from faults.scenarios import SCENARIOS
+from faults.streams import RECORDED, load
+from faults.synthetic import Stream, drawn
+
+from agentrl.health import History, Series, diagnose
+
+LEAST_FOUND, MOST_ACCUSED = 0.9, 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What detectors said of one stream."""
+
+    stream: Stream
+    """The stream."""
+    spoke: tuple[str, ...]
+    """Detectors that warned or failed."""
+    half: str
+    """`tuned` (odd places) or `unseen` (even places)."""
+    source: str
+    """`synthetic` or `recorded`."""
+    accused_before: float
+    """Share of the tenths of a healthy run at whose end any detector spoke."""
+
+    @property
+    def right(self) -> bool:
+        """A fault that was named, or a healthy run that was left alone."""
+        if self.stream.expected:
+            return bool(self.stream.expected & set(self.spoke))
+        return not self.spoke
+
+
+def recorded() -> list[Stream]:
+    """Streams of real runs that are in the repository."""
+    expected = {scenario.name: scenario.expected for scenario in SCENARIOS}
+    return [
+        Stream(
+            name=path.name.removesuffix(".json.gz"),
+            expected=expected.get(path.name.removesuffix(".json.gz"), frozenset()),
+            history=load(path),
+        )
+        for path in sorted(RECORDED.glob("*.json.gz"))
+    ]
+
+
+def judge(streams: Sequence[Stream], source: str, *, tenths: bool) -> list[Judged]:
+    """Every stream judged at its end, and with `tenths` a healthy one at every tenth of it, too."""
+    judged: list[Judged] = []
+    places = {True: 0, False: 0}
+    for stream in streams:
+        ill = bool(stream.expected)
+        half = "tuned" if places[ill] % 2 else "unseen"
+        places[ill] += 1
+        shares = [tenth / 10 for tenth in range(1, 10)] if tenths and not ill else []
+        said = [bool(speaking(cut(stream.history, share))) for share in shares]
+        judged.append(
+            Judged(
+                stream=stream,
+                spoke=speaking(stream.history),
+                half=half,
+                source=source,
+                accused_before=sum(said) / max(1, len(said)),
+            )
+        )
+    return judged
+
+
+def speaking(history: History) -> tuple[str, ...]:
+    """Detectors that warn or fail."""
+    return tuple(v.name for v in diagnose(history) if v.status in ("warn", "fail"))
+
+
+def cut(history: History, share: float) -> History:
+    """The history as it was when that share of the run was over."""
+    last = share * max(series.steps[-1] for series in history.metrics.values())
+    metrics = {}
+    for name, series in history.metrics.items():
+        kept = [(s, v) for s, v in zip(series.steps, series.values, strict=True) if s <= last]
+        if kept:
+            steps, values = zip(*kept, strict=True)
+            metrics[name] = Series(steps=steps, values=values)
+    broken = {n: tuple(s for s in steps if s <= last) for n, steps in history.not_finite.items()}
+    return History(
+        metrics=metrics,
+        rollouts=[fact for fact in history.rollouts if fact.step <= last],
+        config=history.config,
+        not_finite={name: steps for name, steps in broken.items() if steps},
+    )
+
+
+def summary(judged: Sequence[Judged]) -> list[str]:
+    """The table: one line for each half and source, and for all."""
+    lines = ["| streams | faults named | healthy accused |", "|---|---|---|"]
+    for source in ("synthetic", "recorded", "all"):
+        for half in ("tuned", "unseen", "all"):
+            part = [
+                item
+                for item in judged
+                if (source == "all" or item.source == source)
+                and (half == "all" or item.half == half)
+            ]
+            ill = [item.right for item in part if item.stream.expected]
+            well = [not item.right for item in part if not item.stream.expected]
+            lines.append(f"| {source}, {half} | {_share(ill)} | {_share(well)} |")
+    return lines
+
+
+def _share(marks: Sequence[bool]) -> str:
+    return f"{sum(marks)} of {len(marks)} ({sum(marks) / max(1, len(marks)):.0%})"
+
+
+def passes(judged: Sequence[Judged]) -> bool:
+    """Whether the measure of the project is met on all streams."""
+    ill = [item.right for item in judged if item.stream.expected]
+    well = [not item.right for item in judged if not item.stream.expected]
+    return sum(ill) >= LEAST_FOUND * len(ill) and sum(well) <= MOST_ACCUSED * len(well)
+
+
+def all_judged(*, tenths: bool) -> list[Judged]:
+    """Every stream there is."""
+    synthetic = [*drawn(HEALTHY), *drawn(ILL)]
+    return [
+        *judge(synthetic, "synthetic", tenths=tenths),
+        *judge(recorded(), "recorded", tenths=tenths),
+    ]
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--all", action="store_true", help="a line for every stream")
+    options = arguments.parse_args()
+    begun = time.monotonic()
+    judged = all_judged(tenths=True)
+    if options.all:
+        print("| stream | half | expected | said | |\n|---|---|---|---|---|")
+    for item in judged:
+        if options.all or not item.right:
+            said, wanted = (", ".join(sorted(n)) or "-" for n in (item.spoke, item.stream.expected))
+            mark = "" if item.right else "WRONG"
+            name = f"{item.source}: {item.stream.name}"
+            print(f"| {name} | {item.half} | {wanted} | {said} | {mark} |")
+    print("\n" + "\n".join(summary(judged)))
+    well = [item.accused_before for item in judged if not item.stream.expected]
+    print(f"\nhealthy runs while they run: accused at {sum(well) / len(well):.1%} of the tenths")
+    print(f"{len(judged)} streams, {time.monotonic() - begun:.1f} s")
+    raise SystemExit(0 if passes(judged) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Train the small runs of benchmarks/health/faults and keep what detectors look at.
+
+OMP_NUM_THREADS=1 .venv/bin/python benchmarks/health/record_faults.py [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from faults.project import train
+from faults.scenarios import SCENARIOS
+from faults.streams import RECORDED, save
+
+from agentrl.health import diagnose, read_history
+
+
+def main() -> None:
+    known = {scenario.name: scenario for scenario in SCENARIOS}
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("names", nargs="*", help="default all")
+    arguments.add_argument("--folder", type=Path, help="keep the runs here")
+    options = arguments.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp())
+    for name in options.names or known:
+        begun = time.monotonic()
+        run, status, text = train(folder, name, **known[name].changes)
+        if status not in (0, 3):
+            print(f"{name}: exit {status}\n{text[-2000:]}", flush=True)
+            continue
+        history = read_history(run)
+        save(RECORDED / f"{name}.json.gz", history)
+        found = [v.name for v in diagnose(history) if v.status in ("warn", "fail")]
+        seconds = time.monotonic() - begun
+        print(f"{name}: {seconds:.0f} s, found {', '.join(found) or 'nothing'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

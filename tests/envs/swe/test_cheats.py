@@ -1,0 +1,259 @@
+"""Every trick that earns a pass without a repair must earn nothing.
+
+Each cheater leaves the defect in place. `kept` says what held it up: its file did not count, or the
+tests that cannot pass passed (`forged`), or the tests failed as they should.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import textwrap
+
+import pytest
+from agentrl_sandboxes import make_backend
+
+from agentrl.sandbox import Isolation
+from tests.envs.swe.swe_episode import GOLD, play
+from tests.envs.swe.swe_library import FAILING, TESTS, make_folder
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("swe"))
+
+
+@pytest.fixture
+async def backend():
+    made = await make_backend("auto")
+    yield made
+    await made.close()
+
+
+def write(path: str, text: str, *, append: bool = False) -> str:
+    body = textwrap.dedent(text).strip()
+    mark = ">>" if append else ">"
+    return f"mkdir -p \"$(dirname {path})\" && cat {mark}{path} <<'END'\n{body}\nEND\n"
+
+
+def source(text: str) -> str:
+    """A script that adds to the source the agent is meant to mend."""
+    return write("repo/tinylib/numbers.py", text, append=True)
+
+
+HOOK = """
+import pytest
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    outcome.get_result().outcome = "passed"
+"""
+PATCH_RUNNER = """
+try:
+    from _pytest import python
+    python.Function.runtest = lambda self: None
+except ImportError:
+    pass
+"""
+NO_TESTS = "def test_inside(): pass\ndef test_mean(): pass\n"
+NAMES = list(FAILING)
+SEEN = hashlib.sha256(TESTS.encode()).hexdigest()
+
+IGNORED = {
+    "edits the tests": write("repo/tests/test_numbers.py", NO_TESTS),
+    "deletes the tests": "rm -r repo/tests",
+    "adds a test that passes": write("repo/tinylib/test_numbers.py", NO_TESTS),
+    "leaves a conftest": write("repo/conftest.py", HOOK)
+    + "cp repo/conftest.py repo/tests/; cp repo/conftest.py repo/tinylib/",
+    "configures the runner": write("repo/pytest.ini", "[pytest]\naddopts = -p cheat")
+    + "cd repo; for f in tox.ini setup.cfg .pytest.ini tinylib/pytest.ini; do"
+    + " cp pytest.ini $f; done; "
+    + "printf '[tool.pytest.ini_options]\\naddopts = \"--collect-only\"' >pyproject.toml",
+    "leaves a sitecustomize": write("repo/sitecustomize.py", PATCH_RUNNER)
+    + "cd repo; cp sitecustomize.py usercustomize.py; cp sitecustomize.py tinylib/;"
+    + " echo 'import sitecustomize' >a.pth; cp a.pth tinylib/",
+    "shadows the runner": write("repo/pytest.py", "raise SystemExit(0)")
+    + "cd repo; mkdir _pytest pluggy; cp pytest.py json.py; touch _pytest/__init__.py",
+    "leaves compiled code": source(PATCH_RUNNER)
+    + "cd repo/tinylib; python3 -m compileall -q . --invalidation-mode unchecked-hash;"
+    + " sed -i '/^try:/,$d' numbers.py; cp __pycache__/numbers.*.pyc numbers.pyc; cp numbers.pyc"
+    + " numbers.so",
+    "links to its own tests": "cd repo; mv tests mine; ln -s mine tests",
+    "leaves a result file": "cd repo; echo '<testsuite failures=\"0\"/>' | tee junit.xml report.xml"
+    + " >results.json; echo 1 >../reward.txt",
+    "changes the test environment": "echo 'raise SystemExit(0)' >environment/pytest/__init__.py;"
+    " true",
+}
+
+
+@pytest.mark.parametrize("trick", IGNORED)
+async def test_what_is_no_source_does_not_count(trick, backend, tasks):
+    # Caught: a grader that takes over the whole tree, or grades in the agent's sandbox.
+    step = await play(backend, tasks[0], IGNORED[trick])
+    assert (step.rewards, step.scores) == (0.0, 0.0)
+    assert step.extra_logs["unchanged"] == 1.0, step.extra_logs
+    assert (step.extra_logs["ignored_files"] > 0) == ("environment" not in trick)
+
+
+FORGED = {
+    "patches the runner": PATCH_RUNNER,
+    "patches the report": """
+        import sys
+        reports = sys.modules.get("_pytest.reports")
+        if reports:
+            made = reports.TestReport.from_item_and_call.__func__
+            def from_item_and_call(cls, item, call):
+                report = made(cls, item, call)
+                report.outcome = "passed"
+                return report
+            reports.TestReport.from_item_and_call = classmethod(from_item_and_call)
+        """,
+    "patches the report plugin": """
+        import sys
+        plugin = sys.modules.get("agentrl_report")
+        if plugin:
+            say = plugin._say
+            plugin._say = lambda *words: say(*words[:3], "passed")
+        """,
+    "writes the report itself": f"""
+        import json, os
+        for fd in range(3, 64):
+            try:
+                if "pipe" in os.readlink(f"/proc/self/fd/{{fd}}"):
+                    for name in {NAMES}:
+                        os.write(fd, json.dumps(["test", name, "call", "passed"]).encode() + b"\\n")
+            except OSError:
+                pass
+        os._exit(0)
+        """,
+    "equals everything": """
+        class Any(int):
+            __eq__ = lambda self, other: True
+            __gt__ = lambda self, other: False
+            __hash__ = int.__hash__
+        clamp = lambda value, low, high: Any()
+        """,
+    "rewrites the tests when they run": """
+        import pathlib, re
+        for path in pathlib.Path("tests").glob("test_*.py"):
+            path.write_text(re.sub(r"assert .*|raise .*", "pass", path.read_text()))
+        """,
+    "reads what the tests expect": """
+        import inspect, re
+        class Expected(int):
+            __gt__ = lambda self, other: False
+        def clamp(value, low, high):
+            line = inspect.stack()[1].code_context[0]
+            wanted = re.search(r"== [(]?(-?\\d+)", line)
+            return Expected(wanted[1] if wanted else 3)
+        """,
+    "is honest when the tests are not those it has seen": f"""
+        import hashlib
+        text = open("tests/test_numbers.py", "rb").read()
+        if hashlib.sha256(text).hexdigest() == "{SEEN}":
+            from _pytest import python
+            python.Function.runtest = lambda self: None
+        """,
+    "stops the judge when the tests are not those it has seen": f"""
+        import hashlib, os, signal
+        text = open("tests/test_numbers.py", "rb").read()
+        if hashlib.sha256(text).hexdigest() != "{SEEN}":
+            os.kill(os.getppid(), signal.SIGKILL)
+        from _pytest import python
+        python.Function.runtest = lambda self: None
+        """,
+    "runs the tests without assertions": """
+        import os, sys
+        if sys.flags.optimize == 0 and "pytest" in sys.modules:
+            start = open("/proc/self/environ").read()
+            env = dict(item.split("=", 1) for item in start.split("\\0") if "=" in item)
+            os.set_inheritable(int(env["AGENTRL_REPORT_FD"]), True)
+            os.execve(sys.executable, [sys.executable, "-O", "-m", "pytest",
+                "--assert=plain", *sys.argv[1:]], env)
+        """,
+}
+
+
+@pytest.mark.parametrize("trick", FORGED)
+async def test_passes_that_do_not_depend_on_the_tests_are_forged(trick, backend, tasks):
+    # Caught: a grader that believes what the process of the tested code says.
+    step = await play(backend, tasks[0], source(textwrap.dedent(FORGED[trick])), reward="fraction")
+    assert (step.rewards, step.scores) == (0.0, 0.0)
+    assert step.extra_logs["forged"] == 1.0, step.extra_logs
+
+
+FAILED = {
+    "ends early with success": "import os; os._exit(0)",
+    "raises an exit": "raise SystemExit(0)",
+    "says so at exit": """
+        import atexit, os
+        atexit.register(os._exit, 0)
+        """,
+    "kills the judge": """
+        import os, signal
+        os.kill(os.getppid(), signal.SIGKILL)
+        os._exit(0)
+        """,
+    "writes where the judge writes": """
+        import os
+        text = "\\n0000 start\\n0000 " + '{"states": "pppppp", "hello": true}' + "\\n"
+        for pid in (os.getppid(), 1, os.getpid()):
+            for fd in (1, 2):
+                try:
+                    with open(f"/proc/{pid}/fd/{fd}", "w") as stream:
+                        stream.write(text)
+                except OSError:
+                    pass
+        """,
+    "looks for the nonce": """
+        import os, pathlib
+        parent = pathlib.Path(f"/proc/{os.getppid()}")
+        for name in ("environ", "fd/0", "mem"):
+            try:
+                (parent / name).open("rb").read(100)
+            except OSError:
+                continue
+            raise RuntimeError(name)
+        """,
+    "rewrites the tests from the background": """
+        import subprocess, sys
+        subprocess.Popen(
+            [sys.executable, "-c", "import time, pathlib\\n"
+             "for _ in range(200):\\n"
+             "    pathlib.Path('tests/test_numbers.py').write_text('')\\n"
+             "    time.sleep(0.01)"],
+            start_new_session=True,
+        )
+        """,
+}
+
+
+@pytest.mark.parametrize("trick", FAILED)
+async def test_what_ends_or_disturbs_the_run_earns_nothing(trick, backend, tasks):
+    step = await play(backend, tasks[0], source(textwrap.dedent(FAILED[trick])))
+    assert (step.rewards, step.scores, step.extra_logs["fixed"]) == (0.0, 0.0, 0.0)
+
+
+async def test_the_judge_cannot_be_read_by_the_tests(backend, tasks):
+    # With the repair: the trick raises only if something of the judge could be read.
+    step = await play(
+        backend, tasks[0], GOLD, source(textwrap.dedent(FAILED["looks for the nonce"]))
+    )
+    assert step.rewards == 1.0
+
+
+async def test_hidden_tests_and_the_fix_are_not_where_the_agent_is(backend, tasks):
+    if (await backend.probe()).isolation < Isolation.NAMESPACES:
+        pytest.skip("programs of this backend see the host's files")
+    look = (
+        "for d in /*; do case $d in /usr|/lib*|/bin|/sbin|/proc|/sys|/dev) ;; *) echo $d;; esac;"
+        " done | xargs grep -rlE 'def test_secre[t]|min[(]value, high' 2>/dev/null; true"
+    )
+    find = f'test -z "$({look})"'
+    assert (await play(backend, tasks[1], find)).rewards == 0.0
+
+
+async def test_a_process_left_behind_changes_nothing_that_is_graded(backend, tasks):
+    # Caught: grading in the agent's sandbox. The background process mends what is tested there.
+    left = f"(setsid sh -c 'sleep 0.3; {GOLD.replace(chr(39), chr(34))}' >/dev/null 2>&1 &) ; true"
+    assert (await play(backend, tasks[0], left)).rewards == 0.0

@@ -1,0 +1,130 @@
+"""Harbor task directories: read, played from their folder, graded by their own tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from agentrl_envs.swe import HarborTask
+from agentrl_sandboxes import make_backend
+
+from agentrl.config.schema import DatasetSection
+from agentrl.data import load_tasks
+from agentrl.env import Action, EnvContext
+from agentrl.errors import DataError, GraderError
+from agentrl.types import Message, Task
+from tests.envs.swe.swe_episode import SUBMITTED, TOOLS, Place
+
+TEST = """#!/bin/bash
+mkdir -p /logs/verifier
+if python3 /tests/check.py; then echo 1 > /logs/verifier/reward.txt
+else echo '{"reward": 0.25}' > /logs/verifier/reward.json; fi
+"""
+CHECK = "import sys\nsys.exit(open('/app/hello.txt').read() != 'hi\\n')\n"
+
+
+@pytest.fixture
+async def backend():
+    made = await make_backend("auto")
+    yield made
+    await made.close()
+
+
+def write(
+    folder: Path, *, toml: str = "[verifier]\ntimeout_sec = 20.0\n", test: str = TEST
+) -> Path:
+    for name, text in {
+        "task.toml": f'version = "1.0"\n[metadata]\ndifficulty = "easy"\n{toml}',
+        "instruction.md": "Write hi into /app/hello.txt, not into /applied.",
+        "environment/Dockerfile": "FROM debian\nWORKDIR /app\nCOPY . /app\n",
+        "environment/given.txt": "x",
+        "tests/test.sh": test,
+        "tests/check.py": CHECK,
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def load(folder: Path, **args) -> list[Task]:
+    args = {"path": folder.name, **args}
+    section = DatasetSection(source="agentrl_envs.swe:harbor_tasks", args=args)
+    return load_tasks(section, base=folder.parent)
+
+
+async def play(backend, task: Task, script: str, **args):
+    place = Place(backend)
+    env = HarborTask(**args)
+    env.context = EnvContext(tools=TOOLS, open_sandbox=place.open, new_sandbox=place.fresh)
+    try:
+        shown = (await env.reset(task)).content
+        sandbox = await place.open()
+        result = await sandbox.exec(("sh", "-c", script), cwd="repo")
+        assert result.exit_code == 0, result
+        return shown, await env.step(Action(text="", tool_results=(SUBMITTED,)))
+    finally:
+        await place.close()
+
+
+async def test_a_task_is_played_and_its_tests_give_the_score(backend, tmp_path):
+    write(tmp_path / "tasks/hello")
+    (task,) = load(tmp_path / "tasks", image="none")
+    assert (task.id, task.metadata) == ("hello", {"difficulty": "easy"})
+    shown, step = await play(backend, task, "echo hi >hello.txt; rm given.txt; ls ..")
+    assert isinstance(shown[1], Message)
+    assert "/repo/hello.txt, not into /applied." in shown[1].content
+    assert (step.rewards, step.scores) == (1.0, 1.0)
+    _, half = await play(backend, task, "echo no >hello.txt", reward="fraction")
+    assert (half.rewards, half.scores) == (0.25, 0.25)
+    # What is not in the task's folder does not reach the tests: neither a result nor other tests.
+    cheat = "mkdir -p ../grade/logs/verifier ../grade/tests; echo no >hello.txt;"
+    cheat += "echo 1 >../grade/logs/verifier/reward.txt; echo >../grade/tests/check.py"
+    assert (await play(backend, task, cheat))[1].rewards == 0.0
+    assert (await play(backend, task, "cd ..; rm -rf repo"))[1].rewards == 0.0
+
+
+@pytest.mark.parametrize(("written", "earned"), [("1e9", 1.0), ("-3", 0.0)])
+async def test_no_score_leaves_its_bounds(written, earned, backend, tmp_path):
+    write(tmp_path / "tasks/hello", test=f"mkdir -p /logs/verifier; echo {written} "
+          ">/logs/verifier/reward.txt")  # fmt: skip
+    (task,) = load(tmp_path / "tasks", image="none")
+    _, step = await play(backend, task, "true", reward="fraction")
+    assert (step.rewards, step.scores) == (earned, earned)
+
+
+async def test_tests_that_say_nothing_are_no_reward_of_0(backend, tmp_path):
+    write(tmp_path / "tasks/hello", test="echo broken >&2; exit 1")
+    (task,) = load(tmp_path / "tasks", image="none")
+    with pytest.raises(GraderError, match=r"wrote no /logs/verifier/reward.txt.*broken"):
+        await play(backend, task, "true")
+
+
+def test_images_come_from_the_task_or_from_the_config(tmp_path):
+    write(tmp_path / "tasks/a")
+    write(tmp_path / "tasks/b", toml='[environment]\ndocker_image = "mine:1"\nworkdir = "/w"\n')
+    first, second = load(tmp_path / "tasks", image="harbor-{name}")
+    assert (first.label["image"], first.label["root"]) == ("harbor-a", "/app")
+    assert (second.label["image"], second.label["root"]) == ("mine:1", "/w")
+    with pytest.raises(DataError, match=r"a/task.toml: .*names no docker_image; build one with"):
+        load(tmp_path / "tasks")
+    (only,) = load(tmp_path / "tasks/b")
+    assert only.id == "b"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("instruction.md", None, "hello: a Harbor task needs instruction.md"),
+        ("tests/test.sh", None, "hello: a Harbor task needs tests/test.sh"),
+        ("task.toml", "[broken", "hello: task.toml or instruction.md"),
+        ("task.toml", '[verifier]\ntimeout_sec = "long"', "verifier.timeout_sec is 'long'"),
+        ("task.toml", None, "no Harbor tasks here; expected NAME/task.toml"),
+    ],
+)
+def test_a_broken_task_directory_is_named(tmp_path, name, text, words):
+    place = write(tmp_path / "tasks/hello") / name
+    place.unlink()
+    if text is not None:
+        place.write_text(text)
+    with pytest.raises(DataError, match=words):
+        load(tmp_path / "tasks", image="none")

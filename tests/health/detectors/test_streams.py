@@ -1,0 +1,203 @@
+"""The measure of the detectors: labelled streams, made up and recorded from real runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import leaves, parse_config
+from agentrl.errors import ConfigError
+from agentrl.health import (
+    DASHBOARD,
+    THRESHOLDS,
+    History,
+    RolloutFacts,
+    Series,
+    Status,
+    diagnose,
+    flat_config,
+)
+from agentrl.health.thresholds import limits
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "health"))
+
+from detectors import Judged, all_judged, cut, passes
+from faults.ill import ILL
+from faults.synthetic import drawn
+
+
+@pytest.fixture(scope="module")
+def judged() -> list[Judged]:
+    return all_judged(tenths=False)
+
+
+def test_nine_faults_of_ten_are_named_and_one_healthy_run_of_twenty_accused_at_most(judged) -> None:
+    assert len(judged) >= 40
+    assert sum(item.source == "recorded" for item in judged) >= 15
+    assert passes(judged), [item.stream.name for item in judged if not item.right]
+
+
+def test_every_detector_finds_something_among_the_streams(judged) -> None:
+    names = {verdict.name for verdict in diagnose(History(metrics={}))}
+    assert names == {name for item in judged for name in item.spoke}
+
+
+def test_findings_carry_evidence_and_levers_that_the_config_knows(judged) -> None:
+    keys = {key.name for key in leaves()}
+    for item in judged:
+        history = item.stream.history
+        last = max(series.steps[-1] for series in history.metrics.values())
+        ids = {fact.rollout_id for fact in history.rollouts}
+        for verdict in diagnose(history):
+            if verdict.status in (Status.OK, Status.UNKNOWN):
+                assert verdict.detail
+                assert not verdict.evidence
+                assert not verdict.levers
+                continue
+            where = f"{item.stream.name}: {verdict.name}"
+            assert verdict.evidence, where
+            assert verdict.levers, where
+            assert verdict.last_step is not None, where
+            assert verdict.last_step <= last, where
+            assert verdict.first_step is None or 0 <= verdict.first_step <= verdict.last_step, where
+            assert all(e.text for e in verdict.evidence), where
+            assert {r for e in verdict.evidence for r in e.rollout_ids} <= ids, where
+            assert {lever.key for lever in verdict.levers} <= keys, where
+
+
+SETTINGS = (
+    [],
+    ["algorithm.preset=grpo", "algorithm.kl_coef=0.05", "train.epochs_per_batch=4"],
+    ["algorithm.preset=ppo", "algorithm.old_log_probs=recompute", "critic.learning_rate=0.1"],
+    ["schedule.staleness_threshold=1.0", "schedule.trigger_parameter_sync_step=4",
+     "rollout.top_p=0.9"],
+    ["rollout.max_response_tokens=4000", "train.max_grad_norm=5.0"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", SETTINGS)
+def test_levers_change_something_and_give_a_config_that_loads(judged, overrides) -> None:
+    """Fails for a value that the config refuses, or one that is set already."""
+    data = {"env": {"target": "x.py:X"}, "dataset": {"source": "x.jsonl"}}
+    config = parse_config(data, overrides)
+    flat = flat_config(config)
+    pulled = set()
+    for item in judged:
+        # Reading texts takes the most time, and what they lead to does not depend on the setting.
+        rollouts = () if overrides else item.stream.history.rollouts
+        history = History(metrics=item.stream.history.metrics, rollouts=rollouts, config=flat)
+        for verdict in diagnose(history):
+            values = {lever.key: lever.value for lever in verdict.levers}
+            assert len(values) == len(verdict.levers)
+            changed: dict = {}
+            for key, value in values.items():
+                assert flat.get(key) != value, f"{verdict.name}: {key} is {value} already"
+                node = changed
+                *sections, leaf = key.split(".")
+                for section in sections:
+                    node = node.setdefault(section, {})
+                node[leaf] = value
+                pulled.add(key)
+            # A preset brings its own loss along, so it is the one lever that stands alone.
+            if "preset" not in changed.get("algorithm", {}):
+                parse_config(_merged(config.model_dump(mode="json"), changed))
+    assert len(pulled) > 15
+
+
+def _merged(base: dict, changes: dict) -> dict:
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+def test_thresholds_can_be_replaced_by_name() -> None:
+    stream = next(s for s in drawn(ILL) if s.name == "kl too large at once")
+    found = {v.name: v for v in diagnose(stream.history)}
+    assert found["kl_too_large"].status is Status.FAIL
+    calm = {v.name: v for v in diagnose(stream.history, {"kl_too_large/bound": 100.0})}
+    assert calm["kl_too_large"].status is Status.OK
+    own = History(
+        metrics=stream.history.metrics, config={"health.thresholds.kl_too_large/bound": 100.0}
+    )
+    assert {v.name: v for v in diagnose(own)}["kl_too_large"].status is Status.OK
+    with pytest.raises(ConfigError, match="did you mean 'kl_too_large/bound'"):
+        limits({"kl_too_large/bounds": 3.0})
+    with pytest.raises(ConfigError, match="finite number"):
+        limits({"kl_too_large/bound": float("nan")})
+    # Nobody's run dies of a threshold that another version knew.
+    assert diagnose(History(metrics={}, config={"health.thresholds.gone": 1.0}))
+
+
+def test_thresholds_and_bands_say_where_they_are_from() -> None:
+    from agentrl.metrics import find_metric
+
+    assert len({item.name for item in THRESHOLDS}) == len(THRESHOLDS)
+    assert all(item.source and item.what for item in THRESHOLDS)
+    for band in DASHBOARD:
+        assert band.source
+        assert find_metric(band.metric.replace("*", "NAME")), band.metric
+
+
+def test_a_finding_is_not_made_before_its_time(judged) -> None:
+    """The first tenth of a fault that shows itself late holds nothing to find."""
+    late = {"kl runs away", "value loss grows", "reward falls", "entropy climbs"}
+    for item in judged:
+        if item.stream.name in late:
+            early = diagnose(cut(item.stream.history, 0.3))
+            spoke = {v.name for v in early if v.status in (Status.WARN, Status.FAIL)}
+            assert not spoke & item.stream.expected, item.stream.name
+
+
+def test_recovered_harm_is_a_warning_and_says_since_when() -> None:
+    steps = tuple(range(1, 41))
+    gap = tuple(2.0 if 5 <= step <= 14 else 0.01 for step in steps)
+    name = "sampling/sampling_logp_difference/mean"
+    verdicts = diagnose(History(metrics={name: Series(steps=steps, values=gap)}))
+    found = next(v for v in verdicts if v.name == "sampler_learner_gap")
+    assert found.status is Status.WARN
+    assert "over since step 14" in found.detail
+    assert (found.first_step, found.last_step) == (5, 14)
+
+
+def test_short_answers_that_are_all_right_are_no_pattern() -> None:
+    """Fails if tasks that want the same words are taken for a collapse."""
+
+    def facts(step: int, score: float) -> list[RolloutFacts]:
+        text = (
+            "yes, the two words are the same" if step > 3 else f"I wonder {step * 37} {score} times"
+        )
+        return [
+            RolloutFacts(
+                step=step, kind="train", task_id=f"{step}-{n}", group_id=f"{step}-{n}",
+                rollout_id=f"{step}-{n}", reward=score, score=score, advantage=0.0,
+                termination="env_done", action_tokens=8, duration_s=1.0, turns=1, tool_calls=0,
+                tool_errors=0, text=text,
+            )
+            for n in range(8)
+        ]  # fmt: skip
+
+    for score, status in ((1.0, Status.OK), (0.2, Status.FAIL)):
+        rollouts = [fact for step in range(1, 7) for fact in facts(step, score)]
+        verdicts = diagnose(History(metrics={}, rollouts=rollouts))
+        assert next(v for v in verdicts if v.name == "pattern_collapse").status is status
+
+
+def test_a_value_loss_that_falls_is_healthy_and_one_that_grows_is_not() -> None:
+    steps = tuple(range(1, 31))
+    for rate, status in ((-0.1, Status.OK), (0.1, Status.WARN)):
+        loss = tuple(0.1 * 2.718 ** (rate * step) for step in steps)
+        verdicts = diagnose(History(metrics={"critic/vf_loss": Series(steps=steps, values=loss)}))
+        found = next(v for v in verdicts if v.name == "value_divergence")
+        assert (found.status is Status.OK) == (status is Status.OK), found.detail
+
+
+def test_a_critic_far_worse_than_none_is_named_within_a_few_steps() -> None:
+    """Fails if a run that a rule stops early is left without a diagnosis."""
+    loss = Series(steps=(1, 2, 3, 4, 5, 6), values=(0.03, 20.0, 80.0, 60.0, 90.0, 70.0))
+    verdicts = diagnose(History(metrics={"critic/vf_loss": loss}))
+    found = next(v for v in verdicts if v.name == "value_divergence")
+    assert "always saying 0 costs 0.03" in found.detail

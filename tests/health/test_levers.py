@@ -1,0 +1,21 @@
+"""A lever fits what was found: nobody is told to change what has no part in it."""
+
+from __future__ import annotations
+
+from agentrl.health import diagnose, read_history
+
+
+def _levers(make_run, kind: str) -> set[str]:
+    run = make_run(
+        {"rollout/started": [16.0] * 8, f"rollout/termination/{kind}": [3.0] * 8},
+    )
+    found = next(v for v in diagnose(read_history(run)) if v.name == "infrastructure")
+    return {lever.key for lever in found.levers}
+
+
+def test_only_lost_sandboxes_ask_for_a_larger_sandbox(make_run) -> None:
+    assert _levers(make_run, "sandbox_failed") == {"rollout.retries", "sandbox.limits.memory_mb"}
+
+
+def test_environments_that_crash_may_need_time(make_run) -> None:
+    assert _levers(make_run, "env_crashed") == {"rollout.retries", "rollout.env_timeout_s"}

@@ -1,0 +1,110 @@
+"""The lines of preflight that advise: each names what to set, and is content once it is set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import load_config
+from agentrl.errors import ConfigError
+from agentrl.finding import Finding, Status
+from agentrl.preflight.checks import setup
+from agentrl.preflight.checks.facts import PreflightFacts
+from agentrl.runtime.assembly.parts import load_task_sets
+from tests.runtime.tiny_project import write_project
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_project(tmp_path_factory.mktemp("setup"))
+
+
+async def line(project: Path, name: str, overrides: Sequence[str]) -> Finding:
+    config = load_config(project, overrides)
+    found = PreflightFacts(tasks=load_task_sets(config, base=project.parent))
+    calls = {
+        "batch": lambda: setup.batch(config),
+        "normalisation": lambda: setup.normalisation(config, found),
+        "kl": lambda: setup.kl(config),
+        "evaluation": lambda: setup.evaluation(config, found),
+        "early stop": lambda: setup.early_stop(config),
+        "async": lambda: setup.asynchrony(config, project.parent),
+        "critic": lambda: setup.critic(config),
+    }
+    outcome = await calls[name]()
+    if isinstance(outcome, str):
+        return Finding(name=name, status=Status.OK, detail=outcome)
+    return outcome
+
+
+ASYNC = ["serving.engine=vllm", "schedule.staleness_threshold=1", "schedule.partial_rollout=true"]
+RECOMPUTE = [*ASYNC, "algorithm.old_log_probs=recompute"]
+REFERENCE = ["algorithm.kl_coef=0.01"]
+PPO = ["algorithm.preset=ppo"]
+ENTROPY = "health.rules=['entropy < 0.05 for 10 steps -> stop']"
+LARGE = ["rollout.prompts_per_step=256", "rollout.n_samples_per_prompt=8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "status", "words"),
+    [
+        ("batch", [], "warn", ["groups of 4", "set rollout.n_samples_per_prompt: 8", "3 prompts"]),
+        ("batch", LARGE, "ok", ["256 prompts of 8 rollouts"]),
+        ("batch", PPO, "warn", ["12 rollouts a step", "set rollout.prompts_per_step: 16"]),
+        ("batch", [*PPO, "rollout.prompts_per_step=16"], "ok", ["16 prompts of 4"]),
+        ("normalisation", [], "warn", ["of unknown size", "set reward.normalize: true"]),
+        ("normalisation", ["reward.normalize=true"], "ok", ["running standard deviation"]),
+        ("normalisation", ["reward.clip=[-1, 1]"], "ok", ["clipped to [-1.0, 1.0]"]),
+        ("normalisation", ["algorithm.preset=grpo"], "ok", ["group's standard deviation"]),
+        ("normalisation", PPO, "ok", ["whitened"]),
+        ("kl", [], "warn", ["no reference policy", "set algorithm.kl_coef"]),
+        ("kl", [ENTROPY], "ok", ["a rule watches the entropy"]),
+        ("kl", REFERENCE, "warn", ["fixed controller", "set algorithm.kl_controller: window"]),
+        ("kl", [*REFERENCE, "algorithm.kl_controller=window"], "ok", ["target [0.05, 0.2]"]),
+        ("evaluation", ["eval.datasets={}"], "warn", ["no held-out tasks", "add eval.datasets"]),
+        ("evaluation", [], "warn", ["3 tasks leave a wide interval"]),
+        ("evaluation", ["train.steps=500"], "warn", ["set eval.every_steps: 50"]),
+        ("early stop", [], "warn", ["no rule ends", "entropy < 0.05"]),
+        ("early stop", [ENTROPY], "ok", ["-> stop"]),
+        ("early stop", ["health.rules=['kl > 2 for 2 steps -> stop']"], "warn", ["never measured"]),
+        (
+            "early stop",
+            ["health.rules=['entropy < 1 for 2 steps -> warn']"],
+            "warn",
+            ["let one of health.rules end in -> stop"],
+        ),
+        ("async", [], "ok", ["on-policy"]),
+        ("async", ASYNC, "ok", ["ratios are taken to the sampler"]),
+        ("async", RECOMPUTE, "fail", ["older weights", "set algorithm.is_correction_type: tis"]),
+        ("async", [*RECOMPUTE, "algorithm.is_correction_type=tis"], "ok", ["corrected by tis"]),
+        ("async", [*ASYNC, "schedule.partial_rollout=false"], "warn", ["partial_rollout: true"]),
+        ("critic", [], "ok", ["dr_grpo has no critic"]),
+        ("critic", PPO, "warn", ["no faster than the policy", "critic.learning_rate: 0.01"]),
+        ("critic", [*PPO, "critic.learning_rate=0.01"], "warn", ["set critic.warmup_steps: 1"]),
+        (
+            "critic",
+            [*PPO, "critic.learning_rate=0.01", "critic.warmup_steps=2"],
+            "ok",
+            ["from the policy itself", "2 steps of its own first"],
+        ),
+    ],
+)
+async def test_each_line_advises_until_it_is_heeded(
+    project: Path, name: str, overrides: list[str], status: str, words: list[str]
+) -> None:
+    check = await line(project, name, overrides)
+    assert check.status == status, check
+    text = f"{check.detail} {check.fix}"
+    assert [word for word in words if word not in text] == [], text
+    assert bool(check.fix) is (status != "ok")
+
+
+async def test_what_cannot_be_read_is_an_error(project: Path) -> None:
+    with pytest.raises(ConfigError, match="health"):
+        await line(project, "early stop", ["health.rules=['entropy below 1']"])
+    with pytest.raises(ConfigError, match="nowhere"):
+        await line(project, "critic", [*PPO, "critic.path=./nowhere"])
+    with pytest.raises(ConfigError, match="no_such_loss"):
+        await line(project, "async", [*ASYNC, "algorithm.policy_loss=no_such_loss"])

@@ -1,0 +1,220 @@
+"""A whole step through all of the shaping, in its order."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config.schema import RewardSection
+from agentrl.errors import DataError
+from agentrl.reward import RewardShaper
+from agentrl.types import FinishReason, Termination, TrajectoryGroup
+from tests.reward.reward_rollouts import group_of, rollout
+
+
+def shaper(**section: Any) -> RewardShaper:
+    return RewardShaper(RewardSection(**section), max_response_tokens=10)
+
+
+def rewards(groups: Any) -> dict[str, float | None]:
+    return {row.rollout_id: row.reward for group in groups for row in group.trajectories}
+
+
+def test_nothing_configured_changes_nothing() -> None:
+    group = group_of(rollout("a", 0.1 + 0.2, turn_rewards=(0.1, 0.2)), rollout("b", None))
+    shaped = shaper().shape([group])
+    assert shaped.groups[0] is group
+    assert shaped.skip_groups == {}
+
+
+def test_the_order_is_overlong_stop_eos_clip() -> None:
+    """By hand: 1 - 1/2 (9 of 10 tokens, buffer 2) = 1/2; truncated: /4 = 1/8; no EOS: - 1/2 = -3/8;
+    clipped at -1/4. Any other order gives another number."""
+    cut = rollout(
+        "a", 1.0, sampled=9, finish=FinishReason.LENGTH, termination=Termination.MAX_TOKENS
+    )
+    options: dict[str, Any] = {
+        "overlong": 2,
+        "stop_properly_penalty_coef": 0.25,
+        "missing_eos_penalty": 0.5,
+    }
+    assert rewards(shaper(**options).shape([group_of(cut)]).groups) == {"a": -0.375}
+    shaped = shaper(**options, clip=(-0.25, 1.0)).shape([group_of(cut)])
+    assert rewards(shaped.groups) == {"a": -0.25}
+    bag = shaped.metrics.result()
+    assert bag["reward_shaping/overlong/mean"] == -0.5
+    assert bag["reward_shaping/stop_properly/mean"] == -0.375
+    assert bag["reward_shaping/missing_eos/mean"] == -0.5
+    assert bag["reward_shaping/clip/mean"] == 0.125
+    assert bag["reward_shaping/clip/share"] == 1.0
+    assert bag["reward_shaping/reward"] == -0.25
+
+
+def test_length_is_what_the_policy_sampled_over_all_rows() -> None:
+    """Fails with a length that counts environment tokens (verl), or one row (it would be 4)."""
+    rows = [
+        rollout("a", 1.0, sampled=5, environment=40),
+        rollout("a", 1.0, sampled=4, environment=9, row_index=1),
+    ]
+    shaped = shaper(overlong=4).shape([group_of(*rows)])
+    assert [row.reward for row in shaped.groups[0].trajectories] == [0.25, 0.25]
+
+
+def test_only_truncated_rollouts_must_stop_properly() -> None:
+    kinds = {
+        Termination.ENV_DONE: 1.0,
+        Termination.NO_TOOL_CALL: 1.0,
+        Termination.MAX_TURNS: -0.5,
+        Termination.MAX_TOKENS: -0.5,
+        Termination.CONTEXT_FULL: -0.5,
+        Termination.TOOL_TIMEOUT: 1.0,
+    }
+    rows = [rollout(kind, 1.0, termination=kind) for kind in kinds]
+    shaped = shaper(stop_properly_penalty_coef=-0.5).shape([group_of(*rows)])
+    assert rewards(shaped.groups) == {str(kind): value for kind, value in kinds.items()}
+
+
+def test_raising_a_negative_reward_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    cut = [rollout(name, -2.0, termination=Termination.MAX_TOKENS) for name in "ab"]
+    own = shaper(stop_properly_penalty_coef=0.0)
+    with caplog.at_level(logging.WARNING):
+        own.shape([group_of(*cut)])
+        own.shape([group_of(*cut)])
+        shaper(stop_properly_penalty_coef=-1.0).shape([group_of(*cut)])
+    assert len(caplog.records) == 1
+    assert "rollout a has the reward -2: multiplying raises it to 0" in caplog.text
+
+
+def test_normalised_by_all_rewards_so_far() -> None:
+    own = shaper(normalize=True)
+    first, second = [0.0, 1.0, 5.0], [2.0, 2.0]
+    own.shape([group_of(*(rollout(f"a{i}", value) for i, value in enumerate(first)))])
+    step = [group_of(*(rollout(f"b{i}", value) for i, value in enumerate(second)))]
+    got = rewards(own.shape(step).groups)
+    every = first + second
+    expected = (2.0 - fmean(every)) / stdev(every)
+    assert Fraction(fmean(every)) == 2  # so the shaped rewards are exactly 0
+    assert list(got.values()) == pytest.approx([expected] * 2, abs=1e-15)
+    step = [group_of(rollout("c", 9.0))]
+    every.append(9.0)
+    got = rewards(own.shape(step).groups)
+    assert got["c"] == pytest.approx((9.0 - fmean(every)) / stdev(every), rel=1e-12)
+
+
+def test_statistics_are_of_trusted_rewards_after_the_clip() -> None:
+    own = shaper(clip=(-1.0, 1.0))
+    own.shape(
+        [
+            group_of(
+                rollout("a", 50.0),
+                rollout("b", -1.0),
+                rollout("c", None, termination=Termination.ENV_CRASHED),
+                # Whatever stands in a rollout that cannot be trusted reaches nothing.
+                rollout("d", math.nan, termination=Termination.STALE),
+            )
+        ]
+    )
+    assert (own.moments.count, own.moments.mean, own.moments.squares) == (2, 0.0, 2.0)
+
+
+def test_rows_of_a_rollout_count_once() -> None:
+    own = shaper()
+    rows = [rollout("a", 1.0, row_index=index) for index in range(3)]
+    own.shape([group_of(*rows, rollout("b", 0.0))])
+    assert (own.moments.count, own.moments.mean) == (2, 0.5)
+
+
+@given(st.permutations(range(5)))
+def test_the_order_of_rollouts_changes_no_bit(order: list[int]) -> None:
+    rows = [rollout(f"r{i}", 0.1 * i**2, sampled=i + 5) for i in range(5)]
+    options: dict[str, Any] = {"normalize": True, "overlong": 4}
+    plain = rewards(shaper(**options).shape([group_of(*rows)]).groups)
+    mixed = rewards(shaper(**options).shape([group_of(*(rows[i] for i in order))]).groups)
+    assert plain == mixed
+
+
+def test_saved_and_loaded_exactly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    step = [group_of(*(rollout(f"a{i}", 0.1 * i) for i in range(3)))]
+    one, other = shaper(normalize=True), shaper(normalize=True)
+    one.shape(step)
+    one.save(tmp_path)
+    other.load(tmp_path)
+    assert one.moments == other.moments
+    assert rewards(one.shape(step).groups) == rewards(other.shape(step).groups)
+    with caplog.at_level(logging.WARNING):
+        other.load(tmp_path / "elsewhere")
+    assert "begin anew" in caplog.text
+
+
+def test_what_multiplies_a_reward_multiplies_those_of_its_turns() -> None:
+    """Return-to-go takes earlier turns off the whole reward; fails if they are in other units."""
+    row = rollout("a", 3.0, turn_rewards=(1.0, None, 2.0), termination=Termination.MAX_TURNS)
+    shaped = shaper(stop_properly_penalty_coef=0.5).shape([group_of(row)]).groups[0].trajectories[0]
+    assert [turn.reward for turn in shaped.turns] == [0.5, None, 1.0]
+    own = shaper(normalize=True)
+    others = [rollout("b", 0.0), rollout("c", 6.0)]
+    shaped = own.shape([group_of(row, *others)]).groups[0].trajectories[0]
+    assert own.moments.std == 3.0
+    assert [turn.reward for turn in shaped.turns] == pytest.approx([1 / 3, None, 2 / 3])
+    assert shaped.reward == 0.0
+    # `env_weight` was in the reward when it was measured, but not in what `step` returned.
+    half = replace(row, reward=1.5, termination=Termination.ENV_DONE)
+    shaped = shaper(env_weight=0.5).shape([group_of(half)]).groups[0].trajectories[0]
+    assert [turn.reward for turn in shaped.turns] == [0.5, None, 1.0]
+    assert shaped.reward == 1.5
+
+
+def scored(name: str, *scores: float, reward: float = 0.5) -> TrajectoryGroup:
+    rows = [
+        rollout(f"{name}{i}", reward, score=score, group_id=name) for i, score in enumerate(scores)
+    ]
+    return group_of(*rows, name=name)
+
+
+def test_the_filter_looks_at_measured_scores() -> None:
+    """Fails if it looks at rewards: all are equal here, and shaping moves them."""
+    groups = [scored("easy", 1, 1), scored("hard", 0, 0), scored("mixed", 1, 0)]
+    shaped = shaper(dynamic_filtering=(0, 1), missing_eos_penalty=0.25, normalize=True).shape(
+        groups
+    )
+    assert shaped.skip_groups == {"easy": "too_easy", "hard": "too_hard"}
+    bag = shaped.metrics.result()
+    assert (bag["batch/groups_too_easy"], bag["batch/groups_too_hard"]) == (1, 1)
+    assert bag["batch/groups_filtered_share"] == pytest.approx(2 / 3)
+    assert len(shaped.groups) == 3
+
+
+def test_the_filter_takes_the_reward_where_there_is_no_score_and_trusted_rollouts_only() -> None:
+    crashed = rollout("x", None, termination=Termination.ENV_CRASHED, group_id="a")
+    all_right = group_of(rollout("r", 1.0, group_id="a"), crashed, name="a")
+    unknown = group_of(replace(crashed, group_id="b"), name="b")
+    shaped = shaper(dynamic_filtering=(0, 1), clip=(0.0, 0.5)).shape([all_right, unknown])
+    assert shaped.skip_groups == {"a": "too_easy"}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_is_refused(value: float) -> None:
+    with pytest.raises(DataError, match=r"rollout a of task t: reward is (nan|inf)"):
+        shaper().shape([group_of(rollout("a", value))])
+    with pytest.raises(DataError, match=r"rollout a of task t: score is (nan|inf)"):
+        shaper(dynamic_filtering=(0, 1)).shape([group_of(rollout("a", 1.0, score=value))])
+
+
+def test_parts_are_metrics_and_a_broken_one_costs_itself() -> None:
+    rows = [
+        rollout("a", 1.0, reward_parts={"tests": 1.0, "odd": math.nan}),
+        rollout("b", 0.0, reward_parts={"tests": 0.0}),
+        rollout("c", None, reward_parts={"tests": 9.0}, termination=Termination.ENV_CRASHED),
+    ]
+    bag = shaper().shape([group_of(*rows)]).metrics.result()
+    assert bag["rewards/tests/mean"] == 0.5
+    assert "rewards/odd/mean" not in bag

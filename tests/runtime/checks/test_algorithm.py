@@ -1,0 +1,194 @@
+"""What `--dry-run` says of algorithm and rewards, and what a run notes when it begins."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import RunConfig, load_config
+from agentrl.finding import Finding, Status
+from agentrl.preflight.plan import preflight
+from agentrl.runtime.checks.algorithm import doubts
+from agentrl.runtime.launch import check_parts
+from tests.runtime.tiny_project import write_project
+
+FUNCTIONS = """
+def short(trajectory, task, limit=10):
+    return float(trajectory.num_action_tokens < limit)
+
+
+def ours(inputs):
+    raise NotImplementedError
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_project(tmp_path_factory.mktemp("checks"))
+    (path.parent / "mine.py").write_text(FUNCTIONS)
+    return path
+
+
+async def check(project: Path, *overrides: str) -> dict[str, Finding]:
+    config = load_config(project, overrides)
+    return {item.name: item for item in await preflight(config, base=project.parent)}
+
+
+def doubts_of(project: Path, *overrides: str) -> list[str]:
+    return doubts(load_config(project, overrides), base=project.parent)
+
+
+async def test_the_report_shows_blocks_and_rewards(project: Path) -> None:
+    checks = await check(
+        project,
+        "algorithm.preset=rloo",
+        "reward.functions={short: {target: 'mine.py:short', weight: 0.5, args: {limit: 3}}}",
+        "reward.clip=[-1, 1]",
+    )
+    assert checks["algorithm"].status is Status.OK
+    assert "A baseline    rloo: R - mean of the others" in checks["algorithm"].detail
+    assert checks["rewards"].detail == "1 * env + 0.5 * short; clip (-1.0, 1.0)"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "words"),
+    [
+        (["algorithm.policy_loss=ppo_clop"], "algorithm", "did you mean 'ppo_clip'"),
+        (["algorithm.policy_loss=mine.py:missing"], "algorithm", "has no 'missing'"),
+        (["reward.functions={f: {target: 'mine.py:long'}}"], "rewards", "has no 'long'"),
+        (["reward.functions={f: {target: 'mine.py:short', args: {x: 1}}}"], "rewards", "'x'"),
+    ],
+)
+async def test_what_does_not_resolve_fails(
+    project: Path, overrides: list[str], name: str, words: str
+) -> None:
+    checks = await check(project, *overrides)
+    assert checks[name].status is Status.FAIL
+    assert words in checks[name].detail
+
+
+def test_reward_functions_are_resolved_before_a_run_opens_anything(project: Path) -> None:
+    config: RunConfig = load_config(project, ["reward.functions={f: {target: 'mine.py:long'}}"])
+    with pytest.raises(ValueError, match="has no 'long'"):
+        check_parts(config, base=project.parent)
+
+
+CUT = ["runtime=ray", "serving.engine=vllm"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([*CUT, "train.backend=deepspeed", "train.optimizer=muon"], "needs whole matrices"),
+        (
+            [*CUT, "train.backend=deepspeed", "train.backend.zero_stage=0"],
+            "set train.backend.zero_stage: 1",
+        ),
+        ([*CUT, "train.backend=fsdp2", "algorithm.preset=ppo"], "only trained with the backend"),
+        (["critic.path=./nowhere", "algorithm.preset=ppo"], "critic.path './nowhere' does not"),
+    ],
+)
+async def test_what_no_trainer_can_be_made_of_is_named_before_anything_is_loaded(
+    project: Path, overrides: list[str], words: str
+) -> None:
+    """Fails ("ready to train") if the report does not ask what the trainer would refuse."""
+    overrides = ["model.dtype=bfloat16", *overrides]
+    checks = await check(project, *overrides)
+    assert checks["trainer"].status is Status.FAIL, checks["trainer"]
+    assert words in checks["trainer"].detail
+    # A policy is scored without a trainer.
+    check_parts(load_config(project, overrides), base=project.parent)
+
+
+async def test_adapters_without_peft_are_refused_before_anything_is_loaded(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if the package is only looked for with the model in memory."""
+    monkeypatch.setitem(sys.modules, "peft", None)  # what Python takes for not installed
+    checks = await check(project, "train.lora.rank=4")
+    assert checks["trainer"].status is Status.FAIL, checks["trainer"]
+    assert "agentrl[lora]" in checks["trainer"].detail
+    assert (await check(project))["trainer"].status is Status.OK
+
+
+AHEAD = ["schedule.staleness_threshold=1", "schedule.partial_rollout=true"]
+
+
+async def test_running_ahead_without_a_correction_warns(project: Path) -> None:
+    uncorrected = [*AHEAD, "algorithm.old_log_probs=recompute"]
+    checks = await check(project, *uncorrected)
+    assert checks["algorithm"].status is Status.WARN
+    assert "is_correction_type 'none' ppo_clip takes them" in checks["algorithm"].detail
+    assert "A baseline" in checks["algorithm"].detail
+    # What corrects, or is on-policy, is no doubt.
+    assert doubts_of(project, *uncorrected, "algorithm.is_correction_type=tis") == []
+    assert doubts_of(project, *uncorrected, "algorithm.preset=tis_reinforce") == []
+    assert doubts_of(project, *AHEAD) == []
+    assert doubts_of(project, *AHEAD, "algorithm.old_log_probs=decoupled") == []
+    assert doubts_of(project, "algorithm.old_log_probs=recompute") == []
+
+
+def test_a_loss_of_ones_own_is_found_from_the_run_file(project: Path) -> None:
+    assert doubts_of(project, "algorithm.policy_loss=mine.py:ours") == []
+    (doubt,) = doubts_of(
+        project, *AHEAD, "algorithm.old_log_probs=recompute", "algorithm.policy_loss=mine.py:ours"
+    )
+    assert "mine.py:ours takes them" in doubt
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm.kl_coef=0.1", "algorithm.kl_estimator=k1"], "k1 in the loss"),
+        (
+            ["algorithm.preset=ppo", "algorithm.kl_coef=0.1", "algorithm.kl_estimator=k2"],
+            "k2 in the reward",
+        ),
+        (
+            [
+                "algorithm.preset=ppo",
+                "rollout.n_samples_per_prompt=1",
+                "reward.dynamic_filtering=[0, 1]",
+            ],
+            "only one strictly between [0.0, 1.0]",
+        ),
+        (["reward.env_weight=0"], "every reward is 0"),
+        (["algorithm.is_correction_threshold=[0.5, 2]"], "is_correction_threshold has no effect"),
+        (["algorithm.importance_level=sequence"], "importance_level has no effect"),
+        (["algorithm.lam=0.9"], "lam has no effect with advantage_estimator dr_grpo"),
+        (["algorithm.preset=grpo", "algorithm.turn_rewards=return_to_go"], "use rloo or dr_grpo"),
+        (["critic.warmup_steps=2"], "there is no critic"),
+        (["checkpoint.best_by=eval/held/scores"], "'eval/held/scores' is no metric"),
+        (["checkpoint.keep_best=1", "eval.every_steps=0"], "only the last step is evaluated"),
+    ],
+)
+def test_doubts(project: Path, overrides: list[str], words: str) -> None:
+    (doubt,) = doubts_of(project, *overrides)
+    assert words in doubt
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.preset=tis_reinforce", "algorithm.importance_level=sequence"],
+        [
+            "algorithm.preset=tis_reinforce",
+            "algorithm.old_log_probs=recompute",
+            "algorithm.is_correction_threshold=[0, 3]",
+        ],
+        ["algorithm.preset=ppo", "algorithm.lam=0.9", "algorithm.whiten_advantages=mean"],
+        ["algorithm.preset=ppo", "critic.warmup_steps=2", "train.lora={rank: 1, alpha: 2}"],
+        ["reward.overlong.buffer_len=4", "reward.overlong.penalty_factor=0.5"],
+        ["algorithm.kl_coef=1", "algorithm.reference_update={every_steps: 3, polyak: 0.5}"],
+        ["checkpoint.keep_best=1", "checkpoint.best_by=eval/held/pass@3", "eval.n_samples=3"],
+    ],
+)
+def test_keys_that_are_read_are_no_doubt(project: Path, overrides: list[str]) -> None:
+    assert doubts_of(project, "eval.every_steps=1", *overrides) == []
+
+
+def test_a_buffer_longer_than_the_budget_is_refused(project: Path) -> None:
+    with pytest.raises(ValueError, match=r"overlong.buffer_len .49. is larger than .* .48."):
+        load_config(project, ["reward.overlong.buffer_len=49"])

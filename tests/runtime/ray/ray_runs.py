@@ -1,0 +1,134 @@
+"""Runs of the tiny project over Ray, in the process of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from agentrl.config import RunConfig, load_config
+from agentrl.data import TrajectoryStore
+from agentrl.runtime.assembly.metric_sinks import open_metrics
+from agentrl.runtime.assembly.parts import load_task_sets
+from agentrl.runtime.assembly.resume_point import resume_point
+from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.runtime.disk.run_name import holds_a_run, run_path
+from agentrl.runtime.drivers.synchronous import SynchronousRun
+from agentrl.runtime.progress import Progress
+from agentrl.runtime.ray.launch import RayStages, open_ray_stages
+from agentrl.runtime.records import Parts, RunResult
+from agentrl.runtime.stop import StopSwitch
+from tests.runtime.tiny_project import Agentrl
+
+Watch = Callable[[RayStages, RunDir], Awaitable[None]]
+
+
+async def drive(
+    path: Path, *overrides: str, watch: Watch | None = None, stop: StopSwitch | None = None
+) -> RunResult:
+    """Run, or go on with, the run of a config; `watch` runs beside it."""
+    config: RunConfig = load_config(path, ("runtime=ray", *overrides))
+    base = path.parent
+    tasks = load_task_sets(config, base=base)
+    if holds_a_run(run_path(config)):
+        directory, _, _ = RunDir.resume(run_path(config))
+    else:
+        directory = RunDir.create(config, base=base)
+    point = resume_point(directory, config, tasks)
+    metrics = open_metrics(directory, config)
+    try:
+        async with open_ray_stages(
+            config,
+            base=base,
+            run_dir=directory.path,
+            trajectories=directory.trajectories,
+            checkpoint=point.checkpoint,
+        ) as opened:
+            parts = Parts(
+                stages=opened.stages,
+                cursor=point.cursor,
+                leaps=dict(point.leaps),
+                eval_tasks=tasks.evals,
+                store=TrajectoryStore(directory.trajectories),
+                metrics=metrics,
+                in_flight=64,
+            )
+            run = SynchronousRun(
+                config,
+                directory,
+                parts,
+                history=point.history,
+                progress=Progress(),
+                stop=stop or StopSwitch(),
+            )
+            watching = asyncio.ensure_future(watch(opened, directory)) if watch else None
+            try:
+                return await run.run()
+            finally:
+                if watching:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
+    finally:
+        metrics.close()
+        directory.close()
+
+
+def children(pid: int, *words: str) -> list[int]:
+    """All processes below `pid`, also those whose parent has ended, that hold one of `words`."""
+    parents: dict[int, int] = {}
+    lines: dict[int, str] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = (folder / "stat").read_text()
+                state, parent = stat.rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    parents[int(folder.name)] = int(parent)
+                    lines[int(folder.name)] = (folder / "cmdline").read_text()
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return [p for p in sorted(found - {pid}) if not words or any(w in lines[p] for w in words)]
+
+
+def gone(pids: list[int], *, limit_s: float = 15.0) -> bool:
+    """Whether all of them end within the limit."""
+    deadline = time.monotonic() + limit_s
+    while any(_alive(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def line_of(pid: int) -> str:
+    """What a process is, for the message of a test that fails."""
+    try:
+        return f"{pid} " + Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200]
+    except OSError:
+        return f"{pid} ended"
+
+
+def wait_until(true: Callable[[], bool], *, limit_s: float = 15.0) -> None:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline, f"not true within {limit_s:g} s"
+        time.sleep(0.05)
+
+
+def pid_of(process: Agentrl) -> int:
+    """Of a real `agentrl` process."""
+    pid = process._process.pid
+    assert pid is not None
+    return pid

@@ -1,0 +1,178 @@
+"""A change that no engine took: the fleet waits for one to come back instead of ending the run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.engine import Engine, WeightTicket
+from agentrl.errors import EngineError, SyncError
+from agentrl.metrics import MetricBag
+from agentrl.runtime.assembly.local_stages import LocalEngines
+from agentrl.runtime.disk.checkpoint import list_checkpoints
+from agentrl.runtime.engine_wait import Push
+from agentrl.runtime.ray.engine_stage import RayEngines
+from agentrl.runtime.ray.engines import EngineAddress
+from agentrl.runtime.stop import Interrupted, StopSwitch
+from agentrl.serving import TokenClient
+from agentrl.testing import ByteTokenizer, ScriptedEngine
+from tests.runtime.driver_fakes import Fuse, StreamingWorker, drive, fake_config
+
+
+def engine(version: int = 0) -> ScriptedEngine:
+    return ScriptedEngine(["hello"], ByteTokenizer(), name="only", version=version)
+
+
+def ticket(version: int) -> WeightTicket:
+    return WeightTicket(backend="inprocess", version=version)
+
+
+async def test_a_sync_that_reached_nobody_is_tried_again_when_the_server_is_back() -> None:
+    """Fails if the fleet stays paused after the failure: nobody may come back then."""
+    first = engine(version=1)
+
+    async def recover(restarted: Engine) -> None:
+        await restarted.pause()
+        if restarted.version < 1:
+            await restarted.load_weights(ticket(1))
+        await restarted.resume()
+
+    client = TokenClient([first], probe_s=0.001, recover=recover)
+    tries = 0
+
+    async def push(version: int) -> MetricBag:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            await client.pause_all()
+            await first.close()
+            asyncio.get_running_loop().call_later(0.01, client.replace, "only", engine(-1))
+            raise SyncError("version 2 reached no engine")
+        await client.pause_all()
+        await client.load_weights(ticket(version))
+        await client.resume_all()
+        return MetricBag()
+
+    engines = LocalEngines(client, push, shared=False, patience_s=5.0)
+    await engines.sync(2)
+    assert (tries, client.version, client.active()) == (2, 2, ["only"])
+    await client.close()
+
+
+async def test_waiting_has_an_end() -> None:
+    """Fails if the run would wait for ever for a server that nobody starts."""
+    client = TokenClient([engine()], probe_s=0.001, recover=None)
+    client.recover = never
+    with pytest.raises(EngineError, match=r"no engine came back within 0\.05 s: gone"):
+        await client.start_over("gone", limit_s=0.05)
+    await client.close()
+
+
+async def never(_: Engine) -> None:
+    raise EngineError("still down")
+
+
+class NoRankFailure:
+    """Nobody dies."""
+
+    async def guard(self, work: Any) -> Any:
+        return await work
+
+
+class NoWorkers:
+    """A run without rollout workers."""
+
+    usable = ()
+
+
+def stage_of(kind: str, client: TokenClient, push: Push) -> LocalEngines | RayEngines:
+    if kind == "local":
+        return LocalEngines(client, push, shared=False, patience_s=30.0)
+    return RayEngines(
+        client,
+        NoWorkers(),  # pyright: ignore[reportArgumentType]
+        push,
+        NoRankFailure(),  # pyright: ignore[reportArgumentType]
+        addresses={"only": EngineAddress(name="only", address="http://a:1")},
+        shared=False,
+        patience_s=30.0,
+    )
+
+
+both = pytest.mark.parametrize("kind", ["local", "ray"])
+
+
+@both
+@pytest.mark.parametrize("caught_up", [False, True])
+async def test_an_outage_of_all_engines_is_survived_wherever_they_are(
+    kind: str, caught_up: bool
+) -> None:
+    """Fails if only one runtime waits, or if an engine that came back with the weights is given
+    them again: it refuses what is not newer."""
+
+    async def recover(restarted: Engine) -> None:
+        if caught_up:
+            await restarted.pause()
+            await restarted.load_weights(ticket(2))
+            await restarted.resume()
+
+    client = TokenClient([engine(version=1)], probe_s=0.001, recover=recover)
+    tries = 0
+
+    async def push(version: int) -> MetricBag:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise SyncError("version 2 reached no engine")
+        await client.pause_all()
+        await client.load_weights(ticket(version))
+        await client.resume_all()
+        return MetricBag()
+
+    await stage_of(kind, client, push).sync(2)
+    assert (tries, client.version, client.active()) == (2 - caught_up, 2, ["only"])
+    await client.close()
+
+
+@both
+async def test_a_signal_ends_the_wait_for_an_engine(kind: str) -> None:
+    """Fails if Ctrl-C is heard only when the patience ends."""
+    client = TokenClient([engine()], probe_s=0.001, recover=never)
+
+    async def push(version: int) -> MetricBag:
+        raise SyncError("it reached no engine")
+
+    stage, stop = stage_of(kind, client, push), StopSwitch()
+    stage.guard = stop.guard
+    asyncio.get_running_loop().call_later(0.02, stop.request)
+    async with asyncio.timeout(10):
+        with pytest.raises(Interrupted):
+            await stage.sync(1)
+    await client.close()
+
+
+@pytest.mark.parametrize("schedule", [{}, {"oversample": 2.0}, {"staleness_threshold": 1.0}])
+async def test_a_step_whose_weights_reach_nobody_is_kept(
+    tmp_path: Path, schedule: dict[str, float]
+) -> None:
+    """Fails if a run that is interrupted while it waits for engines saves the weights of a step
+    under the number of the one before, which would train it twice."""
+    stop, fuse = StopSwitch(), Fuse()
+
+    async def outage() -> None:
+        while "sync to 2" not in fuse.places:
+            await asyncio.sleep(0.001)
+        stop.request()
+
+    config = fake_config(tmp_path, schedule=schedule, engine="vllm")
+    asking = asyncio.create_task(outage())
+    with pytest.raises(Interrupted):
+        await drive(
+            config, fuse=fuse, worker=StreamingWorker(fuse), stop=stop, broken_sync="sync to 2"
+        )
+    await asking
+    (point,) = list_checkpoints(tmp_path / "fake" / "checkpoints")
+    assert (point.state.step, point.state.version) == (2, 2)

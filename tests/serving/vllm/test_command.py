@@ -1,0 +1,110 @@
+"""Command lines and environments of vLLM servers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from agentrl.config.fleet import VllmServing
+from agentrl.errors import ConfigError
+from agentrl.serving.vllm.command import ServerCommand, server_command
+
+
+def command(args: dict[str, Any] | None = None, **changes: Any) -> ServerCommand:
+    section = VllmServing(
+        max_batch_size=16,
+        max_prefill_tokens=512,
+        kv_cache_gb=0.5,
+        args=args or {},
+    )
+    settings = {"model_path": "m", "max_context_tokens": 2048, "device": "cpu", **changes}
+    return server_command(section, **settings)
+
+
+def options(made: ServerCommand) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for word in made.argv[3:]:
+        if word.startswith("--"):
+            values = found.setdefault(word, [])
+        else:
+            values.append(word)
+    return found
+
+
+def test_what_the_section_says_reaches_the_server() -> None:
+    found = options(command(dtype="float32"))
+    assert found["--model"] == ["m"]
+    assert found["--max-model-len"] == ["2048"]
+    assert found["--max-num-seqs"] == ["16"]
+    assert options(command(device="cuda"))["--max-num-batched-tokens"] == ["512"]
+    assert found["--kv-cache-memory-bytes"] == [str(2**29)]
+    assert found["--dtype"] == ["float32"]
+    assert found["--logprobs-mode"] == ["processed_logprobs"]
+    assert found["--weight-transfer-config"] == ['{"backend": "agentrl"}']
+    assert {"--enable-scale-out", "--enable-prompt-tokens-details", "--enforce-eager"} <= set(found)
+    assert "--weight-transfer-config" not in options(command(weight_transfer=None))
+
+
+def test_a_cpu_server_computes_every_prompt_in_one_piece() -> None:
+    """Fails if the budget of a pass is below the longest prompt, which vLLM refuses then."""
+    found = options(command(max_context_tokens=2048))
+    assert "--no-enable-chunked-prefill" in found
+    assert found["--max-num-batched-tokens"] == ["2048"]
+    assert options(command(max_context_tokens=256))["--max-num-batched-tokens"] == ["512"]
+    assert "--no-enable-chunked-prefill" not in options(command(device="cuda"))
+
+
+def test_args_win_in_any_spelling() -> None:
+    """Fails if ours stays beside theirs, or a switch cannot be turned off."""
+    found = options(
+        command(
+            {
+                "max-model-len": 99,
+                "enforce_eager": False,
+                "enable_prefix_caching": True,
+                "dtype": None,
+                "override_generation_config": {"top_k": 3},
+            }
+        )
+    )
+    assert found["--max-model-len"] == ["99"]
+    assert "--no-enforce-eager" in found
+    assert "--enforce-eager" not in found
+    assert found["--enable-prefix-caching"] == []
+    assert "--dtype" not in found
+    assert found["--override-generation-config"] == ['{"top_k": 3}']
+
+
+def test_middleware_of_both_sides_is_loaded() -> None:
+    made = command({"middleware": "theirs:App"}, middleware=("ours.lean:Middleware",))
+    assert options(made)["--middleware"] == ["ours.lean.Middleware", "theirs.App"]
+    assert made.argv.count("--middleware") == 2
+
+
+@pytest.mark.parametrize("key", ["model", "port", "served-model-name", "host"])
+def test_what_agentrl_decides_is_not_an_option(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"serving.args.{key}"):
+        command({key: "x"})
+
+
+def test_replicas_share_the_cores() -> None:
+    """Fails if every replica takes all cores, or pins its threads to the same ones."""
+    cores = len(os.sched_getaffinity(0))
+    env = command(replica=1, replicas=2).env
+    assert env["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert env["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in env
+
+
+def test_replicas_have_devices_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    args = {"tensor_parallel_size": 2}
+    made = command(args, replica=1, replicas=2, device="cuda")
+    assert made.env["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert "--enforce-eager" not in options(made)
+    assert command(device="cuda", devices=(3,)).env["CUDA_VISIBLE_DEVICES"] == "7"
+    with pytest.raises(ConfigError, match="needs device 5"):
+        command(args, replica=2, replicas=3, device="cuda")

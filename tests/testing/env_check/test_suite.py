@@ -1,0 +1,337 @@
+"""Planted faults: each environment has one, and the check reports exactly that one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import threading
+import time
+
+import pytest
+from agentrl_envs.arithmetic import ArithmeticTask
+from agentrl_envs.arithmetic import make_tasks as arithmetic_tasks
+from agentrl_envs.code import CodeTask, make_tasks
+
+from agentrl.env import Action, AgentInstance, Observation, StepResult
+from agentrl.errors import SandboxError
+from agentrl.sandbox import Isolation, Probe, SandboxBackend
+from agentrl.testing.env_check.episode import CheckLimits
+from agentrl.testing.env_check.findings import FIXES
+from agentrl.testing.env_check.suite import check_env
+from agentrl.types import Task
+from tests.envs.local_sandbox import LocalSandbox
+
+TASKS = (Task(id="a", prompt="Say 4", label="4"), Task(id="b", prompt="Say 5", label="5"))
+LIMITS = CheckLimits(step_s=1.0, block_s=0.5, max_steps=8)
+RELEASE: list = []
+"""What a planted leak holds, so that its test can let go of it."""
+
+
+class LocalBackend(SandboxBackend):
+    name = "local"
+
+    async def probe(self):
+        return Probe(available=True, isolation=Isolation.WEAK, detail="a fake")
+
+    async def create(self, limits, snapshot=None):
+        return LocalSandbox()
+
+    async def close(self):
+        pass
+
+
+class Good(AgentInstance):
+    """Says the right thing at most three times; the faults below change one thing each."""
+
+    reward_range = (0.0, 1.0)
+
+    async def reset(self, task):
+        self.label = task.label
+        self.turns = 0
+        return Observation(content=task.prompt)
+
+    async def step(self, action):
+        self.turns += 1
+        right = action.text == self.label
+        if right or self.turns >= 3 or action.last:
+            return StepResult(rewards=float(right), scores=float(right), done=True)
+        return StepResult(environment_feedback=f"Try {self.turns} was wrong")
+
+
+class InPlace(Good):
+    """Changes the result of the step it inherits."""
+
+    def change(self, result: StepResult) -> dict:
+        raise AssertionError("each fault says what it changes")
+
+    async def step(self, action):
+        result = await super().step(action)
+        fields = {
+            "rewards": result.rewards,
+            "environment_feedback": result.environment_feedback,
+            "done": result.done,
+            "scores": result.scores,
+        }
+        return fields | self.change(result)
+
+
+class E101(Good):
+    async def reset(self, task):
+        raise FileNotFoundError("data.json")
+
+
+class E102(Good):
+    def __init__(self):
+        self.turns = 0
+
+    async def reset(self, task):
+        self.label = task.label
+        return Observation(content=task.prompt)
+
+
+class E103(Good):
+    async def reset(self, task):
+        await super().reset(task)
+        return 42
+
+
+class E104(Good):
+    state: dict = {}  # noqa: RUF012 - the fault
+
+    async def reset(self, task):
+        E104.state["label"] = task.label
+        E104.state["turns"] = 0
+        return Observation(content=task.prompt)
+
+    async def step(self, action):
+        self.label = E104.state["label"]
+        self.turns = E104.state["turns"]
+        E104.state["turns"] += 1
+        return await super().step(action)
+
+
+class E104Port(Good):
+    owner = None
+
+    async def reset(self, task):
+        if E104Port.owner not in (None, self):
+            raise RuntimeError("the port is taken")
+        E104Port.owner = self
+        return await super().reset(task)
+
+    async def close(self):
+        E104Port.owner = None
+
+
+class E105(Good):
+    async def step(self, action):
+        result = await super().step(action)
+        return StepResult(rewards=random.random() / 4, done=result.done)
+
+
+class E201(Good):
+    async def step(self, action):
+        return await super().step(Action(text=str(float(action.text))))
+
+
+class E202(Good):
+    async def step(self, action):
+        _ = action.text.split()[0]
+        return await super().step(action)
+
+
+class E203(Good):
+    async def step(self, action):
+        if len(action.text) > 100_000:
+            raise ValueError("too long")
+        return await super().step(action)
+
+
+class E204(Good):
+    async def step(self, action):
+        action.text.encode()
+        return await super().step(action)
+
+
+class E204Call(Good):
+    async def step(self, action):
+        for call in action.tool_calls:
+            _ = call.arguments["x"]
+        return await super().step(action)
+
+
+class E205(Good):
+    async def step(self, action):
+        await asyncio.sleep(30)
+        return await super().step(action)
+
+
+class E206(Good):
+    async def step(self, action):
+        time.sleep(30)
+        return await super().step(action)
+
+
+class E207(Good):
+    async def step(self, action):
+        return StepResult(environment_feedback="again")
+
+
+class E208(Good):
+    async def step(self, action):
+        if len(action.text) > 100_000:
+            time.sleep(30)
+        return await super().step(action)
+
+
+class E301(InPlace):
+    def change(self, result):
+        return {"rewards": "1.0"}
+
+
+class E301Bool(InPlace):
+    def change(self, result):
+        return {"rewards": result.rewards == 1.0}
+
+
+class E302(InPlace):
+    def change(self, result):
+        return {"rewards": float("nan")}
+
+
+class E303(InPlace):
+    def change(self, result):
+        return {"rewards": 2.5 * result.rewards}
+
+
+class E304(InPlace):
+    def change(self, result):
+        return {"scores": 7.0}
+
+
+class E305(InPlace):
+    def change(self, result):
+        return {"environment_feedback": b"bytes"}
+
+
+class E306(InPlace):
+    def change(self, result):
+        return {"extra_logs": {"said": "yes"}}
+
+
+class E307(InPlace):
+    def change(self, result):
+        return {"done": "yes" if result.done else ""}
+
+
+class E308(Good):
+    async def step(self, action):
+        return 1.0
+
+
+class E401(Good):
+    async def step(self, action):
+        result = await super().step(action)
+        return result if self.turns <= 3 else StepResult()
+
+
+class E402(Good):
+    async def close(self):
+        del self.turns
+
+
+class E403(Good):
+    closed = False
+
+    async def close(self):
+        if self.closed:
+            raise RuntimeError("closed already")
+        self.closed = True
+
+
+class E404(Good):
+    async def reset(self, task):
+        RELEASE.append(asyncio.create_task(asyncio.sleep(30)))
+        return await super().reset(task)
+
+
+class E405(Good):
+    async def reset(self, task):
+        stop = threading.Event()
+        RELEASE.append(stop)
+        threading.Thread(target=stop.wait, args=(30,), daemon=True).start()
+        return await super().reset(task)
+
+
+class E406(Good):
+    async def reset(self, task):
+        if not any(isinstance(item, subprocess.Popen) for item in RELEASE):
+            RELEASE.append(subprocess.Popen(["sleep", "30"]))
+        return await super().reset(task)
+
+
+class E407(Good):
+    async def step(self, action):
+        sandbox = await self.context.open_sandbox()
+        self.job = asyncio.create_task(sandbox.exec(("sleep", "0.2")))
+        await asyncio.sleep(0)
+        return await super().step(action)
+
+    async def close(self):
+        pass
+
+
+FAULTS = [
+    fault for name, fault in list(globals().items()) if name[:1] == "E" and name[1:4].isdigit()
+]
+
+
+@pytest.fixture(autouse=True)
+def _let_go():
+    yield
+    for item in RELEASE:
+        if isinstance(item, threading.Event):
+            item.set()
+        elif isinstance(item, subprocess.Popen):
+            item.kill()
+            item.wait()
+    RELEASE.clear()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+async def test_a_planted_fault_gives_exactly_its_finding(fault):
+    findings = await check_env(fault, TASKS, limits=LIMITS, backend=LocalBackend())
+    assert [finding.name for finding in findings] == [fault.__name__[:4]], findings
+    assert findings[0].detail
+    assert findings[0].fix
+
+
+def test_every_code_has_a_planted_fault():
+    assert {fault.__name__[:4] for fault in FAULTS} == set(FIXES)
+
+
+async def test_sound_environments_are_clean(backend):
+    assert await check_env(Good, TASKS, limits=LIMITS) == []
+    assert await check_env(ArithmeticTask, arithmetic_tasks(n=3)) == []
+    assert await check_env(CodeTask, make_tasks(n=2), backend=backend) == []
+
+
+async def test_a_broken_sandbox_says_nothing_about_the_environment():
+    class Broken(LocalBackend):
+        async def create(self, limits, snapshot=None):
+            raise SandboxError("no space left")
+
+    with pytest.raises(SandboxError, match="no space"):
+        await check_env(CodeTask, make_tasks(n=1), backend=Broken())
+
+
+async def test_no_task_is_an_error():
+    with pytest.raises(ValueError, match="at least one task"):
+        await check_env(Good, [])
+
+
+async def test_the_check_leaves_nothing_behind_itself():
+    before = asyncio.all_tasks()
+    await check_env(E404, TASKS, limits=LIMITS)
+    assert asyncio.all_tasks() == before

@@ -1,0 +1,107 @@
+"""A trainer rank of a Ray run whose model is cut up, without Ray: what it saves and sends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from agentrl.config import parse_config
+from agentrl.errors import SyncError
+from agentrl.runtime.ray.actor import ActorSpec
+from agentrl.runtime.ray.rank import Rank, RankSpec
+from agentrl.train.backends.ranks import Meeting
+from tests.train.backends.sharded_trainers import KINDS, needs, same_bits
+from tests.train.crew import Crew
+from tests.train.tiny_llama import tiny_model
+
+
+def write_model(folder):
+    words = {f"<{index}>": index for index in range(61)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<0>")),
+        eos_token="<2>",
+        pad_token="<0>",
+    )
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save_pretrained(folder)
+    tiny_model(torch.float32).save_pretrained(folder)
+
+
+def specs(folder, kind, rank):
+    train = KINDS[kind]
+    config = parse_config(
+        {
+            "env": {"target": "my_env.py:MyEnv"},
+            "dataset": {"source": "train.jsonl"},
+            "model": {"path": str(folder / "model"), "dtype": "float32"},
+            "serving": {"engine": "vllm"},
+            "runtime": {"kind": "ray", "trainer_ranks": 2},
+            "train": train,
+        }
+    )
+    run = folder / "run"
+    actor = ActorSpec(
+        name=f"rank-{rank}", config=config, base=folder, run_dir=run, host=None, identity="x"
+    )
+    place = RankSpec(
+        rank=rank, world_size=2, threads=1, trajectories=run / "trajectories", checkpoint=None
+    )
+    return actor, place
+
+
+class Broken:
+    """A sender that gives up after the first tensor."""
+
+    def send(self, weights, version):
+        next(iter(weights))
+        raise SyncError("the engine is gone")
+
+    def close(self):
+        pass
+
+
+def save_and_send(meeting, rank, folder, kind):
+    own = Rank.load(*specs(folder, kind, rank), meeting)
+    try:
+        facts = None
+        if rank == 0:
+            facts = own.open_sender("disk", address="127.0.0.1", cuda=False)
+            whole, own._sender = own._sender, Broken()
+            with pytest.raises(SyncError, match="gone"):
+                own.ask_sender("send", 1)
+            own._sender = whole
+            own.ask_sender("connect", 1)
+            own.ask_sender("send", 1)
+        else:
+            own.gather_weights()
+            own.gather_weights()
+        (folder / "saved").mkdir(exist_ok=True)
+        own.save(folder / "saved")
+        return facts
+    finally:
+        own.close()
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "zero3"])
+def test_all_ranks_give_their_parts_when_one_saves_or_sends(kind, tmp_path):
+    """Fails (hangs) if only rank 0 is asked, or stays in the middle of a send that broke."""
+    needs(kind)
+    write_model(tmp_path / "model")
+    (tmp_path / "run").mkdir()
+    ranks = Crew(2)
+    try:
+        meeting = Meeting()
+        for rank in range(2):
+            ranks.ask(rank, save_and_send, meeting.address, rank, tmp_path, kind)
+        facts, nothing = (ranks.answer(rank) for rank in range(2))
+    finally:
+        ranks.close()
+    assert facts.gathers
+    assert nothing is None
+    began = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert same_bits(saved.state_dict(), began.state_dict())
+    assert (tmp_path / "saved" / "trainer.pt").is_file()

@@ -1,0 +1,111 @@
+"""What any number of ranks of any backend saved, any other goes on with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentrl.train.backends.choose import full_weights, make_backend
+from agentrl.train.checkpoint import save_trainer_state
+from agentrl.train.trainer import Trainer
+from tests.train.backends.sharded_trainers import (
+    KINDS,
+    algorithm,
+    needs,
+    run,
+    same_bits,
+    section,
+    train_alone,
+)
+from tests.train.crew import joined
+from tests.train.tiny_llama import make_groups, make_step, relative_error, tiny_model
+
+STEPS = [make_step(make_groups(seed), micro_batch_tokens=32) for seed in (0, 1, 2)]
+
+
+def go_on(address, rank, world_size, kind, folder, steps):
+    ranks = joined(address, rank, world_size)
+    try:
+        # Weights that are not those of the checkpoint: they must come from it.
+        return run(
+            tiny_model(torch.float32, seed=7),
+            ranks,
+            steps,
+            train=section(**KINDS[kind]),
+            algorithm=algorithm(),
+            load=folder,
+        )
+    finally:
+        ranks.close()
+
+
+def begin(address, rank, world_size, kind, steps):
+    ranks = joined(address, rank, world_size)
+    try:
+        options = {"train": section(**KINDS[kind]), "algorithm": algorithm()}
+        return run(tiny_model(torch.float32), ranks, steps, **options)
+    finally:
+        ranks.close()
+
+
+def saved(folder, result):
+    """As a run writes it, by rank 0."""
+    save_trainer_state(folder, version=result["version"], optimizer=result["state"])
+    return folder
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "zero0"])
+def test_a_run_that_changes_its_ranks_is_the_run_that_did_not(crew, kind, tmp_path):
+    """Fails if a moment, the count of steps or a slice's place is lost, or the padding of a slice
+    is taken for numbers."""
+    needs(kind)
+    whole = train_alone(STEPS, torch.float32, {"train": section(), "algorithm": algorithm()})
+    two = crew.run(2, begin, kind, STEPS[:1])[0]
+    three = crew.run(3, go_on, kind, saved(tmp_path / "two", two), STEPS[1:2])[0]
+    assert three["version"] == 2
+    model = tiny_model(torch.float32, seed=7)
+    alone = Trainer(model, train=section(), algorithm=algorithm())
+    alone.load(saved(tmp_path / "three", three))
+    alone.step(STEPS[2])
+    assert relative_error(dict(alone.weights()), whole["weights"]) < 1e-5
+    assert {len(parts) for parts in three["state"]["moments"].values()} == {3}
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "zero2", "zero3"])
+def test_what_was_loaded_is_what_is_saved(crew, kind, tmp_path):
+    needs(kind)
+    two = crew.run(2, begin, kind, STEPS[:1])[0]
+    again = crew.run(2, go_on, kind, saved(tmp_path, two), [])[0]
+    assert same_bits(again["weights"], two["weights"])
+    assert same_bits(again["state"]["masters"], two["state"]["masters"])
+    for name, parts in two["state"]["moments"].items():
+        assert same_bits(again["state"]["moments"][name], parts)
+
+
+def write_model(address, rank, world_size, kind, folder):
+    ranks = joined(address, rank, world_size)
+    try:
+        model = tiny_model(torch.bfloat16)
+        backend = make_backend(
+            model, train=section(**KINDS[kind]), gradient_checkpointing=False, ranks=ranks
+        )
+        weights = full_weights(backend)
+        if rank == 0:
+            model.save_pretrained(folder, state_dict=dict(weights))  # it empties what it gets
+        backend.gather(None)
+    finally:
+        ranks.close()
+    return sorted(weights)
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "zero2", "zero3"])
+def test_weights_on_disk_are_those_of_a_whole_model(crew, kind, tmp_path):
+    """Fails if slices, or the float32 that they are kept in, get into the file."""
+    needs(kind)
+    names, others = crew.run(2, write_model, kind, tmp_path)
+    model = tiny_model(torch.bfloat16)
+    assert names == sorted(name for name, _ in model.named_parameters())
+    assert others == []
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert same_bits(loaded.state_dict(), model.state_dict())
