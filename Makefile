@@ -73,4 +73,6 @@ $(VENV)/.test: $(VENV)/.train
 	@echo "agentrl: installing what the tests need into $(VENV)"
 	@$(PIP) -e ".[train,lora,quickstart,track,inspect,wandb,prometheus,docker,swe,mcp,envs,dev]"
 	@$(PIP) --no-deps -r .ci/no-deps.txt
+	@echo "agentrl: fetching the quickstart model, which some tests read"
+	-@$(BIN)/python -c "from agentrl.train.model import pretrained; pretrained.quickstart_checkpoint()"
 	@touch $@

@@ -9,6 +9,7 @@ phase ended without running its tests, or the arguments select no test of any ph
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -40,24 +41,32 @@ class Phase:
     """One call of pytest: its process, its output and its counts."""
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, live: bool) -> None:
+        """Start it; its output goes to the terminal if it is `live`, else to a file."""
         self.name = name
+        self.seconds = 0.0
+        self._began = time.monotonic()
         self._report = folder / f"{name}.xml"
         self._output = folder / f"{name}.txt"
-        self._began = time.monotonic()
-        self.seconds = 0.0
         command = [sys.executable, "-m", "pytest", *PHASES[name], *arguments]
+        # Hundreds of processes import the same files; let the first of them keep what it compiles.
+        env = {key: v for key, v in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         with contextlib.ExitStack() as stack:
             output: IO[bytes] | None = None
             if not live:
                 output = stack.enter_context(self._output.open("wb"))
             self._process = subprocess.Popen(
-                [*command, f"--junitxml={self._report}"], stdout=output, stderr=output
+                [*command, f"--junitxml={self._report}"], stdout=output, stderr=output, env=env
             )
 
-    def wait(self) -> None:
-        """Wait for its end, and print what went to a file."""
-        self._process.wait()
-        self.seconds = time.monotonic() - self._began
+    def has_ended(self) -> bool:
+        """Look once, and note the seconds it took."""
+        ended = self._process.poll() is not None
+        if not ended or not self.seconds:
+            self.seconds = time.monotonic() - self._began
+        return ended
+
+    def print_output(self) -> None:
+        """Print what has gone to a file."""
         if self._output.exists():
             print(f"agentrl: {self.name} tests, which ran beside the others", flush=True)
             with self._output.open("rb") as output:
@@ -83,6 +92,12 @@ class Phase:
         return found
 
 
+def wait_for(phases: Sequence[Phase]) -> None:
+    """Wait until all have ended."""
+    while not all([phase.has_ended() for phase in phases]):
+        time.sleep(0.1)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run all stages, print the closing lines, return the exit status."""
     phases: list[Phase] = []
@@ -90,26 +105,37 @@ def main(arguments: Sequence[str]) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="agentrl-tests-") as folder:
         for names in STAGES:
-            started = []
+            stage: list[Phase] = []
             try:
                 for name in names:
                     print(f"agentrl: {name} tests: {' '.join(PHASES[name])}", flush=True)
-                    live = name == names[0]
-                    started.append(Phase(name, arguments, Path(folder), live=live))
-                    phases.append(started[-1])
-                for phase in started:
-                    phase.wait()
+                    stage.append(Phase(name, arguments, Path(folder), live=name == names[0]))
+                wait_for(stage)
             except KeyboardInterrupt:
-                # Pytest has got the same Ctrl-C and reports what there is.
+                # Pytest has got the same Ctrl-C, and ends with a report of what there is.
                 interrupted = True
-                for phase in started:
-                    phase.wait()
+                wait_for(stage)
+            for phase in stage:
+                phase.print_output()
+            phases += stage
+            if interrupted:
                 break
-        counts = [phase.counts for phase in phases]
-    total = sum(counts, Counter())
-    parts = [f"{p.name} {n['passed']} in {clock(p.seconds)}" for p, n in zip(phases, counts)]
-    print(f"agentrl: {', '.join(parts)}; all in {clock(time.monotonic() - began)}")
-    words = (f"{total[word]} {word}" for word in ("passed", "failed", "skipped"))
+        counts = {phase.name: phase.counts for phase in phases}
+    return conclude(phases, counts, time.monotonic() - began, interrupted=interrupted)
+
+
+def conclude(
+    phases: Sequence[Phase],
+    counts: dict[str, Counter[str]],
+    seconds: float,
+    *,
+    interrupted: bool,
+) -> int:
+    """Print the closing lines; returns the exit status."""
+    parts = [f"{p.name} {counts[p.name]['passed']} in {clock(p.seconds)}" for p in phases]
+    print(f"agentrl: passed: {', '.join(parts)}; all in {clock(seconds)}")
+    total = sum(counts.values(), Counter[str]())
+    words = [f"{total[word]} {word}" for word in ("passed", "failed", "skipped")]
     print(f"agentrl: {', '.join(words)}", flush=True)
     if interrupted:
         return INTERRUPTED

@@ -42,7 +42,7 @@ class Generator(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHealth:
-    """What an engine says of itself."""
+    """The state that an engine reports of itself."""
 
     ready: bool
     """Whether it takes requests."""
@@ -81,7 +81,7 @@ class Engine(ABC):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
     ) -> Generation:
-        """See `Generator.generate`."""
+        """Do what `Generator.generate` says."""
 
     async def end_session(self, session_id: str) -> None:  # noqa: B027 - optional by design
         """Release what is cached for the session."""

@@ -21,7 +21,7 @@ from agentrl.types import Message, SamplingParams, Task, Termination, ToolCall, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What the model sees first."""
+    """The first message that the model sees."""
 
     content: str | tuple[Message, ...]
     """Text (becomes one user message) or chat messages."""
@@ -34,7 +34,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What the model did in one turn."""
+    """The turn of the model that the environment has to answer."""
 
     text: str
     """The text of the turn without its stop token."""
@@ -57,7 +57,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a turn was worth, and what comes next."""
+    """The reward of a turn, and what comes next."""
 
     rewards: float = 0.0
     """Reward of this turn; the rewards of all turns are summed."""
@@ -91,7 +91,7 @@ def _no_sandbox(spec: SandboxSpec | None = None) -> Awaitable[Sandbox]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvContext:
-    """What a rollout gives its environment before `reset`."""
+    """Everything a rollout gives its environment before `reset`."""
 
     seed: int = 0
     """The same for the same task and sample index in every run with the same `run.seed`."""
@@ -149,7 +149,7 @@ class AgentInstance(ABC):
         """Judge one turn of the model."""
 
     def solution(self, task: Task) -> Solution | None:
-        """What a model that solves `task` writes, so that `agentrl preflight` sees it rewarded.
+        """Answer of a model that solves `task`, so that `agentrl preflight` sees it rewarded.
 
         Called on a fresh instance, before or without `reset`; nothing of it is ever shown to the
         model or trained on.

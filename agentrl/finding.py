@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How a check came out."""
+    """Outcome of a check, from nothing wrong to cannot work."""
 
     OK = "ok"
     """It looked, and nothing is wrong."""

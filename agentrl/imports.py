@@ -12,6 +12,9 @@ from typing import Any
 
 from agentrl.errors import ConfigError, choices
 
+_FILE_MODULE = "agentrl_file_"
+"""What the module name of a file begins with."""
+
 
 def resolve(target: str, *, base: Path | None = None) -> Any:
     """The object an import string names.
@@ -70,13 +73,21 @@ def load_module(name: str, *, base: Path | None = None) -> ModuleType:
         ) from error
 
 
+def import_string_of(value: Any) -> str:
+    """An import string that names a class or function from any folder and in any process."""
+    module = value.__module__
+    if module.startswith(_FILE_MODULE):
+        module = str(sys.modules[module].__file__)
+    return f"{module}:{value.__qualname__}"
+
+
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         siblings = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
         where = f"in {path.parent}: {choices(path.name, siblings)}" if siblings else ""
         raise ConfigError(f"file {path} does not exist {where}".rstrip())
     path = path.resolve()
-    key = f"agentrl_file_{path.stem}_{abs(hash(str(path))):x}"
+    key = f"{_FILE_MODULE}{path.stem}_{abs(hash(str(path))):x}"
     if key in sys.modules:
         return sys.modules[key]
     spec = importlib.util.spec_from_file_location(key, path)

@@ -17,7 +17,7 @@ from agentrl.imports import resolve
 T = TypeVar("T")
 
 
-class Registry(Generic[T]):
+class KindRegistry(Generic[T]):
     """The kinds that one config key can name.
 
     Example:
@@ -27,7 +27,9 @@ class Registry(Generic[T]):
         (<class 'str'>, 'Path')
     """
 
-    def __init__(self, key: str, *, own: str, entry: Callable[[str, Any], T]) -> None:
+    def __init__(
+        self, key: str, *, own: str, entry: Callable[[str, Any], T], words: tuple[str, ...] = ()
+    ) -> None:
         """Make an empty registry.
 
         Args:
@@ -35,8 +37,9 @@ class Registry(Generic[T]):
             own: what an import string in `key` has to name, for messages.
             entry: makes an entry of a name and the object that an import string names; raises
                 `ConfigError` where the object is none of this kind.
+            words: values of the key that are no kind, as `auto`; for messages.
         """
-        self._key, self._own, self._entry = key, own, entry
+        self._key, self._own, self._entry, self._words = key, own, entry, words
         self._entries: dict[str, T] = {}
         self._sources: dict[str, str] = {}
         self._made_of: dict[object, T] = {}
@@ -46,7 +49,7 @@ class Registry(Generic[T]):
         return iter(self._sources)
 
     def add(self, name: str, entry: T, *, source: object) -> None:
-        """Register a kind.
+        """Register a kind under a name.
 
         Args:
             name: for the config.
@@ -97,9 +100,10 @@ class Registry(Generic[T]):
             ConfigError: lists the registered names.
         """
         if name is None or (name not in self._entries and ":" not in name):
+            valid = choices(str(name), [*self, *self._words])
             raise ConfigError(
-                f"{self._key}: {choices(str(name), self)}; {self._own} is named by an import "
-                "string, package.module:NAME or path/to/file.py:NAME"
+                f"{self._key}: {valid}; {self._own} is named by an import string, "
+                "package.module:NAME or path/to/file.py:NAME"
             )
 
 

@@ -18,7 +18,7 @@ from agentrl.errors import SandboxError, SandboxUnavailable
 
 
 class Outcome(StrEnum):
-    """How a command ended."""
+    """The way in which a command ended."""
 
     OK = "ok"
     """Exit status 0."""
@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
 
 class Isolation(IntEnum):
-    """How strong a backend is; a larger value is stronger."""
+    """Strength of a backend's isolation; a larger value is stronger."""
 
     WEAK = 1
     """Limits only: the program sees the host's files and network."""
@@ -71,7 +71,7 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """What a command left behind."""
+    """The result of a command: status and output."""
 
     outcome: Outcome
     """How it ended."""
@@ -91,7 +91,7 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a sandbox came from; for metrics."""
+    """The source of a sandbox; for metrics."""
 
     waited_s: float = 0.0
     """Seconds in line for a place and for a turn to start; the start itself is not in it."""
@@ -111,7 +111,7 @@ class Snapshot(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Delete it. Idempotent."""
+        """Delete the sandbox. Idempotent."""
 
 
 class Process(ABC):
@@ -132,7 +132,7 @@ class Process(ABC):
 
     @abstractmethod
     async def read(self, *, timeout_s: float) -> bytes:
-        """What it printed since the last read, stdout and stderr in one; `b""` when it has ended.
+        """Output since the last read, stdout and stderr in one; `b""` when it has ended.
 
         Raises:
             TimeoutError: it printed nothing in `timeout_s` seconds.
@@ -278,7 +278,7 @@ Prepare = Callable[[Sandbox], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
-    """What a task wants of its sandbox; the defaults are those of the config."""
+    """Requirements of a task on its sandbox; the defaults are those of the config."""
 
     image: str = ""
     """Container image; empty takes the backend's own. Backends without images refuse any other."""
@@ -293,7 +293,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Whether a backend really works on this machine, found by trying it."""
+    """Result of trying whether a backend really works on this machine."""
 
     available: bool
     """Whether a command ran inside it."""
@@ -308,6 +308,9 @@ class SandboxBackend(ABC):
 
     name: str
     """As in `sandbox.backend` of a config."""
+    starts_fast: bool = False
+    """Whether a start takes some 20 ms, so that a pool need not bound how many start at once, nor
+    use a sandbox twice."""
 
     @abstractmethod
     async def probe(self) -> Probe:

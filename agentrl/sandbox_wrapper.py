@@ -39,7 +39,7 @@ class SandboxWrapper(Sandbox):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """See `Sandbox.exec`."""
+        """Do what `Sandbox.exec` says."""
         with self.around("exec"):
             return await self._inner.exec(
                 command, stdin=stdin, timeout_s=timeout_s, cwd=cwd, env=env
@@ -52,47 +52,47 @@ class SandboxWrapper(Sandbox):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Process:
-        """See `Sandbox.start`."""
+        """Do what `Sandbox.start` says."""
         with self.around("start"):
             return _WrappedProcess(await self._inner.start(command, cwd=cwd, env=env), self)
 
     async def read_file(self, path: str, *, max_bytes: int = 2**20) -> bytes:
-        """See `Sandbox.read_file`."""
+        """Do what `Sandbox.read_file` says."""
         with self.around("files"):
             return await self._inner.read_file(path, max_bytes=max_bytes)
 
     async def write_file(self, path: str, data: bytes) -> None:
-        """See `Sandbox.write_file`."""
+        """Do what `Sandbox.write_file` says."""
         with self.around("files"):
             await self._inner.write_file(path, data)
 
     async def upload(self, source: Path, target: str) -> None:
-        """See `Sandbox.upload`."""
+        """Do what `Sandbox.upload` says."""
         with self.around("files"):
             await self._inner.upload(source, target)
 
     async def download(self, source: str, *, max_bytes: int) -> dict[str, bytes]:
-        """See `Sandbox.download`."""
+        """Do what `Sandbox.download` says."""
         with self.around("files"):
             return await self._inner.download(source, max_bytes=max_bytes)
 
     async def snapshot(self) -> Snapshot:
-        """See `Sandbox.snapshot`."""
+        """Do what `Sandbox.snapshot` says."""
         with self.around("files"):
             return await self._inner.snapshot()
 
     async def fill(self, snapshot: Snapshot) -> None:
-        """See `Sandbox.fill`."""
+        """Do what `Sandbox.fill` says."""
         with self.around("files"):
             await self._inner.fill(snapshot)
 
     async def reset(self) -> None:
-        """See `Sandbox.reset`."""
+        """Do what `Sandbox.reset` says."""
         with self.around("files"):
             await self._inner.reset()
 
     async def close(self) -> None:
-        """See `Sandbox.close`."""
+        """Do what `Sandbox.close` says."""
         await self._inner.close()
 
 

@@ -207,7 +207,7 @@ def _list_or_object(text: str) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """What a function returned as the model sees it: text as it is, lists and mappings as JSON."""
+    """Text of what a function returned, as the model sees it: lists and mappings as JSON."""
     if isinstance(value, Mapping | list | tuple | BaseModel):
         return to_json(value, fallback=str).decode()
     return str(value)

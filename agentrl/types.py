@@ -17,7 +17,12 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Termination(StrEnum):
-    """Why a rollout ended. `TERMINATION_RULES` says what follows from it, for every stage."""
+    """Why a rollout ended. `TERMINATION_RULES` says what follows from it, for every stage.
+
+    Example:
+        >>> Termination("max_turns") is Termination.MAX_TURNS
+        True
+    """
 
     ENV_DONE = "env_done"
     """The environment returned `done=True`."""
@@ -51,7 +56,13 @@ class Termination(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRule:
-    """What one termination means downstream; one row of the table in the design."""
+    """Consequences of one termination for every later stage.
+
+    Example:
+        >>> rule = TERMINATION_RULES[Termination.MAX_TOKENS]
+        >>> rule.in_loss, rule.truncated, rule.retried
+        (True, True, False)
+    """
 
     reward_trusted: bool
     """Whether `Trajectory.reward` measures what the policy did."""
@@ -63,36 +74,71 @@ class TerminationRule:
     """Whether the rollout was cut off by a budget rather than ended."""
     retried: bool = False
     """Whether the worker tries the rollout again on fresh parts before it drops it."""
+    from_env: bool = False
+    """Whether an environment may report it in its `StepResult`."""
+    mark: Literal["done", "limit", "fault"]
+    """How views mark it: the environment was done, the policy met a limit, or no fault of its."""
+    meaning: str
+    """One sentence for those who look at a rollout."""
 
 
-_TRUSTED = TerminationRule(reward_trusted=True, in_baseline=True, in_loss=True)
-_TRUNCATED = TerminationRule(reward_trusted=True, in_baseline=True, in_loss=True, truncated=True)
-_INFRASTRUCTURE = TerminationRule(
-    reward_trusted=False, in_baseline=False, in_loss=False, retried=True
-)
-_DROPPED = TerminationRule(reward_trusted=False, in_baseline=False, in_loss=False)
+def _trusted(
+    meaning: str,
+    *,
+    mark: Literal["done", "limit"] = "limit",
+    truncated: bool = False,
+    from_env: bool = False,
+) -> TerminationRule:
+    return TerminationRule(
+        reward_trusted=True, in_baseline=True, in_loss=True, truncated=truncated,
+        from_env=from_env, mark=mark, meaning=meaning,
+    )  # fmt: skip
+
+
+def _dropped(meaning: str, *, retried: bool = False) -> TerminationRule:
+    return TerminationRule(
+        reward_trusted=False, in_baseline=False, in_loss=False, retried=retried,
+        mark="fault", meaning=meaning,
+    )  # fmt: skip
+
 
 TERMINATION_RULES: Mapping[Termination, TerminationRule] = {
-    Termination.ENV_DONE: _TRUSTED,
-    Termination.NO_TOOL_CALL: _TRUSTED,
-    Termination.MAX_TURNS: _TRUNCATED,
-    Termination.MAX_TOKENS: _TRUNCATED,
-    Termination.CONTEXT_FULL: _TRUNCATED,
-    Termination.TOOL_TIMEOUT: _TRUSTED,
-    Termination.OUTPUT_LIMIT: _TRUSTED,
-    Termination.OOM: _TRUSTED,
-    Termination.SANDBOX_FAILED: _INFRASTRUCTURE,
-    Termination.ENGINE_FAILED: _INFRASTRUCTURE,
-    Termination.ENV_CRASHED: _INFRASTRUCTURE,
-    Termination.GRADER_CRASHED: _INFRASTRUCTURE,
-    Termination.ABORTED: _DROPPED,
-    Termination.STALE: _DROPPED,
+    Termination.ENV_DONE: _trusted("The environment said it is done.", mark="done", from_env=True),
+    Termination.NO_TOOL_CALL: _trusted("The model answered without a tool call."),
+    Termination.MAX_TURNS: _trusted("It used all turns it may take.", truncated=True),
+    Termination.MAX_TOKENS: _trusted("It used all tokens it may sample.", truncated=True),
+    Termination.CONTEXT_FULL: _trusted("The context had no room left.", truncated=True),
+    Termination.TOOL_TIMEOUT: _trusted(
+        "Its own action, or the whole rollout, took longer than it may.", from_env=True
+    ),
+    Termination.OUTPUT_LIMIT: _trusted(
+        "Its own action printed more than the sandbox keeps.", from_env=True
+    ),
+    Termination.OOM: _trusted(
+        "Its own action used more memory than the sandbox allows.", from_env=True
+    ),
+    Termination.SANDBOX_FAILED: _dropped(
+        "The sandbox broke: no fault of the policy.", retried=True
+    ),
+    Termination.ENGINE_FAILED: _dropped(
+        "The engine that samples broke: no fault of the policy.", retried=True
+    ),
+    Termination.ENV_CRASHED: _dropped(
+        "The environment raised an error: no fault of the policy.", retried=True
+    ),
+    Termination.GRADER_CRASHED: _dropped(
+        "The reward could not be computed: no fault of the policy.", retried=True
+    ),
+    Termination.ABORTED: _dropped("The run was stopped while it was in flight."),
+    Termination.STALE: _dropped("Weights older than the bound sampled it."),
 }
-"""The one table every stage reads. `loss.mask_truncated` may further exclude truncated rows."""
+"""The one table every stage reads: a new ending is a member above and a row here, no more, since
+filters, views and the page take its traits and its meaning from here. `loss.mask_truncated` may
+further exclude truncated rows."""
 
 
 class CallStatus(StrEnum):
-    """What the parser made of a span that looks like a tool call. A bad call is data."""
+    """The parser's verdict on a span that looks like a tool call. A bad call is data."""
 
     OK = "ok"
     """Well formed: name and arguments were read."""
@@ -107,7 +153,7 @@ class CallStatus(StrEnum):
 
 
 class ToolStatus(StrEnum):
-    """How one tool call ended."""
+    """The way in which one tool call ended."""
 
     OK = "ok"
     """The tool returned a result."""
@@ -138,7 +184,12 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One chat message."""
+    """One message of a chat.
+
+    Example:
+        >>> Message(role="user", content="What is 1 + 2?").role
+        'user'
+    """
 
     role: Role
     """Who speaks."""
@@ -154,7 +205,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call as parsed from the model's text."""
+    """One call as parsed from the model's text.
+
+    Example:
+        Five sampled tokens, of which the last three are the call:
+
+        >>> call = ToolCall(id="4f1c0a2b9", name="add", arguments={"a": 1, "b": 2},
+        ...                 raw='<tool_call>{"name": "add", ...}</tool_call>', span=(2, 5))
+        >>> call.status.value, call.span
+        ('ok', (2, 5))
+    """
 
     id: str
     """Unique inside the rollout; made by the parser."""
@@ -174,7 +234,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What came back for one call."""
+    """The result that came back for one call.
+
+    Example:
+        >>> ToolResult(text="3", call_id="4f1c0a2b9", name="add", duration_s=0.002).status.value
+        'ok'
+    """
 
     text: str
     """What the model sees."""
@@ -194,7 +259,13 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One thing to do: a row of a dataset."""
+    """One thing to do: a row of a dataset.
+
+    Example:
+        >>> task = Task(id="gsm8k/17", prompt="What is 1 + 2?", label="3")
+        >>> task.split
+        'train'
+    """
 
     id: str
     """Unique inside its dataset and stable across runs; resume and grouping rely on it."""
@@ -210,7 +281,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one turn is sampled."""
+    """Settings with which one turn is sampled.
+
+    Example:
+        >>> SamplingParams(temperature=0.7, max_tokens=512, stop_token_ids=(2,), seed=17).top_p
+        1.0
+    """
 
     temperature: float = 1.0
     """Divides the logits; 0 is greedy. The trainer divides by the same number."""
@@ -226,7 +302,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What an engine returns for one turn. Token in, token out."""
+    """The tokens that an engine returns for one turn. Token in, token out.
+
+    Example:
+        Two ids sampled by the weights of step 4; the second is the stop token.
+
+        >>> turn = Generation(ids=(31, 2), log_probs=(-0.7, -0.1), policy_versions=(4, 4),
+        ...                   finish_reason=FinishReason.STOP)
+        >>> turn.cached_tokens
+        0
+    """
 
     ids: tuple[int, ...]
     """Sampled token ids, in order, with the stop token if one was sampled."""
@@ -249,7 +334,16 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of the conversation, as a span of the response."""
+    """One turn of the conversation, as a span of the response.
+
+    Example:
+        The first four response positions are the model's, the next three the tool's:
+
+        >>> said = Turn(role="assistant", start=0, end=4, text="add(1, 2)", reward=0.5)
+        >>> seen = Turn(role="tool", start=4, end=7, text="3")
+        >>> seen.start == said.end, seen.reward
+        (True, None)
+    """
 
     role: Role
     """`assistant` was sampled; `tool` and `user` were put there by the environment."""
@@ -283,6 +377,17 @@ class Trajectory:
     """One row of training data: one rollout of one task, or the part of it after a prefix break.
 
     The ids are exactly those the engine saw and produced, in order. Text derives from them.
+
+    Example:
+        Two sampled tokens, one of the environment, one sampled after a sync of the weights:
+
+        >>> row = Trajectory(
+        ...     task_id="gsm8k/17", group_id="s3/gsm8k/17", rollout_id="s3/gsm8k/17/0",
+        ...     prompt_ids=(1, 5, 9), response_ids=(31, 7, 12, 2), response_mask=(1, 1, 0, 1),
+        ...     rollout_log_probs=(-0.7, -1.2, 0.0, -0.1), policy_versions=(4, 4, -1, 5),
+        ...     reward=1.0, termination=Termination.ENV_DONE)
+        >>> row.num_action_tokens, row.rule.reward_trusted
+        (3, True)
     """
 
     task_id: str
@@ -339,7 +444,7 @@ class Trajectory:
 
     @property
     def rule(self) -> TerminationRule:
-        """What the termination of this rollout means downstream."""
+        """Consequences of this rollout's termination for later stages."""
         return TERMINATION_RULES[self.termination]
 
     @property
@@ -350,10 +455,21 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTokens:
-    """What the trainer made of the response tokens of one row, in the last update that saw it.
+    """Numbers of the trainer for the response tokens of one row, in the last update that saw it.
 
     Rows are cut after their last trained token, so the arrays may be shorter than the response;
     positions that are not trained hold 0. Rows that no update computed have no such record.
+
+    Example:
+        The second token is the environment's, and a row ends after its last trained token:
+
+        >>> tokens = TrainedTokens(
+        ...     group_id="s3/gsm8k/17", rollout_id="s3/gsm8k/17/0", row_index=0, updates=1,
+        ...     trained=(True, False, True), old_log_probs=(-0.7, 0.0, -0.1),
+        ...     log_probs=(-0.6, 0.0, -0.1), entropy=(1.1, 0.0, 0.3), advantages=(0.5, 0.0, 0.5),
+        ...     correction=(1.0, 0.0, 1.0), clip=(0, 0, 0), loss=(-0.014, 0.0, -0.0125))
+        >>> sum(tokens.trained), tokens.ref_log_probs
+        (2, None)
     """
 
     group_id: str
@@ -387,7 +503,18 @@ class TrainedTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryGroup:
-    """The rollouts of one task in one step. Groups may be uneven."""
+    """The rollouts of one task in one step. Groups may be uneven.
+
+    Example:
+        >>> def row(number: int) -> Trajectory:
+        ...     return Trajectory(
+        ...         task_id="t", group_id="g", rollout_id=f"g/{number}", prompt_ids=(1,),
+        ...         response_ids=(2,), response_mask=(1,), rollout_log_probs=(-0.1,),
+        ...         policy_versions=(0,), termination=Termination.ENV_DONE)
+        >>> group = TrajectoryGroup(group_id="g", task_id="t", trajectories=(row(0), row(1)))
+        >>> [rows[0].rollout_id for rows in group.rollouts()]
+        ['g/0', 'g/1']
+    """
 
     group_id: str
     """Shared by all rows."""

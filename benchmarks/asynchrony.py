@@ -44,6 +44,7 @@ from agentrl.metrics.sinks import MetricsLog
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.drivers.asynchronous import AsynchronousRun
 from agentrl.runtime.drivers.choose import make_run
+from agentrl.runtime.drivers.driver import make_driver_parts
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import History, Parts
 from agentrl.runtime.stages import Stages
@@ -127,10 +128,14 @@ async def drive(
             metrics=MetricsLog([]),
             in_flight=args.in_flight * args.slots,
         )
-        make = AsynchronousRun if always_async else make_run
-        run = make(
-            config, directory, parts, history=History(), progress=Progress(), stop=StopSwitch()
-        )
+        rest = {"history": History(), "progress": Progress(), "stop": StopSwitch()}
+        if always_async:
+            made = make_driver_parts(config, directory, parts, **rest)
+            run = AsynchronousRun(
+                made, rollout=config.rollout, schedule=config.schedule, steps=args.steps
+            )
+        else:
+            run = make_run(config, directory, parts, **rest)
         await run.run()
         directory.close()
     assert learner.groups >= args.prompts * args.steps, "not the same number of passes"

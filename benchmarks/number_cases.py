@@ -27,7 +27,7 @@ from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What a case came to."""
+    """The results of one run of a case."""
 
     before: Mapping[str, Any]
     """The first weights, by name."""
@@ -36,7 +36,7 @@ class Made:
     metrics: list[Mapping[str, float]]
     """By step."""
     rollouts: list[Any]
-    """What was sampled and trained, without wall times."""
+    """Stored rollouts with their advantages, without wall times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

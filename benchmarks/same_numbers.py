@@ -1,4 +1,4 @@
-"""Record what seeded tiny runs come to, and compare later: proof that a change changes no number.
+"""Record the results of seeded tiny runs and compare them later: proof of unchanged numbers.
 
     .venv/bin/python benchmarks/same_numbers.py record          # on the code before
     .venv/bin/python benchmarks/same_numbers.py compare         # on the code after
@@ -56,7 +56,7 @@ LIBRARIES = ("torch", "transformers", "numpy", "deepspeed")
 
 
 def machine() -> dict[str, str]:
-    """What the last bit of a float may depend on."""
+    """Processor and library versions, on which the last bit of a float may depend."""
     import torch
 
     flags = ""
@@ -128,7 +128,7 @@ def made_in(case: Case, parent: Path, attempt: int = 0) -> Made:
 
 
 def entry_of(made: Made, names: set[str] | None = None) -> dict[str, Any]:
-    """What the file holds of a case."""
+    """The digests and numbers of a case, as the file holds them."""
     return {
         "weights": weights_digest(made.weights),
         "metrics": digest(kept_metrics(made, names)),
@@ -156,7 +156,7 @@ def wrong_numbers(
 
 
 def check(entry: Mapping[str, Any], now: Mapping[str, Any], file: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a case; nothing if it came to the same."""
+    """The differences of a case from its entry; empty if there is none."""
     bits = [] if "inexact" in entry else ["weights", "metrics", "rollouts"]
     wrong = []
     if file["machine"] == machine():

@@ -21,7 +21,7 @@ from jumping_stages import JumpingLoop, JumpingSelector
 
 from agentrl.batch import StepBatch
 from agentrl.metrics import MetricBag
-from agentrl.rollout.effort import Cut
+from agentrl.rollout.effort import CancelledWork
 from agentrl.train import Trainer
 from agentrl.types import SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
 from tests.runtime.driver_fakes import Fuse, StreamingWorker, drive, fake_config
@@ -35,8 +35,8 @@ LIMIT_S = 60.0
 class PatientSelector(JumpingSelector):
     """Does not move the clock while a thread computes.
 
-    What threads have to say is heard when the loop has nothing else left to do, so that it comes
-    at the same place however fast they are.
+    Callbacks from threads run when the loop has nothing else left to do, so that they come at the
+    same place however fast the threads are.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,9 @@ class SeededWorker(StreamingWorker):
                 versions.append(self.client.version)
         except asyncio.CancelledError:
             made = len(versions) * n
-            self.cut = Cut(tokens=self.cut.tokens + made, seconds=self.cut.seconds + made * token_s)
+            self.cut = CancelledWork(
+                tokens=self.cut.tokens + made, seconds=self.cut.seconds + made * token_s
+            )
             raise
 
         def sampled(index: int) -> tuple[tuple[int, ...], tuple[float, ...]]:

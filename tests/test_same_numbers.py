@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from number_cases import all_cases
+from number_cases import Made, all_cases
 from same_numbers import FILE, check, entry_of, machine, numbers_of, wrong_numbers
 
 
@@ -35,8 +36,8 @@ def test_the_file_has_every_case(file: dict[str, Any]) -> None:
     ],
 )
 def test_numbers_are_those_on_file(tmp_path: Path, file: dict[str, Any], name: str) -> None:
-    """Fails if, for example, a loss is divided by the tokens of its micro-batch, or if the
-    estimator divides by n and not by n - 1; both were tried."""
+    """Fails if, for example, a loss is divided by one rollout too many (all four cases), or if a
+    group's standard deviation is divided by n and not by n - 1 (the preset); both were tried."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -47,11 +48,18 @@ def test_numbers_are_those_on_file(tmp_path: Path, file: dict[str, Any], name: s
     assert wrong_numbers(recorded, numbers_of(made), file["tolerance"]) == []
 
 
-def test_a_difference_is_found(tmp_path: Path, file: dict[str, Any]) -> None:
-    made = all_cases()["driver: synchronous"].run(tmp_path)
-    now, here = entry_of(made, set(file["metric_names"])), {**file, "machine": machine()}
+def test_a_difference_is_found(file: dict[str, Any]) -> None:
+    made = Made(
+        before={"w": torch.zeros(2)},
+        weights={"w": torch.ones(2)},
+        metrics=[{"step": 1, "timing_s/step": 0.5, "reward": 0.25}],
+        rollouts=[],
+    )
+    now, here = entry_of(made), {**file, "machine": machine()}
     assert check(now, now, here) == []
     assert check({**now, "weights": "0"}, now, here) == ["weights differ"]
+    slower = replace(made, metrics=[{"step": 1, "timing_s/step": 0.9, "reward": 0.25}])
+    assert check(now, entry_of(slower), here) == []
     off = {**now, "numbers": {**now["numbers"], "weights/moved": 1.0}}
     assert len(check(off, now, {**file, "machine": {}})) == 1
     assert check({**now, "weights": "0"}, now, {**file, "machine": {}}) == []

@@ -92,7 +92,7 @@ def group_rewards(
     std_ddof: int,
     std_eps: float,
 ) -> GroupRewards:
-    """What an estimator is given of one group.
+    """Put together what an estimator is given of one group.
 
     Args:
         rewards: [G][K] by trusted rollout and turn.

@@ -48,7 +48,7 @@ class FinalCredit:
 def plan_rollout(
     rollout: SelectedRollout, rows: Sequence[CheckedRow], *, algorithm: AlgorithmSection
 ) -> tuple[RowCredit, ...]:
-    """What the rewards of one rollout say about its tokens.
+    """Credit the tokens of one rollout from its rewards alone.
 
         with a critic     reward at the last token; with `return_to_go` at the last of each turn
         return_to_go      A of the turn; of an estimator per token, A of the token

@@ -21,7 +21,7 @@ from agentrl.types import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalCounts:
-    """What an optimizer update is divided by."""
+    """Counts that the loss of an optimizer update is divided by."""
 
     global_tokens: int
     """N: trained tokens of all rollouts of the update."""
@@ -58,7 +58,7 @@ def count(rollout_tokens: Iterable[int], *, horizon: int) -> GlobalCounts:
 def count_masks(
     rollouts: Iterable[tuple[Sequence[Trajectory], Sequence[CheckedRow]]], *, keys: Sequence[str]
 ) -> dict[str, MaskCounts]:
-    """How much of an update each mask covers (S3 6.1); a count of 0 is possible here.
+    """Count what each mask covers of an update (S3 6.1); a count of 0 is possible here.
 
     Rows that are not computed count like the others. Only `final_response_mask` knows of age.
 
@@ -99,7 +99,7 @@ def token_weight(
     global_sequences: int,
     horizon: int,
 ) -> float:
-    """What one trained token of a rollout counts in the loss of an update (FORMULAS F1, C.1-C.2).
+    """Weight of one trained token of a rollout in the loss of an update (FORMULAS F1, C.1-C.2).
 
     With l the token loss, N, B, H the global counts and N_r the trained tokens of the rollout over
     all its rows:

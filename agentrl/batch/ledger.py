@@ -1,4 +1,4 @@
-"""What became of every token and second of the rollouts of a step; the fates add up to all of it.
+"""Accounts for every token and second of the rollouts of a step; the fates add up to all of it.
 
 fate             tokens that ...
 trained          are in the loss, with an advantage, with one that a model has yet to give, or
@@ -29,7 +29,7 @@ from agentrl.types import LOST_SECONDS, LOST_TOKENS, Termination, Trajectory, Tr
 
 
 class Fate(StrEnum):
-    """What became of a token."""
+    """The use that was made of a token."""
 
     TRAINED = "trained"
     ZERO_ADVANTAGE = "zero_advantage"
@@ -141,7 +141,7 @@ def _parts(
 
 
 def spent_before(row: Trajectory, name: str) -> float:
-    """What attempts before that of this rollout took, which came to nothing.
+    """Tokens and seconds of failed attempts before the one that became this rollout.
 
     Args:
         row: the first of the rollout.

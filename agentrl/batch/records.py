@@ -1,4 +1,4 @@
-"""What the batch stage hands to the trainer: micro-batches of packed rows, with every number set.
+"""The records that the batch stage passes to the trainer: packed rows with every number set.
 
 Legend of the shape suffixes: `_N` rows of a micro-batch, `_S` segments of it (stretches of tokens),
 `_T` packed tokens (what the model reads), `_R` response positions of all rows (what a loss may look
@@ -157,7 +157,7 @@ class MicroBatch:
 
     @property
     def num_action_tokens(self) -> int:
-        """Trained tokens."""
+        """Number of trained tokens."""
         return int(self.mask_R.sum())
 
 
@@ -176,7 +176,7 @@ def _check_depth_first(parents_S: IntArray) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossNeeds:
-    """What a loss asks of the batch beside trained tokens."""
+    """Requirements of a loss on the batch beside trained tokens."""
 
     mask_keys: tuple[str, ...] = ("response_mask",)
     """Masks whose tokens it looks at; see `MASK_KEYS`."""
@@ -196,7 +196,7 @@ MASK_KEYS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskCounts:
-    """How much of an update a mask covers, over all ranks and micro-batches (S3 6.1)."""
+    """Counts of what a mask covers of an update, over all ranks and micro-batches (S3 6.1)."""
 
     batch_num_tokens: int
     """Tokens under the mask, those of rows that are not computed included."""
@@ -233,15 +233,15 @@ RowNumbers = Mapping[RowKey, FloatArray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCredit:
-    """What the rewards alone say about the tokens of one row."""
+    """Credit of the tokens of one row from the rewards alone."""
 
     key: RowKey
     """Which row."""
     mask_R: BoolArray
     """True where a token is trained."""
     credit_R: FloatArray
-    """With a critic the reward that stands at the token, otherwise its advantage before the penalty;
-    0 where the mask is False."""
+    """With a critic the reward of the token, otherwise its advantage before the penalty; 0 where
+    the mask is False."""
     time_R: IntArray
     """Number of the token (or of its turn) in the rollout: discounts go by the difference; 0 where
     the mask is False."""

@@ -26,7 +26,7 @@ def rewards_to_go(
     gamma: float,
     times: Sequence[int] | IntArray | None = None,
 ) -> FloatArray:
-    """What comes from each place on, discounted (FORMULAS F9): G_k = r_k + gamma^dt G_(k+1).
+    """Discounted sum of rewards from each position on (FORMULAS F9): G_k = r_k + gamma^dt G_(k+1).
 
     Args:
         rewards: [K] in order.

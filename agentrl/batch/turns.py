@@ -1,4 +1,4 @@
-"""Where the turns of a rollout are and what each of them earned, over all its rows."""
+"""Positions and rewards of the turns of a rollout, over all its rows."""
 
 from __future__ import annotations
 

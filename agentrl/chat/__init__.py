@@ -2,7 +2,7 @@
 
 from agentrl.chat.build import TEMPLATES, build_chat
 from agentrl.chat.format import ChatFormat
-from agentrl.chat.parser import ParsedTurn, ToolCallParser
+from agentrl.chat.parser import Found, ParsedTurn, ToolCallParser
 from agentrl.chat.parsers import PARSERS, build_parser
 from agentrl.chat.tokenizer import TokenizerLike
 
@@ -10,6 +10,7 @@ __all__ = [
     "PARSERS",
     "TEMPLATES",
     "ChatFormat",
+    "Found",
     "ParsedTurn",
     "TokenizerLike",
     "ToolCallParser",

@@ -1,4 +1,4 @@
-"""What a template writes between turns, found by rendering probes and looking around them.
+"""Finds the text that a template writes between turns, by rendering probes and looking around them.
 
 A delta is made of constant pieces and the new contents; the pieces are cut out of a few renders of
 a tiny conversation, once. The template itself stays the source: nothing is written down here
@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.chat.template import (
     PROBE_CALL_ID,
     PROBE_TOOL,
-    Template,
+    GuardedTemplate,
     call_label,
     calling_assistant,
     to_json,
@@ -40,8 +40,8 @@ _FILTERS: Mapping[str, Callable[[str], str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """How messages of one role are written into a running conversation."""
+class RolePiece:
+    """The text around messages of one role in a running conversation."""
 
     before: str
     """Text before the first message of a run."""
@@ -70,7 +70,7 @@ class Boundaries:
     """White space the template puts before an assistant's words; the model samples it itself."""
     generation: str
     """The generation prompt after a user message."""
-    pieces: Mapping[Role, Piece]
+    pieces: Mapping[Role, RolePiece]
     """By role; a role that is not here is written as a user message."""
 
     def compose(self, messages: Sequence[Message], guard: Callable[[Message], str]) -> str:
@@ -99,7 +99,7 @@ class Boundaries:
         return "".join(parts)
 
 
-def find_boundaries(template: Template, codec: Codec) -> Boundaries:
+def find_boundaries(template: GuardedTemplate, codec: Codec) -> Boundaries:
     """Cut the constant pieces out of probes.
 
     Raises:
@@ -126,7 +126,7 @@ def find_boundaries(template: Template, codec: Codec) -> Boundaries:
     lead = whole[len(prompt) : whole.index(_ANSWER)] if whole.startswith(prompt) else ""
     after_user, generation = _tail(template, [user, answer], "user", following)
     separator = _separator(template, [user, answer], close, gap[stop.end() :], after_user)
-    pieces: dict[Role, Piece] = {}
+    pieces: dict[Role, RolePiece] = {}
     roles: tuple[Role, ...] = ("user", "tool", "system")
     for role in roles:
         piece = _find_piece(template, role, close, separator)
@@ -155,7 +155,7 @@ def _entry(role: Role, content: str) -> dict[str, Any]:
 
 
 def _tail(
-    template: Template, history: list[dict[str, Any]], role: Role, probe: str
+    template: GuardedTemplate, history: list[dict[str, Any]], role: Role, probe: str
 ) -> tuple[str, str]:
     """What follows the last message: the end of that message, and the generation prompt."""
     plain, generation = _ending(template, [*history, _entry(role, probe)])
@@ -164,7 +164,7 @@ def _tail(
     return plain[plain.rindex(probe) + len(probe) :], generation
 
 
-def _ending(template: Template, messages: list[dict[str, Any]]) -> tuple[str, str]:
+def _ending(template: GuardedTemplate, messages: list[dict[str, Any]]) -> tuple[str, str]:
     """The conversation without a generation prompt, and the generation prompt.
 
     Some templates (Phi) end a conversation that is not to be continued with an end-of-text token;
@@ -183,7 +183,7 @@ def _ending(template: Template, messages: list[dict[str, Any]]) -> tuple[str, st
 
 
 def _separator(
-    template: Template, history: list[dict[str, Any]], close: str, gap: str, after_user: str
+    template: GuardedTemplate, history: list[dict[str, Any]], close: str, gap: str, after_user: str
 ) -> str:
     """The part of the gap after `close` that belongs to the turn and not to the next message."""
     if template.attempt(history, generate=True, needles=[_ANSWER]) is not None:
@@ -207,7 +207,9 @@ def _separator(
     )
 
 
-def _find_piece(template: Template, role: Role, close: str, separator: str) -> Piece | None:
+def _find_piece(
+    template: GuardedTemplate, role: Role, close: str, separator: str
+) -> RolePiece | None:
     """The piece of a role, or None if the template does not render the role as it should."""
     user = _entry("user", _USER)
     befores = [_entry("assistant", _ANSWER)]
@@ -223,8 +225,8 @@ def _find_piece(template: Template, role: Role, close: str, separator: str) -> P
 
 
 def _cut_piece(
-    template: Template, history: list[dict[str, Any]], role: Role, close: str, separator: str
-) -> Piece | None:
+    template: GuardedTemplate, history: list[dict[str, Any]], role: Role, close: str, separator: str
+) -> RolePiece | None:
     try:
         after, generation = _tail(template, history, role, _NEXT)
     except ChatError:
@@ -250,7 +252,7 @@ def _cut_piece(
         quotes = 1 if name.endswith("json") and before.endswith('"') else 0
         head, tail = stem[: len(stem) - quotes], after[quotes:]
         if nasty == head + change(_NASTY) + tail + generation:
-            return Piece(
+            return RolePiece(
                 before=_slots(before[: len(before) - quotes]),
                 between=None
                 if between is None
@@ -267,7 +269,7 @@ def _slots(text: str) -> str:
 
 
 def _runs(
-    messages: Sequence[Message], pieces: Mapping[Role, Piece]
+    messages: Sequence[Message], pieces: Mapping[Role, RolePiece]
 ) -> list[tuple[Role, list[Message]]]:
     """Neighbours that are written as one role; roles without a piece are written as user."""
     runs: list[tuple[Role, list[Message]]] = []
@@ -282,7 +284,7 @@ def _runs(
     return runs
 
 
-def _write_run(piece: Piece, run: Sequence[Message], contents: Sequence[str]) -> list[str]:
+def _write_run(piece: RolePiece, run: Sequence[Message], contents: Sequence[str]) -> list[str]:
     change = _FILTERS[piece.content]
     first, last = _fill(piece.before, run[0]), _fill(piece.after, run[-1])
     if piece.between is None:
@@ -295,7 +297,7 @@ def _write_run(piece: Piece, run: Sequence[Message], contents: Sequence[str]) ->
     return parts
 
 
-def _halves(piece: Piece) -> tuple[str, str]:
+def _halves(piece: RolePiece) -> tuple[str, str]:
     """`between`, cut where one message ends and the next begins."""
     between = piece.between or ""
     if between.startswith(piece.after):

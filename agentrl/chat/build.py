@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from agentrl.chat.boundaries import find_boundaries
 from agentrl.chat.format import ChatFormat, RawChat, TemplateChat
-from agentrl.chat.parsers import check_parser_name
+from agentrl.chat.json_calls import HermesParser
+from agentrl.chat.parsers import build_parser
 from agentrl.chat.proof import prove
-from agentrl.chat.template import Template
+from agentrl.chat.template import GuardedTemplate
 from agentrl.chat.tokenizer import Codec, TokenizerLike
 from agentrl.config.schema import ChatSection
 from agentrl.errors import ChatError, ConfigError, choices
@@ -20,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """What is known of a family beside what its template shows."""
+class TemplateFamily:
+    """Facts of a template family beside what its template shows."""
 
     marker: str
     """Stands in every rendered conversation of the family."""
@@ -31,12 +32,12 @@ class Family:
     """Special tokens that end a turn, beside the one the template writes."""
 
 
-FAMILIES: Mapping[str, Family] = {
-    "chatml": Family(marker="<|im_start|>", stops=("<|im_end|>", "<|endoftext|>")),
-    "llama3": Family(
+FAMILIES: Mapping[str, TemplateFamily] = {
+    "chatml": TemplateFamily(marker="<|im_start|>", stops=("<|im_end|>", "<|endoftext|>")),
+    "llama3": TemplateFamily(
         marker="<|start_header_id|>", stops=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
     ),
-    "mistral": Family(marker="[INST]", not_marker="<<SYS>>", stops=("</s>",)),
+    "mistral": TemplateFamily(marker="[INST]", not_marker="<<SYS>>", stops=("</s>",)),
 }
 TEMPLATES = ("auto", "chatml", "generic", "llama3", "mistral", "raw")
 """Valid values of `chat.template`."""
@@ -47,7 +48,8 @@ def build_chat(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
 
     Args:
         tokenizer: a `transformers` tokenizer, or anything like it.
-        section: template, tool parser, system prompt, and how a reply begins and stops.
+        section: template, tool parser (without one, tools are described as for `hermes`), system
+            prompt, and how a reply begins and stops.
 
     Raises:
         ConfigError: an unknown template or parser, or a tokenizer without a template.
@@ -67,12 +69,12 @@ def build_chat(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
 def _build(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
     if section.template not in TEMPLATES:
         raise ConfigError(f"chat.template: {choices(section.template, TEMPLATES)}")
-    check_parser_name(section.tool_parser)
+    parser = build_parser(section.tool_parser)
     codec = Codec(tokenizer)
-    parser, system_prompt = section.tool_parser, section.system_prompt
+    syntax, system_prompt = parser or HermesParser(), section.system_prompt
     if section.template == "raw":
-        return RawChat(codec, parser=parser, system_prompt=system_prompt)
-    template = Template(codec, parser=parser)
+        return RawChat(codec, syntax=syntax, system_prompt=system_prompt)
+    template = GuardedTemplate(codec, syntax=syntax)
     name = _family_of(template, section.template)
     boundaries = find_boundaries(template, codec)
     findings = prove(template, boundaries, codec, known_family=name != "generic")
@@ -95,12 +97,13 @@ def _build(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
         boundaries=boundaries,
         findings=findings,
         stop_token_ids=tuple(dict.fromkeys(stop for stop in stops if stop is not None)),
-        parser=parser,
+        syntax=syntax,
+        reads_calls=parser is not None,
         system_prompt=system_prompt,
     )
 
 
-def _family_of(template: Template, wanted: str) -> str:
+def _family_of(template: GuardedTemplate, wanted: str) -> str:
     try:
         text = template.raw([{"role": "user", "content": "Hello"}], generate=True)
     except ChatError as error:

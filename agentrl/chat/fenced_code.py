@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from agentrl.chat.parser import Found, ToolCallParser
+from agentrl.errors import ChatError
 from agentrl.tool import Tool
-from agentrl.types import CallStatus
+from agentrl.types import CallStatus, ToolCall
 
 _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^\s`]*)([^\n`]*)(?:\n|\Z)", re.MULTILINE)
 
@@ -22,9 +23,28 @@ class FencedCodeParser(ToolCallParser):
 
     name = "fenced_code"
     names_tools = False
+    how_to_call = (
+        "You can run Python: write one fenced block that begins with ```python and ends with ```."
+    )
+
+    def describe(self, tools: Sequence[Tool]) -> str:
+        """See `CallSyntax.describe`; only a tool named `python` can be called."""
+        unreachable = sorted(tool.name for tool in tools if tool.name != "python")
+        if unreachable:
+            raise ChatError(
+                f"tools {', '.join(unreachable)} are offered, but chat.tool_parser 'fenced_code' "
+                "can only call a tool named 'python'; use 'hermes', or leave the code to the "
+                "environment"
+            )
+        return f"{self.how_to_call} {tools[0].description}"
+
+    def write(self, call: ToolCall) -> str:
+        """Do what `CallSyntax.write` says."""
+        arguments = call.arguments
+        return f"```{arguments.get('language', 'python')}\n{arguments.get('code', '')}\n```"
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """See `ToolCallParser.find`."""
+        """Do what `ToolCallParser.find` says."""
         at = start
         while match := _FENCE.search(text, at):
             found = _read_block(text, match)

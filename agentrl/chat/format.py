@@ -11,21 +11,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from agentrl.chat.boundaries import Boundaries
-from agentrl.chat.offer import describe_tools
+from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.spans import TokenMap
-from agentrl.chat.template import Template, with_system
+from agentrl.chat.template import GuardedTemplate, with_system
 from agentrl.chat.tokenizer import CUT, Codec, clean
 from agentrl.chat.truncate import truncate_middle
 from agentrl.errors import ChatError
 from agentrl.finding import Finding, Status
 from agentrl.tool import Tool
-from agentrl.types import Message
+from agentrl.types import Message, ToolCall
 
 logger = logging.getLogger(__name__)
 
 
 class ChatFormat(ABC):
-    """How one model reads a conversation."""
+    """The format in which one model reads a conversation."""
 
     name: str
     """The family: `chatml`, `llama3`, `mistral`, `generic` or `raw`."""
@@ -40,10 +40,14 @@ class ChatFormat(ABC):
     findings: Sequence[Finding] = ()
     """What appending turns does not keep of the template; plain turns it does keep."""
 
-    def __init__(self, codec: Codec, *, parser: str, system_prompt: str | None) -> None:
+    def __init__(self, codec: Codec, *, syntax: CallSyntax, system_prompt: str | None) -> None:
         self._codec = codec
-        self._parser = parser
+        self._syntax = syntax
         self._system_prompt = system_prompt
+
+    def write_call(self, call: ToolCall) -> str:
+        """The text of a call as the parser of the run reads it."""
+        return self._syntax.write(call)
 
     @abstractmethod
     def render_prompt(
@@ -112,7 +116,7 @@ class ChatFormat(ABC):
         return self._codec.decode_raw(ids)
 
     def has_specials(self, ids: Sequence[int]) -> bool:
-        """Whether `decode` and `decode_raw` may differ for these ids."""
+        """Return true if `decode` and `decode_raw` may differ for these ids."""
         return not self._codec.special_ids.isdisjoint(ids)
 
     def drop_specials(self, text: str) -> str:
@@ -149,14 +153,16 @@ class TemplateChat(ChatFormat):
         codec: Codec,
         *,
         name: str,
-        template: Template,
+        template: GuardedTemplate,
         boundaries: Boundaries,
         findings: Sequence[Finding] = (),
         stop_token_ids: tuple[int, ...],
-        parser: str,
+        syntax: CallSyntax,
+        reads_calls: bool,
         system_prompt: str | None,
     ) -> None:
-        super().__init__(codec, parser=parser, system_prompt=system_prompt)
+        super().__init__(codec, syntax=syntax, system_prompt=system_prompt)
+        self._reads_calls = reads_calls
         self.name = name
         self.stop_token_ids = stop_token_ids
         self.boundaries = boundaries
@@ -169,15 +175,15 @@ class TemplateChat(ChatFormat):
     def render_prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[int, ...]:
-        """See `ChatFormat.render_prompt`."""
+        """Do what `ChatFormat.render_prompt` says."""
         return self._codec.encode(self._render(messages, tools)) + self.reply_prefix_ids
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """See `ChatFormat.render_text`."""
+        """Do what `ChatFormat.render_text` says."""
         return self._render(messages, tools).replace(CUT, "")
 
     def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
-        """See `ChatFormat.turn_delta`."""
+        """Do what `ChatFormat.turn_delta` says."""
         pieces = self.boundaries
         ids = self._codec.encode(
             pieces.compose(messages, self._template.guard), after=pieces.close_id
@@ -198,7 +204,7 @@ class TemplateChat(ChatFormat):
         return self._template.render(messages, tools)
 
     def _warn_unread_tools(self) -> None:
-        if self._parser == "none" and not self._warned_tools:
+        if not self._reads_calls and not self._warned_tools:
             self._warned_tools = True
             logger.warning(
                 "tools are offered, but chat.tool_parser is 'none': calls reach the environment "
@@ -211,8 +217,8 @@ class RawChat(ChatFormat):
 
     name = "raw"
 
-    def __init__(self, codec: Codec, *, parser: str, system_prompt: str | None) -> None:
-        super().__init__(codec, parser=parser, system_prompt=system_prompt)
+    def __init__(self, codec: Codec, *, syntax: CallSyntax, system_prompt: str | None) -> None:
+        super().__init__(codec, syntax=syntax, system_prompt=system_prompt)
         stop = codec.tokenizer.eos_token_id
         if stop is None:
             raise ChatError(
@@ -224,14 +230,14 @@ class RawChat(ChatFormat):
     def render_prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[int, ...]:
-        """See `ChatFormat.render_prompt`."""
+        """Do what `ChatFormat.render_prompt` says."""
         return self.raw_prompt(self.render_text(messages, tools))
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """The contents one after another; a description of the tools before them."""
         messages = self._with_system_prompt(messages)
         if tools:
-            messages = with_system(messages, describe_tools(tools, self._parser) + "\n\n")
+            messages = with_system(messages, self._syntax.describe(tools) + "\n\n")
         return "".join(message.content for message in messages)
 
     def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from agentrl.chat.parser import Found, ToolCallParser
 from agentrl.tool import Tool
-from agentrl.types import CallStatus
+from agentrl.types import CallStatus, ToolCall
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _SPACE = re.compile(r"\s*")
@@ -102,15 +102,27 @@ def read_call(value: Any, start: int, end: int, keys: Sequence[str] = ("argument
     return Found(start=start, end=end, name=name, arguments=arguments)
 
 
+def _written(call: ToolCall, key: str) -> str:
+    return json.dumps({"name": call.name, key: dict(call.arguments)}, ensure_ascii=False)
+
+
 class HermesParser(ToolCallParser):
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5, Qwen3."""
 
     name = "hermes"
+    how_to_call = (
+        "To call a tool, write a JSON object with its name and arguments between these tags:\n"
+        '<tool_call>\n{"name": "TOOL", "arguments": {"ARGUMENT": VALUE}}\n</tool_call>'
+    )
     _open = "<tool_call>"
     _close = "</tool_call>"
 
+    def write(self, call: ToolCall) -> str:
+        """Do what `CallSyntax.write` says."""
+        return f"{self._open}\n{_written(call, 'arguments')}\n{self._close}"
+
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """See `ToolCallParser.find`."""
+        """Do what `ToolCallParser.find` says."""
         at = text.find(self._open, start)
         while at >= 0:
             found = self._read(text, at)
@@ -147,13 +159,21 @@ class Llama3JsonParser(ToolCallParser):
     """
 
     name = "llama3_json"
+    how_to_call = (
+        "To call a tool, answer with nothing but a JSON object:\n"
+        '{"name": "TOOL", "parameters": {"ARGUMENT": VALUE}}'
+    )
     _keys = ("parameters", "arguments")
     _start = re.compile(r"<\|python_tag\|>|\{(?=\s*\")")
     _key = re.compile(r"\{\s*\"(?:name|parameters|arguments|type|function)\"\s*:")
     _meant = re.compile(rf"<\|python_tag\|>|^[ \t]*(?={_key.pattern})", re.MULTILINE)
 
+    def write(self, call: ToolCall) -> str:
+        """Do what `CallSyntax.write` says."""
+        return _written(call, "parameters")
+
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """See `ToolCallParser.find`."""
+        """Do what `ToolCallParser.find` says."""
         at = start
         while match := self._start.search(text, at):
             tagged = match[0] != "{"
@@ -202,12 +222,19 @@ class MistralParser(ToolCallParser):
     `[TOOL_CALLS]name[ARGS]{...}`: Mistral."""
 
     name = "mistral"
+    how_to_call = (
+        'To call a tool, write:\n[TOOL_CALLS] [{"name": "TOOL", "arguments": {"ARGUMENT": VALUE}}]'
+    )
     _open = "[TOOL_CALLS]"
     _named = re.compile(r"([\w.:-]*)\s*(?:\[CALL_ID\]\s*(\w*)\s*)?(?:\[ARGS\])?\s*(?=\{)")
     _own_id = re.compile(r"[A-Za-z0-9]{9}")
 
+    def write(self, call: ToolCall) -> str:
+        """Do what `CallSyntax.write` says."""
+        return f"{self._open} [{_written(call, 'arguments')}]"
+
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """See `ToolCallParser.find`."""
+        """Do what `ToolCallParser.find` says."""
         at = text.find(self._open, start)
         while at >= 0:
             inside = _skip(text, at + len(self._open))

@@ -7,13 +7,14 @@ answer it and a loss can address it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.format import ChatFormat
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
@@ -51,14 +52,12 @@ class Found:
     """The id the model itself gave, where the format has one."""
 
 
-class ToolCallParser(ABC):
-    """Reads the calls of one format. Stateless; one instance serves a run."""
+class ToolCallParser(CallSyntax):
+    """Reads and writes the calls of one format. Stateless; one instance serves a run.
 
-    name: str
-    """As in `chat.tool_parser`."""
-    names_tools: bool = True
-    """Whether the model names the tool it calls. If not, and no offered tool has the name the
-    parser gives, the call is left to the environment."""
+    A new one is a subclass with `name`, `how_to_call`, `write` and `find`, and a line in `parsers`;
+    a user's is named by an import string.
+    """
 
     def parse(
         self,

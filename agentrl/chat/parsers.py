@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from agentrl.chat.fenced_code import FencedCodeParser
 from agentrl.chat.json_calls import HermesParser, Llama3JsonParser, MistralParser
 from agentrl.chat.parser import ToolCallParser
 from agentrl.chat.qwen3_coder import Qwen3CoderParser
-from agentrl.errors import ConfigError, choices
+from agentrl.errors import ConfigError
+from agentrl.registry import KindRegistry
 
-PARSERS: Mapping[str, type[ToolCallParser]] = {
-    parser.name: parser
-    for parser in (
-        FencedCodeParser,
-        HermesParser,
-        Llama3JsonParser,
-        MistralParser,
-        Qwen3CoderParser,
-    )
-}
+NO_PARSER = "none"
+"""Value of `chat.tool_parser` with which no call is read."""
 
 
-def check_parser_name(name: str) -> None:
-    """Check `chat.tool_parser`.
+def _entry(name: str, value: Any) -> type[ToolCallParser]:
+    if not (isinstance(value, type) and issubclass(value, ToolCallParser)):
+        raise ConfigError(
+            f"chat.tool_parser {name!r} names {value!r}, expected a subclass of "
+            "agentrl.chat.ToolCallParser"
+        )
+    missing = [field for field in ("name", "how_to_call") if not hasattr(value, field)]
+    if missing or value.__abstractmethods__:
+        missing += sorted(value.__abstractmethods__)
+        raise ConfigError(f"chat.tool_parser {name!r} does not define {', '.join(missing)}")
+    return value
+
+
+PARSERS = KindRegistry[type[ToolCallParser]](
+    "chat.tool_parser", own="a parser of your own", entry=_entry, words=(NO_PARSER,)
+)
+for parser in (
+    FencedCodeParser,
+    HermesParser,
+    Llama3JsonParser,
+    MistralParser,
+    Qwen3CoderParser,
+):
+    PARSERS.add(parser.name, parser, source=parser)
+
+
+def build_parser(name: str, *, base: Path | None = None) -> ToolCallParser | None:
+    """The parser that `chat.tool_parser` names; None for `none`.
+
+    Args:
+        name: registered, or an import string of a `ToolCallParser`.
+        base: folder that relative file paths start from; needed at the first time only.
 
     Raises:
-        ConfigError: no parser has that name; lists those there are.
+        ConfigError: there is no such parser; lists those there are.
     """
-    if name != "none" and name not in PARSERS:
-        raise ConfigError(f"chat.tool_parser: {choices(name, [*PARSERS, 'none'])}")
-
-
-def build_parser(name: str) -> ToolCallParser | None:
-    """The parser called `name`; None for `none`.
-
-    Raises:
-        ConfigError: no parser has that name; lists those there are.
-    """
-    check_parser_name(name)
-    return PARSERS[name]() if name != "none" else None
+    return None if name == NO_PARSER else PARSERS.find(name, base=base)()

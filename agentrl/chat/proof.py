@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from agentrl.chat.boundaries import Boundaries
-from agentrl.chat.template import PROBE_CALL_ID, PROBE_SCHEMA, PROBE_TOOL, Template
+from agentrl.chat.template import PROBE_CALL_ID, PROBE_SCHEMA, PROBE_TOOL, GuardedTemplate
 from agentrl.chat.tokenizer import Codec
 from agentrl.errors import ChatError
 from agentrl.finding import Finding, fail, warn
@@ -29,7 +29,7 @@ _RESULT = Message(role="tool", content="6 apples", tool_call_id=PROBE_CALL_ID, n
 
 
 def prove(
-    template: Template, boundaries: Boundaries, codec: Codec, *, known_family: bool
+    template: GuardedTemplate, boundaries: Boundaries, codec: Codec, *, known_family: bool
 ) -> list[Finding]:
     """Compare deltas with full renders of probe conversations, text and ids.
 
@@ -116,7 +116,7 @@ def _reasoning() -> Finding:
 
 
 class _PrefixCheck:
-    def __init__(self, template: Template, boundaries: Boundaries, codec: Codec) -> None:
+    def __init__(self, template: GuardedTemplate, boundaries: Boundaries, codec: Codec) -> None:
         self._template = template
         self._boundaries = boundaries
         self._codec = codec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from agentrl.chat.json_calls import read_json
 from agentrl.chat.parser import Found, ToolCallParser
 from agentrl.tool import Tool
-from agentrl.types import CallStatus
+from agentrl.types import CallStatus, ToolCall
 
 _CLOSE = "</tool_call>"
 _END_PARAMETER = "</parameter>"
@@ -31,16 +32,30 @@ class _Broken(Exception):
 
 
 class Qwen3CoderParser(ToolCallParser):
-    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
+    """Reads calls that are written as nested tags.
+
+        <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
 
     Values are text. With the schemas of the tools they become what the schema says; without, or
     where they do not fit, they stay text.
     """
 
     name = "qwen3_coder"
+    how_to_call = (
+        "To call a tool, write:\n<tool_call>\n<function=TOOL>\n<parameter=ARGUMENT>\nVALUE\n"
+        "</parameter>\n</function>\n</tool_call>"
+    )
+
+    def write(self, call: ToolCall) -> str:
+        """Do what `CallSyntax.write` says."""
+        values = "".join(
+            f"<parameter={key}>\n{_plain(value)}\n</parameter>\n"
+            for key, value in call.arguments.items()
+        )
+        return f"<tool_call>\n<function={call.name}>\n{values}</function>\n</tool_call>"
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """See `ToolCallParser.find`."""
+        """Do what `ToolCallParser.find` says."""
         match = _START.search(text, start)
         while match:
             found = self._read(text, match.start(), tools)
@@ -160,3 +175,7 @@ def _end_of_broken(text: str, at: int) -> int:
 def _skip(text: str, at: int) -> int:
     match = _SPACE.match(text, at)
     return match.end() if match else at
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

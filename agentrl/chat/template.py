@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.chat.offer import describe_tools, write_call
+from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.tokenizer import Codec
 from agentrl.errors import ChatError
 from agentrl.tool import Tool
@@ -40,7 +40,7 @@ _UNSAFE = re.compile(r"[^\w.:-]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What a template renders; found by looking for probes in its output."""
+    """Abilities of a template, found by looking for probes in its output."""
 
     tools: bool
     """It shows the schemas given as `tools`."""
@@ -52,12 +52,12 @@ class Abilities:
     """It shows messages with the role `tool`."""
 
 
-class Template:
+class GuardedTemplate:
     """`apply_chat_template` of one tokenizer, made safe."""
 
-    def __init__(self, codec: Codec, *, parser: str) -> None:
+    def __init__(self, codec: Codec, *, syntax: CallSyntax) -> None:
         self._codec = codec
-        self._parser = parser
+        self._syntax = syntax
         end = codec.tokenizer.eos_token_id
         self.end_of_text = codec.special_text(end) if end in codec.special_ids else ""
         self.abilities = self._find_abilities()
@@ -69,7 +69,7 @@ class Template:
         generate: bool,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """What the template makes of `messages`, unchanged.
+        """Render `messages` with the template, unchanged.
 
         Raises:
             ChatError: the template raised.
@@ -113,10 +113,10 @@ class Template:
         """
         schemas: list[Mapping[str, Any]] = []
         messages = list(messages)
-        if tools and self.abilities.tools and self._parser != "fenced_code":
+        if tools and self.abilities.tools and self._syntax.names_tools:
             schemas = [tool.schema() for tool in tools]
         elif tools:
-            messages = with_system(messages, describe_tools(tools, self._parser))
+            messages = with_system(messages, self._syntax.describe(tools))
         if not self.abilities.system:
             messages = _system_into_user(messages)
         entries = [self._entry(message) for message in messages]
@@ -145,7 +145,7 @@ class Template:
                 }
                 calls.append({"type": "function", "id": call.id, "function": function})
             else:
-                text = call.raw or write_call(call, self._parser)
+                text = call.raw or self._syntax.write(call)
                 entry["content"] += self._codec.guard(text)
         if calls:
             entry["tool_calls"] = calls

@@ -22,7 +22,7 @@ noncharacter: it never stands for anything, so foreign text does not need it."""
 
 
 class TokenizerLike(Protocol):
-    """What agentrl needs of a tokenizer; every `transformers` tokenizer has it.
+    """The part of a tokenizer that agentrl needs; every `transformers` tokenizer has it.
 
     Optional, used when present: `added_tokens_decoder` (id to added token, with `.content` and
     `.special`; otherwise `all_special_tokens` and `all_special_ids` say what is special),
@@ -37,7 +37,7 @@ class TokenizerLike(Protocol):
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of `ids`."""
+        """Decode `ids` to text."""
         ...
 
     def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The `agentrl` command.
+"""The `agentrl` command line and its list of commands.
 
 Each command lives in a module of its own and is imported only when it is asked for, so that
 `agentrl --help` takes a fraction of a second and never loads torch.

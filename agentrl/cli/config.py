@@ -14,6 +14,7 @@ from rich.text import Text
 from agentrl.config import RunConfig, dump_config, leaves, load_config
 from agentrl.config.blocks import describe_blocks
 from agentrl.config.keys import ConfigKey
+from agentrl.estimators import find_estimator
 
 app = typer.Typer(help="Show the keys and values of run files.", no_args_is_help=True)
 
@@ -31,6 +32,7 @@ def show(
     Comments at its end say what the algorithm is, block by block.
     """
     config = load_config(file, overrides or ())
+    find_estimator(config.resolved_algorithm().advantage_estimator, base=file.absolute().parent)
     typer.echo(dump_config(config), nl=False)
     for block in describe_blocks(
         config.resolved_algorithm(), critic=config.critic, train=config.train

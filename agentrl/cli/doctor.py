@@ -36,9 +36,13 @@ def command(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Another value for one threshold."),
     ] = None,
+    own: Annotated[
+        list[str] | None,
+        typer.Option("--detector", metavar="FILE.py:NAME", help="A detector of yours as well."),
+    ] = None,
 ) -> None:
     """Judge a run by every detector; exit status 0 healthy, 1 findings."""
-    from agentrl.health import diagnose, read_history
+    from agentrl.health import DETECTORS, diagnose, read_history
 
     if thresholds:
         _list_thresholds(as_json)
@@ -46,7 +50,8 @@ def command(
     if run is None:
         raise RunError("doctor needs a run directory, as in: agentrl doctor runs/NAME")
     history = read_history(run)
-    verdicts = diagnose(history, _overrides(history, changed or ()))
+    more = [DETECTORS.find(target) for target in own or ()]
+    verdicts = diagnose(history, _overrides(history, changed or ()), more=more)
     findings = [verdict for verdict in verdicts if verdict.status in ("fail", "warn")]
     if as_json:
         typer.echo(json.dumps(_report(run, history, verdicts), indent=1))

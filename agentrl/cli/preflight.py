@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from agentrl.config import RunConfig
     from agentrl.preflight.checks.facts import PreflightFacts
-    from agentrl.preflight.reward.known_answers import Answer
+    from agentrl.preflight.reward.known_answers import TriedAnswer
     from agentrl.preflight.runner import Plan
 
 
@@ -83,7 +83,7 @@ def plan(
     request: dict[str, Any] | None,
     found: PreflightFacts,
 ) -> Plan:
-    """What `run_watched` makes in the process of the checks, which begins as a command does."""
+    """The checks, made in the process that runs them, which begins as a command does."""
     from agentrl.preflight.plan import full_plan
     from agentrl.preflight.reward.samples import SampleRequest
 
@@ -92,7 +92,7 @@ def plan(
     return full_plan(config, base=base, found=found, resume=resume, samples=samples)
 
 
-def _document(checks: Sequence[Finding], answers: Sequence[Answer]) -> dict[str, Any]:
+def _document(checks: Sequence[Finding], answers: Sequence[TriedAnswer]) -> dict[str, Any]:
     """Ready for JSON; numbers that are none are null."""
     return {
         "checks": [dataclasses.asdict(check) for check in checks],

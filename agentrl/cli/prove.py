@@ -1,4 +1,4 @@
-"""`agentrl prove`: whether the loss of a run file is the same however the work is cut."""
+"""`agentrl prove`: tests the estimator and the loss of a run file under every division of work."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random rollouts.")] = 0,
 ) -> None:
-    """Prove the loss of a run file on a tiny float64 model.
+    """Prove estimator and loss of a run file on a tiny float64 model.
 
     The gradient must be the same under any micro-batches, ranks, order, split of rollouts and
-    shared prefixes, and nothing that stands at a masked position may reach it. The model and the
-    rollouts are made up; no checkpoint is loaded. Ends with 1 if a proof fails.
+    shared prefixes, and nothing that stands at a masked position may reach it. Advantages must not
+    depend on the order of siblings and groups, nor on rollouts without a trusted reward. The model
+    and the rollouts are made up; no checkpoint is loaded. Ends with 1 if a proof fails.
     """
     prepare()
     config, base = read_config(file, overrides or [])

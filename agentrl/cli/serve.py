@@ -98,7 +98,7 @@ def _command(
     from agentrl.serving.vllm.command import server_command
     from agentrl.train.model.pretrained import check_model_path
 
-    source = model_source(config)
+    source = model_source(config.model)
     check_model_path(source)
     return server_command(
         section,

@@ -53,7 +53,7 @@ def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
 
 
 def plan(config: RunConfig, *, base: Path, resume: bool, found: PreflightFacts) -> Plan:
-    """What `run_watched` makes in the process of the checks, which begins as a command does."""
+    """The checks, made in the process that runs them, which begins as a command does."""
     from agentrl.preflight.plan import dry_run_plan
 
     prepare()
@@ -85,7 +85,7 @@ def _train(path: Path, overrides: list[str], *, resume: bool) -> int:
     else:
         config, base = read_config(path, overrides)
         run_dir = open_run(config, base=base) if resume else None
-        where = run_path(config)
+        where = run_path(config.run)
     try:
         with watch(console) as progress:
             result = asyncio.run(train(config, base=base, run_dir=run_dir, progress=progress))

@@ -26,6 +26,11 @@ class EmbeddedServing(KindSection):
     kv_cache_gb: float = Field(default=4.0, gt=0)
     """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of servers that already run: none."""
+        return ()
+
 
 class VllmServing(KindSection):
     """vLLM servers that the run starts."""
@@ -49,6 +54,11 @@ class VllmServing(KindSection):
     """Prompt tokens computed in one forward pass."""
     kv_cache_gb: float = Field(default=4.0, gt=0)
     """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of servers that already run: none."""
+        return ()
 
 
 class ExternalServing(KindSection):
@@ -95,61 +105,18 @@ ServingSection = Annotated[
 """The inference engines."""
 
 
-class AutoSync(KindSection):
-    """The fastest way of new weights that reaches every engine."""
+class SyncSection(Section):
+    """How new weights reach the engines."""
 
-    bare: ClassVar[str] = "backend"
-
-    backend: Literal["auto"] = "auto"
-    """How new weights reach the engines: `auto` takes the fastest way that reaches every engine."""
+    backend: str = "auto"
+    """`inprocess` (embedded: nothing moves), `shm` (one host), `disk` (a shared folder),
+    `collective` (gloo or NCCL broadcast), `ipc` (CUDA, one device), `nccl` (vLLM's own engine);
+    `auto` takes the fastest that reaches every engine. Or an import string of one's own."""
     dense_every: int = Field(default=1, ge=1)
     """All weights go with every so many syncs, between them only those that changed; 1 always
-    sends all. Lossless."""
+    sends all. Lossless, for `disk` and `collective`."""
     directory: str | None = None
-    """Folder that every engine can read, for weights in files; None takes one in the run."""
-
-
-class DirectSync(KindSection):
-    """A way of new weights that has nothing to set."""
-
-    bare: ClassVar[str] = "backend"
-
-    backend: Literal["inprocess", "shm", "ipc", "nccl"]
-    """`inprocess` (embedded: nothing moves), `shm` (one host), `ipc` (CUDA, one device), `nccl`
-    (vLLM's own engine)."""
-
-
-class DiskSync(KindSection):
-    """New weights in files of a shared folder."""
-
-    bare: ClassVar[str] = "backend"
-
-    backend: Literal["disk"] = "disk"
-    """`disk` writes to a shared folder."""
-    dense_every: int = Field(default=1, ge=1)
-    """All weights go with every so many syncs, between them only those that changed; 1 always
-    sends all. Lossless."""
-    directory: str | None = None
-    """Folder that every engine can read, for weights in files; None takes one in the run."""
-
-
-class CollectiveSync(KindSection):
-    """New weights by a broadcast."""
-
-    bare: ClassVar[str] = "backend"
-
-    backend: Literal["collective"] = "collective"
-    """`collective` broadcasts with gloo or NCCL."""
-    dense_every: int = Field(default=1, ge=1)
-    """All weights go with every so many syncs, between them only those that changed; 1 always
-    sends all. Lossless."""
-
-
-SyncSection = Annotated[
-    AutoSync | DirectSync | DiskSync | CollectiveSync,
-    OneOf(AutoSync, DirectSync, DiskSync, CollectiveSync),
-]
-"""How new weights reach the engines."""
+    """Folder of the `disk` backend that every engine can read; None takes one in the run."""
 
 
 class ScheduleSection(Section):

@@ -13,7 +13,6 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.base import Section
 from agentrl.config.fleet import (
-    AutoSync,
     EmbeddedServing,
     LocalRuntime,
     RayRuntime,
@@ -71,7 +70,7 @@ class ChatSection(Section):
     `mistral`, `generic`, or `raw` for no template at all."""
     tool_parser: str = "none"
     """How actions are found in the text: `none`, `hermes`, `qwen3_coder`, `llama3_json`,
-    `mistral` or `fenced_code`."""
+    `mistral`, `fenced_code`, or an import string of one's own."""
     system_prompt: str | None = None
     """Put before prompts that have no system message; None leaves that to the template."""
     reply_prefix: str = ""
@@ -278,7 +277,7 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
     health: HealthSection = HealthSection()
-    sync: SyncSection = AutoSync()
+    sync: SyncSection = SyncSection()
     schedule: ScheduleSection = ScheduleSection()
     runtime: RuntimeSection = LocalRuntime()
     """The processes of a run."""

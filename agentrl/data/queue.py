@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry(Generic[T]):
-    """One finished group."""
+    """A finished group and when it began."""
 
     index: int
     """`Claim.index` of its task."""
@@ -54,7 +54,7 @@ class TrajectoryQueue(Generic[T]):
 
     @property
     def entries(self) -> Sequence[Entry[T]]:
-        """What is in it, oldest first."""
+        """The groups in the queue, oldest first."""
         return tuple(self._entries)
 
     def put(self, entry: Entry[T]) -> None:

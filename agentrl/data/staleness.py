@@ -1,4 +1,4 @@
-"""How old a token may be when it is trained, and what keeps it so. Pure: no clock, no loop.
+"""The bound on the age of a token when it is trained, and the rules that keep it. Pure: no clock.
 
 Versions count optimizer steps. B groups make a step, weights are synced every K steps (`trigger`),
 s is `staleness_threshold`. Three rules, the first two of which bound the lag of every token:
@@ -97,12 +97,12 @@ class BackPressure:
         return self._begun - self._trained
 
     def allows(self) -> bool:
-        """Whether another group may begin."""
+        """Return true if another group may begin."""
         needed = self._total is None or self._begun < self._total
         return needed and self._begun - self._trained_at_sync < self._limit
 
     def begin(self) -> None:
-        """A group begins."""
+        """Count a group that begins."""
         assert self.allows(), "a group began against the back-pressure"
         self._begun += 1
 
@@ -189,7 +189,7 @@ def drop_stale(group: TrajectoryGroup, *, oldest_version: int, version: int) -> 
 
 
 def lag_metrics(tokens_by_version: Mapping[int, int], *, version: int) -> MetricBag:
-    """How old the tokens of a step are, each token counting once.
+    """Ages of the tokens of a step, each token counting once.
 
     Args:
         tokens_by_version: sampled tokens of the step by the weights that sampled them.

@@ -77,7 +77,7 @@ class EstimatorSpec:
     function: EstimatorFunction
     """The estimator."""
     per: Literal["rollout", "turn", "token"] = "rollout"
-    """Whether it returns one number per rollout [G], per turn [G][K] or per sampled token [G][A]."""
+    """It returns one number per rollout [G], per turn [G][K] or per sampled token [G][A]."""
     compares_siblings: bool = True
     """Whether the reward of a rollout is compared with those of its group."""
     divides_by_spread: bool = False
@@ -92,5 +92,5 @@ class EstimatorSpec:
 
     @property
     def needs_critic(self) -> bool:
-        """Whether a critic's values are part of the advantage."""
+        """True if a critic's values are part of the advantage."""
         return self.values_to_advantages is not None

@@ -58,7 +58,7 @@ def group_statistics(rewards: Sequence[float], *, ddof: int) -> GroupStatistics:
 
 
 def differ_by_rounding(rewards: Sequence[Sequence[float]], totals: Sequence[float]) -> bool:
-    """Whether whole returns differ only because their turns were added up in floating point.
+    """Return true if whole returns differ only by the rounding of their sums over turns.
 
     Turns may differ by much more than that: divided by such a deviation they would have advantages
     of 1 / eps.

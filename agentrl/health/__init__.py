@@ -1,8 +1,9 @@
-"""What watches a run: detectors over its history, and rules that may end it."""
+"""Detectors over the history of a run, and rules that may end it."""
 
 from agentrl.finding import Status
 from agentrl.health.dashboard import DASHBOARD, Band
-from agentrl.health.diagnose import diagnose, own_thresholds
+from agentrl.health.detector import Detector, detector
+from agentrl.health.diagnose import DETECTORS, THRESHOLDS, diagnose, own_thresholds
 from agentrl.health.history import flat_config, read_config, read_history, series_of
 from agentrl.health.records import (
     Evidence,
@@ -13,12 +14,14 @@ from agentrl.health.records import (
     Verdict,
 )
 from agentrl.health.rollouts import facts_of, rollouts_of_step, sampled_steps
-from agentrl.health.thresholds import THRESHOLDS, Threshold
+from agentrl.health.thresholds import Threshold, bound
 
 __all__ = [
     "DASHBOARD",
+    "DETECTORS",
     "THRESHOLDS",
     "Band",
+    "Detector",
     "Evidence",
     "History",
     "Lever",
@@ -27,6 +30,8 @@ __all__ = [
     "Status",
     "Threshold",
     "Verdict",
+    "bound",
+    "detector",
     "diagnose",
     "facts_of",
     "flat_config",

@@ -1,4 +1,4 @@
-"""What can be said of a curve with some confidence: where it is, whether it moved, since when."""
+"""Statistics of a curve with their confidence: its level, its movement, and since when."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """How a quantity moved, with its 95 % interval."""
+    """Movement of a quantity, with its 95 % interval."""
 
     start: float
     """Level at the start."""
@@ -42,17 +42,17 @@ class Change:
 
     @property
     def gain(self) -> float:
-        """`end - start`."""
+        """Difference `end - start` of the levels."""
         return self.end - self.start
 
     @property
     def up(self) -> bool:
-        """Whether it rose for certain."""
+        """True if it rose for certain."""
         return self.low > 0
 
     @property
     def down(self) -> bool:
-        """Whether it fell for certain."""
+        """True if it fell for certain."""
         return self.high < 0
 
     def text(self) -> str:

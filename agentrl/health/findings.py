@@ -1,4 +1,4 @@
-"""How detectors word what they found, and questions that several of them ask."""
+"""Builders of verdicts and evidence, and questions that several detectors ask."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def lasting(
 
 
 def over(stretch: Stretch, now: bool) -> str:
-    """What to add to a title about a stretch that is over."""
+    """Words to add to a title about a stretch that is over."""
     return "" if now else f" (over since step {stretch.last_step})"
 
 
@@ -176,7 +176,7 @@ def score_errors(history: History, name: str) -> list[float] | None:
 
 
 def rise_of(history: History, name: str) -> Change | None:
-    """How the score of one evaluation moved: by its slope, or from the first to the last quarter.
+    """Movement of the score of one evaluation: by its slope, or from first to last quarter.
 
     A curve that rises and then stays has little slope, and one that is noisy has a poor start; the
     larger rise of the two counts, so that nobody is accused for the shape of a curve.
@@ -232,25 +232,35 @@ def lost_since_best(history: History, name: str) -> tuple[int, Change] | None:
 
 
 def score_rise(history: History) -> Change | None:
-    """How the held-out score moved over the run: of the evaluation that rose most, if any."""
+    """Movement of the held-out score over the run: of the evaluation that rose most, if any."""
     rises = [rise for name in held_out(history) if (rise := rise_of(history, name)) is not None]
     return max(rises, key=lambda rise: rise.gain, default=None)
 
 
 def solved(history: History) -> bool:
-    """Whether the held-out tasks are solved, so that there is nothing left to explore."""
+    """True if the held-out tasks are solved, so that there is nothing left to explore."""
     scores = held_out(history).values()
     return bool(scores) and all(series.values[-1] >= _SOLVED for series in scores)
 
 
 def reward_change(history: History) -> Change | None:
-    """How the training reward moved from the first to the last quarter, 10 steps at most."""
+    """Movement of the training reward from the first to the last quarter, 10 steps at most."""
     series = history.metrics.get("reward")
     return change(series) if series else None
 
 
+def reward_range(history: History, series: Series) -> float:
+    """Distance between the smallest and the largest reward of a rollout, as far as is known."""
+    rewards = [
+        fact.reward for fact in history.rollouts if fact.kind == "train" and fact.reward is not None
+    ]
+    if len(rewards) >= 8:
+        return max(rewards) - min(rewards)
+    return max(max(series.values) - min(series.values), 1.0 if max(series.values) <= 1 else 0.0)
+
+
 def improving(history: History) -> bool:
-    """Whether the held-out score rises for certain, or, without one, the training reward does."""
+    """True if the held-out score rises for certain, or, without one, the training reward does."""
     rise = score_rise(history)
     if rise is not None:
         return rise.up
@@ -259,7 +269,7 @@ def improving(history: History) -> bool:
 
 
 def stalled(history: History, step: int) -> bool:
-    """Whether the reward has not risen from before `step` to now, as far as can be told."""
+    """True if the reward has not risen from before `step` to now, as far as is known."""
     series = history.metrics.get("reward")
     if series is None:
         return True
@@ -278,7 +288,7 @@ def steps_text(stretch: Stretch) -> str:
 
 
 def share(value: float) -> str:
-    """As a percentage.
+    """Write a share as a percentage.
 
     Example:
         >>> share(0.987)

@@ -6,12 +6,12 @@ here takes a lock or writes, sizes are bounded, and whatever cannot be read beco
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -20,14 +20,13 @@ from agentrl.config.keys import plain_location
 from agentrl.config.load import load_stored_config
 from agentrl.config.renamed import translate
 from agentrl.config.schema import RunConfig
-from agentrl.errors import ConfigError, RunError
+from agentrl.data.run.paths import RunPaths
+from agentrl.data.run.read import require_run
+from agentrl.errors import ConfigError
 from agentrl.health.records import History, RolloutFacts, Series
 from agentrl.health.rollouts import read_rollouts
+from agentrl.metrics import read_metrics
 
-_LINE_BYTES = 2**20
-"""A longer line of metrics is not one of ours."""
-_STEPS = 2**40
-"""No run has so many."""
 _LARGEST = 1e300
 """No threshold is so large; an integer beyond cannot become a float."""
 _CONFIG_BYTES = 2**18
@@ -46,25 +45,17 @@ def read_history(run_dir: Path, *, rollouts_per_step: int = 64) -> History:
     Raises:
         RunError: it is no directory, or holds neither metrics nor a config nor trajectories.
     """
-    run_dir = Path(run_dir)
-    if not run_dir.is_dir():
-        what = "is not a directory" if run_dir.exists() else "does not exist"
-        raise RunError(f"run directory {run_dir} {what}; expected one that agentrl train made")
-    names = ("metrics.jsonl", "config.yaml", "trajectories")
-    if not any((run_dir / name).exists() for name in names):
-        raise RunError(
-            f"{run_dir} is not a run directory: it has none of {', '.join(names)}; expected a "
-            "directory that agentrl train made, as in runs/NAME"
-        )
+    require_run(Path(run_dir))
+    paths = RunPaths(Path(run_dir))
     notes: list[str] = []
-    metrics, not_finite = read_series(run_dir / "metrics.jsonl", notes)
+    metrics, not_finite = read_series(paths.metrics_file, notes)
     rollouts: Sequence[RolloutFacts] = ()
     if rollouts_per_step > 0:
-        rollouts = read_rollouts(run_dir / "trajectories", rollouts_per_step, notes)
+        rollouts = read_rollouts(paths.trajectories, rollouts_per_step, notes)
     return History(
         metrics=metrics,
         rollouts=rollouts,
-        config=read_config(run_dir / "config.yaml", notes),
+        config=read_config(paths.config_file, notes),
         not_finite=not_finite,
         notes=tuple(notes),
     )
@@ -220,44 +211,17 @@ def _leaves(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _values(path: Path, notes: list[str]) -> Iterator[tuple[int, str, float]]:
-    torn = 0
+    torn = itertools.count()
     try:
-        _require_plain(path)
-        with path.open("rb") as file:
-            while line := file.readline(_LINE_BYTES):
-                if len(line) == _LINE_BYTES and not line.endswith(b"\n"):
-                    _skip_line(file)
-                    line = b"too long"
-                record = _record(line)
-                if record is None:
-                    torn += bool(line.strip())
-                    continue
-                for name, value in record.items():
-                    number = _number(value)
-                    if number is not None and name not in ("step", "time"):
-                        yield record["step"], name, number
+        for record in read_metrics(path, torn=lambda: next(torn)):
+            for name, value in record.items():
+                number = _number(value)
+                if number is not None and name not in ("step", "time"):
+                    yield record["step"], name, number
     except OSError as error:
         notes.append(f"{path.name} cannot be read: {error.strerror or error}")
-    if torn:
-        notes.append(f"{path.name}: left out {torn} lines that are torn or not ours")
-
-
-def _skip_line(file: BinaryIO) -> None:
-    while (part := file.readline(_LINE_BYTES)) and not part.endswith(b"\n"):
-        pass
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict):
-        return None
-    step = record.get("step")
-    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < _STEPS:
-        return None
-    return record
+    if lines := next(torn):
+        notes.append(f"{path.name}: left out {lines} lines that are torn or not ours")
 
 
 def _number(value: Any) -> float | None:

@@ -10,20 +10,21 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from agentrl.data.run.read import read_objects
+
 logger = logging.getLogger(__name__)
 
 What = Literal["verdict", "rule", "decision"]
-_LINE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line."""
+    """One line of the journal."""
 
     step: int
     """Training steps done when it happened."""
@@ -48,7 +49,7 @@ class Event:
     """Seconds since 1970; set when it is written."""
 
 
-class Journal:
+class HealthJournal:
     """Appends to one file."""
 
     def __init__(self, path: Path) -> None:
@@ -76,13 +77,8 @@ class Journal:
 
     def read(self) -> list[Event]:
         """Every line that is one of ours, oldest first; none where there is no file."""
-        try:
-            if not self.path.is_file():  # a pipe would make us wait for ever
-                return []
-            with self.path.open("rb") as file:
-                return [event for line in _lines(file) if (event := _event(line)) is not None]
-        except OSError:
-            return []
+        found = (_event(data) for data in read_objects(self.path))
+        return [event for event in found if event is not None]
 
 
 def _append(path: Path, line: bytes) -> None:
@@ -99,20 +95,11 @@ def _append(path: Path, line: bytes) -> None:
         os.close(descriptor)
 
 
-def _lines(file: Any) -> Iterator[bytes]:
-    while line := file.readline(_LINE_BYTES):
-        yield line
-
-
 _TYPES = {"text": str, "rule": str, "action": str, "detector": str, "status": str}
 
 
-def _event(line: bytes) -> Event | None:
-    try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(data, dict) or data.get("what") not in ("verdict", "rule", "decision"):
+def _event(data: Mapping[str, Any] | None) -> Event | None:
+    if data is None or data.get("what") not in ("verdict", "rule", "decision"):
         return None
     known = {field.name: data[field.name] for field in fields(Event) if field.name in data}
     if not all(isinstance(known.get(name, ""), kind) for name, kind in _TYPES.items()):

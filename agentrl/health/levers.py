@@ -1,4 +1,4 @@
-"""What helps against each failure, as config keys with values worked out from the run's own.
+"""Remedies against each failure: config keys with values worked out from the run's own.
 
 The levers are those of the project's guide to running RL, 7.2 ("The Five Canonical Failure
 Modes") and 7.3 ("Prevention"). One that the run has pulled already is left out.
@@ -88,7 +88,7 @@ def token_level(config: Config) -> list[Lever]:
 
 
 def lower_rate(config: Config, factor: float = 2.0) -> list[Lever]:
-    """Smaller steps."""
+    """Take smaller optimizer steps."""
     rate = value_of(config, "train.learning_rate", 1e-6)
     found = [
         Lever(
@@ -111,7 +111,7 @@ def lower_rate(config: Config, factor: float = 2.0) -> list[Lever]:
 
 
 def higher_rate(config: Config) -> list[Lever]:
-    """Larger steps."""
+    """Take larger optimizer steps."""
     rate = value_of(config, "train.learning_rate", 1e-6)
     return [
         Lever(

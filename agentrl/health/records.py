@@ -1,4 +1,4 @@
-"""What detectors are given and what they say. Pure data: no file, no clock, no model."""
+"""Input and output records of detectors. Pure data: no file, no clock, no model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFacts:
-    """What a detector may know of one stored rollout."""
+    """Facts of one stored rollout that detectors read."""
 
     step: int
     """Step it was trained in, or after which it was evaluated."""

@@ -23,8 +23,8 @@ from agentrl.metrics.catalog import CATALOG
 from agentrl.metrics.names import find_metric
 
 
-class Action(StrEnum):
-    """What a rule does; in order from the mildest."""
+class RuleAction(StrEnum):
+    """Action of a rule, in order from the mildest."""
 
     WARN = "warn"
     """Say so, once a streak."""
@@ -49,7 +49,7 @@ _BOUND = re.compile(r"^(?P<number>\S+)(?:\s+for\s+(?P<steps>\S+)\s+steps?)?$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule."""
+    """One rule over one metric."""
 
     metric: str
     """Name as logged."""
@@ -59,7 +59,7 @@ class Rule:
     """What the metric is compared with."""
     steps: int
     """Steps in a row that must break the bound."""
-    action: Action
+    action: RuleAction
     """What happens then."""
 
     @property
@@ -70,11 +70,11 @@ class Rule:
 
     @property
     def of_evaluation(self) -> bool:
-        """Whether the metric of a step is measured on the weights after it, not before it."""
+        """True if the metric of a step is measured on the weights after it, not before it."""
         return self.metric.startswith("eval/")
 
     def broken_by(self, value: float) -> bool:
-        """Whether the value counts towards a streak."""
+        """True if the value counts towards a streak."""
         return not math.isfinite(value) or _COMPARE[self.op](value, self.bound)
 
 
@@ -93,7 +93,7 @@ class Streak:
 
     @property
     def due(self) -> bool:
-        """Whether the rule acts."""
+        """True if the streak is long enough for the rule to act."""
         return len(self.steps) >= self.rule.steps
 
     @property
@@ -108,7 +108,7 @@ class Streak:
 
     @property
     def evidence(self) -> str:
-        """In words.
+        """The evidence of the streak in words.
 
         Example:
             >>> rule = parse_rule("kl > 2 for 3 steps -> stop")
@@ -183,10 +183,10 @@ def parse_rule(text: str, *, datasets: Collection[str] | None = None, where: str
     metric = condition[: found.start()].strip()
     _check_metric(metric, datasets, place)
     bound, steps = _bound(condition[found.end() :].strip(), place)
-    if action not in list(Action):
-        near = _near(action, [item.value for item in Action])
-        raise ConfigError(f"{place}: action {action!r} is none of {_list(Action)}{near}")
-    return Rule(metric=metric, op=found[0], bound=bound, steps=steps, action=Action(action))
+    if action not in list(RuleAction):
+        near = _near(action, [item.value for item in RuleAction])
+        raise ConfigError(f"{place}: action {action!r} is none of {_list(RuleAction)}{near}")
+    return Rule(metric=metric, op=found[0], bound=bound, steps=steps, action=RuleAction(action))
 
 
 def streak_of(rule: Rule, values: Mapping[int, float], *, until: int) -> Streak:

@@ -1,4 +1,4 @@
-"""What texts show without a model: loops, likeness, and letters nobody would write.
+"""Measures of texts that need no model: loops, likeness, and letters nobody would write.
 
 All costs are bounded: so many texts, so many characters of each.
 """

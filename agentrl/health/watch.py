@@ -20,7 +20,7 @@ _QUIET = (Status.OK, Status.UNKNOWN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What the detectors say now."""
+    """Verdicts of all detectors at one moment."""
 
     verdicts: tuple[Verdict, ...]
     """Of all of them."""
@@ -28,7 +28,7 @@ class Look:
     """Those worth saying: a finding that is new, worse, milder or gone."""
 
 
-class Watch:
+class RunWatch:
     """The history of one run. Not for two threads at once."""
 
     def __init__(self, config: Mapping[str, Any], *, said: Mapping[str, str] | None = None) -> None:
@@ -49,7 +49,7 @@ class Watch:
             self._values.setdefault(name, {})[step] = value
 
     def has(self, kind: str, step: int) -> bool:
-        """Whether rollouts of this step have been seen, or newer ones of their kind."""
+        """True if rollouts of this step have been seen, or newer ones of their kind."""
         return any(known >= step for name, known in self._rollouts if name == kind)
 
     def keep(self, kind: str, step: int, facts: Sequence[RolloutFacts]) -> None:
@@ -60,7 +60,7 @@ class Watch:
             del self._rollouts[kind, gone]
 
     def look(self) -> Look:
-        """Ask every detector."""
+        """Judge the history so far by every detector."""
         curves, not_finite = series_of(self._values)
         by_step = sorted(self._rollouts, key=lambda key: (key[1], key[0] != "train", key[0]))
         history = History(

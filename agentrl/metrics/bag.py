@@ -35,11 +35,11 @@ class MetricBag:
         self._add(name, "sum", value, 1.0)
 
     def max(self, name: str, value: float) -> None:
-        """Keep the largest."""
+        """Keep the largest value of a metric."""
         self._add(name, "max", value, 1.0)
 
     def min(self, name: str, value: float) -> None:
-        """Keep the smallest."""
+        """Keep the smallest value of a metric."""
         self._add(name, "min", value, 1.0)
 
     def add_marked(self, values: Mapping[str, float], *, prefix: str = "") -> None:

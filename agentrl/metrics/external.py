@@ -63,15 +63,15 @@ class VerlNamed:
         """Whose failures they are."""
 
     def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-        """See `MetricSink`."""
+        """Write the values under the names of verl."""
         self._sink.write(step, wall_time_s, verl_names(values, n_samples=self._n_samples))
 
     def truncate_after(self, step: int) -> None:
-        """See `MetricSink`."""
+        """Truncate the wrapped sink after a step."""
         self._sink.truncate_after(step)
 
     def close(self) -> None:
-        """See `MetricSink`."""
+        """Close the sink that is wrapped."""
         self._sink.close()
 
 

@@ -18,7 +18,7 @@ _QUEUE = 256
 """Calls that wait for a slow sink; a step is one."""
 
 
-class Guard:
+class SinkGuard:
     """Calls one sink: warns at its first failure, counts the others."""
 
     def __init__(self, sink: Any, *, slow: bool = False, patience_s: float = 20.0) -> None:

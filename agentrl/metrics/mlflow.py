@@ -22,7 +22,7 @@ _PARAM_CHARS = 500
 
 
 class MlflowArgs(SinkArgs):
-    """`log.sinks.mlflow`."""
+    """Config of `log.sinks.mlflow`: the server and the experiment."""
 
     tracking_uri: str | None = None
     """Server or store; None is `MLFLOW_TRACKING_URI`, or else the run directory."""

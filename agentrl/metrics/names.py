@@ -25,7 +25,7 @@ def find_metric(name: str) -> MetricName | None:
 
 
 def verl_name(name: str, *, n_samples: int = 1) -> str:
-    """What verl calls a metric; the name itself where verl has no such number.
+    """Name of a metric in verl; the name itself where verl has no such number.
 
     Args:
         name: as we log it.

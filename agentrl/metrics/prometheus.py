@@ -21,7 +21,7 @@ _FOREIGN = re.compile(r"\W", re.ASCII)
 
 
 class PrometheusArgs(SinkArgs):
-    """`log.sinks.prometheus`."""
+    """Config of `log.sinks.prometheus`: address of the endpoint."""
 
     port: int = Field(default=9464, ge=0, le=65535)
     """Of the endpoint; 0 takes any that is free."""
@@ -44,7 +44,7 @@ class PrometheusSink:
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Where the endpoint listens; None while it does not."""
+        """Host and port of the endpoint; None while it does not listen."""
         return None if self._server is None else self._server.server_address[:2]
 
     def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
@@ -63,14 +63,14 @@ class PrometheusSink:
         """The steps that are done again replace what is shown."""
 
     def close(self) -> None:
-        """Stop listening. Idempotent."""
+        """Stop listening; a second call does nothing."""
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
             server.server_close()
 
     def collect(self) -> Iterator[Any]:
-        """What there is to show, for the library."""
+        """Yield the values to show, as the library asks for them."""
         from prometheus_client.core import GaugeMetricFamily
 
         families: dict[str, GaugeMetricFamily] = {}

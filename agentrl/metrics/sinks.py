@@ -1,4 +1,4 @@
-"""Where the metrics of a step are written: a JSON-lines file always, TensorBoard, and others.
+"""Sinks that the metrics of a step are written to: a JSON-lines file, TensorBoard and others.
 
 A sink may fail (a full disk, a file server that went away) and the run goes on: `MetricsLog` warns
 once per sink and counts. A resume calls `truncate_after`, so that no step is written twice.
@@ -13,14 +13,19 @@ import math
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from agentrl.errors import ConfigError
-from agentrl.metrics.guard import Guard
+from agentrl.metrics.guard import SinkGuard
 
 logger = logging.getLogger(__name__)
+
+_LINE_BYTES = 2**20
+"""A longer line of metrics is not one of ours."""
+_STEPS = 2**40
+"""No run has so many."""
 
 
 class MetricSink(Protocol):
@@ -35,7 +40,7 @@ class MetricSink(Protocol):
         ...
 
     def close(self) -> None:
-        """Release files. Idempotent."""
+        """Release files; a second call does nothing."""
         ...
 
 
@@ -49,11 +54,13 @@ class MetricsLog:
 
     def __init__(self, sinks: Sequence[MetricSink], slow: Sequence[MetricSink] = ()) -> None:
         """Write to `sinks` at once, in this order, and to `slow` ones from threads of their own."""
-        self._guards = [Guard(sink) for sink in sinks] + [Guard(sink, slow=True) for sink in slow]
+        self._guards = [SinkGuard(sink) for sink in sinks] + [
+            SinkGuard(sink, slow=True) for sink in slow
+        ]
 
     @property
     def failures(self) -> dict[str, int]:
-        """How many calls failed, by the class name of the sink; only sinks that failed."""
+        """Number of failed calls, by the class name of the sink; only sinks that failed."""
         counts: dict[str, int] = {}
         for guard in self._guards:
             if guard.failures:
@@ -73,7 +80,7 @@ class MetricsLog:
             guard.call("truncate_after", step)
 
     def close(self) -> None:
-        """Close every sink."""
+        """Close every sink in turn."""
         for guard in self._guards:
             guard.close()
 
@@ -98,7 +105,7 @@ class JsonlSink:
         self._mend()
 
     def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-        """Append one line."""
+        """Append one line for the step."""
         taken = {"step", "time"} & values.keys()
         if taken:
             raise ValueError(f"metric names {sorted(taken)} are taken by the line itself")
@@ -125,7 +132,7 @@ class JsonlSink:
             kept += len(line)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file of lines."""
         self._file.close()
 
     def _mend(self) -> None:
@@ -143,27 +150,46 @@ class JsonlSink:
             self._file.write(b"\n")
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file as mappings; a line that is torn is left out.
+def read_metrics(
+    path: Path, *, torn: Callable[[], object] = lambda: None
+) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file as mappings.
+
+    Args:
+        path: of the file, which may be growing, torn or not ours at all.
+        torn: called for each line that is left out since it is no record of a step.
 
     Raises:
         OSError: no such file, or none that can be read without waiting for who writes it.
     """
-    if stat.S_ISFIFO(Path(path).stat().st_mode):
-        raise OSError(f"{path} is a pipe, expected a file")
+    mode = Path(path).stat().st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
+        raise OSError("not a plain file")
     with Path(path).open("rb") as file:
-        for line in file:
+        while line := file.readline(_LINE_BYTES):
+            if len(line) == _LINE_BYTES and not line.endswith(b"\n"):
+                _skip_line(file)
+                line = b"too long"
             record = _parse(line)
             if record is not None:
                 yield record
+            elif line.strip():
+                torn()
+
+
+def _skip_line(file: BinaryIO) -> None:
+    while (part := file.readline(_LINE_BYTES)) and not part.endswith(b"\n"):
+        pass
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    step = record.get("step") if isinstance(record, dict) else None
+    known = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < _STEPS
+    return record if known else None
 
 
 class TensorBoardSink:

@@ -1,4 +1,4 @@
-"""What all trackers of experiments have in common: a run of theirs that goes on when ours does.
+"""Base of all trackers of experiments: a run of theirs that goes on when ours does.
 
 A tracker is opened at its first write, from a thread of its own (see `Guard`), so that a service
 that does not answer costs a run nothing but the numbers there. The id of its run is kept in
@@ -24,7 +24,7 @@ _ATTEMPTS = 3
 
 
 class SinkArgs(BaseModel):
-    """What every sink takes."""
+    """Arguments that every sink takes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.config import RunConfig
 from agentrl.preflight.checks.parts import SAMPLE_S
-from agentrl.preflight.reward.known_answers import IN_FLIGHT, TASKS, Kind
+from agentrl.preflight.reward.known_answers import IN_FLIGHT, TASKS, AnswerKind
 from agentrl.preflight.runner import COMMON, Limit
 from agentrl.runtime.launch import in_flight
 
@@ -27,7 +27,7 @@ def limits_of(config: RunConfig, samples: int = 0) -> dict[str, Limit]:
     call_s = rollout.env_timeout_s + _MARGIN_S
     episode_s = rollout.timeout_s * (1 + rollout.retries) + _MARGIN_S
     imported = Limit(still_s=call_s + _IMPORT_S, total_s=call_s + _IMPORT_S)
-    answers_s = -(-TASKS * len(Kind) // IN_FLIGHT) * episode_s
+    answers_s = -(-TASKS * len(AnswerKind) // IN_FLIGHT) * episode_s
     samples_s = _LOAD_S + -(-samples // in_flight(config)) * episode_s
     return {
         "tools": imported, "environment": imported, "rewards": imported,

@@ -33,7 +33,7 @@ from agentrl.runtime.checks import fleet as fleet_checks
 
 
 async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> list[Finding]:
-    """Whether a run can begin, without loading its model. Never raises for what it finds.
+    """Check that a run can begin, without loading its model. Never raises for what it finds.
 
     Args:
         config: the run.
@@ -44,8 +44,8 @@ async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> l
 
 
 def dry_run_plan(config: RunConfig, *, base: Path, found: PreflightFacts, resume: bool) -> Plan:
-    """The checks of `preflight`; `preflight_watch.run_watched` runs them, too."""
-    steps = [*_parts(config, base, found, resume), *_places(config, found, resume)]
+    """The checks of `preflight`; `watchdog.run_watched` runs them, too."""
+    steps = [*_parts(config, base, found, resume), *_places(config, base, found, resume)]
     return Plan(steps=steps, limits=limits_of(config))
 
 
@@ -57,7 +57,7 @@ async def full_preflight(
     resume: bool = False,
     samples: SampleRequest | None = None,
 ) -> list[Finding]:
-    """Whether a run can begin and work. Never raises for what it finds.
+    """Check that a run can begin and work. Never raises for what it finds.
 
     Args:
         config: the run.
@@ -77,29 +77,35 @@ def full_plan(
     resume: bool = False,
     samples: SampleRequest | None = None,
 ) -> Plan:
-    """The checks of `full_preflight`; `preflight_watch.run_watched` runs them, too."""
+    """The checks of `full_preflight`; `watchdog.run_watched` runs them, too."""
     trials: list[Step] = [
         ("template", lambda: preflight_trials.template(found)),
-        ("tool calls", lambda: preflight_trials.tool_calls(config, found)),
+        ("tool calls", lambda: preflight_trials.tool_calls(config.chat, found)),
         ("reward test", lambda: preflight_trials.reward_test(config, base, found)),
-        ("sandbox run", lambda: preflight_trials.sandbox_run(config, base, found)),
+        (
+            "sandbox run",
+            lambda: preflight_trials.sandbox_run(
+                config.sandbox, base, found, timeout_s=config.rollout.env_timeout_s
+            ),
+        ),
     ]
     if samples is not None:
         trials.append(
             ("reward samples", lambda: preflight_trials.samples(config, base, found, samples))
         )
+    algorithm = config.resolved_algorithm
     setup: list[Step] = [
-        ("batch", lambda: preflight_setup.batch(config)),
-        ("normalisation", lambda: preflight_setup.normalisation(config, found)),
-        ("kl", lambda: preflight_setup.kl(config)),
-        ("evaluation", lambda: preflight_setup.evaluation(config, found)),
+        ("batch", lambda: preflight_setup.batch(algorithm(), config.rollout, config.train)),
+        ("normalisation", lambda: preflight_setup.normalisation(algorithm(), config.reward, found)),
+        ("kl", lambda: preflight_setup.kl(algorithm(), config.health)),
+        ("evaluation", lambda: preflight_setup.evaluation(config.eval, config.train, found)),
         ("early stop", lambda: preflight_setup.early_stop(config)),
         ("async", lambda: preflight_setup.asynchrony(config, base)),
-        ("critic", lambda: preflight_setup.critic(config)),
+        ("critic", lambda: preflight_setup.critic(algorithm(), config.critic, config.train)),
     ]
     parts = _parts(config, base, found, resume)
     return Plan(
-        steps=[*parts, *trials, *setup, *_places(config, found, resume)],
+        steps=[*parts, *trials, *setup, *_places(config, base, found, resume)],
         limits=limits_of(config, samples=samples.count if samples else 0),
     )
 
@@ -107,23 +113,26 @@ def full_plan(
 def _parts(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -> list[Step]:
     parts = preflight_parts
     return [
-        ("model", lambda: parts.model(config, found)),
-        ("tools", lambda: parts.tools(config, base)),
-        ("environment", lambda: parts.environment(config, base, found)),
-        ("chat", lambda: parts.chat(config, found)),
+        ("model", lambda: parts.model(config.model, found)),
+        ("tools", lambda: parts.tools(config.env, base)),
+        ("environment", lambda: parts.environment(config.env, base, found)),
+        ("chat", lambda: parts.chat(config.chat, config.env, base, found)),
         ("datasets", lambda: parts.datasets(config, base, found, resume)),
         ("prompts", lambda: parts.prompts(config, base, found)),
-        ("sandbox", lambda: parts.sandbox(config, base)),
-        ("rewards", lambda: parts.rewards(config, base)),
+        ("sandbox", lambda: parts.sandbox(config.sandbox, base)),
+        (
+            "rewards",
+            lambda: parts.rewards(config.reward, base, timeout_s=config.rollout.env_timeout_s),
+        ),
         ("algorithm", lambda: algorithm_checks.algorithm(config, base=base)),
         ("trainer", lambda: parts.trainer(config)),
     ]
 
 
-def _places(config: RunConfig, found: PreflightFacts, resume: bool) -> list[Step]:
+def _places(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -> list[Step]:
     return [
         ("schedule", lambda: fleet_checks.schedule(config)),
-        ("engines", lambda: fleet_checks.engines(config, tokenizer=found.tokenizer)),
+        ("engines", lambda: fleet_checks.engines(config, base=base, tokenizer=found.tokenizer)),
         ("cluster", lambda: fleet_checks.cluster(config)),
         ("run directory", lambda: preflight_parts.run_directory(config, resume)),
         ("rules", lambda: preflight_parts.rules(config)),
@@ -131,7 +140,7 @@ def _places(config: RunConfig, found: PreflightFacts, resume: bool) -> list[Step
         ("disk", lambda: machine.disk(config)),
         ("context", lambda: machine.context(config)),
         ("memory", lambda: machine.memory(config)),
-        ("budget", lambda: preflight_parts.budget(config, found)),
+        ("budget", lambda: preflight_parts.budget(config.rollout, config.train, found)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a rollout is worth: reward functions, penalties, normalisation, filters.
+"""Rewards of rollouts: reward functions, penalties, normalisation, filters.
 
 Reward functions run where the rollout ends (`functions`). Everything else is done to whole steps
 by `RewardShaper`, once, in front of the batch; what is stored stays as it was measured.

@@ -71,7 +71,7 @@ class RunningMoments:
 
     @classmethod
     def parse(cls, text: str | bytes) -> RunningMoments:
-        """What `dump` gave.
+        """Read back what `dump` returned.
 
         Raises:
             DataError: it is something else.

@@ -12,7 +12,7 @@ from agentrl.types import FinishReason, Trajectory
 
 
 def overlong(length: int, *, most: int, buffer: int, factor: float) -> float:
-    """What DAPO takes off long responses (F13; arXiv 2503.14476, eq. 13), capped at `factor`.
+    """DAPO's penalty of long responses (F13; arXiv 2503.14476, eq. 13), capped at `factor`.
 
     `-min(max(length - (most - buffer), 0), buffer) / buffer * factor`
 
@@ -41,7 +41,7 @@ def stop_properly(reward: float, coef: float) -> float:
 
 
 def misses_eos(rows: Sequence[Trajectory]) -> bool:
-    """Whether the last turn of the policy ended without a stop token (F15).
+    """Return true if the last turn of the policy ended without a stop token (F15).
 
     A stop token is what `FinishReason.STOP` says was sampled. Rows that record no turn say nothing.
     """
@@ -53,5 +53,5 @@ def misses_eos(rows: Sequence[Trajectory]) -> bool:
 
 
 def clipped(value: float, bounds: tuple[float, float]) -> float:
-    """`value` inside `bounds`."""
+    """Clip `value` to lie inside `bounds`."""
     return min(max(value, bounds[0]), bounds[1])

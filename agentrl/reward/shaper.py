@@ -1,4 +1,4 @@
-"""What happens to the rewards of a step before advantages are formed: once, and in one order.
+"""Shapes the rewards of a step before advantages are formed: once, and in one order.
 
     measured reward -> overlong -> stop properly -> missing EOS -> clip -> running normalisation
 

@@ -1,7 +1,7 @@
 """From a task to trajectories: the agent loop, its limits, its recorder and its worker."""
 
 from agentrl.rollout.adapters.adapt import adapt_env, load_env_class
-from agentrl.rollout.limits import Limits
+from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.loop import ToolAgentLoop
 from agentrl.rollout.metrics import rollout_metrics
 from agentrl.rollout.recorder import Recorder
@@ -10,8 +10,8 @@ from agentrl.rollout.worker import RolloutWorker
 
 __all__ = [
     "AgentState",
-    "Limits",
     "Recorder",
+    "RolloutLimits",
     "RolloutWorker",
     "ToolAgentLoop",
     "adapt_env",

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from agentrl.errors import EnvError, ToolError, choices
 from agentrl.rollout.clock import in_ticks
-from agentrl.rollout.limits import Limits
+from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.sandbox import SharedSandbox
-from agentrl.rollout.watch import Watch
+from agentrl.rollout.watch import DeadlineWatch
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall, ToolResult, ToolStatus
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRunner:
-    """What running calls needs and all turns of a rollout share."""
+    """Runs the tool calls of all turns of a rollout."""
 
     tools: Mapping[str, Tool]
     """Offered tools by name."""
@@ -35,9 +35,9 @@ class CallRunner:
     """Given to tools that want one."""
     chat: ChatFormat
     """Shortens results."""
-    limits: Limits
+    limits: RolloutLimits
     """The cap on parallel calls and the length of results."""
-    watch: Watch
+    watch: DeadlineWatch
     """The watch of the rollout's task, for a call that runs alone."""
 
     async def run(self, calls: Sequence[ToolCall], *, left_s: float) -> tuple[ToolResult, ...]:
@@ -87,7 +87,7 @@ class CallRunner:
         return [task.result() for task in tasks]
 
     async def _run_in_task(self, call: ToolCall, left_s: float) -> ToolResult:
-        watch = Watch()
+        watch = DeadlineWatch()
         try:
             return await self._run_one(call, left_s, watch)
         finally:
@@ -109,7 +109,7 @@ class CallRunner:
             )
         return None
 
-    async def _run_one(self, call: ToolCall, left_s: float, watch: Watch) -> ToolResult:
+    async def _run_one(self, call: ToolCall, left_s: float, watch: DeadlineWatch) -> ToolResult:
         tool = self.tools[call.name]
         try:
             arguments = tool.validate(call.arguments)

@@ -1,4 +1,4 @@
-"""What `reset` and `step` may return, turned into the records of the contract.
+"""Turns what `reset` and `step` may return into the records of the contract.
 
 Besides `Observation` and `StepResult`, text and the dictionaries of OpenRLHF are accepted. Numbers
 may be anything with one value: floats, numpy scalars, tensors of one element. A reward that is no
@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.env import Observation, StepResult
 from agentrl.errors import EnvError, GraderError, choices
-from agentrl.types import Message, Role, SamplingParams, Termination
+from agentrl.types import TERMINATION_RULES, Message, Role, SamplingParams, Termination
 
 STEP_KEYS = (
     "rewards",
@@ -26,12 +26,7 @@ STEP_KEYS = (
     "reward_parts",
 )
 SAMPLING_KEYS = ("temperature", "top_p", "max_tokens")
-_ENDINGS = (
-    Termination.ENV_DONE,
-    Termination.TOOL_TIMEOUT,
-    Termination.OUTPUT_LIMIT,
-    Termination.OOM,
-)
+_ENDINGS = tuple(ending for ending, rule in TERMINATION_RULES.items() if rule.from_env)
 
 
 def as_observation(value: Any) -> Observation:
@@ -94,7 +89,7 @@ def as_step_result(value: Any) -> StepResult:
 
 
 def number(value: Any, what: str) -> float:
-    """One finite number.
+    """Return one finite number, or raise.
 
     Raises:
         GraderError: it is not.

@@ -1,4 +1,4 @@
-"""What rollouts have cost that nobody gets to see, because they were cut in the middle."""
+"""Counts the cost of rollouts that were cancelled in the middle and are never returned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class Running(Protocol):
+class RunningWork(Protocol):
     """An attempt at a rollout, under way or over."""
 
     @property
@@ -25,10 +25,10 @@ class Effort:
     """One rollout, all its attempts together."""
 
     def __init__(self) -> None:
-        self._attempts: list[Running] = []
+        self._attempts: list[RunningWork] = []
 
-    def begin(self, attempt: Running) -> None:
-        """Another attempt begins."""
+    def begin(self, attempt: RunningWork) -> None:
+        """Count the start of another attempt."""
         self._attempts.append(attempt)
 
     @property
@@ -43,18 +43,18 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """What groups had cost that were cancelled; siblings that had ended are lost with the group."""
+class CancelledWork:
+    """Cost of cancelled groups; siblings that had ended are lost with the group."""
 
     tokens: int = 0
     """Sampled, in turns that had come back."""
     seconds: float = 0.0
     """Wall time of rollouts, each for itself."""
 
-    def plus(self, efforts: Iterable[Effort]) -> Cut:
+    def plus(self, efforts: Iterable[Effort]) -> CancelledWork:
         """With the rollouts of another group."""
         efforts = list(efforts)
-        return Cut(
+        return CancelledWork(
             tokens=self.tokens + sum(effort.tokens for effort in efforts),
             seconds=self.seconds + sum(effort.seconds for effort in efforts),
         )

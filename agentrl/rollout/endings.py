@@ -1,4 +1,4 @@
-"""How a rollout ends: one record, one exception to carry it, one place that classifies errors."""
+"""The end of a rollout: one record, one exception to carry it, one place that classifies errors."""
 
 from __future__ import annotations
 

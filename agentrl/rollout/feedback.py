@@ -1,4 +1,4 @@
-"""What comes back to the model after its turn, as ids that are appended and nothing else."""
+"""Feedback to the model after its turn, as ids that are appended and nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.errors import EnvError
-from agentrl.rollout.limits import Limits
+from agentrl.rollout.limits import RolloutLimits
 from agentrl.types import Message, Role, ToolResult
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class DeltaBuilder:
 
     chat: ChatFormat
     """Knows the separators."""
-    limits: Limits
+    limits: RolloutLimits
     """How long one feedback may be."""
     raw: bool
     """Splice text without the template."""
@@ -76,7 +76,7 @@ class DeltaBuilder:
         return None
 
     def of_results(self, results: Sequence[ToolResult], *, ended: bool) -> Delta:
-        """Tool results alone."""
+        """Feedback that holds tool results alone."""
         return self._encode(results, (), ended=ended)
 
     def _encode(

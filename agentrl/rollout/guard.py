@@ -17,17 +17,17 @@ from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock
 from agentrl.rollout.endings import RolloutEnded, crash, ended
 from agentrl.rollout.sandbox import SharedSandbox
-from agentrl.rollout.watch import Watch
+from agentrl.rollout.watch import DeadlineWatch
 from agentrl.types import Generation, SamplingParams, Termination, ToolCall, ToolResult
 
 
-class Guard:
+class EnvGuard:
     """Awaits for one rollout; make it inside the task that runs the rollout."""
 
     def __init__(
         self, *, clock: RolloutClock, sandbox: SharedSandbox, env_timeout_s: float
     ) -> None:
-        self.watch = Watch()
+        self.watch = DeadlineWatch()
         sandbox.watch = self.watch
         self._clock = clock
         self._sandbox = sandbox
@@ -89,7 +89,7 @@ class Guard:
         return results
 
     async def ask(self, what: str, method: Callable[[Any], Awaitable[Any]], given: Any) -> Any:
-        """What the environment answers to `reset` or `step`.
+        """Call `reset` or `step` of the environment under a time limit.
 
         A limit that ran out while commands of the model ran in the sandbox is the model's doing;
         otherwise the environment is slow, which is infrastructure.

@@ -1,8 +1,8 @@
 """The limits of one rollout, and the pure question which of them is reached.
 
-Nothing here has a clock: the loop says how far the rollout has come (`Progress`). The token limits
-keep a small reserve free, the room that one more environment turn and the answer to it need at
-least. So a rollout ends *before* its last step, which can say so to the environment
+Nothing here has a clock: the loop says how far the rollout has come (`RolloutProgress`). The token
+limits keep a small reserve free, the room that one more environment turn and the answer to it need
+at least. So a rollout ends *before* its last step, which can say so to the environment
 (`Action.last`), and never between a step and the turn that its feedback asked for.
 """
 
@@ -21,8 +21,8 @@ MIN_TURN_TOKENS = 16
 
 
 @dataclass(slots=True, kw_only=True)
-class Progress:
-    """How far a rollout has come; kept by the loop."""
+class RolloutProgress:
+    """Turns, tokens and time of a rollout so far; kept by the loop."""
 
     assistant_turns: int = 0
     """Model turns sampled."""
@@ -47,7 +47,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RolloutLimits:
     """Every limit of one rollout; names and units as in `RolloutSection`."""
 
     max_assistant_turns: int
@@ -72,7 +72,7 @@ class Limits:
     """Tokens the chat format puts around one environment turn."""
 
     @classmethod
-    def of(cls, section: RolloutSection, *, delta_overhead: int = 0) -> Limits:
+    def of(cls, section: RolloutSection, *, delta_overhead: int = 0) -> RolloutLimits:
         """The limits in a config section."""
         return cls(
             max_assistant_turns=section.max_assistant_turns,
@@ -87,22 +87,22 @@ class Limits:
             delta_overhead=delta_overhead,
         )
 
-    def room(self, progress: Progress) -> int:
+    def room(self, progress: RolloutProgress) -> int:
         """Tokens that may still be added to the response; may be negative."""
         return min(
             self.max_response_tokens - progress.response_tokens,
             self.max_context_tokens - progress.context_tokens,
         )
 
-    def turn_budget(self, progress: Progress) -> int:
+    def turn_budget(self, progress: RolloutProgress) -> int:
         """`max_tokens` of the next model turn; not positive when there is no room for one."""
         return min(self.max_turn_tokens, self.room(progress))
 
-    def delta_room(self, progress: Progress) -> int:
+    def delta_room(self, progress: RolloutProgress) -> int:
         """Tokens the next environment turn may have, with room left for an answer."""
         return self.room(progress) - MIN_TURN_TOKENS
 
-    def reached(self, progress: Progress, *, result_tokens: int = 0) -> Reached | None:
+    def reached(self, progress: RolloutProgress, *, result_tokens: int = 0) -> Reached | None:
         """The limit because of which no model turn may follow the one just sampled.
 
         Args:
@@ -130,7 +130,7 @@ class Limits:
         return self._tokens(progress, needed=result_tokens + feedback + MIN_TURN_TOKENS)
 
     def prompt_too_long(self, prompt_tokens: int) -> Reached | None:
-        """Whether a prompt leaves no room for a single sampled token."""
+        """Return true if a prompt leaves no room for a single sampled token."""
         if prompt_tokens < self.max_context_tokens:
             return None
         return Reached(
@@ -139,7 +139,7 @@ class Limits:
             f"{self.max_context_tokens}",
         )
 
-    def no_room(self, progress: Progress) -> Reached:
+    def no_room(self, progress: RolloutProgress) -> Reached:
         """The ending when the next environment turn does not fit however short it is made."""
         response_left = self.max_response_tokens - progress.response_tokens
         context_left = self.max_context_tokens - progress.context_tokens
@@ -155,7 +155,7 @@ class Limits:
             f"{self.max_response_tokens}, and the feedback does not fit",
         )
 
-    def _tokens(self, progress: Progress, *, needed: int) -> Reached | None:
+    def _tokens(self, progress: RolloutProgress, *, needed: int) -> Reached | None:
         note = "" if needed == 1 else f", and the next turn needs at least {needed} more"
         if progress.context_tokens + needed > self.max_context_tokens:
             return Reached(

@@ -24,8 +24,8 @@ from agentrl.rollout.clock import RolloutClock, in_ticks
 from agentrl.rollout.coerce import as_observation, as_step_result, sampling_overrides
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.feedback import Delta, DeltaBuilder
-from agentrl.rollout.guard import Guard
-from agentrl.rollout.limits import Progress, Reached
+from agentrl.rollout.guard import EnvGuard
+from agentrl.rollout.limits import Reached, RolloutProgress
 from agentrl.rollout.prompts import Prompt, PromptCache
 from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.records import AgentState, LoopParts, Rollout, SampledTurn
@@ -50,7 +50,7 @@ class ToolAgentLoop:
     _deltas: DeltaBuilder
     _calls: CallRunner
     _offered: tuple[Tool, ...]
-    _guard: Guard
+    _guard: EnvGuard
     _turn: SampledTurn
 
     def __init__(
@@ -78,7 +78,7 @@ class ToolAgentLoop:
         self._stop_ids = tuple(dict.fromkeys(ends))
         self._given: tuple[int, ...] = ()
         self._clock = RolloutClock(parts.limits.timeout_s, paused_s=lambda: sandbox.opening_s)
-        self._progress = Progress()
+        self._progress = RolloutProgress()
         self._overrides: Mapping[str, Any] = {}
         self._result = Rollout()
         self._seen_text = ""
@@ -101,7 +101,7 @@ class ToolAgentLoop:
             engine are its ending, not exceptions.
         """
         result = self._result
-        self._guard = Guard(
+        self._guard = EnvGuard(
             clock=self._clock,
             sandbox=self._sandbox,
             env_timeout_s=self._parts.limits.env_timeout_s,

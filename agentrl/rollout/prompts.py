@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A first prompt."""
+    """The first prompt of a rollout."""
 
     ids: tuple[int, ...]
     """[_P] What the engine sees."""

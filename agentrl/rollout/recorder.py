@@ -24,7 +24,7 @@ from agentrl.types import (
 
 
 @dataclass(slots=True, kw_only=True)
-class Row:
+class RecordedRow:
     """One row in the making. Legend: `_P` prompt tokens, `_T` response positions."""
 
     ids: list[int]
@@ -79,10 +79,10 @@ class _OpenTurn:
 class Recorder:
     """Builds the rows of one rollout."""
 
-    _row: Row
+    _row: RecordedRow
 
     def __init__(self, prompt_ids: Sequence[int], *, temperature: float) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[RecordedRow] = []
         """Rows so far; the last one grows."""
         self.response_tokens = 0
         """Response positions of all rows."""
@@ -109,7 +109,7 @@ class Recorder:
         """
         self._close_turn(None)
         ids = list(self._row.ids if prompt_ids is None else prompt_ids)
-        self._row = Row(ids=ids, prompt_length=len(ids), temperature=temperature)
+        self._row = RecordedRow(ids=ids, prompt_length=len(ids), temperature=temperature)
         self.rows.append(self._row)
 
     def add_assistant(
@@ -204,7 +204,7 @@ class Recorder:
             kept = replace(last, data=dict(data) if last.data is None else {**old, **data})
             row.turns[at] = replace(row.turns[at], tool_results=(*others, kept))
 
-    def finish(self) -> list[Row]:
+    def finish(self) -> list[RecordedRow]:
         """The checked rows, without later rows in which nothing was sampled.
 
         Raises:

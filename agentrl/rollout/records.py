@@ -1,4 +1,4 @@
-"""What goes into an agent loop, what it holds in hand, and what comes out."""
+"""The records of an agent loop: its input, its state and its result."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from agentrl.engine import Generator
-from agentrl.rollout.limits import Limits, Reached
-from agentrl.rollout.recorder import Row
+from agentrl.rollout.limits import Reached, RolloutLimits
+from agentrl.rollout.recorder import RecordedRow
 from agentrl.tool import Tool
 from agentrl.types import ToolCall
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AgentState(StrEnum):
-    """Where a rollout is."""
+    """The state of a rollout in the loop."""
 
     PENDING = "pending"
     """Nothing was sampled; the environment has to be reset."""
@@ -32,7 +32,7 @@ class AgentState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
-    """What all rollouts of a worker share."""
+    """Parts that all rollouts of a worker share."""
 
     generator: Generator
     """Samples turns."""
@@ -42,7 +42,7 @@ class LoopParts:
     """Finds calls; None if the text is all there is."""
     tools: Mapping[str, Tool]
     """Tools of the config, by name; each rollout has what their `fresh` gives."""
-    limits: Limits
+    limits: RolloutLimits
     """Every bound of a rollout."""
 
 
@@ -69,9 +69,9 @@ class SampledTurn:
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """What came of one rollout; the worker makes trajectories of it."""
+    """The result of one rollout; the worker makes trajectories of it."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[RecordedRow] = field(default_factory=list)
     """Checked rows; empty if there was not even a prompt."""
     prompt_text: str = ""
     """The first prompt with its special tokens."""

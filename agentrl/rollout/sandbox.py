@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from agentrl.errors import EnvError, SandboxError, SandboxUnavailable
 from agentrl.rollout.sandbox_use import SandboxUse
-from agentrl.rollout.watch import Watch
+from agentrl.rollout.watch import DeadlineWatch
 from agentrl.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from agentrl.sandbox_wrapper import Operation, SandboxWrapper
 
@@ -41,7 +41,7 @@ class SharedSandbox:
             use: where to count, with other attempts at the same rollout.
         """
         self._use = SandboxUse() if use is None else use
-        self.watch: Watch | None = None
+        self.watch: DeadlineWatch | None = None
         """Stopped while a sandbox is being opened."""
         self._backend = backend
         self._limits = limits
@@ -59,7 +59,7 @@ class SharedSandbox:
 
     @property
     def opened(self) -> bool:
-        """Whether there is something to close, or will be."""
+        """True if there is something to close, or will be."""
         return self._asked > 0
 
     @property

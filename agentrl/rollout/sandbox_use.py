@@ -1,4 +1,4 @@
-"""What a rollout had of sandboxes, as numbers that are stored with it and summed into a step's.
+"""Use of sandboxes by a rollout, as numbers that are stored with it and summed into a step's.
 
 They travel in `extra_logs` of the rows under names that begin with `sandbox/` or `retried/`, so
 they are stored and come through every process like all else a rollout says of itself.
@@ -54,7 +54,7 @@ class SandboxUse:
         self._seconds[LOST_SECONDS] = self._seconds.get(LOST_SECONDS, 0.0) + seconds
 
     def logs(self) -> dict[str, float]:
-        """What there is to store; nothing for a rollout that had no sandbox and no retry."""
+        """Numbers to store; none for a rollout that had no sandbox and no retry."""
         return {name: float(n) for name, n in self._counts.items() if n} | self._seconds
 
 

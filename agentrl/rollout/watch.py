@@ -1,9 +1,9 @@
 """Time limits for the awaits of one task, with one timer for all of them.
 
 `asyncio.timeout` makes and cancels a timer for each await, which for a rollout is three a turn and
-a third of what the loop costs. A `Watch` keeps one timer and only notes the present deadline; the
-timer that goes off too early is set again. What an expired limit does is the same: the task is
-cancelled, and the cancellation becomes a `TimeoutError` at the end of the `with` block.
+a third of what the loop costs. A `DeadlineWatch` keeps one timer and only notes the present
+deadline; the timer that goes off too early is set again. What an expired limit does is the same:
+the task is cancelled, and the cancellation becomes a `TimeoutError` at the end of the `with` block.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import asyncio
 from types import TracebackType
 
 
-class Watch:
+class DeadlineWatch:
     """Limits one await at a time of the task that made it; never nested.
 
     Example:
-        >>> watch = Watch()
+        >>> watch = DeadlineWatch()
         >>> with watch.limit(0.01):
         ...     await asyncio.sleep(1)
         Traceback (most recent call last):
@@ -39,7 +39,7 @@ class Watch:
         self._holds = 0
         self._held_since = 0.0
 
-    def limit(self, seconds: float) -> Watch:
+    def limit(self, seconds: float) -> DeadlineWatch:
         """Set the limit of the `with` block that follows; negative means none is left."""
         now = self._loop.time()
         self._deadline = now + seconds
@@ -62,12 +62,12 @@ class Watch:
             self._timer = self._loop.call_at(self._deadline, self._ring)
 
     def close(self) -> None:
-        """Drop the timer."""
+        """Drop the timer of the watch."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> DeadlineWatch:
         if self._deadline is None:
             raise RuntimeError("Watch: use it as `with watch.limit(...)`")
         self._cancelling = self._task.cancelling()

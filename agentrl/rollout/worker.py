@@ -20,9 +20,9 @@ from agentrl.engine import Generator
 from agentrl.env import AgentInstance, EnvContext
 from agentrl.errors import ConfigError
 from agentrl.rollout.adapters.adapt import adapt_env, make_dict_env
-from agentrl.rollout.effort import Cut, Effort
+from agentrl.rollout.effort import CancelledWork, Effort
 from agentrl.rollout.endings import RolloutEnded, crash
-from agentrl.rollout.limits import Limits
+from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.loop import ToolAgentLoop
 from agentrl.rollout.prompts import PromptCache
 from agentrl.rollout.records import LoopParts, Rollout
@@ -92,7 +92,7 @@ class RolloutWorker:
             chat=chat,
             parser=parser,
             tools=by_name,
-            limits=Limits.of(section, delta_overhead=len(frame)),
+            limits=RolloutLimits.of(section, delta_overhead=len(frame)),
         )
         self._make_env = make_env
         self._sandboxes = sandboxes
@@ -101,7 +101,7 @@ class RolloutWorker:
         self._grade = grade
         self.retried: Counter[Termination] = Counter()
         """Attempts that were thrown away and made again, by what had ended them."""
-        self.cut = Cut()
+        self.cut = CancelledWork()
         """What the groups had cost that were cancelled."""
 
     async def run_group(

@@ -24,8 +24,8 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
     await work
 
 
-async def push_patiently(
-    client: TokenClient, push: Push, version: int, *, patience_s: float, guard: Guard
+async def push_or_wait(
+    client: TokenClient, push: Push, version: int, *, wait_s: float, guard: Guard
 ) -> MetricBag:
     """Push, and once more when an engine is back from an outage of all.
 
@@ -33,7 +33,7 @@ async def push_patiently(
         client: in front of the engines.
         push: makes all of them sample the weights of a version; never cut by `guard`.
         version: of the weights.
-        patience_s: seconds to wait for an engine; 0 where none ever comes back.
+        wait_s: seconds to wait for an engine; 0 where none ever comes back.
         guard: may cut the wait.
 
     Raises:
@@ -44,10 +44,10 @@ async def push_patiently(
     try:
         return await push(version)
     except SyncError as error:
-        if not patience_s:
+        if not wait_s:
             raise
         logger.warning("%s; trying once more when an engine is back", error)
-        await guard(client.start_over(str(error), limit_s=patience_s))
+        await guard(client.start_over(str(error), limit_s=wait_s))
     if _serves(client, version):
         return MetricBag()  # it caught up by itself
     return await push(version)

@@ -14,7 +14,7 @@ from agentrl.errors import AgentrlError, RunError
 from agentrl.runtime.assembly.metric_sinks import check_sinks, open_metrics
 from agentrl.runtime.assembly.parts import TaskSets, load_task_sets, make_env_factory
 from agentrl.runtime.assembly.resume_point import resume_point
-from agentrl.runtime.assembly.task_choice import read_chosen, write_chosen
+from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, write_chosen
 from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
 from agentrl.runtime.checks.algorithm import check_estimator, doubts
@@ -30,6 +30,7 @@ from agentrl.runtime.open_stages import open_stages
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.records import Parts, RunResult
 from agentrl.runtime.stop import Interrupted, StopSwitch
+from agentrl.sync import find_transfer
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +59,14 @@ async def train(
         check_parts(config, base=base)
         check_learner(config)
         find_loss(config.resolved_algorithm().policy_loss, base=base)
-        chosen = read_chosen(run_dir.chosen_file, config) if run_dir else None
-        tasks = load_task_sets(config, base=base, chosen=chosen)
+        datasets = dataset_sections(config.dataset, config.eval.datasets)
+        chosen = read_chosen(run_dir.chosen_file, datasets) if run_dir else None
+        tasks = load_task_sets(config.dataset, config.eval.datasets, base=base, chosen=chosen)
         await require_fleet(config)
         directory = run_dir or RunDir.create(config, base=base)
         try:
             config = directory.settle(config)
-            write_chosen(directory.chosen_file, config, tasks)
+            write_chosen(directory.chosen_file, datasets, tasks)
             with log_to(directory.log_file):
                 try:
                     return await _run_in(directory, config, base, tasks, progress, stop)
@@ -90,12 +92,13 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     from agentrl.reward import load_reward_functions
     from agentrl.train.model.pretrained import check_model_path
 
-    check_schedule(config)
+    check_schedule(config.schedule, shares_weights=config.serving.engine == "embedded")
     check_estimator(config, base=base)
-    check_sinks(config)
-    check_health(config)
+    check_sinks(config.log)
+    check_health(config.health, datasets=config.eval.datasets)
     check_model_path(resolve_model_path(config.model.path))
-    build_parser(config.chat.tool_parser)
+    build_parser(config.chat.tool_parser, base=base)
+    find_transfer(config.sync.backend, base=base)
     make_tools(config.env, base=base)
     make_env_factory(config.env, base=base)
     load_reward_functions(config.reward, base=base, timeout_s=config.rollout.env_timeout_s)
@@ -107,7 +110,7 @@ def open_run(config: RunConfig, *, base: Path) -> RunDir | None:
     Raises:
         RunError: it is in use, or the config does not fit it.
     """
-    path = run_path(config)
+    path = run_path(config.run)
     if not holds_a_run(path):
         logger.info("nothing to resume in %s: starting from the first step", path)
         return None
@@ -164,7 +167,7 @@ async def _run_from_disk(
     from agentrl.data import TrajectoryStore
 
     sweep(directory.checkpoints)
-    point = resume_point(directory, config, tasks)
+    point = resume_point(directory, tasks, seed=config.run.seed)
     for path in point.damaged:
         progress.note(
             f"checkpoint {path} is damaged (run.log says how) and is passed over: going on from "
@@ -224,4 +227,4 @@ def in_flight(config: RunConfig) -> int:
     else:
         engines = len(section.urls) if section.engine == "external" else section.replicas
     places = section.max_batch_size * engines
-    return places * (3 if runs_ahead(config) else 2)
+    return places * (3 if runs_ahead(config.schedule) else 2)

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
+from agentrl.config.fleet import ServingSection, SyncSection
+from agentrl.config.training import LoraSection
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, Push
 from agentrl.runtime.assembly.policy import Policy, open_policy
 from agentrl.runtime.assembly.resume_point import ResumePoint
+from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.trainer import make_trainer
 from agentrl.runtime.assembly.weight_route import device_to_device, own_address, section_backend
 from agentrl.runtime.assembly.weight_stream import sent_weights
@@ -80,12 +83,20 @@ async def open_stages(
         learner, trainer = open_learner(
             config, policy, store, checkpoint, base=base, run_dir=directory.path
         )
-        async with syncing(config, policy, trainer, directory) as push:
+        async with syncing(
+            config.sync,
+            config.serving,
+            policy,
+            trainer,
+            device=config.model.device,
+            lora=config.train.lora,
+            directory=directory.weights,
+        ) as push:
             engines = LocalEngines(
                 policy.engines.client,
                 push,
                 shared=policy.engines.shares_weights,
-                patience_s=policy.engines.patience_s,
+                wait_s=policy.engines.wait_s,
             )
             stages = Stages(
                 rollouts=policy.rollouts,
@@ -116,32 +127,45 @@ def open_learner(
         run_dir=run_dir,
         checkpoint=checkpoint.path if checkpoint else None,
     )
+    maker = StepMaker(config, base=base, checkpoint=checkpoint.path if checkpoint else None)
     learner = LocalLearner(
-        config,
-        trainer,
-        store,
-        save=lambda folder: _save(folder, pretrained, trainer),
-        base=base,
-        checkpoint=checkpoint.path if checkpoint else None,
+        maker, trainer, store, save=lambda folder: _save(folder, pretrained, trainer)
     )
     return learner, trainer
 
 
 @contextlib.asynccontextmanager
 async def syncing(
-    config: RunConfig, policy: Policy, trainer: Trainer, directory: RunDir
+    section: SyncSection,
+    serving: ServingSection,
+    policy: Policy,
+    trainer: Trainer,
+    *,
+    device: str,
+    lora: LoraSection | None,
+    directory: Path,
 ) -> AsyncIterator[Push]:
-    """How the trainer's weights reach the engines; what moves them is closed at the end."""
+    """Connect the trainer's weights to the engines; what moves them is closed at the end.
+
+    Args:
+        section: by which backend.
+        serving: which engines.
+        policy: its model is trained, its engines receive.
+        trainer: sends.
+        device: as `model.device`.
+        lora: adapters that may go alone.
+        directory: folder of the `disk` backend.
+    """
     from agentrl.sync import WeightSync, make_sender
 
-    backend = section_backend(config)
+    backend = section_backend(serving, section, device=device)
     sender = make_sender(
-        config.sync,
+        section,
         backend=backend,
-        directory=directory.weights,
-        address=own_address(config),
-        cuda=device_to_device(config),
-        workers=engine_width(config.serving),
+        directory=directory,
+        address=own_address(serving.urls),
+        cuda=device_to_device(serving, section, device=device),
+        workers=engine_width(serving),
         describe=lambda: [
             (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
             for name, tensor in trainer.weights()
@@ -151,7 +175,7 @@ async def syncing(
     try:
         await sync.connect()
         assert policy.pretrained is not None  # there is something to train
-        weights = sent_weights(config, policy.pretrained.model, trainer, backend=backend)
+        weights = sent_weights(lora, policy.pretrained.model, trainer, backend=backend)
         yield lambda version: sync.push(weights, version)
     finally:
         await sync.close()

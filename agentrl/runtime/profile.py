@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from agentrl.config import RunConfig
+from agentrl.config.schema import RolloutSection
 from agentrl.data.tasks.pass_rates import (
     Measured,
     PassRate,
@@ -32,7 +33,7 @@ from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.runtime.launch import check_parts, in_flight
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.sample import plan_of, sampling_of
+from agentrl.runtime.sample import plan_of, policy_sampling
 from agentrl.runtime.stages import HeldGroup
 from agentrl.runtime.stop import StopSwitch
 from agentrl.types import Task
@@ -126,12 +127,12 @@ async def profile(
         model = resolve_model_path(model_path or config.model.path)
         everything = {"difficulty": None}
         tasks = load_tasks(config.dataset.model_copy(update=everything), base=base)
-        left = _left(tasks, _known(out, model, config), n)
+        left = _left(tasks, _known(out, model, config.rollout), n)
         if left:
             await stop.guard(require_engines(config, model_path=model_path))
             with _owned(out):
                 # Another process may have measured some of them meanwhile.
-                left = _left(tasks, _known(out, model, config), n)
+                left = _left(tasks, _known(out, model, config.rollout), n)
                 if left:
                     await stop.guard(
                         _measure(config, base, model_path, model, left, n, out, progress)
@@ -184,7 +185,7 @@ async def _measure(
                     failed=len(last) - len(scores),
                     model=model,
                     temperature=temperature,
-                    limits=_limits(config),
+                    limits=_limits(config.rollout),
                 ),
             )
             progress.advance(n, held.report.tokens)
@@ -194,14 +195,14 @@ async def _measure(
         async with open_policy(
             config, base=base, model_path=model_path, logs=logs, note=progress.note
         ) as policy:
-            progress.started(plan_of(config, policy, out, len(tasks)))
+            progress.started(plan_of(policy, out, len(tasks)))
             progress.phase("profile", len(tasks) * n)
             await run_groups(
                 policy.rollouts,
                 tasks,
                 name=_NAME,
                 n=n,
-                sampling=sampling_of(config, policy, temperature),
+                sampling=policy_sampling(config.rollout, policy, temperature),
                 seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
                 in_flight=in_flight(config),
                 on_group=keep,
@@ -239,12 +240,12 @@ def _left(tasks: Sequence[Task], known: dict[str, Measured], n: int) -> list[Tas
     return [task for task in tasks if not _is_done(known.get(task.id), task, n)]
 
 
-def _limits(config: RunConfig) -> str:
-    return ", ".join(f"{name} {getattr(config.rollout, name):g}" for name in _LIMITS)
+def _limits(section: RolloutSection) -> str:
+    return ", ".join(f"{name} {getattr(section, name):g}" for name in _LIMITS)
 
 
-def _known(out: Path, model: str, config: RunConfig) -> dict[str, Measured]:
-    temperature, limits = config.rollout.temperature, _limits(config)
+def _known(out: Path, model: str, section: RolloutSection) -> dict[str, Measured]:
+    temperature, limits = section.temperature, _limits(section)
     found = read_measured(out)
     for item in found.values():
         if (item.model, item.temperature) != (model, temperature):

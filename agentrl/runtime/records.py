@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.health.rules import Action, Rule, Streak
+from agentrl.health.rules import Rule, RuleAction, Streak
 from agentrl.runtime.disk.rollback import Rollbacks
 from agentrl.runtime.scoring.evaluate import Comparison
 from agentrl.runtime.stages import Stages
@@ -26,7 +26,7 @@ class Ruling:
     """Which."""
     streak: Streak
     """Why."""
-    action: Action
+    action: RuleAction
     """What happens: that of the rule, or `stop` where a rollback is not possible."""
     back_to: int | None = None
     """Step of the checkpoint of a rollback."""

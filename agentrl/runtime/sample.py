@@ -8,16 +8,13 @@ from pathlib import Path
 from statistics import fmean
 
 from agentrl.config import RunConfig
+from agentrl.config.schema import RolloutSection
 from agentrl.errors import RunError
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.policy import Policy, open_policy
 from agentrl.runtime.checks.fleet import require_engines
-from agentrl.runtime.drivers.groups import (
-    infrastructure_failure,
-    rollouts_of,
-    run_groups,
-    stable_seed,
-)
+from agentrl.runtime.drivers.groups import rollouts_of, run_groups, sampling_of, stable_seed
+from agentrl.runtime.health.failure_watch import infrastructure_failure
 from agentrl.runtime.launch import check_parts, in_flight
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.scoring.evaluate import EvalSummary, summarise
@@ -64,7 +61,7 @@ async def evaluate(
     with stop.on_signals():
         check_parts(config, base=base)
         await stop.guard(require_engines(config, model_path=model_path))
-        sets = load_task_sets(config, base=base)
+        sets = load_task_sets(config.dataset, config.eval.datasets, base=base)
         chosen = sets.evals or {"dataset": sets.train}
         store = TrajectoryStore(out / "trajectories")
         n = config.eval.n_samples
@@ -72,14 +69,21 @@ async def evaluate(
         async with open_policy(
             config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
         ) as policy:
-            progress.started(plan_of(config, policy, out, sum(map(len, chosen.values()))))
+            progress.started(plan_of(policy, out, sum(map(len, chosen.values()))))
             for name, tasks in chosen.items():
                 groups = await stop.guard(
                     _roll_out(
-                        config, policy, tasks, name=f"eval-{name}", phase=f"eval {name}", n=n,
-                        temperature=config.eval.temperature, progress=progress,
+                        policy,
+                        tasks,
+                        name=f"eval-{name}",
+                        phase=f"eval {name}",
+                        n=n,
+                        sampling=policy_sampling(config.rollout, policy, config.eval.temperature),
+                        seed=config.run.seed,
+                        in_flight=in_flight(config),
+                        progress=progress,
                     )
-                )  # fmt: skip
+                )
                 reports = [handle.report for handle in groups]
                 _require_some(name, reports)
                 store.write(0, f"eval/{name}", [handle.group for handle in groups], None)
@@ -107,18 +111,25 @@ async def collect(
     with stop.on_signals():
         check_parts(config, base=base)
         await stop.guard(require_engines(config, model_path=model_path))
-        chosen = load_task_sets(config, base=base).train[:tasks]
+        chosen = load_task_sets(config.dataset, config.eval.datasets, base=base).train[:tasks]
         n = config.rollout.n_samples_per_prompt
         async with open_policy(
             config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
         ) as policy:
-            progress.started(plan_of(config, policy, out, len(chosen)))
+            progress.started(plan_of(policy, out, len(chosen)))
             groups = await stop.guard(
                 _roll_out(
-                    config, policy, chosen, name="rollout", phase="rollout", n=n,
-                    temperature=config.rollout.temperature, progress=progress,
+                    policy,
+                    chosen,
+                    name="rollout",
+                    phase="rollout",
+                    n=n,
+                    sampling=policy_sampling(config.rollout, policy, config.rollout.temperature),
+                    seed=config.run.seed,
+                    in_flight=in_flight(config),
+                    progress=progress,
                 )
-            )  # fmt: skip
+            )
         made = [handle.group for handle in groups]
         TrajectoryStore(out / "trajectories").write(0, "train", made, None)
     last = rollouts_of(made)
@@ -136,14 +147,15 @@ async def collect(
 
 
 async def _roll_out(
-    config: RunConfig,
     policy: Policy,
     tasks: Sequence[Task],
     *,
     name: str,
     phase: str,
     n: int,
-    temperature: float,
+    sampling: SamplingParams,
+    seed: int,
+    in_flight: int,
     progress: Progress,
 ) -> list[HeldGroup]:
     progress.phase(phase, len(tasks) * n)
@@ -152,25 +164,20 @@ async def _roll_out(
         tasks,
         name=name,
         n=n,
-        sampling=sampling_of(config, policy, temperature),
-        seed=lambda task: stable_seed(config.run.seed, name, task.id),
-        in_flight=in_flight(config),
+        sampling=sampling,
+        seed=lambda task: stable_seed(seed, name, task.id),
+        in_flight=in_flight,
         on_group=lambda handle: progress.advance(n, handle.report.tokens),
     )
 
 
-def sampling_of(config: RunConfig, policy: Policy, temperature: float) -> SamplingParams:
-    """How a turn is sampled, with the limits of training."""
-    return SamplingParams(
-        temperature=temperature,
-        top_p=config.rollout.top_p,
-        max_tokens=config.rollout.max_turn_tokens,
-        stop_token_ids=policy.chat.stop_token_ids,
-    )
+def policy_sampling(section: RolloutSection, policy: Policy, temperature: float) -> SamplingParams:
+    """Sampling of a turn with the limits of training and the stop tokens of a policy."""
+    return sampling_of(section, temperature, policy.chat.stop_token_ids)
 
 
-def plan_of(config: RunConfig, policy: Policy, out: Path, tasks: int) -> RunPlan:
-    """What is begun where nothing is trained."""
+def plan_of(policy: Policy, out: Path, tasks: int) -> RunPlan:
+    """The plan of a run that trains nothing, for the live view."""
     return RunPlan(
         run_dir=out,
         steps=0,

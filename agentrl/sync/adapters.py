@@ -35,32 +35,32 @@ class Adapter(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the layer."""
+        """Name of the layer."""
         ...
 
     @property
     def down(self) -> Tensor:
-        """A, [rank, in]."""
+        """The matrix A, [rank, in]."""
         ...
 
     @property
     def up(self) -> Tensor:
-        """B, [out, rank]."""
+        """The matrix B, [out, rank]."""
         ...
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by."""
+        """The factor of the product B A."""
         ...
 
     @property
     def transposed(self) -> bool:
-        """Whether the weight is [in, out]."""
+        """True if the weight is [in, out]."""
         ...
 
 
 class AdapterWeights:
-    """What a trainer of adapters hands to a sender in place of its weights."""
+    """The stream that a trainer of adapters passes to a sender in place of its weights."""
 
     def __init__(
         self,

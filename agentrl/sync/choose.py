@@ -1,21 +1,74 @@
-"""Which backend moves the weights, and its two halves.
+"""Chooses the backend that moves the weights, by what each declares, and makes its two halves.
 
 Nothing of torch is imported before a half is made, so a driver without tensors can ask.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from agentrl.config.fleet import AutoSync, DirectSync, DiskSync, SyncSection
-from agentrl.errors import ConfigError, SyncError, choices
+from agentrl.config.fleet import SyncSection
+from agentrl.errors import ConfigError, SyncError
+from agentrl.imports import import_string_of
+from agentrl.registry import KindRegistry
+from agentrl.sync.built_in import (
+    CollectiveTransfer,
+    DiskTransfer,
+    InProcessTransfer,
+    IpcTransfer,
+    NcclTransfer,
+    ShmTransfer,
+)
 from agentrl.sync.transfer import WeightReceiver, WeightSender
+from agentrl.sync.transfer_kind import SenderSetup, TransferRoute, WeightTransfer
 
-BACKENDS = ("inprocess", "shm", "disk", "collective", "ipc", "nccl")
-BUCKET_BYTES = 64 << 20
-"""Of one transfer buffer of `collective` and `nccl`; there are two."""
+AUTO = "auto"
+"""Value of `sync.backend` that takes the fastest kind."""
+OWN_TRANSFER = "AGENTRL_WEIGHT_TRANSFER"
+"""Environment variable of an engine: the import string of the user's own backend that it may load.
+Tickets come over HTTP, and whoever sends one must not choose what code a server runs."""
+
+
+def _entry(name: str, value: Any) -> WeightTransfer:
+    if not (isinstance(value, type) and issubclass(value, WeightTransfer)):
+        raise ConfigError(
+            f"sync.backend {name!r} names {value!r}, expected a subclass of "
+            "agentrl.sync.WeightTransfer"
+        )
+    if value.__abstractmethods__:
+        missing = ", ".join(sorted(value.__abstractmethods__))
+        raise ConfigError(f"sync.backend {name!r} does not define {missing}")
+    return value()
+
+
+TRANSFERS = KindRegistry[WeightTransfer](
+    "sync.backend", own="a backend of your own", entry=_entry, words=(AUTO,)
+)
+for kind in (
+    InProcessTransfer,
+    ShmTransfer,
+    DiskTransfer,
+    CollectiveTransfer,
+    IpcTransfer,
+    NcclTransfer,
+):
+    TRANSFERS.add(kind.name, kind(), source=kind)
+
+
+def find_transfer(name: str, *, base: Path | None = None) -> WeightTransfer | None:
+    """The kind that `sync.backend` names; None for `auto`.
+
+    Args:
+        name: registered, or an import string of a `WeightTransfer`.
+        base: folder that relative file paths start from; needed at the first time only.
+
+    Raises:
+        ConfigError: there is no such kind; lists those there are.
+    """
+    return None if name == AUTO else TRANSFERS.find(name, base=base)
 
 
 def resolve_backend(
@@ -26,7 +79,7 @@ def resolve_backend(
     shared_weights: bool,
     cuda: bool,
 ) -> str:
-    """The backend that `sync.backend` means here.
+    """The backend that `sync.backend` means here, as every process can find it.
 
     Args:
         section: the config.
@@ -38,59 +91,31 @@ def resolve_backend(
     Raises:
         ConfigError: the one that was asked for cannot reach the engines.
     """
-    asked = section.backend
-    if asked == "auto":
-        return _fastest(section, same_host=same_host, shared_weights=shared_weights, cuda=cuda)
-    reasons = {
-        "inprocess": "" if shared_weights else "the engines do not share the trainer's weights",
-        "shm": "" if same_host else "trainer and engines run on different hosts",
-        "disk": "" if _directory(section) or same_host else "the hosts need a `sync.directory`",
-        "collective": "",
-        "ipc": _ipc_hinders(same_host=same_host, cuda=cuda),
-        "nccl": _nccl_hinders(engine_kind=engine_kind, cuda=cuda),
-    }
-    if shared_weights and asked != "inprocess":
+    route = TransferRoute(
+        engine_kind=engine_kind,
+        same_host=same_host,
+        shared_weights=shared_weights,
+        cuda=cuda,
+        shared_folder=bool(section.directory),
+    )
+    kind = find_transfer(section.backend)
+    if kind is None:
+        return _fastest(route)
+    why = kind.hindrance(route)
+    if shared_weights and not kind.for_shared_weights:
         why = "the embedded engine samples from the trainer's own weights and receives none"
-    else:
-        why = reasons[asked]
     if why:
         raise ConfigError(
-            f"sync.backend is {asked!r}, but {why}; set it to 'auto', which takes "
-            f"{_fastest(section, same_host=same_host, shared_weights=shared_weights, cuda=cuda)!r}"
+            f"sync.backend is {section.backend!r}, but {why}; set it to 'auto', which takes "
+            f"{_fastest(route)!r}"
         )
-    return asked
+    # A user's file is named from another folder in the engine's process.
+    return import_string_of(type(kind)) if ":" in section.backend else section.backend
 
 
-def _fastest(section: SyncSection, *, same_host: bool, shared_weights: bool, cuda: bool) -> str:
-    if shared_weights:
-        return "inprocess"
-    if same_host and not cuda:
-        return "shm"
-    # On GPUs a broadcast from device to device beats the way through the host's memory; a folder
-    # only where the user has named one that all hosts see.
-    return "disk" if _directory(section) and not cuda else "collective"
-
-
-def _directory(section: SyncSection) -> str | None:
-    """Folder that every engine can read, where the section has one."""
-    return section.directory if isinstance(section, AutoSync | DiskSync) else None
-
-
-def _dense_every(section: SyncSection) -> int:
-    """Syncs from one with all weights to the next."""
-    return 1 if isinstance(section, DirectSync) else section.dense_every
-
-
-def _ipc_hinders(*, same_host: bool, cuda: bool) -> str:
-    if not cuda:
-        return "CUDA handles need CUDA devices and there are none"
-    return "" if same_host else "CUDA handles do not leave their host"
-
-
-def _nccl_hinders(*, engine_kind: str, cuda: bool) -> str:
-    if not cuda:
-        return "NCCL needs CUDA devices and there are none"
-    return "" if engine_kind == "vllm" else "it is vLLM's own engine, and the embedded one has none"
+def _fastest(route: TransferRoute) -> str:
+    kinds = {name: TRANSFERS.find(name) for name in TRANSFERS}
+    return next(name for name, kind in kinds.items() if kind.preferred(route))
 
 
 def make_sender(
@@ -104,88 +129,50 @@ def make_sender(
     describe: Callable[[], Sequence[tuple[str, str, Sequence[int]]]] | None = None,
     timeout_s: float = 120.0,
 ) -> WeightSender:
-    """The trainer's half.
+    """Make the trainer's half of a backend.
 
     Args:
         section: folder, and how often all weights are sent.
         backend: from `resolve_backend`.
-        directory: of the `disk` backend, where `sync.directory` names none.
-        address: of this host as the engines reach it, for `collective` and `nccl`.
-        cuda: whether `collective` uses NCCL.
-        workers: processes of each engine that receive, for `collective` and `nccl`.
-        describe: name, dtype and shape of every weight, for `nccl`.
+        directory: see `SenderSetup`, as the others.
+        address: of this host as the engines reach it.
+        cuda: whether trainer and engines have CUDA devices.
+        workers: processes of each engine that receive.
+        describe: name, dtype and shape of every weight.
         timeout_s: for a meeting, or a bucket.
 
     Raises:
         ConfigError: something is missing, or cannot work here.
     """
-    if backend == "inprocess":
-        from agentrl.sync.inprocess import InProcessSender
-
-        return InProcessSender()
-    if backend == "shm":
-        from agentrl.sync.shm.shm import ShmSender
-
-        return ShmSender()
-    if backend == "disk":
-        from agentrl.sync.disk.disk import DiskSender
-
-        named = _directory(section)
-        folder = Path(named) if named else directory
-        if folder is None:
-            raise ConfigError("sync.backend is 'disk': set `sync.directory` to a shared folder")
-        return DiskSender(folder, dense_every=_dense_every(section))
-    if backend == "collective":
-        from agentrl.sync.collective.sender import CollectiveSender
-
-        return CollectiveSender(
-            bucket_bytes=BUCKET_BYTES,
-            dense_every=_dense_every(section),
+    sender = TRANSFERS.find(backend).sender(
+        SenderSetup(
+            section=section,
+            directory=directory,
             address=address,
-            kind="nccl" if cuda else "gloo",
+            cuda=cuda,
             workers=workers,
+            describe=describe,
             timeout_s=timeout_s,
         )
-    if backend == "ipc":
-        from agentrl.sync.ipc import IpcSender
-
-        return IpcSender()
-    if backend == "nccl":
-        from agentrl.sync.vllm.nccl_sender import NcclSender
-
-        return NcclSender(describe, address=address, bucket_bytes=BUCKET_BYTES, workers=workers)
-    raise ConfigError(f"unknown weight backend: {choices(backend, BACKENDS)}")
+    )
+    sender.backend = backend
+    return sender
 
 
 def make_receiver(backend: str) -> WeightReceiver:
-    """The engine's half.
+    """Make the engine's half of a backend.
 
     Raises:
-        SyncError: there is none of that name, or it cannot work here.
+        SyncError: there is none of that name, it cannot work here, or it is code that this engine
+            was not started with.
     """
-    if backend == "inprocess":
-        from agentrl.sync.inprocess import InProcessReceiver
-
-        return InProcessReceiver()
-    if backend == "shm":
-        from agentrl.sync.shm.shm import ShmReceiver
-
-        return ShmReceiver()
-    if backend == "disk":
-        from agentrl.sync.disk.disk import DiskReceiver
-
-        return DiskReceiver()
-    if backend == "collective":
-        from agentrl.sync.collective.receiver import CollectiveReceiver
-
-        return CollectiveReceiver()
-    if backend == "ipc":
-        from agentrl.sync.ipc import IpcReceiver
-
-        return IpcReceiver()
-    if backend == "nccl":
+    if ":" in backend and os.environ.get(OWN_TRANSFER) != backend:
         raise SyncError(
-            "backend nccl is received by vLLM itself: start the server with "
-            '--weight-transfer-config \'{"backend": "nccl"}\''
+            f"weights come by {backend!r}, which this engine may not load; start it with "
+            f"{OWN_TRANSFER}={backend} in its environment"
         )
-    raise SyncError(f"unknown weight backend: {choices(backend, BACKENDS)}")
+    try:
+        kind = TRANSFERS.find(backend)
+    except ConfigError as error:
+        raise SyncError(str(error)) from error
+    return kind.receiver()

@@ -19,7 +19,7 @@ from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, SyncError
 from agentrl.sync.transfer import Weights
 from agentrl.sync.wire.checksum import WeightDigest, check_all
-from agentrl.sync.wire.tensors import Layout, record_of, torch_dtype
+from agentrl.sync.wire.tensors import WeightLayout, record_of, torch_dtype
 
 
 def need_cuda() -> None:
@@ -43,11 +43,11 @@ class IpcSender:
 
     def __init__(self) -> None:
         need_cuda()
-        self._layout = Layout()
+        self._layout = WeightLayout()
         self._alive: list[Tensor] = []
 
     def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
-        """Name the device.
+        """Return the name of the device.
 
         Raises:
             ConfigError: more than one receiver: torch counts one reader of a handle.
@@ -125,7 +125,7 @@ class IpcReceiver:
         check_all(digest.hexdigest(), ticket.checksum, ticket.version)
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is kept."""
 
 
 def device_digest(tensor: Tensor) -> str:

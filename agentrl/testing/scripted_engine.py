@@ -23,7 +23,7 @@ class Encoder(Protocol):
     eos_token_id: int | None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of `text`."""
+        """Token ids of a text."""
         ...
 
 
@@ -157,7 +157,7 @@ class ScriptedEngine(Engine):
         )
 
     async def end_session(self, session_id: str) -> None:
-        """Note it."""
+        """Record that a session has ended."""
         self.ended.append(session_id)
         self._turns.pop(session_id, None)
 
@@ -166,7 +166,7 @@ class ScriptedEngine(Engine):
         self._running.clear()
 
     async def resume(self) -> None:
-        """Answer again."""
+        """Answer requests again after `pause`."""
         self._running.set()
 
     async def load_weights(self, ticket: WeightTicket) -> None:
@@ -186,7 +186,7 @@ class ScriptedEngine(Engine):
         return self._version
 
     async def health(self) -> EngineHealth:
-        """Ready until closed."""
+        """Report ready until it is closed."""
         return EngineHealth(
             ready=not self._closed,
             version=self._version,

@@ -22,7 +22,7 @@ _FORMAT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """What a trainer needs to go on as if it had never stopped."""
+    """State with which a trainer goes on as if it had never stopped."""
 
     version: int
     """Steps done."""

@@ -26,7 +26,7 @@ from agentrl.train.backends.ranks import Ranks
 from agentrl.train.logprob_worker import by_row, check_finite, in_batch_order
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.optim.schedule import learning_rate
-from agentrl.train.policy_gradient import Progress
+from agentrl.train.policy_gradient import MicroBatchProgress
 from agentrl.train.value_loss import value_loss
 
 
@@ -67,7 +67,7 @@ class Critic:
         """Runs the model and holds its gradient."""
 
     def warming_up(self, version: int) -> bool:
-        """Whether only the critic is trained in the step from `version`."""
+        """Return true if only the critic is trained in the step from `version`."""
         return version < self._warmup
 
     def running(self) -> AbstractContextManager[None]:
@@ -129,11 +129,11 @@ class ValuePass:
 
     @property
     def backend(self) -> TrainBackend:
-        """Holds the gradient."""
+        """The backend that holds the gradient."""
         return self.critic.backend
 
     def accumulate(
-        self, part: PackedBatch, metrics: MetricBag, *, progress: Progress | None = None
+        self, part: PackedBatch, metrics: MetricBag, *, progress: MicroBatchProgress | None = None
     ) -> float:
         """Add the gradient of `part`, and return its share of the loss.
 

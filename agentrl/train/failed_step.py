@@ -41,7 +41,7 @@ _RECORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedStep:
-    """What is left of a step that failed."""
+    """Everything that is kept of a step that failed."""
 
     version: int
     """Of the weights it was to change; the step before was number `version`."""

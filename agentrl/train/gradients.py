@@ -20,7 +20,7 @@ class GradientPass(Protocol):
 
     @property
     def backend(self) -> TrainBackend:
-        """Holds the gradient."""
+        """The backend that holds the gradient."""
         ...
 
     def accumulate(self, part: PackedBatch, metrics: MetricBag) -> object:

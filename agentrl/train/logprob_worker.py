@@ -25,8 +25,8 @@ RowLogProbs = Mapping[RowKey, NDArray[np.floating[Any]]]
 """By row, one number per response position; anything where nothing is trained."""
 
 
-class Policy(Protocol):
-    """What runs a model on packed rows: a training backend, or a policy that is never trained."""
+class PolicyModel(Protocol):
+    """Runs a model on packed rows: a training backend, or a policy that is never trained."""
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """A micro-batch on the device of the model."""
@@ -37,12 +37,12 @@ class Policy(Protocol):
         ...
 
     def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
-        """Forward pass."""
+        """Run the forward pass of one micro-batch."""
         ...
 
 
 class LogProbSource(Protocol):
-    """Whoever can say what another policy thinks of the rows of a step."""
+    """A source of another policy's log-probabilities of the rows of a step."""
 
     def row_log_probs(self, micro_batches: Sequence[MicroBatch]) -> RowLogProbs:
         """Log-probabilities of every row in `micro_batches`."""
@@ -52,7 +52,7 @@ class LogProbSource(Protocol):
 class LogProbWorker:
     """A `LogProbSource` over a policy in this process; one forward pass per micro-batch."""
 
-    def __init__(self, policy: Policy, *, name: str) -> None:
+    def __init__(self, policy: PolicyModel, *, name: str) -> None:
         """Wrap a policy.
 
         Args:
@@ -80,7 +80,7 @@ class LogProbWorker:
 
 
 def by_row(micro_batches: Iterable[MicroBatch], ask: Callable[[MicroBatch], Tensor]) -> RowLogProbs:
-    """What `ask` says of the response positions of each micro-batch, cut into rows.
+    """Split what `ask` returns for the response positions of each micro-batch by row.
 
     Args:
         micro_batches: padding among them is asked, too: ranks in lock-step count on it.

@@ -1,4 +1,4 @@
-"""What a micro-batch adds to the loss: policy term, correction and penalty, put together once.
+"""The loss of a micro-batch: policy term, correction and penalty, combined in one place.
 
 old_log_probs   ratio taken to                    policy term times
 rollout         the sampler                       1
@@ -36,7 +36,7 @@ from agentrl.train.token_record import TokenNumbers, clip_state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedLogProbs:
-    """What other policies think of the tokens of a micro-batch; no gradient flows to them."""
+    """Log-probabilities of other policies for a micro-batch; no gradient flows to them."""
 
     old_R: Tensor | None = None
     """[R] The policy before the first update of the step; None while it is the policy at hand."""
@@ -46,7 +46,7 @@ class FixedLogProbs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLogProbs:
-    """What other policies think of the rows of a step."""
+    """Log-probabilities of other policies for the rows of a step."""
 
     old: RowLogProbs | None
     """Before the first update; None while the policy at hand is that policy."""
@@ -209,7 +209,7 @@ def _inputs(
 
 
 def _mask(key: str, tensors: TensorBatch) -> Tensor:
-    """See `MASK_KEYS`."""
+    """Do what `MASK_KEYS._mask` says."""
     if key == "response_mask":
         return tensors.sampled_R
     return tensors.mask_R if key == "final_response_mask" else ~tensors.sampled_R

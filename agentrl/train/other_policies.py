@@ -1,4 +1,4 @@
-"""What a step wants to know before its first update: the old policy, the reference, the critic."""
+"""Asks the old policy, the reference and the critic before the first update of a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentrl.train.reference import Reference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What others say of all rows of a step; the same on every rank."""
+    """Numbers of other models for all rows of a step; the same on every rank."""
 
     log_probs: KnownLogProbs
     """Of the old policy and the reference."""

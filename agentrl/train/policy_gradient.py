@@ -21,7 +21,7 @@ from agentrl.train.token_record import TokenRecorder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    """What one rank adds to the loss of an update."""
+    """Computes the part of an update's loss that one rank adds."""
 
     total: float
     """Policy term and penalty."""
@@ -29,7 +29,7 @@ class PolicyLoss:
     """The penalty alone."""
 
 
-class Progress:
+class MicroBatchProgress:
     """Counts the micro-batches of a step for whoever listens."""
 
     def __init__(self, listener: Callable[[int, int], None] | None, total: int) -> None:
@@ -67,7 +67,7 @@ class PolicyPass:
         metrics: MetricBag,
         *,
         compare_sampler: bool = False,
-        progress: Progress | None = None,
+        progress: MicroBatchProgress | None = None,
     ) -> PolicyLoss:
         """Add the gradient of `part`, and return its share of the loss.
 

@@ -47,7 +47,7 @@ Numbers = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenNumbers:
-    """What one micro-batch came to, by token. Anything may stand where nothing is trained."""
+    """Numbers of one micro-batch by token; any value where nothing is trained."""
 
     mask_R: Tensor
     """[R] bool, True where a token is trained."""
@@ -99,7 +99,7 @@ class TokenRecorder:
 
     @property
     def listens(self) -> bool:
-        """Whether anybody wants the tokens of this step."""
+        """True if the tokens of this step are recorded."""
         return self._listener is not None and not self._failed
 
     def begin(self, batch: StepBatch) -> None:
@@ -119,7 +119,7 @@ class TokenRecorder:
         self._update = update
 
     def note(self, micro: MicroBatch, numbers: TokenNumbers) -> None:
-        """What one micro-batch of the update came to; one copy to the CPU."""
+        """Record one micro-batch of the update, with one copy to the CPU."""
         if not self.listens:
             return
         try:

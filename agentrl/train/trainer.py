@@ -32,7 +32,7 @@ from agentrl.train.logprob_worker import LogProbSource
 from agentrl.train.losses import derive_metrics
 from agentrl.train.optim.schedule import learning_rate
 from agentrl.train.other_policies import Answers, ask_other_policies, check_parts, settle
-from agentrl.train.policy_gradient import PolicyPass, Progress
+from agentrl.train.policy_gradient import MicroBatchProgress, PolicyPass
 from agentrl.train.reference import Reference
 from agentrl.train.token_record import TokenListener, TokenRecorder
 from agentrl.train.updates import Updates
@@ -209,7 +209,7 @@ class Trainer:
             critic_rate=critic_rate,
             tokens=MetricBag(),
             metrics=metrics,
-            progress=Progress(
+            progress=MicroBatchProgress(
                 on_progress, passes * sum(len(part.micro_batches) for part in shares)
             ),
         )

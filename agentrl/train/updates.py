@@ -10,12 +10,12 @@ from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.agreement import on_every_rank
 from agentrl.train.critic import ValuePass
 from agentrl.train.gradients import finite_norm
-from agentrl.train.policy_gradient import PolicyLoss, PolicyPass, Progress
+from agentrl.train.policy_gradient import MicroBatchProgress, PolicyLoss, PolicyPass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updates:
-    """What is computed in every update of a step, and where its numbers go."""
+    """Computes every update of a step, and collects its numbers."""
 
     policy: PolicyPass
     """Always there: it says who the ranks are."""
@@ -31,7 +31,7 @@ class Updates:
     """Counts over the tokens of this rank; to be merged over the ranks."""
     metrics: MetricBag
     """Counts over updates, the same on every rank."""
-    progress: Progress
+    progress: MicroBatchProgress
     """Told of every micro-batch of this rank."""
 
     def clear_gradients(self) -> None:

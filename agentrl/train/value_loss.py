@@ -1,4 +1,4 @@
-"""What a critic is trained with, and what says whether it has learned anything."""
+"""The loss of a critic, and metrics that show whether it has learned anything."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def value_loss(
 def value_metrics(
     updates: Sequence[PackedBatch], values: RowNumbers, returns: RowNumbers
 ) -> MetricBag:
-    """How well the critic before the step foretold what came, over all trained tokens.
+    """Measure how well the critic before the step predicted the returns of trained tokens.
 
     `critic/vf_explained_var` is 1 - Var(G - V) / Var(G): 1 for a perfect critic, 0 for one that
     says the same everywhere; left out where all returns are equal.

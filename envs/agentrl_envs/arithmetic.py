@@ -53,7 +53,7 @@ class ArithmeticTask(AgentInstance):
         self.tool_weight = tool_weight
 
     async def reset(self, task: Task) -> Observation:
-        """Show the problem.
+        """Show the model its problem.
 
         Raises:
             ValueError: the label is not a number.

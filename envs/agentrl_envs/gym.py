@@ -126,7 +126,7 @@ class GymTask(AgentInstance):
         return int(task.metadata.get("seed", self.context.seed)) % 2**31
 
     async def close(self) -> None:
-        """Close the game."""
+        """Close the environment of Gymnasium."""
         await asyncio.to_thread(self._game.close)
 
     def _end(self, reward: float, *, played: bool) -> StepResult:
@@ -181,7 +181,7 @@ def _bracket(match: re.Match[str]) -> str:
 
 
 def action_words(name: str, space: Any, names: Sequence[str]) -> str:
-    """What the model is told about its actions.
+    """The description of the actions for the model.
 
     Raises:
         ConfigError: a space that cannot be played in words, or names that do not fit it.

@@ -56,7 +56,7 @@ def _best_move(
 
 
 def _table(outcomes: Mapping[int, Any], start: int) -> Outcomes | None:
-    """What can be reached; None if anything is left to chance."""
+    """The table of reachable states; None if anything is left to chance."""
     table: dict[int, dict[int, tuple[int, float, bool]]] = {}
     waiting = [start]
     while waiting:

@@ -1,4 +1,4 @@
-"""Which backend a config gets."""
+"""The sandbox backends by name, and the choice of the one that a config asks for."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from pathlib import Path
 from agentrl.errors import ConfigError, SandboxUnavailable, choices
 from agentrl.sandbox import Isolation
 from agentrl_sandboxes.docker import DockerBackend
-from agentrl_sandboxes.docker.backend import IMAGE
 from agentrl_sandboxes.host.enclosures import (
     BubblewrapBackend,
-    NamespaceBackend,
     ProcessBackend,
     UsernsBackend,
 )
@@ -26,11 +24,7 @@ BACKENDS: dict[str, type[SupervisedBackend]] = {
     "userns": UsernsBackend,
     "process": ProcessBackend,
 }
-"""By name, the strongest and best tested first."""
-
-BY_NAME_ONLY = ("docker",)
-"""Never what `auto` takes: a container takes ten times as long to start as a namespace, and needs a
-daemon and an image that only somebody who wants them has."""
+"""The backends by name, the strongest and best tested first; a new one is one more line."""
 
 
 async def make_backend(
@@ -44,11 +38,10 @@ async def make_backend(
     """A backend that works on this machine, tried by running a command in it.
 
     Args:
-        name: `docker`, `bubblewrap`, `userns`, `process`, or `auto` for the first of the last three
-            that works.
+        name: a key of `kinds`, or `auto` for the first that works of those that are `automatic`.
         kinds: what there is to choose from, the strongest first; default `BACKENDS`.
-        image: container image for `docker`; empty takes `agentrl-sandbox`. Others have no images.
-        runtime: container runtime for `docker`; empty takes the daemon's default.
+        image: container image, for backends that have images; empty takes their own default.
+        runtime: container runtime; empty takes the daemon's default.
         read_only: directories of this machine that programs see at the same paths, absolute. A
             `process` sees them anyway.
 
@@ -59,16 +52,26 @@ async def make_backend(
     kinds = BACKENDS if kinds is None else kinds
     if name != "auto" and name not in kinds:
         raise ConfigError(f"sandbox.backend: {choices(name, ['auto', *kinds])}")
-    if runtime and name != "docker":
+    if runtime and (name == "auto" or "runtime" not in kinds[name].options):
+        able = " or ".join(key for key, kind in kinds.items() if "runtime" in kind.options)
         raise ConfigError(
             f"sandbox.runtime is {runtime!r}, and sandbox.backend is {name!r}: only containers "
-            "have a runtime; set sandbox.backend: docker, or leave sandbox.runtime empty"
+            f"have a runtime; set sandbox.backend: {able}, or leave sandbox.runtime empty"
         )
-    places = [_directory(path) for path in map(Path, read_only)]
+    given = {
+        "image": image,
+        "runtime": runtime,
+        "read_only": [_directory(path) for path in map(Path, read_only)],
+    }
     failures: list[str] = []
-    tried = [kind for kind in kinds if kind not in BY_NAME_ONLY] if name == "auto" else [name]
+    automatic = [key for key, kind in kinds.items() if kind.automatic]
+    tried = automatic if name == "auto" else [name]
     for candidate in tried:
-        backend = _make(kinds[candidate], image, runtime, places)
+        kind = kinds[candidate]
+        # What is left empty is the backend's own choice.
+        backend = kind(
+            **{key: value for key, value in given.items() if key in kind.options and value}
+        )
         probe = await backend.probe()
         if probe.available:
             if name == "auto":
@@ -79,17 +82,6 @@ async def make_backend(
         failures.append(probe.detail)
         await backend.close()
     raise SandboxUnavailable("; ".join(failures))
-
-
-def _make(
-    kind: type[SupervisedBackend], image: str, runtime: str, read_only: Sequence[Path]
-) -> SupervisedBackend:
-    """One of a kind, with those options that it has."""
-    if issubclass(kind, DockerBackend):
-        return kind(image or IMAGE, runtime=runtime, read_only=read_only)
-    if issubclass(kind, NamespaceBackend):
-        return kind(read_only=read_only)
-    return kind()
 
 
 def _directory(path: Path) -> Path:

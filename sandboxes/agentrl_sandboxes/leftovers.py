@@ -1,4 +1,4 @@
-"""What crashes have left behind, in every backend that can leave something, and its removal.
+"""Sandboxes that crashes have left behind, in every backend that can leave one, and their removal.
 
 Bubblewrap and user namespaces leave nothing: the kernel ends them with their supervisor.
 """
@@ -17,8 +17,10 @@ from agentrl.errors import AgentrlError
 from agentrl_sandboxes.docker.client import Client
 from agentrl_sandboxes.docker.containers import remove
 from agentrl_sandboxes.docker.leases import LEASE, OWNER, is_over, started
+from agentrl_sandboxes.docker.supervisor_volume import LABEL
 from agentrl_sandboxes.guest import disk
 from agentrl_sandboxes.host.child import kill_marked
+from agentrl_sandboxes.host.interpreter import packed_interpreter
 
 FOLDER = re.compile(r"agentrl-(\d+)-[0-9a-f]{16}")
 """The folder of a `process` sandbox, and the process that made it."""
@@ -26,12 +28,12 @@ FOLDER = re.compile(r"agentrl-(\d+)-[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """One thing without an owner."""
+    """One thing that has lost its owner."""
 
     kind: str
-    """`container` or `folder`."""
+    """`container`, `volume` or `folder`."""
     name: str
-    """Id of the container or path of the folder."""
+    """Id of the container, name of the volume or path of the folder."""
     about: str
     """Why it counts as left behind, or why a place could not be searched."""
     removed: bool
@@ -45,7 +47,9 @@ async def collect(*, dry_run: bool = False) -> list[Leftover]:
     """
     found = await asyncio.to_thread(_folders, dry_run)
     try:
-        found += await _containers(dry_run)
+        async with contextlib.aclosing(Client()) as client:
+            found += await _containers(client, dry_run)
+            found += await _volumes(client, dry_run)
     except AgentrlError as error:
         found.append(Leftover(kind="container", name="", about=str(error), removed=False))
     return found
@@ -67,20 +71,47 @@ def _folders(dry_run: bool) -> list[Leftover]:
     return found
 
 
-async def _containers(dry_run: bool) -> list[Leftover]:
+async def _containers(client: Client, dry_run: bool) -> list[Leftover]:
     """Containers of a dead owner, or past their lease."""
     found: list[Leftover] = []
-    async with contextlib.aclosing(Client()) as client:
-        docker = await client.open()
-        with client.errors("sandbox gc"):
-            listed = await docker.containers.list(all="true", filters=f'{{"label":["{OWNER}"]}}')
-        for container in listed:
-            labels: dict[str, str] = container["Labels"] or {}
-            if not is_over(labels, now=time.time()):
-                continue
+    docker = await client.open()
+    with client.errors("sandbox gc"):
+        listed = await docker.containers.list(all="true", filters=f'{{"label":["{OWNER}"]}}')
+    for container in listed:
+        labels: dict[str, str] = container["Labels"] or {}
+        if not is_over(labels, now=time.time()):
+            continue
+        if not dry_run:
+            await remove(container)
+        about = f"owner {labels[OWNER]}, lease until {labels.get(LEASE, '?')}"
+        name = container.id[:12]
+        found.append(Leftover(kind="container", name=name, about=about, removed=not dry_run))
+    return found
+
+
+async def _volumes(client: Client, dry_run: bool) -> list[Leftover]:
+    """Volumes with the interpreter of another Python than this one, while no container has them.
+
+    One that is wanted after all is made again by the first start that does not find it.
+    """
+    from aiodocker import DockerError
+    from aiodocker.volumes import DockerVolume
+
+    found: list[Leftover] = []
+    docker = await client.open()
+    current = (await asyncio.to_thread(packed_interpreter)).digest
+    with client.errors("sandbox gc"):
+        listed = await docker.volumes.list(filters={"label": [LABEL], "dangling": ["true"]})
+    for volume in listed["Volumes"] or ():
+        if (volume["Labels"] or {}).get(LABEL) == current:
+            continue
+        name = volume["Name"]
+        try:
             if not dry_run:
-                await remove(container)
-            about = f"owner {labels[OWNER]}, lease until {labels.get(LEASE, '?')}"
-            name = container.id[:12]
-            found.append(Leftover(kind="container", name=name, about=about, removed=not dry_run))
+                await DockerVolume(docker, name).delete()
+        except DockerError:
+            # A container has begun to use it.
+            continue
+        about = "the supervisor's interpreter of another Python"
+        found.append(Leftover(kind="volume", name=name, about=about, removed=not dry_run))
     return found

@@ -7,7 +7,6 @@ import logging
 import pytest
 
 from agentrl.chat import PARSERS, build_parser
-from agentrl.chat.offer import describe_tools, write_call
 from agentrl.errors import ChatError
 from agentrl.tool import FunctionTool
 from agentrl.types import CallStatus, Message, ToolCall
@@ -96,12 +95,12 @@ def test_what_is_described_is_what_is_read(parser: str) -> None:
     reader = build_parser(parser)
     assert reader is not None
     call = ToolCall(id="1", name="add", arguments={"a": 1, "b": 2, "note": "x\ny"}, raw="")
-    text = write_call(call, parser)
+    text = reader.write(call)
     parsed = reader.parse(chat.encode_plain(text), chat, tools=[ADD]).calls
     assert [(c.name, c.arguments, c.status) for c in parsed] == [
         ("add", call.arguments, CallStatus.OK)
     ]
-    example = describe_tools([ADD], parser).rpartition("\n\n")[2].partition(":\n")[2]
+    example = reader.describe([ADD]).rpartition("\n\n")[2].partition(":\n")[2]
     example = example.replace("VALUE", "1").replace('"ARGUMENT"', '"a"').replace("=ARGUMENT", "=a")
     parsed = reader.parse(chat.encode_plain(example), chat, tools=[ADD]).calls
     assert [(c.name, c.arguments, c.status) for c in parsed] == [

@@ -344,7 +344,7 @@ def test_fenced_code(text: str, expected: list[tuple[str, str, CallStatus]]) -> 
 
 
 def test_only_fenced_code_does_not_name_tools() -> None:
-    assert {name: parser.names_tools for name, parser in PARSERS.items()} == {
+    assert {name: PARSERS.find(name).names_tools for name in PARSERS} == {
         name: name != "fenced_code" for name in PARSERS
     }
 
@@ -379,7 +379,7 @@ PIECES = (
 BYTES = build_chat(ByteTokenizer(), ChatSection())
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", list(PARSERS))
 @settings(max_examples=150, deadline=None)
 @given(parts=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12))
 @example(parts=["<tool_call>", '{"a": ' * 3000])
@@ -400,7 +400,7 @@ def test_no_text_raises_and_every_span_is_exact(name: str, parts: list[str]) -> 
                 assert chat.decode_raw(ids[start:end]) == call.raw
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", list(PARSERS))
 @settings(max_examples=60, deadline=None)
 @given(ids=st.lists(st.integers(0, 419), max_size=40))
 def test_no_tokens_raise(name: str, ids: list[int]) -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.health.journal import Event, Journal
-from agentrl.health.rules import Action, Rule, parse_rule, parse_rules, streak_of
+from agentrl.health.journal import Event, HealthJournal
+from agentrl.health.rules import Rule, RuleAction, parse_rule, parse_rules, streak_of
 
 
 def test_a_rule_is_read() -> None:
     rule = parse_rule("  kl >2 for 20 steps->stop ")
-    assert rule == Rule(metric="kl", op=">", bound=2.0, steps=20, action=Action.STOP)
+    assert rule == Rule(metric="kl", op=">", bound=2.0, steps=20, action=RuleAction.STOP)
     assert rule.text == "kl > 2 for 20 steps -> stop"
     assert parse_rule("eval/held out/score <= -1e-3 -> warn") == Rule(
-        metric="eval/held out/score", op="<=", bound=-0.001, steps=1, action=Action.WARN
+        metric="eval/held out/score", op="<=", bound=-0.001, steps=1, action=RuleAction.WARN
     )
 
 
@@ -28,7 +28,7 @@ def test_what_a_rule_says_can_be_read_again() -> None:
             op=draw.choice(["<", "<=", ">", ">="]),
             bound=float(f"{draw.uniform(-9, 9) * 10 ** draw.randint(-6, 6):g}"),
             steps=draw.randint(1, 99),
-            action=draw.choice(list(Action)),
+            action=draw.choice(list(RuleAction)),
         )
         assert parse_rule(rule.text) == rule
 
@@ -104,7 +104,7 @@ def test_which_weights_are_known_to_be_good() -> None:
 
 def test_a_journal_survives_torn_lines_and_strangers(tmp_path: Path) -> None:
     path = tmp_path / "health.jsonl"
-    journal = Journal(path)
+    journal = HealthJournal(path)
     assert journal.read() == []
     assert journal.write(Event(step=3, what="decision", text="a", rule="kl > 2 -> stop"))
     with path.open("ab") as file:
@@ -119,7 +119,7 @@ def test_a_journal_survives_torn_lines_and_strangers(tmp_path: Path) -> None:
 def test_a_journal_that_cannot_be_written_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal = Journal(tmp_path / "missing" / "health.jsonl")
+    journal = HealthJournal(tmp_path / "missing" / "health.jsonl")
     for step in range(3):
         assert not journal.write(Event(step=step, what="verdict", text="x"))
     assert len(caplog.records) == 1

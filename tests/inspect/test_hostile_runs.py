@@ -19,10 +19,11 @@ import pytest
 from agentrl.data import TrajectoryStore
 from agentrl.data.store.token_store import TokenStore
 from agentrl.errors import RunError
-from agentrl.health.journal import Journal
-from agentrl.inspect.export.files import export_pieces, run_facts
+from agentrl.health.journal import HealthJournal
+from agentrl.inspect.export.files import export_pieces
 from agentrl.inspect.export.formats import ExportFormat
-from agentrl.inspect.pages.find import Question, find_answer
+from agentrl.inspect.pages.find import find_answer
+from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import rollout_answer
@@ -287,10 +288,9 @@ def test_runs_are_found_below_a_folder_with_ids_of_their_own(tmp_path):
         Library([tmp_path / "not-a-run"])
 
 
-def test_a_run_that_appears_later_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentrl.inspect.web.library._LOOK_S", 0.0)
+def test_a_run_that_appears_later_is_found(tmp_path):
     write_metrics(tmp_path / "one", {"step": 1, "reward": 0.5})
-    library = Library([tmp_path])
+    library = Library([tmp_path], look_s=0.0)
     first = library.reader("one")
     write_metrics(tmp_path / "another", {"step": 1, "reward": 0.5})
     assert [reader.run.id for reader in library.readers()] == ["another", "one"]
@@ -343,8 +343,8 @@ def test_a_pipe_under_the_name_of_a_file_is_waited_for_by_nobody(run_copy, name)
         reader = open_run(run_copy)
         ask_everything(reader)
         stored = TrajectoryStore(run_copy / "trajectories").read("train", step=1)
-        assert b"".join(export_pieces(ExportFormat.HTML, stored, run_facts(reader)))
-        assert Journal(run_copy / "health.jsonl").read() is not None
+        assert b"".join(export_pieces(ExportFormat.HTML, stored, reader))
+        assert HealthJournal(run_copy / "health.jsonl").read() is not None
         return count_rows(run_copy, "trajectories")
 
     answers: list[int] = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from agentrl.metrics import MetricsLog
-from agentrl.metrics.guard import Guard
+from agentrl.metrics.guard import SinkGuard
 
 
 class Slow:
@@ -69,7 +69,7 @@ def test_a_sink_that_hangs_keeps_neither_the_run_nor_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sink = Slow()
-    guard = Guard(sink, slow=True, patience_s=0.2)
+    guard = SinkGuard(sink, slow=True, patience_s=0.2)
     with caplog.at_level(logging.WARNING):
         for step in range(400):
             guard.call("write", step, 0.0, {})

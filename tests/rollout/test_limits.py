@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.config.schema import RolloutSection
 from agentrl.env import StepResult
-from agentrl.rollout.limits import Limits, Progress
+from agentrl.rollout.limits import RolloutLimits, RolloutProgress
 from agentrl.tool import FunctionTool
 from agentrl.types import Termination as T
 from agentrl.types import ToolStatus
@@ -190,14 +190,14 @@ async def test_environment_may_say_why_it_ends(bench):
 
 
 def test_used_up_limits_win_over_the_reserve():
-    limits = Limits.of(
+    limits = RolloutLimits.of(
         RolloutSection(max_assistant_turns=2, max_response_tokens=600), delta_overhead=10
     )
-    near = Progress(assistant_turns=2, response_tokens=590, context_tokens=700)
+    near = RolloutProgress(assistant_turns=2, response_tokens=590, context_tokens=700)
     assert limits.reached(near).termination is T.MAX_TURNS
-    over = Progress(assistant_turns=2, response_tokens=600, context_tokens=700)
+    over = RolloutProgress(assistant_turns=2, response_tokens=600, context_tokens=700)
     assert limits.reached(over).termination is T.MAX_TOKENS
-    first = Progress(assistant_turns=1, response_tokens=590, context_tokens=700)
+    first = RolloutProgress(assistant_turns=1, response_tokens=590, context_tokens=700)
     assert limits.reached(first).termination is T.MAX_TOKENS
-    assert limits.reached(Progress(assistant_turns=1, response_tokens=9)) is None
-    assert limits.reached(Progress(assistant_turns=1), result_tokens=590) is not None
+    assert limits.reached(RolloutProgress(assistant_turns=1, response_tokens=9)) is None
+    assert limits.reached(RolloutProgress(assistant_turns=1), result_tokens=590) is not None

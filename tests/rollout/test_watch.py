@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from agentrl.rollout.watch import Watch
+from agentrl.rollout.watch import DeadlineWatch
 
 
 async def test_each_await_has_its_own_limit():
     """Fails if the timer of an earlier, longer or shorter limit decides."""
-    watch = Watch()
+    watch = DeadlineWatch()
     for limit, work, expires in [
         (5.0, 0.01, False),
         (0.03, 1.0, True),
@@ -43,7 +43,7 @@ async def test_a_cancellation_from_outside_wins():
     not be stopped while one of its limits runs out."""
 
     async def both() -> None:
-        watch = Watch()
+        watch = DeadlineWatch()
         with watch.limit(0.01):
             try:
                 await asyncio.sleep(5)
@@ -57,7 +57,7 @@ async def test_a_cancellation_from_outside_wins():
 
 
 async def test_foreign_time_outs_pass_through():
-    watch = Watch()
+    watch = DeadlineWatch()
     with pytest.raises(TimeoutError, match="mine"):
         with watch.limit(5):
             raise TimeoutError("mine")
@@ -67,7 +67,7 @@ async def test_foreign_time_outs_pass_through():
 
 async def test_no_time_passes_while_it_is_held():
     """Fails if the limit goes off while held, or if what was held is not added to it."""
-    watch = Watch()
+    watch = DeadlineWatch()
     loop = asyncio.get_running_loop()
 
     async def held_twice() -> None:

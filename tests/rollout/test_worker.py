@@ -12,7 +12,7 @@ import pytest
 from agentrl.env import Observation, StepResult
 from agentrl.errors import EngineError, GraderError, SandboxError
 from agentrl.rollout import rollout_metrics
-from agentrl.rollout.effort import Cut
+from agentrl.rollout.effort import CancelledWork
 from agentrl.rollout.seeds import rollout_seed
 from agentrl.sandbox import ExecResult, Isolation, Outcome, Probe, Sandbox, SandboxBackend
 from agentrl.testing import ByteTokenizer, ScriptedEngine
@@ -195,7 +195,7 @@ async def test_what_a_cancelled_group_had_sampled_is_counted(bench):
     running = asyncio.create_task(made.group(3))
     await asyncio.wait_for(held.wait(), 5)
     await asyncio.sleep(0.05)
-    assert made.worker.cut == Cut()
+    assert made.worker.cut == CancelledWork()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,12 @@ from agentrl.data import TrajectoryStore
 from agentrl.engine import WeightTicket
 from agentrl.errors import EngineError, SyncError
 from agentrl.metrics import MetricBag
-from agentrl.rollout.effort import Cut
+from agentrl.rollout.effort import CancelledWork
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, LocalRollouts
 from agentrl.runtime.assembly.metric_sinks import open_metrics
 from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.runtime.assembly.resume_point import resume_point
+from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.choose import make_run
@@ -62,7 +64,7 @@ class FakeWorker:
         self.fuse = fuse
         self.started: list[str] = []
         self.end = end or (lambda index: Termination.ENV_DONE)
-        self.cut = Cut()
+        self.cut = CancelledWork()
         self.rolled_out: list[TrajectoryGroup] = []
 
     async def run_group(
@@ -111,8 +113,8 @@ class StreamingWorker(FakeWorker):
                 await self.client.sampling.wait()
                 versions.append(self.client.version)
         except asyncio.CancelledError:
-            cost = Cut(tokens=len(versions) * n, seconds=len(versions) * delay_s * n)
-            self.cut = Cut(
+            cost = CancelledWork(tokens=len(versions) * n, seconds=len(versions) * delay_s * n)
+            self.cut = CancelledWork(
                 tokens=self.cut.tokens + cost.tokens, seconds=self.cut.seconds + cost.seconds
             )
             raise
@@ -258,6 +260,7 @@ async def drive(
     in_flight: int = 128,
     broken_sync: str = "",
     trainer: Any = None,
+    now: Callable[[], float] = time.monotonic,
 ) -> tuple[RunResult, Any]:
     """One process of a run: as `launch.train`, with the fakes; goes on where the disk says.
 
@@ -269,7 +272,7 @@ async def drive(
         directory, _, _ = RunDir.resume(path)
     else:
         directory = RunDir.create(config, base=Path(config.run.dir))
-    point = resume_point(directory, config, tasks)
+    point = resume_point(directory, tasks, seed=config.run.seed)
     trainer = trainer or FakeTrainer(fuse)
     if point.checkpoint:
         trainer.load(point.checkpoint.path)
@@ -297,14 +300,13 @@ async def drive(
                 client,  # pyright: ignore[reportArgumentType]
                 push,
                 shared=config.serving.engine == "embedded",
-                patience_s=60.0 if broken_sync else 0.0,
+                wait_s=60.0 if broken_sync else 0.0,
             ),
             learner=LocalLearner(
-                config,
+                StepMaker(config, checkpoint=point.checkpoint.path if point.checkpoint else None),
                 trainer,
                 store,
                 save=save or trainer.save,
-                checkpoint=point.checkpoint.path if point.checkpoint else None,
             ),
         ),
         cursor=point.cursor,
@@ -322,6 +324,7 @@ async def drive(
             history=point.history,
             progress=progress or Progress(),
             stop=stop or StopSwitch(),
+            now=now,
         )
         return await run.run(), trainer
     finally:

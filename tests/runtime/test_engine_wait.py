@@ -56,7 +56,7 @@ async def test_a_sync_that_reached_nobody_is_tried_again_when_the_server_is_back
         await client.resume_all()
         return MetricBag()
 
-    engines = LocalEngines(client, push, shared=False, patience_s=5.0)
+    engines = LocalEngines(client, push, shared=False, wait_s=5.0)
     await engines.sync(2)
     assert (tries, client.version, client.active()) == (2, 2, ["only"])
     await client.close()
@@ -90,7 +90,7 @@ class NoWorkers:
 
 def stage_of(kind: str, client: TokenClient, push: Push) -> LocalEngines | RayEngines:
     if kind == "local":
-        return LocalEngines(client, push, shared=False, patience_s=30.0)
+        return LocalEngines(client, push, shared=False, wait_s=30.0)
     return RayEngines(
         client,
         NoWorkers(),  # pyright: ignore[reportArgumentType]
@@ -98,7 +98,7 @@ def stage_of(kind: str, client: TokenClient, push: Push) -> LocalEngines | RayEn
         NoRankFailure(),  # pyright: ignore[reportArgumentType]
         addresses={"only": EngineAddress(name="only", address="http://a:1")},
         shared=False,
-        patience_s=30.0,
+        wait_s=30.0,
     )
 
 

@@ -13,7 +13,7 @@ from agentrl.data import TrajectoryStore
 from agentrl.data.tasks.pass_rates import read_measured
 from agentrl.errors import ConfigError, DataError
 from agentrl.runtime.assembly.parts import load_task_sets
-from agentrl.runtime.assembly.task_choice import read_chosen, write_chosen
+from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, write_chosen
 from agentrl.runtime.launch import train
 from agentrl.runtime.profile import profile
 from agentrl.runtime.progress import Progress
@@ -42,7 +42,8 @@ def test_every_task_has_a_line_with_its_interval(measured: Path) -> None:
         assert item.high is not None
         assert 0 <= item.low <= item.mean <= item.high <= 1
     # A folder of rows takes it for none.
-    sets = load_task_sets(load_config(measured), base=measured.parent)
+    config = load_config(measured)
+    sets = load_task_sets(config.dataset, config.eval.datasets, base=measured.parent)
     assert len(sets.train) == 12
 
 
@@ -148,13 +149,14 @@ async def test_a_run_draws_tasks_by_weight_and_keeps_to_it(measured: Path, tmp_p
     store = TrajectoryStore(result.run_dir / "trajectories")
     drawn = {row["task_id"] for row in store.table(["task_id"], "train").to_pylist()}
     assert drawn == {"train-3"}
-    kept = read_chosen(result.run_dir / "tasks.json", config)["dataset"]
+    named = dataset_sections(config.dataset, config.eval.datasets)
+    kept = read_chosen(result.run_dir / "tasks.json", named)["dataset"]
     assert kept.weights is not None
     rates.unlink()
-    again = load_task_sets(config, base=measured.parent, chosen={"dataset": kept})
+    again = load_task_sets(config.dataset, {}, base=measured.parent, chosen={"dataset": kept})
     assert again.weights == kept.weights
-    write_chosen(tmp_path / "tasks.json", config, again)
-    assert read_chosen(tmp_path / "tasks.json", config) == {"dataset": kept}
+    write_chosen(tmp_path / "tasks.json", named, again)
+    assert read_chosen(tmp_path / "tasks.json", named) == {"dataset": kept}
 
 
 async def test_tasks_that_nothing_can_score_are_an_error(measured: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ groups with different rewards from the first step.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.warm_processes import warm_context
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
@@ -171,18 +172,6 @@ def write_project(folder: Path, **changes: Any) -> Path:
     return path
 
 
-_PRELOAD = [
-    "agentrl.runtime.launch",
-    "agentrl.runtime.sample",
-    "agentrl.serving.embedded",
-    "agentrl.train",
-    "agentrl.data",
-    "transformers.models.llama.modeling_llama",
-    "pandas",
-]
-"""What takes long to import; modules only, nothing that starts a thread."""
-
-
 def _child(words: tuple[str, ...], out: str) -> None:
     """Runs in the child: `agentrl WORDS`, with both streams going to a file."""
     with Path(out).open("w", encoding="utf-8") as file:
@@ -198,11 +187,10 @@ class Agentrl:
     """A real `agentrl` process, forked from a server that has torch imported already."""
 
     def __init__(self, out: Path, *words: object) -> None:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOAD)
         self.out = out
-        self._process = context.Process(target=_child, args=(tuple(map(str, words)), str(out)))
+        self._process = warm_context().Process(
+            target=_child, args=(tuple(map(str, words)), str(out))
+        )
         self._process.start()
 
     def wait_for(self, text: str, timeout_s: float = 60) -> None:

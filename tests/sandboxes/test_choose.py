@@ -1,4 +1,4 @@
-"""Which backend a config gets, and what it is told when it gets none or a weak one."""
+"""The choice of a backend, and the message when there is none or only a weak one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ import pytest
 from agentrl_sandboxes import (
     BACKENDS,
     BubblewrapBackend,
+    DockerBackend,
     ProcessBackend,
     UsernsBackend,
     make_backend,
 )
 
+from agentrl.config.sandboxes import SandboxSection
 from agentrl.errors import ConfigError, SandboxUnavailable
+from agentrl.finding import Status
+from agentrl.imports import resolve
+from agentrl.runtime.assembly.parts import open_sandboxes
 from agentrl.sandbox import Isolation, SandboxLimits
+from agentrl.testing.sandbox_check.suite import run_suite
 
 
 class NoBubblewrap(BubblewrapBackend):
@@ -102,11 +108,59 @@ async def test_options_reach_the_backend_or_are_refused(tmp_path: Path) -> None:
     assert Path(__file__).name in result.stdout
 
 
-async def test_docker_is_taken_by_name_only() -> None:
-    kinds = {"docker": Second, "process": ProcessBackend}
-    backend = await make_backend("auto", kinds)
-    assert backend.name == "process"
+class ByName(Second):
+    """Works, and costs too much to be taken unasked."""
+
+    automatic = False
+
+
+async def test_some_are_taken_by_name_only() -> None:
+    kinds = {"userns": ByName, "process": ProcessBackend}
+    for name, taken in (("auto", "process"), ("userns", "userns")):
+        backend = await make_backend(name, kinds)
+        assert backend.name == taken
+        await backend.close()
+    assert not DockerBackend.automatic
+
+
+TOY = """
+from agentrl_sandboxes import ProcessBackend
+
+class ToyBackend(ProcessBackend):
+    name = "toy"
+    options = ("image",)
+
+    def __init__(self, image="toys"):
+        super().__init__()
+        self.image = image
+"""
+
+
+async def test_new_backend_is_a_file_and_a_line_of_the_registry(tmp_path: Path) -> None:
+    # Fails if a part of the choice, or a message, knows the backends by their names.
+    (tmp_path / "toy.py").write_text(TOY)
+    kinds = {**BACKENDS, "toy": resolve("toy.py:ToyBackend", base=tmp_path)}
+    with pytest.raises(ConfigError, match=r"did you mean 'toy'.*docker, process, toy"):
+        await make_backend("toyy", kinds)
+    with pytest.raises(ConfigError, match=r"set sandbox\.backend: docker, or leave"):
+        await make_backend("toy", kinds, runtime="runsc")
+    for image, taken in (("", "toys"), ("own", "own")):
+        backend = await make_backend("toy", kinds, image=image)
+        assert vars(backend)["image"] == taken
+        (result,) = await run_suite(backend, names=["output_is_captured"])
+        await backend.close()
+        assert result.status is Status.OK, result.detail
+
+
+async def test_backend_of_ones_own_is_named_by_an_import_string(tmp_path: Path) -> None:
+    (tmp_path / "toy.py").write_text(TOY)
+    section = SandboxSection(backend="toy.py:ToyBackend", image="own")
+    backend = await open_sandboxes(section, base=tmp_path)
+    (result,) = await run_suite(backend, names=["output_is_captured"])
     await backend.close()
+    assert (backend.name, result.status) == ("toy", Status.OK)
+    with pytest.raises(ConfigError, match=r"has no 'ToyBackends': .*did you mean 'ToyBackend'"):
+        await open_sandboxes(SandboxSection(backend="toy.py:ToyBackends"), base=tmp_path)
 
 
 def test_order_is_from_strong_to_weak() -> None:

@@ -70,7 +70,7 @@ if uncovered:
     os.environ["HOME"] = "/nonexistent"
     os.execv(sys.executable, [sys.executable, "-c", sys.argv[3], "null", *sys.argv[2:]])
 
-from agentrl.testing.sandbox_suite import run_suite
+from agentrl.testing.sandbox_check.suite import run_suite
 from agentrl_sandboxes import BACKENDS
 
 async def main():

@@ -1,11 +1,6 @@
-"""Small weights, and processes that send and receive them."""
+"""Small weights."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-import textwrap
 
 import torch
 
@@ -43,15 +38,3 @@ def assert_same(got, sent) -> None:
     for (name, ours), (_, theirs) in zip(got, sent, strict=True):
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), name
         assert torch.equal(ours, theirs), name
-
-
-def run_python(code: str, *arguments: str) -> subprocess.Popen[str]:
-    """A process that runs `code` beside these modules, its streams connected by lines."""
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=env,
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from agentrl.train.backends.ranks import Meeting, Ranks
+from tests.warm_processes import warm_context
 
 LIMIT_S = 120.0
 
@@ -43,7 +43,7 @@ class Crew:
         self._start()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = warm_context()
         pipes = [context.Pipe() for _ in range(self._size)]
         self._pipes = [ours for ours, _ in pipes]
         self.processes = [

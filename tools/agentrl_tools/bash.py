@@ -10,7 +10,7 @@ from agentrl.sandbox import Sandbox
 from agentrl.tool import FunctionTool
 from agentrl.types import ToolResult
 from agentrl_tools.output import clean, replied, shown
-from agentrl_tools.session import Interpreter, Session
+from agentrl_tools.session import Interpreter, ToolSession
 
 MAX_COMMAND_BYTES = 100_000
 """The kernel takes one argument of at most 128 KiB."""
@@ -90,7 +90,7 @@ class BashSession(FunctionTool):
     """A shell that stays: directory, variables and background jobs last for the whole rollout."""
 
     def __init__(self, *, wall_s: float | None = None) -> None:
-        """Make the tool.
+        """Make the tool with its limits.
 
         Args:
             wall_s: seconds one command may take; default `sandbox.limits.wall_s`.
@@ -98,13 +98,13 @@ class BashSession(FunctionTool):
         super().__init__(self._run, name="bash")
         self.wall_s = wall_s
         """As given."""
-        self._session = Session(_BASH)
+        self._session = ToolSession(_BASH)
 
     def fresh(self) -> BashSession:
         """One with a shell of its own."""
         other = copy.copy(self)
         other._function = other._run
-        other._session = Session(_BASH)
+        other._session = ToolSession(_BASH)
         return other
 
     async def close(self) -> None:

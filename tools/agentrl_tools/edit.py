@@ -152,7 +152,7 @@ def _replaced(path: str, text: str, old: str, new: str) -> tuple[str, int, int]:
 
 
 def _inserted(path: str, text: str, line: int, new: str) -> tuple[str, int, int]:
-    """As `_replaced`."""
+    """The text with lines inserted, or the reason why not; as `_replaced`."""
     end = "\r\n" if "\r\n" in text else "\n"
     lines = text.split("\n")
     count = len(lines) - (lines[-1] == "")
@@ -168,7 +168,7 @@ def _inserted(path: str, text: str, line: int, new: str) -> tuple[str, int, int]
 
 
 def _places(text: str, old: str) -> list[int]:
-    """Where `old` begins, overlapping ones too: which of those is meant is as unclear."""
+    """Offsets at which `old` begins, overlapping ones too: which is meant is as unclear."""
     places: list[int] = []
     at = text.find(old)
     while at >= 0:
@@ -178,7 +178,7 @@ def _places(text: str, old: str) -> list[int]:
 
 
 def _nearly(text: str, old: str) -> str:
-    """Where `old` would be but for white space, as a hint; empty if nowhere."""
+    """A hint at the lines where `old` would be but for white space; empty if nowhere."""
     wanted = [" ".join(line.split()) for line in old.strip("\n").split("\n")]
     lines = [" ".join(line.split()) for line in text.split("\n")]
     size = len(wanted)

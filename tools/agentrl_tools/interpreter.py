@@ -1,4 +1,4 @@
-"""What runs inside the sandbox as a Python that stays. Standard library only, any Python from 3.8.
+"""The Python that stays inside the sandbox. Standard library only, any Python from 3.8.
 
 Its text is given to `python3 -c`; agentrl never runs it. A piece comes as its length in
 eight digits, then its bytes; the number that follows is read only when the piece has run, byte by

@@ -23,7 +23,7 @@ from agentrl.errors import ConfigError, EnvError, ToolError, choices
 from agentrl.sandbox import Sandbox
 from agentrl.tool import Tool, ToolSet
 from agentrl.types import ToolResult, ToolStatus
-from agentrl_tools.mcp_connection import Address, Connection
+from agentrl_tools.mcp_connection import Connection, ServerAddress
 
 MAX_PAGES = 100
 """A server that lists more pages of tools than this is broken."""
@@ -68,7 +68,7 @@ class McpServer(ToolSet):
             )
         if url and not url.startswith(("http://", "https://")):
             raise ConfigError(f"McpServer: url {url!r} must begin with http:// or https://")
-        address = Address(
+        address = ServerAddress(
             command=tuple(command), env=env or {}, cwd=cwd, url=url, headers=headers or {}
         )
         self._connection = Connection(address, open_s=open_s)
@@ -173,7 +173,7 @@ class McpTool(Tool):
         return arguments
 
     async def call(self, arguments: Mapping[str, Any], sandbox: Sandbox | None) -> ToolResult:
-        """Ask the server.
+        """Call the tool on its server.
 
         Raises:
             ToolError: the server refuses the arguments.
@@ -203,7 +203,7 @@ class McpTool(Tool):
 
 
 def _text(answer: Any) -> str:
-    """What a model can read of an answer; what it cannot is named."""
+    """The text of an answer for the model; parts that are no text are named."""
     parts: list[str] = []
     for block in answer.content:
         if block.type == "text":

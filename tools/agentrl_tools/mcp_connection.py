@@ -40,8 +40,8 @@ os.execvp(sys.argv[1], sys.argv[1:])"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """Where a server is, or how to start it; exactly one of `command` and `url`."""
+class ServerAddress:
+    """The address of a server, or the command that starts it: just one of `command` and `url`."""
 
     command: Sequence[str] = ()
     """Program and arguments of a server that speaks on its stdin and stdout."""
@@ -61,7 +61,7 @@ class Address:
 class Connection:
     """Gives out the SDK's client while the server lives."""
 
-    def __init__(self, address: Address, *, open_s: float) -> None:
+    def __init__(self, address: ServerAddress, *, open_s: float) -> None:
         self.address = address
         self._open_s = open_s
         self._client: Any = None
@@ -73,7 +73,7 @@ class Connection:
         self._opening = asyncio.Lock()
 
     async def client(self) -> Any:
-        """The open client.
+        """The client of the server, which is started if it is not yet.
 
         Raises:
             ConfigError: the program is not there, or the SDK is not installed.
@@ -202,7 +202,7 @@ class Connection:
             yield stream
 
     def last_words(self) -> str:
-        """What the server said on its stderr, as the end of a message."""
+        """The last stderr lines of the server, as the end of a message."""
         text = self._said.decode("utf-8", "replace").strip()
         return f"; it said: {text}" if text else ""
 

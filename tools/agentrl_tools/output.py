@@ -1,4 +1,4 @@
-"""What a model is shown of a command: its output, and how it ended.
+"""The text that a model is shown of a command: its output, and how it ended.
 
 What a program does wrong is its result. Text that a model wrote goes to a sandbox through `clean`
 and `checked_path`, so that odd characters in it are the model's mistake and never a failure of
@@ -75,7 +75,7 @@ def checked_path(path: str) -> str:
 
 
 def replied(reply: Reply, interpreter: str, loss: str) -> ToolResult:
-    """What came of a piece of source in a session, as the result of a call.
+    """The result of a call, from the reply to a piece of source in a session.
 
     Args:
         reply: what came.

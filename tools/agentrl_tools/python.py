@@ -12,7 +12,7 @@ from agentrl.sandbox import Outcome, Sandbox
 from agentrl.tool import FunctionTool
 from agentrl.types import ToolResult
 from agentrl_tools.output import clean, replied, shown
-from agentrl_tools.session import Interpreter, Session
+from agentrl_tools.session import Interpreter, ToolSession
 
 
 async def python(code: str, sandbox: Sandbox) -> ToolResult:
@@ -36,7 +36,7 @@ class PythonSession(FunctionTool):
     """A Python that stays: what one call defines is there in the next, for the whole rollout."""
 
     def __init__(self, *, wall_s: float | None = None) -> None:
-        """Make the tool.
+        """Make the tool with its limits.
 
         Args:
             wall_s: seconds one call may take; default `sandbox.limits.wall_s`.
@@ -44,13 +44,13 @@ class PythonSession(FunctionTool):
         super().__init__(self._run, name="python")
         self.wall_s = wall_s
         """As given."""
-        self._session = Session(_python())
+        self._session = ToolSession(_python())
 
     def fresh(self) -> PythonSession:
         """One with an interpreter of its own."""
         other = copy.copy(self)
         other._function = other._run
-        other._session = Session(_python())
+        other._session = ToolSession(_python())
         return other
 
     async def close(self) -> None:

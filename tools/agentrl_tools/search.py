@@ -96,7 +96,7 @@ def _without_braces(glob: str) -> list[str]:
 
 
 def _braces(glob: str) -> list[int]:
-    """Where the first braces with commas in them open, are parted and close; empty for none."""
+    """Offsets at which the first braces with commas in them open, are parted and close; or none."""
     open_marks: list[list[int]] = []
     found: list[list[int]] = []
     for at, letter in enumerate(glob):

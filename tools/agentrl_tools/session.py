@@ -33,7 +33,7 @@ _MARK_BYTES = 64
 
 
 class Ending(StrEnum):
-    """How a piece of source ended."""
+    """The way a piece of source ended."""
 
     DONE = "done"
     """By itself."""
@@ -45,7 +45,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What came of one piece of source."""
+    """The output of one piece of source, and its ending."""
 
     text: str
     """What was printed, decoded; head and tail with a marker where the middle was."""
@@ -61,7 +61,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
-    """How to start one, and how to talk to it."""
+    """The command that starts an interpreter, and the form in which it takes source."""
 
     name: str
     """For messages."""
@@ -71,7 +71,7 @@ class Interpreter:
     """A piece of source as it goes over; what is left of stdin is the number, ended by NUL."""
 
 
-class Session:
+class ToolSession:
     """At most one process of one interpreter; started on first use, and again when it was lost."""
 
     def __init__(self, interpreter: Interpreter) -> None:
@@ -171,7 +171,7 @@ async def _drain(process: Process, output: _Output) -> None:
 
 
 class _Output:
-    """What a piece prints until its marker, shortened as it comes."""
+    """The output of a piece until its marker, shortened as it comes."""
 
     def __init__(self, number: bytes, keep: int) -> None:
         self.size = 0
@@ -192,7 +192,7 @@ class _Output:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more of the piece can come."""
+        """True if nothing more of the piece can come."""
         return self.ended or self.status is not None
 
     def add(self, data: bytes, *, end: bool = False) -> None:
@@ -211,7 +211,7 @@ class _Output:
         self._last = found[cut:]
 
     def text(self) -> str:
-        """What was printed."""
+        """The printed text, shortened."""
         self._keep(self._last)
         self._last = b""
         head, tail = (bytes(part).decode("utf-8", "replace") for part in (self._head, self._tail))

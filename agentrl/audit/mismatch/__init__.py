@@ -1,1 +1,1 @@
-"""Where the log-probabilities of sampler and trainer differ, by pattern and likely cause."""
+"""Trace differences of log-probabilities between sampler and trainer to patterns and causes."""

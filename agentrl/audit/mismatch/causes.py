@@ -1,4 +1,4 @@
-"""What a gap between sampler and trainer looks like it comes from. Pure functions of its tokens.
+"""Likely causes of a gap between sampler and trainer, by pure functions of its tokens.
 
 Each rule looks for one pattern, from the plainest to the one that is left: age of the weights,
 weights that never arrive, another distribution at the sampler, other tokens after a boundary, a
@@ -26,6 +26,8 @@ from agentrl.audit.mismatch.patterns import (
 from agentrl.audit.mismatch.records import Cause
 from agentrl.audit.mismatch.token_table import GapTable
 from agentrl.config import RunConfig
+from agentrl.config.fleet import ScheduleSection, SyncSection
+from agentrl.config.schema import ModelSection, RolloutSection
 from agentrl.health.records import Lever
 
 QUIET = 0.005
@@ -46,21 +48,22 @@ def find_causes(
     size = table.size
     if size.mean() < QUIET and size.max() < NOTABLE:
         return ()
+    weigh = _correction(config)
     rules = (
-        _stale(table, config),
-        _top_p(table, config),
-        _temperature(table, config),
-        boundary(table, config),
-        later_rows(table, config),
-        few_rollouts(table, config),
-        along_context(table, config),
+        _stale(table, config.schedule, weigh),
+        _top_p(table, config.rollout, weigh),
+        _temperature(table, config.rollout),
+        boundary(table, config.chat),
+        later_rows(table),
+        few_rollouts(table, config.serving),
+        along_context(table, config.train),
     )
     found = tuple(cause for cause in rules if cause is not None)
     if found:
         return found
     if size.mean() < NOTABLE:
-        return (_rounding(table, config),)
-    return (_weights(table, config, curve) or _unknown(table),)
+        return (_rounding(table, config.model, weigh),)
+    return (_weights(table, config.sync, curve, weigh) or _unknown(table),)
 
 
 def _share(size: NDArray[np.float64], chosen: Chosen) -> float:
@@ -81,15 +84,15 @@ def _correction(config: RunConfig) -> tuple[Lever, ...]:
     return tuple(found)
 
 
-def _stale(table: GapTable, config: RunConfig) -> Cause | None:
+def _stale(table: GapTable, schedule: ScheduleSection, weigh: tuple[Lever, ...]) -> Cause | None:
     """Tokens of older weights are farther away than those of the step's own."""
     size, old = table.size, table.lag > 0
     if old.sum() < FEW or mean_of(size[old]) < max(0.02, 2 * mean_of(size[~old])):
         return None
     oldest = int(table.lag.max())
     levers: list[Lever] = []
-    if config.schedule.staleness_threshold > 0:
-        half = round(config.schedule.staleness_threshold / 2, 3)
+    if schedule.staleness_threshold > 0:
+        half = round(schedule.staleness_threshold / 2, 3)
         why = "Fewer rollouts of older weights (S4 7.2.4)."
         levers.append(Lever(key="schedule.staleness_threshold", value=half, why=why))
     if oldest > 1:
@@ -104,13 +107,13 @@ def _stale(table: GapTable, config: RunConfig) -> Cause | None:
             f"{_share(size, old):.0%} of the gap",
             f"their mean gap is {mean_of(size[old]):.3g} nats, {fresh}",
         ),
-        levers=(*levers, *_correction(config)),
+        levers=(*levers, *weigh),
     )
 
 
-def _top_p(table: GapTable, config: RunConfig) -> Cause | None:
+def _top_p(table: GapTable, rollout: RolloutSection, weigh: tuple[Lever, ...]) -> Cause | None:
     """A sampler that draws from a nucleus and says so: it is never less sure than the trainer."""
-    top_p, gap = config.rollout.top_p, table.gap
+    top_p, gap = rollout.top_p, table.gap
     if top_p >= 1.0:
         return None
     below = float((gap <= 1e-3).mean())
@@ -126,12 +129,12 @@ def _top_p(table: GapTable, config: RunConfig) -> Cause | None:
         ),
         levers=(
             Lever(key="rollout.top_p", value=1.0, why="Samples from what is trained."),
-            *_correction(config),
+            *weigh,
         ),
     )
 
 
-def _temperature(table: GapTable, config: RunConfig) -> Cause | None:
+def _temperature(table: GapTable, rollout: RolloutSection) -> Cause | None:
     """Tokens less likely than usual gain and the others lose: another temperature.
 
     With p at temperature 1, log p at temperature T is log p - (T - 1) (log p + entropy) to first
@@ -148,7 +151,7 @@ def _temperature(table: GapTable, config: RunConfig) -> Cause | None:
     together = float(np.corrcoef(surprise, gap)[0, 1]) if gap.std() > 0 else 0.0
     if abs(slope) < 0.03 or explained < 0.3 or abs(together) < 0.7:
         return None
-    asked = config.rollout.temperature
+    asked = rollout.temperature
     return Cause(
         name="temperature",
         title="the sampler divides by another temperature than the trainer",
@@ -163,7 +166,9 @@ def _temperature(table: GapTable, config: RunConfig) -> Cause | None:
     )
 
 
-def _weights(table: GapTable, config: RunConfig, curve: Mapping[int, float]) -> Cause | None:
+def _weights(
+    table: GapTable, sync: SyncSection, curve: Mapping[int, float], weigh: tuple[Lever, ...]
+) -> Cause | None:
     """All fresh tokens are off in all rollouts: the engines hold other weights."""
     fresh = table.lag == 0
     size = table.size[fresh]
@@ -181,20 +186,20 @@ def _weights(table: GapTable, config: RunConfig, curve: Mapping[int, float]) -> 
             f"step {steps[-1]}: the engines may never get new weights"
         )
     levers = []
-    if getattr(config.sync, "dense_every", 1) > 1:
+    if sync.dense_every > 1:
         why = "Sends all weights with every sync, in case changes add up to something else."
         levers.append(Lever(key="sync.dense_every", value=1, why=why))
     return Cause(
         name="other_weights",
         title="the engines sample from other weights than are trained",
         evidence=tuple(evidence),
-        levers=(*levers, *_correction(config)),
+        levers=(*levers, *weigh),
         advice="look at sync/replicas and sync/quarantined, and whether the servers run the same "
         "model, quantisation and adapters",
     )
 
 
-def _rounding(table: GapTable, config: RunConfig) -> Cause:
+def _rounding(table: GapTable, model: ModelSection, weigh: tuple[Lever, ...]) -> Cause:
     """Small and everywhere: the same weights, computed in another order or precision."""
     size, gap = table.size, table.gap
     sure = np.exp(np.minimum(0.0, table.sampler)) > 0.9
@@ -207,14 +212,14 @@ def _rounding(table: GapTable, config: RunConfig) -> Cause:
             "where it is not, as rounding of logits does"
         )
     levers: tuple[Lever, ...] = ()
-    if config.model.dtype != "float32":
-        why = f"Rounds less than {config.model.dtype}, at twice the memory and more time."
+    if model.dtype != "float32":
+        why = f"Rounds less than {model.dtype}, at twice the memory and more time."
         levers = (Lever(key="model.dtype", value="float32", why=why),)
     return Cause(
         name="rounding",
         title="rounding: the same weights computed in another order or precision",
         evidence=tuple(evidence),
-        levers=(*levers, *_correction(config)),
+        levers=(*levers, *weigh),
         advice="nothing, while the effective sample size (rollout_corr/ess) stays near 1",
     )
 

@@ -6,7 +6,9 @@ import numpy as np
 
 from agentrl.audit.mismatch.records import Cause
 from agentrl.audit.mismatch.token_table import GapTable, Numbers
-from agentrl.config import RunConfig
+from agentrl.config.fleet import ServingSection
+from agentrl.config.schema import ChatSection
+from agentrl.config.training import TrainSection
 from agentrl.health.records import Lever
 
 NOTABLE = 0.1
@@ -20,8 +22,8 @@ def mean_of(values: Numbers) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
-def boundary(table: GapTable, config: RunConfig) -> Cause | None:
-    """What follows a text of the environment is off, at once or for the whole turn."""
+def boundary(table: GapTable, chat: ChatSection) -> Cause | None:
+    """Tokens after a text of the environment are off, at once or for the whole turn."""
     size, later = table.size, table.turn > 1
     start = later & (table.in_turn <= 2)
     rest = later & (table.in_turn > 2)
@@ -42,12 +44,12 @@ def boundary(table: GapTable, config: RunConfig) -> Cause | None:
             f"later tokens of those turns {mean_of(size[rest]):.3g}, turn 1 {fresh:.3g}",
         ),
         advice="run agentrl preflight: its line on the template says whether a conversation keeps "
-        f"its tokens when a turn is added (chat.template is {config.chat.template!r}); an engine "
+        f"its tokens when a turn is added (chat.template is {chat.template!r}); an engine "
         "behind serving.urls has to be given ids, not text",
     )
 
 
-def later_rows(table: GapTable, config: RunConfig) -> Cause | None:
+def later_rows(table: GapTable) -> Cause | None:
     """Rows after a break of the prefix are off, and first rows are not."""
     size, later = table.size, table.row > 0
     first = mean_of(size[~later])
@@ -64,7 +66,7 @@ def later_rows(table: GapTable, config: RunConfig) -> Cause | None:
     )
 
 
-def few_rollouts(table: GapTable, config: RunConfig) -> Cause | None:
+def few_rollouts(table: GapTable, serving: ServingSection) -> Cause | None:
     """A few rollouts hold most of the gap: one server, or one conversation, went wrong."""
     size = table.size
     number = len(table.rollout_ids)
@@ -77,9 +79,8 @@ def few_rollouts(table: GapTable, config: RunConfig) -> Cause | None:
         return None
     order = bad[np.argsort(-mean[bad])]
     named = ", ".join(table.rollout_ids[index] for index in order[:5])
-    serving = config.serving
-    engines = serving.replicas if serving.engine == "vllm" else 1
-    several = (len(serving.urls) if serving.engine == "external" else engines) > 1
+    started = serving.replicas if serving.engine == "vllm" else 0
+    several = started > 1 or len(serving.urls) > 1
     return Cause(
         name="few_rollouts",
         title=f"{len(bad)} of {number} rollouts hold {held:.0%} of the gap",
@@ -98,7 +99,7 @@ def few_rollouts(table: GapTable, config: RunConfig) -> Cause | None:
     )
 
 
-def along_context(table: GapTable, config: RunConfig) -> Cause | None:
+def along_context(table: GapTable, train: TrainSection) -> Cause | None:
     """The gap grows along the context: positions or cached keys differ, not the weights."""
     size, position = table.size, table.position
     edges = np.quantile(position, (0.25, 0.75))
@@ -106,7 +107,7 @@ def along_context(table: GapTable, config: RunConfig) -> Cause | None:
     if min(len(near), len(far)) < FEW or mean_of(far) < max(NOTABLE, 4 * mean_of(near)):
         return None
     levers = ()
-    if config.train.prefix_sharing:
+    if train.prefix_sharing:
         why = "Tells whether the trainer's shared prefixes are what differs; costs time only."
         levers = (Lever(key="train.prefix_sharing", value=False, why=why),)
     return Cause(

@@ -9,7 +9,7 @@ from agentrl.health.records import Lever
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """What a gap most likely comes from."""
+    """A likely cause of a gap, with its evidence."""
 
     name: str
     """As in `stale_weights`."""

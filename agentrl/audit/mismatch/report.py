@@ -1,4 +1,4 @@
-"""Where the sampler's log-probabilities and the trainer's part: token by token, from a run's files.
+"""Compare the sampler's log-probabilities with the trainer's, token by token, from a run's files.
 
     gap = log-probability of the trainer before the step - log-probability of the sampler
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.audit.mismatch.causes import find_causes
 from agentrl.audit.mismatch.records import Cause
 from agentrl.audit.mismatch.token_table import GapTable, Whole, read_gaps
 from agentrl.audit.replay.recorded_run import RecordedRun, pick_step
@@ -75,7 +76,7 @@ class WorstToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MismatchReport:
-    """What is to say of one step."""
+    """The differences of one step, by pattern, and their likely causes."""
 
     step: int
     """Which."""
@@ -104,8 +105,6 @@ def mismatch(run: RecordedRun, step: int | None = None, *, worst: int = 10) -> M
     Raises:
         RunError: the step is not stored, or nothing is known of its tokens.
     """
-    from agentrl.audit.mismatch.causes import find_causes
-
     number, why = _choose(run, step)
     table = read_gaps(run, number)
     order = np.argsort(-table.size, kind="stable")[:worst]

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.audit.replay.recorded_run import RecordedRun
 from agentrl.errors import RunError
-
-if TYPE_CHECKING:
-    from agentrl.types import TrainedTokens, Trajectory
+from agentrl.types import TrainedTokens, Trajectory
 
 Numbers = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -56,7 +53,7 @@ class GapTable:
 
     @property
     def size(self) -> Numbers:
-        """[T] Its size."""
+        """[T] Absolute value of the gap."""
         return np.abs(self.gap)
 
     def __len__(self) -> int:

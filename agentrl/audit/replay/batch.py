@@ -1,16 +1,15 @@
-"""What of a recorded step follows from its trajectories alone: rewards, masks and advantages."""
+"""Recompute rewards, masks and advantages of a recorded step from its trajectories alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from agentrl.audit.replay.compare import Agreement, compare_metrics, compare_numbers, compare_tokens
 from agentrl.audit.replay.recorded_run import RecordedRun
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
-
-if TYPE_CHECKING:
-    from agentrl.types import TrainedTokens
+from agentrl.types import TrainedTokens
 
 _OF_BATCH = ("trained", "advantages")
 """Columns of trained tokens that need no model, unless their advantages do."""
@@ -19,7 +18,7 @@ _OF_BATCH = ("trained", "advantages")
 def without_model(
     run: RecordedRun, step: int, prepared: PreparedStep, *, masks: bool
 ) -> list[Agreement]:
-    """What follows from the trajectories alone; with `masks` also which tokens are trained."""
+    """Compare what follows from trajectories alone; with `masks` also which tokens are trained."""
     known = run.metrics(step)
     advantages = {
         row.trajectory.rollout_id: row.advantage for row in run.store.read("train", step=step)
@@ -48,10 +47,6 @@ def _masks(run: RecordedRun, step: int, prepared: PreparedStep) -> list[Agreemen
 
 def _batch_rows(prepared: PreparedStep) -> list[TrainedTokens]:
     """The rows of the last update that holds them, without what a model says of them."""
-    import numpy as np
-
-    from agentrl.types import TrainedTokens
-
     rows: dict[tuple[str, str, int], TrainedTokens] = {}
     for update in prepared.batch.updates:
         for micro in update.micro_batches:
@@ -79,7 +74,7 @@ def _batch_rows(prepared: PreparedStep) -> list[TrainedTokens]:
 def same_batch(
     run: RecordedRun, maker: StepMaker, step: int, kept: Mapping[str, float]
 ) -> Iterator[Agreement]:
-    """Whether the kept batch is the one that the trajectories give."""
+    """Compare the kept batch with the one that the trajectories give."""
     if step not in run.store.steps("train"):
         yield Agreement(what="advantages of rollouts", skipped="its trajectories are not stored")
         return

@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What came of comparing one kind of number."""
+    """The result of comparing one kind of number."""
 
     what: str
     """The kind."""

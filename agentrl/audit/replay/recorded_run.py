@@ -1,21 +1,23 @@
-"""What a replay reads of a run: nothing is locked or written, so the run may go on meanwhile."""
+"""Reader of a recorded run: nothing is locked or written, so the run may go on meanwhile."""
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.data import TokenStore, TrajectoryStore
+from agentrl.data.run.paths import RunPaths
+from agentrl.data.run.read import read_object
 from agentrl.errors import AgentrlError, RunError
+from agentrl.metrics import read_metrics
 from agentrl.runtime.disk.checkpoint import Checkpoint, list_checkpoints
 from agentrl.runtime.disk.run_directory import read_identity
-
-if TYPE_CHECKING:
-    from agentrl.data import TokenStore, TrajectoryStore
-    from agentrl.types import TrainedTokens, TrajectoryGroup
+from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.types import TrainedTokens, TrajectoryGroup
 
 _DAMAGED = (AgentrlError, OSError, LookupError, TypeError, ValueError)
 """What a file raises whose pages hold nonsense; stores themselves pass over those that are torn.
@@ -46,8 +48,6 @@ class RecordedRun:
         Raises:
             RunError: there is no readable file of that step.
         """
-        from agentrl.runtime.disk.stored_groups import stored_groups
-
         try:
             found = stored_groups(self.store, "train", step)
         except _DAMAGED:
@@ -57,12 +57,9 @@ class RecordedRun:
         return found
 
     def metrics(self, step: int) -> dict[str, float]:
-        """What was logged for a step; empty if nothing was."""
-        from agentrl.metrics.sinks import read_metrics
-
-        file = self.path / "metrics.jsonl"
+        """Metrics logged for a step; empty if none were."""
         found: dict[str, float] = {}
-        for line in read_metrics(file) if file.is_file() else ():
+        for line in self._metric_lines():
             if line["step"] == step:
                 numbers = {k: v for k, v in line.items() if isinstance(v, int | float)}
                 found.update({k: v for k, v in numbers.items() if k not in ("step", "time")})
@@ -70,16 +67,18 @@ class RecordedRun:
 
     def curve(self, name: str) -> dict[int, float]:
         """One metric by step, where it was logged as a number."""
-        from agentrl.metrics.sinks import read_metrics
-
-        file = self.path / "metrics.jsonl"
-        lines = read_metrics(file) if file.is_file() else ()
         return {
-            line["step"]: float(line[name]) for line in lines if isinstance(line.get(name), float)
+            line["step"]: float(line[name])
+            for line in self._metric_lines()
+            if isinstance(line.get(name), float)
         }
 
+    def _metric_lines(self) -> Iterator[dict[str, Any]]:
+        file = RunPaths(self.path).metrics_file
+        return read_metrics(file) if file.is_file() else iter(())
+
     def trained(self, step: int) -> list[TrainedTokens]:
-        """What the trainer made of the tokens of a step; empty if nothing readable is there."""
+        """Trained tokens of a step as the run stored them; empty if nothing readable is there."""
         try:
             return self.tokens.read(step)
         except _DAMAGED:
@@ -103,18 +102,16 @@ def open_recorded(path: Path) -> RecordedRun:
         RunError: it is not a run directory.
         ConfigError: its config is of another make.
     """
-    from agentrl.data import TokenStore, TrajectoryStore
-
     config, base = read_identity(path)
-    model = json.loads((path / "run.json").read_bytes()).get("model") or config.model.path
+    model = read_object(RunPaths(path).identity_file).get("model") or config.model.path
     section = config.model.model_copy(update={"path": str(model)})
     return RecordedRun(
         path=path,
         config=config.model_copy(update={"model": section}),
         base=base,
-        store=TrajectoryStore(path / "trajectories"),
-        tokens=TokenStore(path / "tokens"),
-        checkpoints=tuple(list_checkpoints(path / "checkpoints")),
+        store=TrajectoryStore(RunPaths(path).trajectories),
+        tokens=TokenStore(RunPaths(path).tokens),
+        checkpoints=tuple(list_checkpoints(RunPaths(path).checkpoints)),
     )
 
 

@@ -23,7 +23,9 @@ from agentrl.audit.replay.batch import no_tokens, same_batch, without_model
 from agentrl.audit.replay.compare import Agreement, compare_metrics, compare_tokens
 from agentrl.audit.replay.recorded_run import RecordedRun, pick_step
 from agentrl.config import RunConfig
+from agentrl.data import TokenStore
 from agentrl.errors import AgentrlError, RunError, TrainError
+from agentrl.runtime.assembly.parts import load_trained
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
 from agentrl.runtime.disk.checkpoint import Checkpoint
 
@@ -36,7 +38,7 @@ _CLOCKS = ("train/tokens_per_second", "record/failures")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What came of replaying a step."""
+    """The result of replaying a step."""
 
     step: int
     """Which."""
@@ -51,12 +53,12 @@ class ReplayReport:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs of what was compared; see `not_compared`."""
+        """True if nothing differs of what was compared; see `not_compared`."""
         return not self.failure and not any(item.differing for item in self.agreements)
 
     @property
     def not_compared(self) -> tuple[str, ...]:
-        """What nothing can be said of."""
+        """Kinds of numbers that were not compared."""
         return tuple(item.what for item in self.agreements if item.skipped)
 
 
@@ -129,6 +131,7 @@ def replay_failed(
     Raises:
         AgentrlError: there is no such batch, or no weights to train.
     """
+    # Here and below: keeps torch away from replays of rewards and masks alone.
     from agentrl.train import load_failed_step, replay_failed_step
 
     files = run.failed()
@@ -220,12 +223,15 @@ def _prepare_alone(run: RecordedRun, step: int) -> PreparedStep:
 @contextmanager
 def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Iterator[Trainer]:
     """The trainer of the run in this process, as `start` left it; it records into `scratch`."""
-    from agentrl.runtime.assembly.parts import load_trained
     from agentrl.runtime.assembly.trainer import make_trainer
 
     config = _alone(run.config)
     checkpoint = None if start is None else start.path
-    pretrained = load_trained(config, checkpoint=None if checkpoint is None else str(checkpoint))
+    pretrained = load_trained(
+        config.model,
+        config.train.lora,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+    )
     yield make_trainer(
         config, pretrained.model, base=run.base, run_dir=scratch, checkpoint=checkpoint
     )
@@ -247,8 +253,6 @@ def _train(
     tolerance: float,
 ) -> list[Agreement]:
     """One step of the trainer against what was recorded of it."""
-    from agentrl.data import TokenStore
-
     if trainer.version != step - 1:
         raise RunError(
             f"the checkpoint holds version {trainer.version} of the weights, and step {step} was "

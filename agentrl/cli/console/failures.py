@@ -1,4 +1,4 @@
-"""How a command ends when something goes wrong: one message, one exit status."""
+"""End a command that failed with one message and one exit status."""
 
 from __future__ import annotations
 

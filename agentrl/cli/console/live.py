@@ -54,7 +54,7 @@ class PlainView(Progress):
         self._plan: RunPlan | None = None
 
     def started(self, plan: RunPlan) -> None:
-        """See `Progress.started`."""
+        """Print where the run writes and what it will do."""
         self._plan = plan
         self._say(f"run {plan.run_dir}")
         self._say(f"model {plan.model}; sandbox {plan.sandbox}")
@@ -64,16 +64,16 @@ class PlainView(Progress):
             self._say(f"resumed after step {plan.done}")
 
     def evaluated(self, summary: EvalSummary) -> None:
-        """See `Progress.evaluated`."""
+        """Print one line with the score."""
         self._say(f"eval {summary.name} after step {summary.step}: {summary.score.text()}")
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Progress.step_done`."""
+        """Print one line with the step's metrics."""
         total = self._plan.steps if self._plan else 0
         self._say(f"step {step}/{total} " + " ".join(_facts(metrics)))
 
     def note(self, text: str) -> None:
-        """See `Progress.note`."""
+        """Print the text on one line."""
         self._say(text)
 
     def _say(self, text: str) -> None:
@@ -100,16 +100,16 @@ class LiveView(Progress):
         self._looked = False
 
     def attach(self, console: Console) -> None:
-        """Where notes go; they appear above the panel."""
+        """Print notes to this console; they appear above the panel."""
         self._console = console
 
     def started(self, plan: RunPlan) -> None:
-        """See `Progress.started`."""
+        """Remember the plan to show."""
         self._plan = plan
         self._step = plan.done
 
     def phase(self, name: str, total: int = 0) -> None:
-        """See `Progress.phase`."""
+        """Begin a phase: restart its clock and its counts."""
         if self._phase.startswith("eval") and not self._durations:
             self._eval_s += self._in_phase()
         self._phase, self._phase_began = name, time.monotonic()
@@ -117,41 +117,41 @@ class LiveView(Progress):
         self._batches = (0, 0)
 
     def advance(self, rollouts: int, tokens: int) -> None:
-        """See `Progress.advance`."""
+        """Count rollouts and tokens of the phase."""
         self._rollouts += rollouts
         self._tokens += tokens
 
     def trained(self, done: int, total: int) -> None:
-        """See `Progress.trained`."""
+        """Show how many micro-batches are trained."""
         self._batches = (done, total)
 
     def evaluated(self, summary: EvalSummary) -> None:
-        """See `Progress.evaluated`."""
+        """Keep the score of a dataset."""
         self._scores.setdefault(summary.name, []).append(summary)
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `Progress.step_done`."""
+        """Keep the metrics of the step."""
         self._step, self._metrics = step, dict(metrics)
         self._durations.append(metrics.get("timing_s/step", 0.0))
         if "reward" in metrics:
             self._rewards.append(metrics["reward"])
 
     def verdicts(self, verdicts: Sequence[Verdict]) -> None:
-        """See `Progress.verdicts`."""
+        """Keep the verdicts that warn or fail."""
         self._findings = [v for v in verdicts if v.status in (Status.WARN, Status.FAIL)]
         self._looked = True
 
     def engines(self, stats: Mapping[str, EngineStats]) -> None:
-        """See `Progress.engines`."""
+        """Keep the state of every engine."""
         self._engines = dict(stats)
 
     def note(self, text: str) -> None:
-        """See `Progress.note`."""
+        """Print the text above the panel."""
         if self._console is not None:
             self._console.print(visible(text))
 
     def render(self) -> RenderableType:
-        """What the terminal shows now; called a few times a second."""
+        """Draw the panel as it is now; called a few times a second."""
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
         table.add_column()

@@ -1,4 +1,4 @@
-"""What commands that sample from a policy ask for alike, and how they run."""
+"""Options and the live view that commands which sample from a policy share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Model = Annotated[
 
 
 def model_of(model: str | None, config: Path) -> str | None:
-    """What is sampled from: of a run directory its own checkpoint, unless it is said."""
+    """The model to sample from: of a run directory its own checkpoint, unless one is named."""
     return str(config) if model is None and config.is_dir() else model
 
 

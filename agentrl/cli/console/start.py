@@ -1,4 +1,4 @@
-"""What every command does first."""
+"""First steps of every command: console, warnings, config."""
 
 from __future__ import annotations
 

@@ -29,6 +29,8 @@ from agentrl.errors import RunError
 if TYPE_CHECKING:
     from agentrl.data import StoredTrajectory, TrajectoryStore
 
+_SHOWN_CHARS = 2000
+"""Text of a turn that is shown without `--full`, half of it from each end."""
 _STYLED_CHARS = 200_000
 """Longer texts are printed without colours."""
 
@@ -59,7 +61,7 @@ def show(
     full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
 ) -> None:
     """Print rollouts turn by turn; by default the best 2 and worst 2 of the last step."""
-    from agentrl.cli.traj.render import render_rollout
+    from agentrl.inspect.terminal.rollout_text import stored_rollout_lines
 
     store = open_store(run)
     kind = kind or store.kinds()[0]
@@ -78,8 +80,12 @@ def show(
             rows.get(summary.rollout_id, ()), key=lambda stored: stored.trajectory.row_index
         )
         if of_rollout:
-            for line in render_rollout(
-                of_rollout, title=title, full=full, tokens=tokens, decode=decode
+            for line in stored_rollout_lines(
+                of_rollout,
+                title=title,
+                most_chars=None if full else _SHOWN_CHARS,
+                tokens=tokens,
+                decode=decode,
             ):
                 _print(screen, line)
 

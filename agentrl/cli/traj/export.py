@@ -11,7 +11,7 @@ from agentrl.errors import RunError, choices
 from agentrl.inspect.export.formats import ExportFormat
 
 if TYPE_CHECKING:
-    from agentrl.inspect.export.files import RunFacts
+    from agentrl.inspect.read.reader import RunReader
 
 
 def export(
@@ -54,7 +54,7 @@ def export(
         task_id=task,
         rollout_ids=None if rollout is None else [rollout],
     )
-    count = export_rollouts(output, format, rows, _facts(run))
+    count = export_rollouts(output, format, rows, _reader(run))
     console().print(
         f"{count} trajectories in {output}", markup=False, highlight=False, soft_wrap=True
     )
@@ -67,9 +67,8 @@ def _implied(output: Path) -> ExportFormat:
     return ExportFormat(suffix)
 
 
-def _facts(run: Path) -> RunFacts:
-    from agentrl.inspect.export.files import run_facts
+def _reader(run: Path) -> RunReader:
     from agentrl.inspect.read.reader import RunReader
     from agentrl.inspect.read.runs import FoundRun
 
-    return run_facts(RunReader(FoundRun(id=run.name, path=run.resolve())))
+    return RunReader(FoundRun(id=run.name, path=run.resolve()))

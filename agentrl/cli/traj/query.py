@@ -29,7 +29,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.
 
 
 class AnswerFormat(enum.StrEnum):
-    """How an answer is printed or written."""
+    """Format in which an answer is printed or written."""
 
     TABLE = "table"
     JSON = "json"

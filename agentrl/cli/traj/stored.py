@@ -47,9 +47,10 @@ def open_store(run: Path) -> TrajectoryStore:
         RunError: it is not a run directory, or holds no trajectories yet.
     """
     from agentrl.data import TrajectoryStore
+    from agentrl.data.run.paths import RunPaths
 
     check_run(run)
-    store = TrajectoryStore(run / "trajectories")
+    store = TrajectoryStore(RunPaths(run).trajectories)
     if not store.kinds():
         raise RunError(
             f"run {run} has no trajectories yet; they appear when its first step or evaluation "
@@ -114,7 +115,7 @@ def unknown(option: str, wanted: str, known: Sequence[str]) -> str:
 
 
 def console() -> Console:
-    """Where commands print; what a terminal cannot show does not end them."""
+    """The console of the commands; a character it cannot show does not end them."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     return Console()
@@ -126,7 +127,7 @@ def check_run(run: Path) -> None:
     Raises:
         RunError: says what is there instead.
     """
-    from agentrl.inspect.read.runs import is_run
+    from agentrl.data.run.read import is_run
 
     if not run.is_dir():
         parent = run.parent

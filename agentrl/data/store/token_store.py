@@ -1,4 +1,4 @@
-"""What the trainer made of every trained token, on disk: one parquet file per step and rank.
+"""The trainer's numbers of every trained token, on disk: one parquet file per step and rank.
 
     DIRECTORY/step_000012.rank-0.parquet
 

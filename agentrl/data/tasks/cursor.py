@@ -1,4 +1,4 @@
-"""Where a run stands in its tasks: every task once an epoch, in an order that can be recomputed.
+"""The position of a run in its tasks: each once an epoch, in an order that can be recomputed.
 
 The order of an epoch is a pure function of the seed, the epoch and the set of task ids, by sorting
 hashes; no random generator's version takes part in it, so a resume years later continues the same

@@ -73,7 +73,7 @@ def keep_by_pass_rate(
 def sampling_weights(
     tasks: Sequence[Task], section: TrainDatasetSection, *, base: Path | None = None
 ) -> dict[str, float] | None:
-    """How often each task is to be drawn, up to a common factor; None for equally often.
+    """Weights to draw each task with, up to a common factor; None for equal ones.
 
     Args:
         tasks: those that are left.
@@ -152,7 +152,7 @@ def keep_chosen(tasks: Sequence[Task], section: DatasetSection, ids: Collection[
 
 
 def measured_pass_rates(folder: Path) -> Mapping[str, PassRate]:
-    """What was measured of each task, by its id.
+    """Measured pass rates by the id of the task.
 
     Args:
         folder: a file that `agentrl tasks profile` wrote; a run directory or what `agentrl eval`

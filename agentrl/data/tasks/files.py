@@ -19,7 +19,7 @@ from agentrl.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SourceRow:
     """One row of a source, not yet looked at."""
 
     where: str
@@ -39,7 +39,7 @@ def file_kind(path: Path) -> str | None:
     return next((s.removesuffix(".gz") for s in SUFFIXES if name.endswith(s)), None)
 
 
-def read_file(path: Path) -> Generator[Row]:
+def read_file(path: Path) -> Generator[SourceRow]:
     """The rows of one file.
 
     Raises:
@@ -54,7 +54,7 @@ def read_file(path: Path) -> Generator[Row]:
         raise DataError(f"{path}: cannot be read: {error}") from error
 
 
-def read_files(paths: Iterable[Path]) -> Generator[Row]:
+def read_files(paths: Iterable[Path]) -> Generator[SourceRow]:
     """The rows of several files, one file after the other."""
     for path in paths:
         yield from read_file(path)
@@ -107,7 +107,7 @@ def _open(path: Path) -> BinaryIO | gzip.GzipFile:
     return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")
 
 
-def _read_lines(path: Path) -> Generator[Row]:
+def _read_lines(path: Path) -> Generator[SourceRow]:
     with _open(path) as file:
         for number, line in enumerate(file, start=1):
             where = f"{path}, line {number}"
@@ -123,10 +123,10 @@ def _read_lines(path: Path) -> Generator[Row]:
                 ) from None
             except (UnicodeDecodeError, RecursionError, ValueError) as error:
                 raise DataError(f"{where}: broken JSON: {error}: {_excerpt(line)}") from None
-            yield Row(where=where, values=values)
+            yield SourceRow(where=where, values=values)
 
 
-def _read_json(path: Path) -> Generator[Row]:
+def _read_json(path: Path) -> Generator[SourceRow]:
     with _open(path) as file:
         data = file.read()
     try:
@@ -151,10 +151,10 @@ def _read_json(path: Path) -> Generator[Row]:
             f"{type(document).__name__}"
         )
     for number, values in enumerate(document, start=1):
-        yield Row(where=f"{path}, row {number}", values=values)
+        yield SourceRow(where=f"{path}, row {number}", values=values)
 
 
-def _read_csv(path: Path) -> Generator[Row]:
+def _read_csv(path: Path) -> Generator[SourceRow]:
     # The module's own limit of 128 KiB a cell is process-wide, and a prompt may be longer.
     csv.field_size_limit(sys.maxsize)
     with _open(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
@@ -170,25 +170,25 @@ def _read_csv(path: Path) -> Generator[Row]:
                 missing = [name for name, cell in values.items() if cell is None]
                 if missing:
                     raise DataError(f"{where}: no cells for {missing}; the row is too short")
-                yield Row(where=where, values=values)
+                yield SourceRow(where=where, values=values)
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path}, line {reader.line_num}: broken CSV: {error}") from None
 
 
-def _read_parquet(path: Path) -> Generator[Row]:
+def _read_parquet(path: Path) -> Generator[SourceRow]:
     try:
         with pq.ParquetFile(path) as file:
             number = 0
             for batch in file.iter_batches(batch_size=256):
                 for values in batch.to_pylist():
                     number += 1
-                    yield Row(where=f"{path}, row {number}", values=values)
+                    yield SourceRow(where=f"{path}, row {number}", values=values)
     except pa.ArrowException as error:
         raise DataError(f"{path}: not a readable parquet file: {error}") from error
 
 
 _REST = "\0rest"
-_READERS: Mapping[str, Callable[[Path], Generator[Row]]] = {
+_READERS: Mapping[str, Callable[[Path], Generator[SourceRow]]] = {
     ".jsonl": _read_lines,
     ".json": _read_json,
     ".csv": _read_csv,

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agentrl.data.tasks.files import Row
+from agentrl.data.tasks.files import SourceRow
 from agentrl.errors import DataError
 
 ABSENT = object()
 """Stands for "this row does not say"; None is a value."""
 
 
-def implied(row: Row, name: str) -> Any:
-    """What a row of another trainer says about `id`, `prompt` or `label`, or `ABSENT`.
+def implied(row: SourceRow, name: str) -> Any:
+    """Value of `id`, `prompt` or `label` in a row of another trainer, or `ABSENT`.
 
     Raises:
         DataError: the row is of a known layout and broken; names the row, the field and what it
@@ -37,7 +37,7 @@ def implied(row: Row, name: str) -> Any:
     return ABSENT
 
 
-def _verl_label(row: Row, column: str) -> Any:
+def _verl_label(row: SourceRow, column: str) -> Any:
     _refuse_pictures(row)
     judge = row.values[column]
     if judge is None:
@@ -52,7 +52,7 @@ def _verl_label(row: Row, column: str) -> Any:
     return judge["ground_truth"]
 
 
-def _refuse_pictures(row: Row) -> None:
+def _refuse_pictures(row: SourceRow) -> None:
     for column in ("images", "videos"):
         if row.values.get(column):
             raise DataError(
@@ -61,18 +61,18 @@ def _refuse_pictures(row: Row) -> None:
             )
 
 
-def _nemo_id(row: Row) -> Any:
+def _nemo_id(row: SourceRow) -> Any:
     return row.values.get("uuid", ABSENT)
 
 
 _NEMO_LABELS = ("expected_answer", "ground_truth", "verifier_metadata")
 
 
-def _nemo_label(row: Row) -> Any:
+def _nemo_label(row: SourceRow) -> Any:
     return next((row.values[name] for name in _NEMO_LABELS if name in row.values), ABSENT)
 
 
-def _nemo_prompt(row: Row) -> Any:
+def _nemo_prompt(row: SourceRow) -> Any:
     request = row.values["responses_create_params"]
     if not isinstance(request, Mapping) or not request.get("input"):
         got = f"keys {sorted(request)}" if isinstance(request, Mapping) else type(request).__name__
@@ -96,7 +96,7 @@ def _nemo_prompt(row: Row) -> Any:
     return messages
 
 
-_NEMO: Mapping[str, Callable[[Row], Any]] = {
+_NEMO: Mapping[str, Callable[[SourceRow], Any]] = {
     "id": _nemo_id,
     "prompt": _nemo_prompt,
     "label": _nemo_label,

@@ -1,4 +1,4 @@
-"""How often each task was solved before: measured, kept, and read again.
+"""Pass rates of tasks, measured before: kept in a file, and read again.
 
 `agentrl tasks profile` writes one line of JSON a task into a file beside the data, at once when the
 task is done; a killed profile goes on where it stopped. The last line of a task counts, and a line
@@ -30,7 +30,7 @@ _SUFFIX = ".pass-rates.jsonl"
 
 
 def profile_file(section: DatasetSection, base: Path) -> Path:
-    """Where the pass rates of a dataset are kept unless it is said: a file that is no data file.
+    """Default file of the pass rates of a dataset: one that is no data file.
 
     Beside the data: `_NAME.pass-rates.jsonl` beside a file, `_SPLIT.pass-rates.jsonl` in a folder,
     and `_NAME-SPLIT.pass-rates.jsonl` beside the folder or file that is the `path` of a function's
@@ -61,7 +61,7 @@ def profile_file(section: DatasetSection, base: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRate:
-    """What is known of one task."""
+    """Measured scores of one task."""
 
     mean: float
     """Mean score of its rollouts."""
@@ -200,7 +200,7 @@ def end_torn_line(path: Path) -> None:
 
 
 def variance_weight(rate: PassRate | None) -> float:
-    """How often a task is drawn with `difficulty.weight_by: variance`, up to a common factor.
+    """Weight of a task with `difficulty.weight_by: variance`, up to a common factor.
 
     Rewards of 0 and 1 have the variance p (1 - p) in a group of a task with pass rate p, and with
     it the size of a group-relative advantage (https://arxiv.org/abs/2502.12272 trains on what it

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from agentrl.data.tasks.files import Row
+from agentrl.data.tasks.files import SourceRow
 from agentrl.data.tasks.formats import ABSENT, implied
 from agentrl.errors import ConfigError, DataError, choices
 from agentrl.types import Message, Role, Task, ToolCall
@@ -30,7 +30,7 @@ def check_columns(columns: Mapping[str, str]) -> None:
             raise ConfigError(f"dataset.columns: {choices(name, FIELDS)}")
 
 
-def task_of(row: Row, columns: Mapping[str, str], split: str) -> Task:
+def task_of(row: SourceRow, columns: Mapping[str, str], split: str) -> Task:
     """The task of a row.
 
     A mapped column may be a path into nested columns (`reward_model.ground_truth`, `prompt.0`). A
@@ -67,8 +67,8 @@ def task_of(row: Row, columns: Mapping[str, str], split: str) -> Task:
     )
 
 
-def has_id(row: Row, columns: Mapping[str, str]) -> bool:
-    """Whether a row names itself, or needs its content for that."""
+def has_id(row: SourceRow, columns: Mapping[str, str]) -> bool:
+    """Return true if a row has an id of its own and needs no hash of its content."""
     if isinstance(row.values, Task):
         return True
     return _value(row, "id", columns) not in (None, "")
@@ -105,7 +105,7 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
-def _value(row: Row, name: str, columns: Mapping[str, str]) -> Any:
+def _value(row: SourceRow, name: str, columns: Mapping[str, str]) -> Any:
     column = columns.get(name, name)
     value = _at(row.values, column)
     if value is ABSENT and name not in columns:
@@ -137,7 +137,7 @@ def _item(values: Any, key: str) -> Any:
     return ABSENT
 
 
-def _prompt(row: Row, value: Any) -> str | tuple[Message, ...]:
+def _prompt(row: SourceRow, value: Any) -> str | tuple[Message, ...]:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, str):
@@ -154,7 +154,7 @@ def _prompt(row: Row, value: Any) -> str | tuple[Message, ...]:
     return tuple(_message(row, index, message) for index, message in enumerate(value))
 
 
-def _message(row: Row, index: int, value: Any) -> Message:
+def _message(row: SourceRow, index: int, value: Any) -> Message:
     if isinstance(value, Message):
         return value
     where = f"{row.where}: message {index} of the prompt"

@@ -1,4 +1,4 @@
-"""Where rows come from: files, a Hugging Face dataset, or a function the user wrote."""
+"""Sources of rows: files, a Hugging Face dataset, or a function the user wrote."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.config import resolve_callable
 from agentrl.config.schema import DatasetSection
 from agentrl.data.tasks.files import (
     SUFFIXES,
-    Row,
+    SourceRow,
     directory_files,
     file_kind,
     read_file,
@@ -21,7 +21,7 @@ from agentrl.data.tasks.files import (
 from agentrl.errors import ConfigError, DataError, choices
 
 
-def open_source(section: DatasetSection, *, base: Path | None = None) -> Generator[Row]:
+def open_source(section: DatasetSection, *, base: Path | None = None) -> Generator[SourceRow]:
     """The rows a dataset section names, lazily.
 
     Args:
@@ -61,7 +61,7 @@ def _not_there(source: str, path: Path) -> str:
     )
 
 
-def _function(section: DatasetSection, *, base: Path | None) -> Generator[Row]:
+def _function(section: DatasetSection, *, base: Path | None) -> Generator[SourceRow]:
     target = section.source
     function = resolve_callable(target, base=base)
     arguments = {**section.args, "split": section.split}
@@ -79,7 +79,7 @@ def _function(section: DatasetSection, *, base: Path | None) -> Generator[Row]:
     return _called(target, function, arguments)
 
 
-def _called(target: str, function: Any, arguments: Mapping[str, Any]) -> Generator[Row]:
+def _called(target: str, function: Any, arguments: Mapping[str, Any]) -> Generator[SourceRow]:
     where = f"dataset source {target!r}"
     number = 0
     try:
@@ -91,7 +91,7 @@ def _called(target: str, function: Any, arguments: Mapping[str, Any]) -> Generat
             )
         for values in rows:
             number += 1
-            yield Row(where=f"{where}, row {number}", values=values)
+            yield SourceRow(where=f"{where}, row {number}", values=values)
     except DataError:
         raise
     except Exception as error:  # the user's function may raise anything; this is its boundary
@@ -104,7 +104,7 @@ def _saved_by_datasets(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
-def _hugging_face(name: str, split: str, *, base: Path | None) -> Generator[Row]:
+def _hugging_face(name: str, split: str, *, base: Path | None) -> Generator[SourceRow]:
     try:
         datasets = importlib.import_module("datasets")
     except ModuleNotFoundError as error:
@@ -151,6 +151,6 @@ def _split(dataset: Any, name: str, split: str) -> Any:
     return dataset[split]
 
 
-def _dataset_rows(where: str, dataset: Iterable[Any]) -> Generator[Row]:
+def _dataset_rows(where: str, dataset: Iterable[Any]) -> Generator[SourceRow]:
     for number, values in enumerate(dataset, start=1):
-        yield Row(where=f"{where}, row {number}", values=values)
+        yield SourceRow(where=f"{where}, row {number}", values=values)

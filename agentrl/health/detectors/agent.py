@@ -8,6 +8,7 @@ from statistics import fmean
 from agentrl.finding import Status
 from agentrl.health import levers, levers_system
 from agentrl.health.curves import change
+from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
     found,
@@ -23,13 +24,20 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.records import Evidence, History, Series, Verdict
-from agentrl.health.thresholds import Limits
+from agentrl.health.thresholds import OURS, Limits, bound
 from agentrl.types import TERMINATION_RULES, ToolStatus
 
 _WINDOW = 10
 """Latest steps over which the calls of a tool are counted."""
 
 
+@detector(
+    bound("drop", 0.6, "turns or calls a rollout now over those at the start", OURS),
+    bound(
+        "gone", 0.1, "the same share: the agent has given up its tools, whatever its score", OURS
+    ),
+    bound("least", 1.3, "turns a rollout at the start below which nothing can collapse", OURS),
+)
 def turns_collapse(history: History, limits: Limits) -> Verdict:
     """The agent stops acting: fewer turns or calls, and it is no better for it."""
     name = "turns_collapse"
@@ -67,6 +75,13 @@ def turns_collapse(history: History, limits: Limits) -> Verdict:
     )
 
 
+@detector(
+    bound("warn", 0.3, "share of calls that fail", OURS),
+    bound("bound", 0.6, "share of calls that fail", OURS),
+    bound("always", 0.95, "share of the calls of one tool that fail: the tool is broken", OURS),
+    bound("calls", 20, "calls of a tool before it is judged", OURS),
+    bound("steps", 8, "steps that count as sustained", OURS),
+)
 def tool_errors(history: History, limits: Limits) -> Verdict:
     """Calls that fail, of one tool or of all, and do not get fewer."""
     name = "tool_errors"
@@ -157,6 +172,13 @@ def _statuses(history: History) -> list[str]:
     return [status for status, count in counts.most_common() if count]
 
 
+@detector(
+    bound(
+        "warn", 0.05, "share of rollouts lost to sandboxes, engines, environments, graders", OURS
+    ),
+    bound("bound", 0.2, "share of rollouts lost", OURS),
+    bound("steps", 5, "steps that count as sustained", OURS),
+)
 def infrastructure(history: History, limits: Limits) -> Verdict:
     """Rollouts lost to sandboxes, engines, environments or graders, which teach nothing."""
     name = "infrastructure"

@@ -1,14 +1,13 @@
-"""Detectors over what a batch can teach: spread of rewards, critic, sampler against trainer."""
+"""Detectors over the material of an update: spread of rewards, sampler against trainer."""
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
-from statistics import fmean, median, pstdev
+from statistics import fmean
 
 from agentrl.finding import Status
 from agentrl.health import levers_system
-from agentrl.health.curves import Stretch, change, medians, number, since, smoothed
+from agentrl.health.curves import Stretch, change, number, smoothed
+from agentrl.health.detector import detector
 from agentrl.health.findings import (
     ends,
     fine,
@@ -16,7 +15,6 @@ from agentrl.health.findings import (
     lasting,
     moved,
     over,
-    reward_change,
     seen,
     share,
     shown,
@@ -26,9 +24,18 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.records import Evidence, History, Series, Verdict
-from agentrl.health.thresholds import Limits
+from agentrl.health.thresholds import OURS, SEED_7_2, Limits, bound
 
 
+@detector(
+    bound("warn", 0.7, "share of rollouts in groups without spread", OURS),
+    bound("bound", 0.95, "share of rollouts in groups without spread (`near 1.0`)", SEED_7_2),
+    bound("steps", 5, "steps in a row (`batch after batch`)", f"{OURS}, for 7.2"),
+    bound("idle", 50, "steps that a solved run may go on without a gradient", OURS),
+    bound(
+        "idle_share", 0.9, "share of rollouts without spread that is no gradient to speak of", OURS
+    ),
+)
 def empty_gradient(history: History, limits: Limits) -> Verdict:
     """Groups whose rollouts all earn the same, batch after batch: nothing to learn from (7.2.5)."""
     name, metric = "empty_gradient", "frac_reward_zero_std"
@@ -88,118 +95,14 @@ def _nothing_left(history: History, series: Series, limits: Limits) -> Verdict:
     )
 
 
-def value_divergence(history: History, limits: Limits) -> Verdict:
-    """A critic that swings, grows worse, or explains less than nothing (7.2.3, PPO only)."""
-    name, metric = "value_divergence", "critic/vf_loss"
-    loss = history.metrics.get(metric)
-    steps = int(limits["value_divergence/steps"])
-    warmup = int(history.config.get("critic.warmup_steps") or 0)
-    if loss is None:
-        return unknown(name, "no critic")
-    evidence = _worse_than_nothing(history, limits)
-    loss = since(loss, loss.steps[0] + min(warmup, 5))
-    if len(loss.values) >= steps:
-        evidence = [
-            *_misleading(history, limits, steps),
-            *evidence,
-            *_growing(history, loss, limits),
-            *_swinging(history, loss, limits),
-        ]
-    elif not evidence:
-        return unknown(name, f"fewer than {steps} steps of a critic")
-    if not evidence:
-        return fine(name, f"value loss {number(loss.values[0])} -> {number(loss.values[-1])}")
-    reward = reward_change(history)
-    bad = (
-        len(evidence) > 1 or (reward is not None and reward.down) or (evidence[0].metric != metric)
-    )
-    return found(
-        name,
-        Status.FAIL if bad else Status.WARN,
-        "the critic diverges: " + evidence[0].text,
-        *evidence,
-        levers=levers_system.critic(history.config),
-    )
-
-
-def _misleading(history: History, limits: Limits, steps: int) -> list[Evidence]:
-    metric = "critic/vf_explained_var"
-    bound = limits["value_divergence/explained"]
-    series = history.metrics.get(metric)
-    if series is None:
-        return []
-    # A critic that misleads now and then is right now and then, by chance: medians of five.
-    part = since(series, series.steps[0] + int(limits["value_divergence/after"]))
-    calm = History(metrics={metric: medians(part, 5)} if part.steps else {})
-    bad, _ = lasting(calm, metric, lambda v: v < bound, steps)
-    if bad is None:
-        return []
-    return [
-        seen(
-            metric,
-            bad,
-            f"explains {number(bad.worst)} of the returns at worst, below "
-            f"{number(bound)} for {steps_text(bad)}",
-        )
-    ]
-
-
-def _worse_than_nothing(history: History, limits: Limits) -> list[Evidence]:
-    """A loss far above that of a critic which always says 0, if only for some steps.
-
-    The first loss is that of an untrained head, which is 0 (half the mean square of the returns);
-    where rewards grow, so does the loss of saying 0.
-    """
-    metric = "critic/vf_loss"
-    loss, reward = history.metrics[metric], history.metrics.get("reward")
-    highest = max(map(abs, reward.values), default=0.0) if reward else 0.0
-    naive = max(loss.values[0], highest**2 / 2)
-    bound = limits["value_divergence/worse"] * naive
-    bad, _ = lasting(history, metric, lambda v: v > bound, 3)
-    if bad is None or naive <= 0:
-        return []
-    text = f"value loss up to {number(bad.worst)}, where always saying 0 costs {number(naive)}"
-    return [seen(metric, bad, f"{text}, in {steps_text(bad)}")]
-
-
-def _growing(history: History, loss: Series, limits: Limits) -> list[Evidence]:
-    calm = smoothed(loss, 5)
-    best, now = min(calm.values), median(loss.values[-5:])
-    at = calm.steps[calm.values.index(best)]
-    known = history.metrics.get("critic/vf_explained_var")
-    good = known is not None and median(known.values[-5:]) > 0.2
-    if best <= 0 or now < limits["value_divergence/growth"] * best or good:
-        return []
-    return [
-        Evidence(
-            text=f"value loss {number(best)} at step {at}, {number(now)} now",
-            metric="critic/vf_loss",
-            first_step=at,
-            last_step=loss.steps[-1],
-        )
-    ]
-
-
-def _swinging(history: History, loss: Series, limits: Limits) -> list[Evidence]:
-    recent = loss.values[-16:]
-    if len(recent) < 8 or min(recent) <= 0:
-        return []
-    logs = [math.log(value) for value in recent]
-    swing = pstdev([b - a for a, b in pairwise(logs)])
-    known = history.metrics.get("critic/vf_explained_var")
-    good = known is not None and median(known.values[-5:]) > 0.3
-    if swing < limits["value_divergence/swing"] or good:
-        return []
-    return [
-        Evidence(
-            text=f"value loss swings between {number(min(recent))} and {number(max(recent))}",
-            metric="critic/vf_loss",
-            first_step=loss.steps[-len(recent)],
-            last_step=loss.steps[-1],
-        )
-    ]
-
-
+@detector(
+    bound("warn", 0.1, "mean difference of log-probabilities in nats a token", OURS),
+    bound("bound", 1.0, "mean difference of log-probabilities in nats a token", SEED_7_2),
+    bound("ess", 0.5, "effective share of tokens left by the importance ratios", OURS),
+    bound("ratio_min", 0.001, "smallest importance ratio of a step", f"{OURS}, for 7.1"),
+    bound("ratio_max", 1000.0, "largest importance ratio of a step", f"{OURS}, for 7.1"),
+    bound("steps", 5, "steps that count as sustained", OURS),
+)
 def sampler_learner_gap(history: History, limits: Limits) -> Verdict:
     """Sampler and trainer disagree on the probability of what was sampled (7.2.4)."""
     name, metric = "sampler_learner_gap", "sampling/sampling_logp_difference/mean"

@@ -9,6 +9,7 @@ from statistics import fmean, median
 from agentrl.finding import Status
 from agentrl.health import levers, levers_system
 from agentrl.health.curves import change, number
+from agentrl.health.detector import detector
 from agentrl.health.findings import (
     ends,
     fall_of,
@@ -26,10 +27,16 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.records import History, RolloutFacts, Verdict
-from agentrl.health.thresholds import Limits
+from agentrl.health.thresholds import OURS, SEED_7_1, Limits, bound
 from agentrl.types import Termination
 
 
+@detector(
+    bound("truncated", 0.7, "share of rollouts cut off by a limit", SEED_7_1),
+    bound("rise", 1.4, "mean length now over mean length at the start", OURS),
+    bound("pays", 0.5, "correlation of reward and length inside groups", OURS),
+    bound("steps", 10, "steps before it is looked at", OURS),
+)
 def length_hacking(history: History, limits: Limits) -> Verdict:
     """Responses grow because length pays, until the limit cuts them off (7.2.2)."""
     name, metric = "length_hacking", "completions/mean_length"
@@ -125,6 +132,10 @@ def _pays_for_length(facts: Sequence[RolloutFacts]) -> float | None:
     return both / math.sqrt(squares * lengths)
 
 
+@detector(
+    bound("bound", 0.7, "share of rollouts cut off by a limit", SEED_7_1),
+    bound("steps", 10, "steps that count as sustained", OURS),
+)
 def truncation(history: History, limits: Limits) -> Verdict:
     """Most rollouts end at a limit: what they would have done is never seen (7.1)."""
     name, metric = "truncation", "completions/clipped_ratio"

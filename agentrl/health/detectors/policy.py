@@ -1,4 +1,4 @@
-"""Detectors over the policy's own curves: entropy, KL, clipping, gradients, broken numbers."""
+"""Detectors over the policy's own curves: entropy, KL, broken numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from statistics import median
 
 from agentrl.finding import Status
 from agentrl.health import levers
-from agentrl.health.curves import change, difference, levels, number, since, smoothed, stretches
+from agentrl.health.curves import change, levels, number, since, smoothed, stretches
+from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
     found,
@@ -15,7 +16,6 @@ from agentrl.health.findings import (
     over,
     reward_change,
     seen,
-    share,
     solved,
     stalled,
     steps_text,
@@ -23,12 +23,13 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.records import Evidence, History, Series, Verdict
-from agentrl.health.thresholds import Limits
+from agentrl.health.thresholds import OURS, SEED_7_1, SEED_7_2, SEED_7_4, Limits, bound
 
 _WATCHED = ("train/", "reward", "entropy", "kl", "critic/", "completions/", "sampling/")
 """Metrics that must be numbers, by how their names begin."""
 
 
+@detector()
 def not_finite(history: History, limits: Limits) -> Verdict:
     """NaN or infinity in what is trained with: nothing after it can be believed."""
     name = "not_finite"
@@ -55,6 +56,14 @@ def not_finite(history: History, limits: Limits) -> Verdict:
     )
 
 
+@detector(
+    bound("floor", 0.05, "entropy in nats a token that counts as near zero", f"{OURS}, for 7.4"),
+    bound("steps", 10, "consecutive steps below the floor", SEED_7_4),
+    bound(
+        "drop", 0.1, "entropy now over entropy at the start: a plummet below", f"{OURS}, for 7.1"
+    ),
+    bound("within", 100, "steps within which a fall is a plummet", SEED_7_2),
+)
 def entropy_collapse(history: History, limits: Limits) -> Verdict:
     """Entropy near zero, or fallen in a short time to a fraction of what it was (7.2.1)."""
     name, metric = "entropy_collapse", "entropy"
@@ -116,6 +125,11 @@ def _plummet(series: Series, limits: Limits) -> int | None:
     return fall if fall - series.steps[0] <= limits["entropy_collapse/within"] else None
 
 
+@detector(
+    bound("ceiling", 6.0, "nats a token, `pinned at vocab-log` (ln 50000 is 10.8)", OURS),
+    bound("rise", 2.0, "entropy now over its lowest level before", OURS),
+    bound("nats", 0.7, "nats a token above that level", OURS),
+)
 def entropy_explosion(history: History, limits: Limits) -> Verdict:
     """Entropy climbing towards that of a uniform choice: the policy comes apart (7.1)."""
     name, metric = "entropy_explosion", "entropy"
@@ -153,11 +167,16 @@ def entropy_explosion(history: History, limits: Limits) -> Verdict:
 
 
 def change_up(series: Series) -> bool:
-    """Whether a curve rose for certain from its start to its end."""
+    """True if a curve rose for certain from its start to its end."""
     found = change(series)
     return found is not None and found.up
 
 
+@detector(
+    bound("bound", 2.0, "KL to the reference in nats a token", SEED_7_1),
+    bound("steps", 20, "steps above the bound that end a run", SEED_7_4),
+    bound("warn_steps", 3, "steps above the bound that are worth a look", OURS),
+)
 def kl_too_large(history: History, limits: Limits) -> Verdict:
     """KL to the reference above its bound: the policy has left what it was (7.1)."""
     name, metric = "kl_too_large", "kl"
@@ -177,6 +196,10 @@ def kl_too_large(history: History, limits: Limits) -> Verdict:
     )
 
 
+@detector(
+    bound("bound", 0.005, "KL to the reference in nats a token", SEED_7_1),
+    bound("after", 40, "steps before it is looked at", OURS),
+)
 def kl_too_small(history: History, limits: Limits) -> Verdict:
     """KL that stays at nothing while the reward does not move either: no learning (7.1)."""
     name, metric = "kl_too_small", "kl"
@@ -199,109 +222,3 @@ def kl_too_small(history: History, limits: Limits) -> Verdict:
         *evidence,
         levers=[*levers.higher_rate(history.config), *levers.weaker_kl(history.config)],
     )
-
-
-def clip_fraction(history: History, limits: Limits) -> Verdict:
-    """Too many tokens at a bound of the ratio: updates are too large (7.1)."""
-    name, metric = "clip_fraction", "clip_ratio/region_mean"
-    series = history.metrics.get(metric)
-    if series is None:
-        return unknown(name, f"{metric} is not logged")
-    by_sequence = history.config.get("algorithm.importance_level") == "sequence"
-    if by_sequence or history.config.get("algorithm.policy_loss") in ("gspo", "cispo"):
-        # GSPO clips whole sequences at bounds a thousand times tighter, a sixth of all tokens in
-        # a healthy run (https://arxiv.org/abs/2507.18071, figure 2).
-        return unknown(name, "the bounds of this loss are not those of a token's ratio")
-    steps = limits["clip_fraction/steps"]
-    bound, warn = limits["clip_fraction/bound"], limits["clip_fraction/warn"]
-    high, now = lasting(history, metric, lambda v: v > bound, steps)
-    some = high or sustained(history, metric, lambda v: v > warn, 2 * steps)
-    if some is None:
-        return fine(name, f"{share(series.values[-1])} of the tokens at a bound")
-    return found(
-        name,
-        Status.FAIL if high and now else Status.WARN,
-        f"up to {share(some.worst)} of the tokens at a bound of the ratio: updates too large"
-        + (over(high, now) if high else ""),
-        seen(metric, some, f"above {number(bound if high else warn)} for {steps_text(some)}"),
-        levers=levers.lower_rate(history.config, 4 if high else 2),
-    )
-
-
-def grad_norm(history: History, limits: Limits) -> Verdict:
-    """Gradients that spike again and again, or are clipped to a fraction at every step (7.1)."""
-    name, metric = "grad_norm", "train/grad_norm"
-    series = history.metrics.get(metric)
-    if series is None or len(series.values) < 10:
-        return unknown(name, "the gradient norm is not logged, or for fewer than 10 steps")
-    bound = history.config.get("train.max_grad_norm") or 1.0
-    spikes = _spikes(series, limits["grad_norm/spike"], bound)
-    recent = [step for step in spikes if step > series.steps[-1] - 50]
-    clipped = sustained(history, metric, lambda v: v > limits["grad_norm/clips"] * bound, 10)
-    evidence: list[Evidence] = []
-    if len(recent) >= limits["grad_norm/repeats"]:
-        evidence.append(
-            Evidence(
-                text=f"{len(recent)} spikes above {number(limits['grad_norm/spike'])} times the "
-                f"level before them, in steps {', '.join(map(str, recent[-6:]))}",
-                metric=metric,
-                first_step=recent[0],
-                last_step=recent[-1],
-            )
-        )
-    if clipped is not None:
-        evidence.append(
-            seen(
-                metric,
-                clipped,
-                f"above {number(limits['grad_norm/clips'])} times train.max_grad_norm "
-                f"({number(bound)}) for {steps_text(clipped)}, up to {number(clipped.worst)}",
-            )
-        )
-    title = "gradients spike again and again" if recent else "gradients are clipped at every step"
-    if not evidence:
-        evidence = _broken_by(history, series, spikes, limits)
-        title = "the reward fell with a spike of the gradient, and stayed down"
-    if not evidence:
-        return fine(name, f"gradient norm {number(series.values[-1])}")
-    reward = reward_change(history)
-    return found(
-        name,
-        Status.FAIL if reward is not None and reward.down else Status.WARN,
-        title,
-        *evidence,
-        levers=[*levers.tame_gradients(history.config), *levers.lower_rate(history.config)],
-    )
-
-
-def _broken_by(
-    history: History, norms: Series, spikes: list[int], limits: Limits
-) -> list[Evidence]:
-    """The largest spike, where the reward fell with it and has not come back."""
-    reward = history.metrics.get("reward")
-    if reward is None or not spikes:
-        return []
-    height = dict(zip(norms.steps, norms.values, strict=True))
-    step = max(spikes, key=lambda at: height[at])
-    pairs = list(zip(reward.steps, reward.values, strict=True))
-    before = [value for at, value in pairs if at < step][-20:]
-    after = [value for at, value in pairs if at > step]
-    if len(before) < 5 or len(after) < 10:
-        return []
-    # At once and still: a reward that sinks for other reasons has not lost it all within ten steps.
-    lost = [difference(before, part) for part in (after[:10], after[-10:])]
-    least = limits["grad_norm/breaks"] * max(abs(lost[0].start), 1e-3)
-    if not all(part.down and -part.gain >= least for part in lost):
-        return []
-    text = f"norm {number(height[step])} in step {step}; reward {lost[1].text()} since"
-    return [Evidence(text=text, metric="train/grad_norm", first_step=step, last_step=pairs[-1][0])]
-
-
-def _spikes(series: Series, factor: float, bound: float) -> list[int]:
-    """Steps whose norm is far above the median of the 20 before, and above the clipping bound."""
-    found: list[int] = []
-    for index in range(5, len(series.values)):
-        before = median(series.values[max(0, index - 20) : index])
-        if series.values[index] > max(factor * before, bound):
-            found.append(series.steps[index])
-    return found

@@ -1,30 +1,23 @@
-"""Detectors over the reward: flat, spiking, falling, leaving the held-out score behind."""
+"""Detectors over the reward: flat, spiking, falling."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from statistics import fmean
 
 from agentrl.finding import Status
 from agentrl.health import levers, levers_system
 from agentrl.health.curves import (
-    Change,
     change,
     difference,
     number,
-    since,
     smoothed,
-    weighted_slope,
 )
+from agentrl.health.detector import detector
 from agentrl.health.findings import (
-    fall_of,
     fine,
     found,
-    held_out,
-    lost_since_best,
     moved,
-    rise_of,
-    score_errors,
+    reward_range,
     score_rise,
     seen,
     solved,
@@ -33,13 +26,20 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.records import Evidence, History, Series, Verdict
-from agentrl.health.thresholds import Limits
+from agentrl.health.thresholds import OURS, SEED_7_1, Limits, bound
 
 _REWARD = "reward"
-_ENOUGH = 6
 """Evaluations from which a line through them says more than their ends."""
 
 
+@detector(
+    bound("reward/zero", 0.01, "mean reward that counts as zero", OURS),
+    bound("reward/zero_steps", 15, "steps at zero", OURS),
+    bound("reward/flat_steps", 60, "steps without any measurable change of the reward", OURS),
+    bound("reward/spike_steps", 20, "steps within which a climb is vertical", SEED_7_1),
+    bound("reward/spike_share", 0.5, "of the range of the reward, gained in one such climb", OURS),
+    bound("reward/fall", 0.3, "fall from the best level as a share of it", OURS),
+)
 def reward_flat(history: History, limits: Limits) -> Verdict:
     """Reward that stays at zero or does not move: broken, or the task is impossible (7.1)."""
     name = "reward_flat"
@@ -77,7 +77,7 @@ def reward_flat(history: History, limits: Limits) -> Verdict:
 def _no_move(history: History, series: Series, limits: Limits) -> Verdict:
     # Ten steps at the ends see a rise that is over soon, quarters see through noise.
     ends, whole = change(series), change(series, len(series.values) // 4)
-    size = max(_range(history, series), 1e-9)
+    size = max(reward_range(history, series), 1e-9)
     still = (
         len(series.values) >= limits["reward/flat_steps"]
         and ends is not None
@@ -108,16 +108,7 @@ def _full_score(history: History) -> bool:
     return scores is not None and fmean(scores.values[-5:]) >= 0.95
 
 
-def _range(history: History, series: Series) -> float:
-    """How far apart rewards of single rollouts lie, as far as is known."""
-    rewards = [
-        fact.reward for fact in history.rollouts if fact.kind == "train" and fact.reward is not None
-    ]
-    if len(rewards) >= 8:
-        return max(rewards) - min(rewards)
-    return max(max(series.values) - min(series.values), 1.0 if max(series.values) <= 1 else 0.0)
-
-
+@detector()
 def reward_spike(history: History, limits: Limits) -> Verdict:
     """A vertical climb in fewer than 20 steps, which the held-out score does not share (7.1)."""
     name = "reward_spike"
@@ -132,7 +123,7 @@ def reward_spike(history: History, limits: Limits) -> Verdict:
         lowest = min(range(begin, end + 1), key=lambda i: (calm.values[i], -i))
         best = max(best, (calm.values[end] - calm.values[lowest], -lowest, end))
     climb, begin, end = best[0], -best[1], best[2]
-    if climb < limits["reward/spike_share"] * max(_range(history, series), 1e-9):
+    if climb < limits["reward/spike_share"] * max(reward_range(history, series), 1e-9):
         return fine(name, f"the steepest climb of {width} steps is {number(climb)}")
     text = (
         f"reward {number(calm.values[begin])} -> {number(calm.values[end])} within steps "
@@ -174,6 +165,7 @@ def _level_before(series: Series, step: int, climb: float, least: int) -> bool:
     return moved is not None and abs(moved.gain) < 0.1 * climb
 
 
+@detector()
 def reward_fall(history: History, limits: Limits) -> Verdict:
     """The reward has lost a good part of the best level it ever had."""
     name = "reward_fall"
@@ -204,90 +196,3 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
         ),
         levers=[*levers.lower_rate(history.config, 4), *levers.stronger_kl(history.config)],
     )
-
-
-def decoupling(history: History, limits: Limits) -> Verdict:
-    """Training reward up, held-out score flat or down: the reward is hacked, or tasks are learned
-    by heart (7.1). Judged by the 95 % interval of the slope of the held-out score."""
-    name = "decoupling"
-    reward = history.metrics.get(_REWARD)
-    scores = held_out(history)
-    if reward is None or not scores:
-        return unknown(name, "no held-out evaluation; add one under eval.datasets")
-    gain = change(reward)
-    if gain is None or not gain.up:
-        return fine(name, "the training reward does not rise, so nothing can leave it behind")
-    if gain.gain < limits["decoupling/gain"] * max(_range(history, reward), 1e-9):
-        return fine(name, f"the training reward has hardly moved: {gain.text()}")
-    judged: list[str] = []
-    for metric in scores:
-        rise = rise_of(history, metric)
-        if rise is None:
-            continue
-        judged.append(f"{metric} {rise.text()}")
-        verdict = _apart(history, metric, gain, rise, limits)
-        if verdict is not None:
-            return verdict
-    if not judged:
-        return unknown(name, "fewer than 2 evaluations of the held-out tasks so far")
-    return fine(name, f"training reward {gain.text()}, held out: {'; '.join(judged)}")
-
-
-def _apart(
-    history: History, name: str, gain: Change, rise: Change, limits: Limits
-) -> Verdict | None:
-    metric = f"eval/{name}/score"
-    series = history.metrics[metric]
-    # Rewards may be on any scale; scores are between 0 and 1, and so is the rise of the training
-    # score, where the environment gives one.
-    training = history.metrics.get("score")
-    own = change(training) if training is not None else None
-    pace = limits["decoupling/share"] * max(own.gain if own is not None else 0.0, 0.08)
-    lost, fall = lost_since_best(history, name), fall_of(history, name)
-    dropped = lost is not None and -lost[1].gain > limits["decoupling/drop"]
-    falls = rise.down or fall is not None or dropped
-    follows = _follows(history, name)
-    able = rise.high >= pace if follows is None else follows >= pace
-    if not falls and able:
-        return None
-    shown = fall or rise
-    if lost is not None and fall is None and not rise.down:
-        since_best = change(since(history.metrics[_REWARD], lost[0]))
-        if since_best is not None and since_best.down:
-            return None  # both fall: that is not a reward that leaves the score behind
-        shown = lost[1]
-    return found(
-        "decoupling",
-        Status.FAIL,
-        f"training reward rises and {name} {'falls' if falls else 'does not'}",
-        moved(_REWARD, history.metrics[_REWARD], gain, f"training reward {gain.text()}"),
-        moved(metric, series, shown, f"{metric} {shown.text()}, {len(series.values)} evaluations"),
-        levers=[
-            *levers.stronger_kl(history.config),
-            *levers.second_reward(history.config),
-            *levers.see_held_out(history.config),
-        ],
-    )
-
-
-def _follows(history: History, name: str) -> float | None:
-    """How far a held-out score may have followed the training score: an upper bound of its rise.
-
-    Held against where the training score was at each evaluation, so that the shape of the two
-    curves does not matter and every evaluation counts. None where there are too few of them, or the
-    training score, which is on the same scale, is not known.
-    """
-    training, errors = history.metrics.get("score"), score_errors(history, name)
-    scores = history.metrics[f"eval/{name}/score"]
-    if training is None or errors is None or len(errors) < _ENOUGH or len(training.values) < 20:
-        return None
-    levels: list[float] = []
-    for step in scores.steps:
-        at = max(10, bisect_right(training.steps, step))
-        levels.append(fmean(training.values[at - 10 : at]))
-    line = weighted_slope(levels, scores.values, errors)
-    own = change(training)
-    if line is None or own is None or not own.up:
-        return None
-    slope, error = line
-    return (slope + 1.96 * error) * own.gain

@@ -9,6 +9,7 @@ from statistics import fmean, median, pstdev
 from agentrl.finding import Status
 from agentrl.health import levers
 from agentrl.health.curves import change, number
+from agentrl.health.detector import detector
 from agentrl.health.findings import (
     ends,
     fine,
@@ -25,12 +26,23 @@ from agentrl.health.findings import (
 )
 from agentrl.health.records import Evidence, History, RolloutFacts, Verdict
 from agentrl.health.texts import LetterModel, alike_share, repeated_share
-from agentrl.health.thresholds import Limits
+from agentrl.health.thresholds import OURS, Limits, bound
 
 _TEXTS = 32
 """Texts of one side of a comparison."""
 
 
+@detector(
+    bound(
+        "surprise",
+        1.25,
+        "bits a character of what is written now, in the eyes of a model of "
+        "what the first steps wrote, over those of the first steps",
+        OURS,
+    ),
+    bound("bits", 1.0, "bits a character above the first steps", OURS),
+    bound("alien", 3.0, "the same ratio, where nothing of the first language is left", OURS),
+)
 def gibberish(history: History, limits: Limits) -> Verdict:
     """Text that nobody would have written at the start, while the reward is content (7.2.2).
 
@@ -128,6 +140,16 @@ def _score_follows(history: History) -> bool:
     return rise is not None and rise.up
 
 
+@detector(
+    bound(
+        "alike",
+        0.5,
+        "share of pairs of answers to different tasks that are near-identical",
+        f"{OURS}, for 7.2.1",
+    ),
+    bound("skew", 2.0, "skewness of the rewards of a step (right-tailed)", f"{OURS}, for 7.2.2"),
+    bound("words", 5, "median words of an answer below which likeness says nothing", OURS),
+)
 def pattern_collapse(history: History, limits: Limits) -> Verdict:
     """Near-identical answers to different tasks, or rewards with a heavy right tail (7.2.1, 2)."""
     name = "pattern_collapse"
@@ -207,6 +229,11 @@ def _skewness(facts: Sequence[RolloutFacts]) -> float | None:
     return fmean(((reward - middle) / spread) ** 3 for reward in rewards)
 
 
+@detector(
+    bound("loops", 0.5, "share of a text's 4-word sequences that it wrote before: it loops", OURS),
+    bound("share", 0.3, "share of rollouts that loop", OURS),
+    bound("rise", 0.2, "by which that share grew since the start", OURS),
+)
 def repetition(history: History, limits: Limits) -> Verdict:
     """Text that goes round in circles."""
     name = "repetition"

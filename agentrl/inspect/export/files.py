@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from agentrl.data import StoredTrajectory, TokenStore
+from agentrl.data import StoredTrajectory
 from agentrl.data.store.atomic import atomic_file
+from agentrl.data.store.columns import escape
 from agentrl.data.store.trajectory_store import write_rows
 from agentrl.inspect.export.atif import atif_document
 from agentrl.inspect.export.formats import ExportFormat
-from agentrl.inspect.export.html import html_page
+from agentrl.inspect.export.page import RolloutPlace, page_pieces
 from agentrl.inspect.query.result import finite
 from agentrl.inspect.read.reader import RunReader
-from agentrl.types import TrainedTokens
 
 _BLOCK_BYTES = 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What an export says of the run that the rollouts come from."""
-
-    name: str
-    """Of the run directory."""
-    model: str = ""
-    """The model that training began with; empty where the run does not say."""
-    version: str = ""
-    """The agentrl that recorded it; empty where the run does not say."""
-    pieces: Callable[[Sequence[int]], list[str]] | None = None
-    """Token ids to the text of each, where a checkpoint has the tokenizer."""
-    tokens: TokenStore | None = None
-    """What the trainer made of the tokens, where the run recorded it."""
-
-
 def export_rollouts(
-    output: Path, format: ExportFormat, rows: Iterable[StoredTrajectory], facts: RunFacts
+    output: Path, format: ExportFormat, rows: Iterable[StoredTrajectory], reader: RunReader
 ) -> int:
     """Write rows into one file, whole or not at all.
 
@@ -50,7 +31,7 @@ def export_rollouts(
         output: the file; one that exists is replaced.
         format: how.
         rows: those of one step stand together, as a store gives them.
-        facts: of their run.
+        reader: of their run.
 
     Returns:
         How many rows were written.
@@ -69,15 +50,17 @@ def export_rollouts(
             yield row
 
     with atomic_file(output) as file:
-        for piece in export_pieces(format, counted(), facts):
+        for piece in export_pieces(format, counted(), reader):
             file.write(piece)
     return count
 
 
 def export_pieces(
-    format: ExportFormat, rows: Iterable[StoredTrajectory], facts: RunFacts
+    format: ExportFormat, rows: Iterable[StoredTrajectory], reader: RunReader
 ) -> Iterator[bytes]:
     """The bytes of such a file, piece by piece, for whoever sends them elsewhere."""
+    identity = reader.identity()
+    model, version = str(identity.get("model") or ""), str(identity.get("agentrl") or "")
     if format is ExportFormat.PARQUET:
         with tempfile.TemporaryDirectory(prefix="agentrl-export-") as folder:
             path = Path(folder) / "step_000000.parquet"
@@ -92,38 +75,12 @@ def export_pieces(
             yield json.dumps(finite(line)).encode() + b"\n"
     elif format is ExportFormat.ATIF:
         for of_rollout in rollouts(rows):
-            document = atif_document(
-                of_rollout, run=facts.name, model=facts.model, version=facts.version
-            )
+            document = atif_document(of_rollout, run=reader.run.name, model=model, version=version)
             yield json.dumps(document, allow_nan=False).encode() + b"\n"
     else:
-        page = html_page(
-            rollouts(rows),
-            run=facts.name,
-            model=facts.model,
-            version=facts.version,
-            pieces=facts.pieces,
-            trained=lambda of_rollout: _trained(facts.tokens, of_rollout),
-        )
-        for piece in page:
-            yield piece.encode(errors="backslashreplace")
-
-
-def run_facts(reader: RunReader) -> RunFacts:
-    """What an export says of a run."""
-    identity: Mapping[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        path = reader.path / "run.json"
-        # A pipe would make us wait for ever.
-        found = json.loads(path.read_bytes()) if path.is_file() else None
-        identity = found if isinstance(found, dict) else {}
-    return RunFacts(
-        name=reader.run.name,
-        model=str(identity.get("model") or ""),
-        version=str(identity.get("agentrl") or ""),
-        pieces=reader.pieces(),
-        tokens=reader.tokens,
-    )
+        places = (_place(of_rollout[0]) for of_rollout in rollouts(rows))
+        for piece in page_pieces(reader, places, model=model, version=version):
+            yield piece.encode()
 
 
 def rollouts(rows: Iterable[StoredTrajectory]) -> Iterator[list[StoredTrajectory]]:
@@ -136,12 +93,8 @@ def rollouts(rows: Iterable[StoredTrajectory]) -> Iterator[list[StoredTrajectory
             yield sorted(members, key=lambda row: row.trajectory.row_index)
 
 
-def _trained(
-    tokens: TokenStore | None, rows: Sequence[StoredTrajectory]
-) -> dict[int, TrainedTokens]:
-    """What the trainer made of each row of a rollout, by `row_index`."""
-    first = rows[0]
-    if tokens is None or first.kind != "train":
-        return {}
-    found = tokens.read(first.step, first.trajectory.rollout_id)
-    return {row.row_index: row for row in found}
+def _place(stored: StoredTrajectory) -> RolloutPlace:
+    """Where the inspector's answers have a rollout; names of folders that are no text are spelled
+    as there."""
+    kind = stored.kind.encode(errors="surrogatepass").decode(errors="replace")
+    return RolloutPlace(kind=kind, step=stored.step, rollout=escape(stored.trajectory.rollout_id))

@@ -1,4 +1,4 @@
-"""What trajectories can be exported as; `agentrl.inspect.export.files` writes them."""
+"""Formats that trajectories can be exported in; `agentrl.inspect.export.files` writes them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ class ExportFormat(enum.StrEnum):
     PARQUET = "parquet"
     """A trajectory file, as the run writes them."""
     HTML = "html"
-    """One page that shows the rollouts, needs no network and runs nothing."""
+    """The inspector's page as one file with the rollouts inside; it needs no network."""
     ATIF = "atif"
     """One Agent Trajectory Interchange Format document a rollout, one a line."""

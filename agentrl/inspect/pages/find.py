@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.data.store.columns import escape
+from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import largest_gap, oldest_version
 from agentrl.inspect.read.safe_json import number, rows_of, shown
@@ -32,42 +32,6 @@ _KEPT_HITS, _KEPT_BYTES = 4, 2**16
 _TEXT_LEAVES = ("turns.list.element.text", "turns.list.element.tool_results.list.element.text")
 _STATUS_LEAF = "turns.list.element.tool_results.list.element.status"
 _TRUNCATED = [str(end) for end, rule in TERMINATION_RULES.items() if rule.truncated]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is looked for; None and empty mean anything."""
-
-    text: str = ""
-    """In a prompt, a turn or a tool's output; empty finds by the filters alone."""
-    kind: str | None = None
-    """`train` or `eval/NAME`."""
-    task: str | None = None
-    """Part of a task id."""
-    termination: str | None = None
-    """A `Termination` value."""
-    tool_status: str | None = None
-    """A `ToolStatus` value of any call, or `any_error`."""
-    reward_min: float | None = None
-    """Included."""
-    reward_max: float | None = None
-    """Included."""
-    lag_min: float | None = None
-    """Least versions between the oldest weights that sampled a token and those it trained."""
-    gap_min: float | None = None
-    """Least largest difference between trainer and sampler, in nats."""
-    truncated: bool | None = None
-    """Whether a budget cut it off."""
-    zero_advantage: bool | None = None
-    """Whether its advantage was 0."""
-    step_min: int | None = None
-    """Included."""
-    step_max: int | None = None
-    """Included."""
-    limit: int = 50
-    """Hits given."""
-    offset: int = 0
-    """Hits passed over."""
 
 
 class _Found(NamedTuple):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from agentrl.errors import RunError
-
-if TYPE_CHECKING:
-    from agentrl.inspect.pages.find import Question
 
 FILTERS = "task:sum end:max_turns tool:any_error reward<0.5 step>=3 lag>=1 gap>=0.1 is:truncated"
 """One of each kind."""
@@ -31,6 +29,42 @@ _FLAGS = {
 _FILTER = re.compile(r"(kind|task|end|tool|is):(\S+)|(reward|step|lag|gap)(<=|>=|<|>|=)(\S+)")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Conditions on the rollouts that are looked for; None and empty mean anything."""
+
+    text: str = ""
+    """In a prompt, a turn or a tool's output; empty finds by the filters alone."""
+    kind: str | None = None
+    """`train` or `eval/NAME`."""
+    task: str | None = None
+    """Part of a task id."""
+    termination: str | None = None
+    """A `Termination` value."""
+    tool_status: str | None = None
+    """A `ToolStatus` value of any call, or `any_error`."""
+    reward_min: float | None = None
+    """Included."""
+    reward_max: float | None = None
+    """Included."""
+    lag_min: float | None = None
+    """Least versions between the oldest weights that sampled a token and those it trained."""
+    gap_min: float | None = None
+    """Least largest difference between trainer and sampler, in nats."""
+    truncated: bool | None = None
+    """Whether a budget cut it off."""
+    zero_advantage: bool | None = None
+    """Whether its advantage was 0."""
+    step_min: int | None = None
+    """Included."""
+    step_max: int | None = None
+    """Included."""
+    limit: int = 50
+    """Hits given."""
+    offset: int = 0
+    """Hits passed over."""
+
+
 def parse_question(line: str, **more: Any) -> Question:
     """The question that a line asks: filters first to last, the rest is the text to find.
 
@@ -43,8 +77,6 @@ def parse_question(line: str, **more: Any) -> Question:
         >>> parse_question("not found task:sum reward<0.5").text
         'not found'
     """
-    from agentrl.inspect.pages.find import Question
-
     fields: dict[str, Any] = dict(more)
     words: list[str] = []
     for word in line.split():

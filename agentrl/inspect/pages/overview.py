@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from agentrl.data.run.paths import RunPaths
+from agentrl.data.run.read import read_object, read_objects
 from agentrl.finding import Status
 from agentrl.health import DASHBOARD, Series, Verdict
 from agentrl.inspect.read.reader import RunReader
@@ -18,7 +18,8 @@ from agentrl.inspect.read.runs import run_state
 from agentrl.inspect.read.safe_json import number, shown
 from agentrl.metrics import find_metric
 
-_SMALL_FILE = 2**20
+_MOST_BYTES = 2**20
+"""Read of the journal's end."""
 _MOST_EVENTS = 500
 
 
@@ -32,7 +33,7 @@ def run_entry(reader: RunReader) -> dict[str, Any]:
     known = reader.known_health()
     history = reader.curves()
     curves, config = history.metrics, history.config
-    identity = _object(path / "run.json")
+    identity = reader.identity()
     score, before, after = _scores(curves, config)
     worst = None
     if known:
@@ -57,7 +58,7 @@ def run_entry(reader: RunReader) -> dict[str, Any]:
 
 
 def run_overview(reader: RunReader) -> dict[str, Any]:
-    """The first screen.
+    """Everything the first screen of a run shows.
 
     Raises:
         RunError: the directory is gone.
@@ -195,19 +196,16 @@ def _events(path: Path, verdicts: tuple[Verdict, ...], notes: list[str]) -> list
         for verdict in verdicts
         if verdict.status in (Status.WARN, Status.FAIL) and verdict.first_step is not None
     ]
-    with contextlib.suppress(OSError):
-        lines = _tail(path / "health.jsonl")
-        torn = 0
-        for line in lines:
-            try:
-                record = json.loads(line)
-                step, what = int(record["step"]), str(record["what"])
-            except (ValueError, TypeError, KeyError, RecursionError):
-                torn += bool(line.strip())
-                continue
-            events.append({"step": step, "what": shown(what), "text": _said(record)})
-        if torn:
-            notes.append(f"health.jsonl: left out {torn} lines that are torn or not ours")
+    torn = 0
+    for record in read_objects(RunPaths(path).health_file, last_bytes=_MOST_BYTES):
+        try:
+            step, what = int((record or {})["step"]), str((record or {})["what"])
+        except (ValueError, TypeError, KeyError):
+            torn += 1
+            continue
+        events.append({"step": step, "what": shown(what), "text": _said(record or {})})
+    if torn:
+        notes.append(f"health.jsonl: left out {torn} lines that are torn or not ours")
     return sorted(events, key=lambda event: event["step"])[-_MOST_EVENTS:]
 
 
@@ -221,7 +219,7 @@ def _said(record: Mapping[str, Any]) -> str:
 
 def _result(path: Path) -> dict[str, Any] | None:
     """Why the run ended."""
-    result = _object(path / "result.json")
+    result = read_object(RunPaths(path).result_file)
     if not result:
         return None
     return {
@@ -229,28 +227,6 @@ def _result(path: Path) -> dict[str, Any] | None:
         "reason": shown(str(result.get("reason", "")), 2000),
         "elapsed_s": number(result.get("elapsed_s")),
     }
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """A small JSON object; empty for anything else."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        if not path.is_file():  # a pipe would make us wait for ever
-            return {}
-        with path.open("rb") as file:
-            record = json.loads(file.read(_SMALL_FILE))
-        if isinstance(record, dict):
-            return record
-    return {}
-
-
-def _tail(path: Path) -> list[bytes]:
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - _SMALL_FILE))
-        lines = file.read(_SMALL_FILE).split(b"\n")
-    return lines[1:] if size > _SMALL_FILE else lines
 
 
 def _moment(text: Any) -> float | None:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentrl.inspect.pages.endings import ending_traits
 from agentrl.inspect.pages.groups import find_rollout, json_or_none, last_patch, named_numbers
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens, oldest_version
@@ -165,12 +166,7 @@ def _rule(termination: str) -> dict[str, bool] | None:
         rule = TERMINATION_RULES[Termination(termination)]
     except ValueError:
         return None
-    return {
-        "reward_trusted": rule.reward_trusted,
-        "in_baseline": rule.in_baseline,
-        "in_loss": rule.in_loss,
-        "truncated": rule.truncated,
-    }
+    return ending_traits(rule)
 
 
 def _siblings(shelf: Shelf, group: str) -> list[str]:

@@ -27,7 +27,7 @@ MASKED = "masked: not in the loss"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of the rollout of a row."""
+    """Facts of the rollout of a row that explain its tokens."""
 
     kind: str
     """`train` or `eval/NAME`."""
@@ -99,7 +99,7 @@ def explain(
 
 
 def prefix_spans(texts: Sequence[str], starts: Sequence[int], prefix: str) -> list[tuple[int, int]]:
-    """Where `chat.reply_prefix` stands right before what the policy sampled.
+    """Spans of `chat.reply_prefix` right before tokens that the policy sampled.
 
     Args:
         texts: of every token of the row.

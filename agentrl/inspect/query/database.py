@@ -28,7 +28,7 @@ _MOST_ERROR_CHARS = 4000
 
 
 class Takes(Protocol):
-    """Who is told how a query goes on."""
+    """Receiver of the progress and the rows of a query."""
 
     def looking(self) -> None:
         """Files are being looked at, which may take long and is not the query's fault."""
@@ -37,7 +37,7 @@ class Takes(Protocol):
         """The query begins, or begins again; what was given before counts no more."""
 
     def rows(self, batches: pa.RecordBatchReader) -> None:
-        """The rows."""
+        """Take the rows, batch by batch."""
 
 
 class OutOfMemory(RunError):
@@ -73,7 +73,7 @@ class RunDatabase:
         return self._files.notes
 
     def close(self) -> None:
-        """Free the database."""
+        """Close the connection and free the database."""
         self._connection.close()
 
     def refresh(self) -> None:
@@ -161,7 +161,7 @@ class RunDatabase:
 
     def _open(self) -> Any:
         connection = self._duckdb.connect(":memory:")
-        folders = [str(self._files.run / name) for name in ("trajectories", "tokens")]
+        folders = [str(self._files.paths.trajectories), str(self._files.paths.tokens)]
         threads = connection.sql("select current_setting('threads')").fetchall()[0][0]
         for setting, value in (
             ("memory_limit", f"{self._memory_mb}MB"),
@@ -201,7 +201,7 @@ class RunDatabase:
 
     def _metrics_changed(self) -> bool:
         try:
-            status = (self._files.run / "metrics.jsonl").stat()
+            status = self._files.paths.metrics_file.stat()
             mark: object = (status.st_mtime_ns, status.st_size)
         except OSError:
             mark = None
@@ -225,7 +225,7 @@ def load_duckdb() -> ModuleType:
 
 
 def took_too_long(timeout_s: float) -> str:
-    """What is said of a query at its limit of time."""
+    """The message for a query that reached its limit of time."""
     return (
         f"the query took longer than {timeout_s:g} s and was ended; ask for fewer steps, "
         "as in `where step = 12`"
@@ -233,7 +233,7 @@ def took_too_long(timeout_s: float) -> str:
 
 
 def took_too_much(memory_mb: int) -> str:
-    """What is said of a query at its limit of memory."""
+    """The message for a query that reached its limit of memory."""
     return (
         f"the query needs more memory than the {memory_mb} MB it may take; ask for fewer steps or "
         "columns, or for shorter texts and lists"

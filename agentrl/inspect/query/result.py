@@ -1,4 +1,4 @@
-"""What a query gave, and that as text that other programs read."""
+"""The answer of a query, and the same as text that other programs read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.data.store.columns import unescape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a query gave."""
+    """Rows that a query gave, and how long it took."""
 
     table: pa.Table
     """The rows, in Arrow's types; text as stored, see `agentrl.data.store.columns.escape`."""

@@ -7,13 +7,15 @@ import hashlib
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from agentrl.data.run.paths import RunPaths
+from agentrl.data.run.read import read_object
 from agentrl.data.store.columns import unescape
 from agentrl.data.store.token_store import TokenStore
 from agentrl.errors import AgentrlError, ConfigError
@@ -21,25 +23,15 @@ from agentrl.finding import Status
 from agentrl.health import History, Verdict, diagnose, read_history
 from agentrl.inspect.read.runs import FoundRun, run_state
 from agentrl.inspect.read.stored_rows import StoredRows
+from agentrl.inspect.read.token_text import token_pieces
 from agentrl.types import TrainedTokens
 
-_WATCHED = (
-    "metrics.jsonl",
-    "health.jsonl",
-    "result.json",
-    "config.yaml",
-    "trajectories",
-    "trajectories/train",
-    "trajectories/eval",
-    "tokens",
-)
-"""What changes when a run writes something: a folder changes when a file appears in it."""
 _TOKENIZER_BYTES = 200 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What the detectors were given and what they said."""
+    """The curves that the detectors were given and their verdicts."""
 
     history: History
     """Curves, config, notes."""
@@ -48,7 +40,7 @@ class Health:
 
 
 class RunReader:
-    """One run.
+    """Reads one run and keeps what it read while the files stay the same.
 
     Safe to use from several threads; whatever is asked is answered from the files as they are now.
     """
@@ -56,7 +48,8 @@ class RunReader:
     def __init__(self, run: FoundRun) -> None:
         self.run = run
         self.rows = StoredRows(run.path)
-        self.tokens = TokenStore(run.path / "tokens")
+        self.paths = RunPaths(run.path)
+        self.tokens = TokenStore(self.paths.tokens)
         # What takes seconds on a large run must not hold up what takes milliseconds.
         self._health_lock = threading.Lock()
         self._curves_lock = threading.Lock()
@@ -67,14 +60,25 @@ class RunReader:
 
     @property
     def path(self) -> Path:
-        """The run directory."""
+        """Path of the run directory."""
         return self.run.path
+
+    def identity(self) -> Mapping[str, Any]:
+        """Model, versions and time of `run.json`; empty if it cannot be read."""
+        return read_object(self.paths.identity_file)
 
     def revision(self) -> str:
         """Another text whenever the run has written something; costs a few stats."""
-        marks = [f"{name}:{_mark(self.path / name)}" for name in _WATCHED]
+        paths = self.paths
+        # What changes when a run writes: a folder changes when a file appears in it.
+        watched = (
+            paths.metrics_file, paths.health_file, paths.result_file, paths.config_file,
+            paths.trajectories, paths.trajectories / "train", paths.trajectories / "eval",
+            paths.tokens,
+        )  # fmt: skip
+        marks = [f"{path.name}:{_mark(path)}" for path in watched]
         with contextlib.suppress(OSError):
-            for folder in os.scandir(self.path / "trajectories" / "eval"):
+            for folder in os.scandir(paths.trajectories / "eval"):
                 marks.append(f"{folder.name}:{_mark(Path(folder.path))}")
         marks.append(run_state(self.path))
         text = "\n".join(marks).encode(errors="surrogateescape")
@@ -108,17 +112,17 @@ class RunReader:
             return self._curves[1]
 
     def known_health(self) -> Health | None:
-        """What `health` said last; None before it was asked."""
+        """The last answer of `health`; None before the first."""
         kept = self._health
         return kept[1] if kept else None
 
     def health_is_current(self) -> bool:
-        """Whether `known_health` knows all that the run has written."""
+        """Return true if `known_health` covers all that the run has written."""
         kept = self._health
         return kept is not None and kept[0] == self.revision()
 
     def trained(self, kind: str, step: int, rollout: str | None = None) -> list[TrainedTokens]:
-        """What the trainer made of the tokens of a step or of one rollout; empty if not recorded.
+        """Trainer's numbers of the tokens of a step or of one rollout; empty if not recorded.
 
         Args:
             kind: only `train` has any.
@@ -135,8 +139,6 @@ class RunReader:
 
     def pieces(self) -> Callable[[Sequence[int]], list[str]] | None:
         """Ids to the text of each, by the tokenizer of the newest checkpoint; None without one."""
-        from agentrl.inspect.read.token_text import token_pieces
-
         with self._pieces_lock:
             for mark, path in self._tokenizers():
                 if self._pieces[0] != mark:
@@ -147,7 +149,7 @@ class RunReader:
 
     def _tokenizers(self) -> Iterator[tuple[object, Path]]:
         found: list[tuple[int, Path]] = []
-        for path in self.path.glob("checkpoints/*/tokenizer.json"):
+        for path in self.paths.checkpoints.glob("*/tokenizer.json"):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 if path.is_file() and status.st_size <= _TOKENIZER_BYTES:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.data.run.paths import RunPaths
 from agentrl.data.store import token_store, trajectory_store
 from agentrl.metrics import read_metrics
 
@@ -45,13 +46,14 @@ class RunFiles:
 
     def __init__(self, run: Path) -> None:
         self.run = Path(run).resolve()
+        self.paths = RunPaths(self.run)
         self.trajectories: tuple[StoredFile, ...] = ()
         self.tokens: tuple[StoredFile, ...] = ()
         self._looks: dict[Path, tuple[tuple[int, int, int], StoredFile | str]] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out and why, one line a file, ordered by file."""
+        """One line for each file that was left out, with the reason, ordered by file."""
         return tuple(
             f"{path.relative_to(self.run)}: {look}"
             for path, (_, look) in sorted(self._looks.items())
@@ -64,12 +66,12 @@ class RunFiles:
         Returns:
             Whether anything differs from the last look.
         """
-        trajectories = self.run / "trajectories"
+        trajectories, tokens_folder = self.paths.trajectories, self.paths.tokens
         folders = [trajectories / "train", *sorted(_folders(trajectories / "eval"))]
         paths = [path for folder in folders for path in _parquet(folder)]
-        tokens = _parquet(self.run / "tokens")
+        tokens = _parquet(tokens_folder)
         before = {path: mark for path, (mark, _) in self._looks.items()}
-        closed = [f for f in (trajectories, *folders, self.run / "tokens") if _is_closed(f)]
+        closed = [f for f in (trajectories, *folders, tokens_folder) if _is_closed(f)]
         for path in self._looks.keys() - {*paths, *tokens}:
             del self._looks[path]
         for folder in closed:
@@ -134,7 +136,7 @@ def metric_values(run: Path) -> Iterator[tuple[int, float | None, str, float]]:
     """
     found: dict[tuple[int, str], tuple[float | None, float]] = {}
     with contextlib.suppress(OSError):
-        for line in read_metrics(Path(run) / "metrics.jsonl"):
+        for line in read_metrics(RunPaths(Path(run)).metrics_file):
             time = line.get("time")
             moment = float(time) if isinstance(time, (int, float)) else None
             for name, value in line.items():

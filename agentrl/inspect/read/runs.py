@@ -1,4 +1,4 @@
-"""Which runs there are, what each is called, and whether it is still going on.
+"""Finds the runs below some folders, names them, and tells which are still going on.
 
 Nothing here writes or takes a lock: a run that is just starting must not find its lock taken by
 somebody who only looks.
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from agentrl.data.run.paths import RunPaths
+from agentrl.data.run.read import is_run
 from agentrl.errors import RunError
 
 RunState = Literal["running", "finished", "stopped"]
 
-_MARKS = ("config.yaml", "metrics.jsonl", "trajectories")
-"""Any of these makes a folder a run."""
 _DEPTH = 4
 _MOST_RUNS = 1000
 _FRESH_S = 300.0
@@ -31,7 +31,7 @@ _OWNER = re.compile(r"process (\d+) on (.+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRun:
-    """One run directory."""
+    """A run directory and its id in the inspector."""
 
     id: str
     """Stable while the inspector runs, unique, printable."""
@@ -40,7 +40,7 @@ class FoundRun:
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """Name of the folder, as text that can be printed."""
         return printable(self.path.name)
 
 
@@ -75,31 +75,25 @@ def find_runs(roots: Sequence[Path]) -> list[FoundRun]:
     return runs
 
 
-def is_run(path: Path) -> bool:
-    """Whether a folder looks like a run directory."""
-    with contextlib.suppress(OSError):  # we may not look into it
-        return any((path / mark).exists() for mark in _MARKS)
-    return False
-
-
 def run_state(path: Path) -> RunState:
-    """Whether the run goes on, ended by itself, or was ended.
+    """State of a run: it goes on, ended by itself, or was ended.
 
     Who writes a run holds a lock on its `.lock`, and the system says who holds which. For a run
     of another machine the time of its last line has to do.
     """
     with contextlib.suppress(OSError):
-        lock = path / ".lock"
+        paths = RunPaths(path)
+        lock = paths.lock_file
         status = lock.stat()
         owner = _OWNER.match(_head(lock))
         if _held(status, owner[1] if owner else ""):
             return "running"
         elsewhere = owner is not None and owner[2].strip() != platform.node()
-        if elsewhere and not (path / "result.json").exists():
-            written = max(_changed(path / name) for name in ("metrics.jsonl", "run.log", ".lock"))
+        if elsewhere and not paths.result_file.exists():
+            written = max(map(_changed, (paths.metrics_file, paths.log_file, lock)))
             if time.time() - written < _FRESH_S:
                 return "running"
-    return "finished" if (path / "result.json").exists() else "stopped"
+    return "finished" if RunPaths(path).result_file.exists() else "stopped"
 
 
 def printable(text: str) -> str:

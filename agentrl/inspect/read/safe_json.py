@@ -44,7 +44,7 @@ def number(value: Any) -> float | None:
 
 
 def json_value(text: str | None) -> Any:
-    """What JSON text holds, fit to be shown; the text itself where it is none."""
+    """The value in JSON text, fit to be shown; the text itself if it is no JSON."""
     if text is None:
         return None
     if len(text) > MOST_CHARS:

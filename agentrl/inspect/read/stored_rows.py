@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from agentrl.data.run.paths import RunPaths
 from agentrl.data.store.columns import SCHEMA
 from agentrl.errors import RunError
 from agentrl.inspect.read.run_files import RunFiles, StoredFile
@@ -73,21 +74,22 @@ class StoredRows:
         [1, 2, 3]
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, *, look_s: float = _LOOK_S) -> None:
+        """Read nothing yet; every `look_s` seconds all files are looked at, not only folders."""
         self.files = RunFiles(run)
         self._shelves: dict[Path, Shelf] = {}
         self._broken: dict[Path, str] = {}
         self._table: pa.Table | None = None
         self._next = 0
         self._folders: dict[Path, int] = {}
-        self._looked = 0.0
+        self._look_s, self._looked = look_s, 0.0
         self._facts: dict[tuple[int, str], np.ndarray] = {}
         self._lock = threading.Lock()
         """Guards all of the above while one thread looks at the folders again."""
 
     @property
     def notes(self) -> list[str]:
-        """What was left out, and why."""
+        """One line for each file that was left out, with the reason."""
         run = self.files.run
         broken = list(self._broken.items())  # a search may find another one meanwhile
         damaged = [f"{path.relative_to(run)}: {why}" for path, why in broken]
@@ -206,7 +208,7 @@ class StoredRows:
         now, before = time.time(), self._looked
         # Two changes within a tick of the file system's clock look like one.
         quiet = now - max(mark.values(), default=0) / 1e9 > _TICK_S
-        settled = quiet and mark == self._folders and now - before < _LOOK_S
+        settled = quiet and mark == self._folders and now - before < self._look_s
         if not settled:
             self._folders, self._looked = mark if quiet else {}, now
         return settled
@@ -244,8 +246,8 @@ class StoredRows:
 
 def _folder_times(run: Path) -> dict[Path, int]:
     """When each folder of trajectories and tokens last changed, in nanoseconds."""
-    top = run / "trajectories"
-    folders = [top, top / "train", top / "eval", run / "tokens"]
+    top = RunPaths(run).trajectories
+    folders = [top, top / "train", top / "eval", RunPaths(run).tokens]
     with contextlib.suppress(OSError):
         folders += [Path(entry.path) for entry in os.scandir(top / "eval")]
     times: dict[Path, int] = {}

@@ -1,4 +1,5 @@
-// Asks the server that sent this page, and nobody else.
+// Asks the server that sent this page, and nobody else. An exported page has its answers inside:
+// each is a script element of type JSON, and `held` lists them as [name, parameters, element].
 
 export class ApiError extends Error {
   constructor(message, status) {
@@ -7,15 +8,42 @@ export class ApiError extends Error {
   }
 }
 
-export async function get(name, params = {}, signal) {
+const held = heldAnswers();
+export const isExport = held !== null;
+
+function heldAnswers() {
+  const list = document.getElementById("held");
+  if (!list) return null;
+  const entries = JSON.parse(list.textContent);
+  return new Map(entries.map(([name, params, id]) => [address(name, params), id]));
+}
+
+function address(name, params) {
   const query = new URLSearchParams();
-  for (const [key, value] of Object.entries(params)) {
+  for (const key of Object.keys(params).sort()) {
+    const value = params[key];
     if (value !== null && value !== undefined && value !== "") query.set(key, value);
   }
   const text = query.toString();
+  return `${name}${text ? `?${text}` : ""}`;
+}
+
+// Whether an answer can be had: all of them from a server, some from an exported page.
+export function has(name, params) {
+  return !held || held.has(address(name, params));
+}
+
+export async function get(name, params = {}, signal) {
+  if (!held) return ask(address(name, params), signal);
+  const id = held.get(address(name, params));
+  if (id === undefined) throw new ApiError("This file does not hold it; it holds some rollouts.", 404);
+  return JSON.parse(document.getElementById(id).textContent);
+}
+
+async function ask(question, signal) {
   let answer;
   try {
-    answer = await fetch(`/api/${name}${text ? `?${text}` : ""}`, { signal, cache: "no-store" });
+    answer = await fetch(`/api/${question}`, { signal, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server does not answer. Is `agentrl inspect` still running?", 0);

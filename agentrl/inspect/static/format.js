@@ -75,3 +75,8 @@ export function lastPart(id) {
 export function words(name) {
   return String(name).replaceAll("_", " ");
 }
+
+// `eval/held out` as a heading says it.
+export function kindName(kind) {
+  return kind.replace(/^eval\//, "evaluation ");
+}

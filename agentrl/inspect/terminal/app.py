@@ -10,8 +10,9 @@ from textual.app import App
 from textual.binding import BindingType
 
 from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.terminal.find import FindView
 from agentrl.inspect.terminal.screens import RunsView, RunView
-from agentrl.inspect.terminal.view import View
+from agentrl.inspect.terminal.view import FindAsked, View
 
 _LOOK_S = 2.0
 """How often a run is asked whether it has written something."""
@@ -35,6 +36,10 @@ class TerminalApp(App[None]):
         only = self._readers[0] if len(self._readers) == 1 else None
         self.push_screen(RunView(only) if only else RunsView(self._readers))
         self.run_worker(self._look, group="look")
+
+    def on_find_asked(self, message: FindAsked) -> None:
+        """Open the search of the run."""
+        self.push_screen(FindView(message.reader))
 
     async def _look(self) -> None:
         """Load the screen again whenever what it shows has been written to."""

@@ -37,12 +37,12 @@ class FindView(TableView):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Wait for words."""
+        """Show nothing until words are typed."""
         self.query_one("#asked", Input).focus()
         self.head(Text("find rollouts", style="bold"))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Look."""
+        """Search for the words that were entered."""
         self._asked, self._is_new = event.value, True
         self.reload()
 
@@ -52,7 +52,7 @@ class FindView(TableView):
             super().reload()
 
     def read(self, width: int) -> dict[str, Any]:
-        """The hits."""
+        """Find the rollouts in the run's files."""
         return find_answer(reader_of(self), parse_question(self._asked, limit=_HITS))
 
     def show(self, answer: Any) -> None:
@@ -70,7 +70,7 @@ class FindView(TableView):
         self.query_one("#asked", Input).focus()
 
     def open(self, key: Any) -> View | None:
-        """A rollout."""
+        """The view of the rollout of a hit."""
         return None if self.reader is None else RolloutView(self.reader, *key)
 
 

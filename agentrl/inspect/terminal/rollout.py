@@ -11,9 +11,10 @@ from textual.binding import Binding, BindingType
 from agentrl.inspect.pages.rollout import rollout_answer
 from agentrl.inspect.pages.tokens import tokens_answer
 from agentrl.inspect.read.reader import RunReader
-from agentrl.inspect.read.safe_terminal import number, visible
+from agentrl.inspect.read.safe_terminal import visible
 from agentrl.inspect.terminal import text as words
 from agentrl.inspect.terminal.lines import Lines
+from agentrl.inspect.terminal.rollout_text import worth_line
 from agentrl.inspect.terminal.view import View, neighbour, reader_of
 
 
@@ -34,7 +35,7 @@ class RolloutView(View):
         self._answer: Mapping[str, Any] = {}
 
     def pane(self) -> Lines:
-        """Lines."""
+        """A pane of lines."""
         return Lines(id="pane")
 
     def read(self, width: int) -> tuple[Mapping[str, Any], list[Text]]:
@@ -43,18 +44,13 @@ class RolloutView(View):
         return answer, list(words.rollout_lines(answer, width))
 
     def show(self, answer: Any) -> None:
-        """What it was worth, then what was said."""
+        """Show reward and ending above the turns."""
         answer, lines = answer
         self._answer = answer
         self.query_one("#pane", Lines).show_all(lines)
         title = visible(answer["task_id"], "bold")
         title.append_text(visible(f"  {self._at[0]} step {self._at[1]}  {self._at[2]}", "dim"))
-        parts = words.named(answer["reward_parts"])
-        worth = Text.assemble("reward ", (number(answer["reward"]), "bold"))
-        worth.append_text(visible(f" ({parts})" if parts else ""))
-        worth.append(f"  score {number(answer['score'])}")
-        worth.append(f"  advantage {number(answer['advantage'], sign=True)}  ended by ")
-        worth.append_text(visible(answer["termination"], "bold"))
+        worth = worth_line(answer)
         worth.append(f"  {answer['action_tokens']} tokens sampled", style="dim")
         self.head(title, worth)
 
@@ -108,7 +104,7 @@ class TokensView(View):
         return Lines(cursor=True, id="pane")
 
     def read(self, width: int) -> Mapping[str, Any]:
-        """The row."""
+        """The tokens of the row."""
         return tokens_answer(reader_of(self), *self._at, self._row)
 
     def show(self, answer: Any) -> None:

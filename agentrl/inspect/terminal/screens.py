@@ -123,7 +123,7 @@ class DashboardView(View):
         self.reader = reader
 
     def pane(self) -> Lines:
-        """Lines."""
+        """A pane of lines."""
         return Lines(id="pane")
 
     def read(self, width: int) -> tuple[str, list[Text]]:
@@ -160,7 +160,7 @@ class StepView(TableView):
         self._steps: list[int] = []
 
     def read(self, width: int) -> Mapping[str, Any]:
-        """The groups."""
+        """Fill the table with the groups."""
         return step_answer(reader_of(self), self._kind, self._step)
 
     def show(self, answer: Any) -> None:
@@ -194,7 +194,7 @@ class GroupView(TableView):
         self.reader, self._kind, self._step, self._group = reader, kind, step, group
 
     def read(self, width: int) -> Mapping[str, Any]:
-        """The siblings."""
+        """Fill the table with the siblings."""
         return group_answer(reader_of(self), self._kind, self._step, self._group)
 
     def show(self, answer: Any) -> None:
@@ -211,7 +211,7 @@ class GroupView(TableView):
         self.fill([(s["rollout_id"], _sibling_cells(s, turn, char)) for s in answer["siblings"]])
 
     def open(self, key: Any) -> View:
-        """A rollout."""
+        """The view of the rollout of a row."""
         return RolloutView(reader_of(self), self._kind, self._step, key)
 
 

@@ -1,34 +1,26 @@
-"""What the terminal view shows, as lines of text: pure functions from answers to `rich.Text`.
+"""Lines of text of the terminal view: pure functions from answers to `rich.Text`.
 
 Everything a run wrote passes `visible`, and nothing is read as markup.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from agentrl.inspect.read.safe_terminal import number, visible
+from agentrl.inspect.terminal.rollout_text import row_lines, row_title, ruled_heading, wrapped
 
-ROLE_COLOURS = {
-    "system": "magenta",
-    "user": "cyan",
-    "prompt": "cyan",
-    "assistant": "green",
-    "tool": "yellow",
-}
 STATUS_COLOURS = {"fail": "bold red", "warn": "yellow", "ok": "green", "unknown": "dim"}
 OVERLAYS = ("why", "surprise", "gap", "entropy", "advantage", "ratio", "loss")
 """What the text of a token can be coloured by."""
 
 _TEXT_CHARS = 20_000
-"""Shown of one text, half of it from each end."""
+"""Shown of one text of a rollout."""
 _PIECE_CELLS = 16
 """Room for the text of a token; more than most need."""
 _BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -36,17 +28,6 @@ _FULL = {"surprise": 6.0, "gap": 0.2, "entropy": 3.0, "advantage": 2.0, "ratio":
 """Where the colour of an overlay is full."""
 _SIGNED = ("advantage", "loss")
 _COLUMN = {"surprise": "rollout_log_prob"}
-_PLAIN = Console(width=80, force_terminal=False)
-
-
-def wrapped(text: Text, width: int) -> Iterator[Text]:
-    """A text as lines no wider than `width` cells."""
-    text.expand_tabs(4)
-    for line in text.split("\n", allow_blank=True):
-        if line.cell_len <= width:
-            yield line
-        else:
-            yield from line.wrap(_PLAIN, max(1, width))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -128,19 +109,18 @@ def share_lines(title: str, shares: Mapping[str, Mapping[str, Any]], width: int)
 
 
 def rollout_lines(answer: Mapping[str, Any], width: int) -> Iterator[Text]:
-    """A rollout turn by turn."""
+    """A rollout turn by turn, as lines no wider than `width` cells."""
+    more = "agentrl traj show --full has them"
     for row in answer["rows"]:
         if len(answer["rows"]) > 1:
-            yield Text(f"row {row['row_index'] + 1} of {len(answer['rows'])}", style="bold")
-        yield _title("prompt", f"{row['prompt_tokens']} tokens")
-        yield from wrapped(visible(_cut(row["prompt_text"])), width)
-        for place, turn in enumerate(row["turns"]):
-            yield from _turn(place, turn, width)
+            yield row_title(row["row_index"], len(answer["rows"]))
+        for text in row_lines(row, most_chars=_TEXT_CHARS, more=more, heading=ruled_heading):
+            yield from wrapped(text, width)
     if answer["detail"]:
-        yield _title("end", answer["termination"])
-        yield from wrapped(visible(_cut(answer["detail"]), "red"), width)
+        yield ruled_heading("end", None, answer["termination"])
+        yield from wrapped(visible(answer["detail"][:_TEXT_CHARS], "red"), width)
     if answer.get("patch"):
-        yield _title("patch", "")
+        yield ruled_heading("patch", None, "")
         for line in answer["patch"].splitlines()[:2000]:
             colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
             yield from wrapped(visible(line, colour), width)
@@ -178,58 +158,9 @@ def token_line(tokens: Mapping[str, Any], index: int, overlay: str) -> Text:
     return line.append(" ").append_text(visible(why, "dim italic"))
 
 
-def named(values: Mapping[str, float | None]) -> str:
-    """Names and numbers as a sentence."""
-    return ", ".join(f"{name} {number(value)}" for name, value in values.items())
-
-
-def _turn(place: int, turn: Mapping[str, Any], width: int) -> Iterator[Text]:
-    facts = [f"{turn['end'] - turn['start']} tokens", f"{turn['duration_s'] or 0:.2f} s"]
-    if turn["finish_reason"]:
-        facts.append(turn["finish_reason"])
-    if turn["reward"] is not None:
-        facts.append(f"reward {number(turn['reward'])}")
-    yield _title(turn["role"], f"turn {place}, {', '.join(facts)}")
-    yield from wrapped(visible(_cut(turn["text"])), width)
-    for call in turn["tool_calls"]:
-        line = Text.assemble(("call ", "bold"), visible(call["name"] or "(no name)"), " ")
-        line.append_text(_status(call["status"])).append(" ")
-        arguments = json.dumps(call["arguments"], ensure_ascii=False)
-        yield from _hanging("  ", line.append_text(visible(_cut(arguments))), width)
-        if call["error"]:
-            yield from _hanging("    ", visible(_cut(call["error"]), "red"), width)
-    for result in turn["tool_results"]:
-        line = Text.assemble(("result ", "bold"), visible(result["name"] or "(no name)"), " ")
-        line.append_text(_status(result["status"])).append(f" {result['duration_s'] or 0:.2f} s")
-        if result["exit_code"] is not None:
-            line.append(f" exit {result['exit_code']:g}")
-        line.append(" shortened" if result["truncated"] else "")
-        yield from _hanging("  ", line, width)
-        if result["text"] not in turn["text"]:
-            yield from _hanging("    ", visible(_cut(result["text"])), width)
-
-
-def _title(role: str, facts: str) -> Text:
-    line = visible(f"\u2501\u2501 {role} ", f"bold {ROLE_COLOURS.get(role, '')}".strip())
-    return line.append_text(visible(facts, "dim"))
-
-
-def _status(status: str) -> Text:
-    return visible(status, "green" if status == "ok" else "bold red")
-
-
 def _hanging(indent: str, text: Text, width: int) -> Iterator[Text]:
     for line in wrapped(text, width - len(indent)):
         yield Text(indent).append_text(line)
-
-
-def _cut(text: str | None) -> str:
-    text = text or ""
-    if len(text) <= _TEXT_CHARS:
-        return text
-    half = _TEXT_CHARS // 2
-    note = f"[... {len(text) - 2 * half} characters left out; agentrl traj show --full has them]"
-    return f"{text[:half]}\n{note}\n{text[-half:]}"
 
 
 def _value(tokens: Mapping[str, Any], name: str, index: int) -> float | None:

@@ -1,4 +1,4 @@
-"""What every screen of the terminal view has in common: heading, pane, keys, loading again.
+"""The base of every screen of the terminal view: heading, pane, keys, loading again.
 
 Files are read in threads, so keys work however long that takes; only `show` touches the screen.
 """
@@ -31,11 +31,19 @@ _PATIENCE_S = 0.2
 
 
 class Arrived(Message):
-    """What a thread has read for a screen, or why it could not."""
+    """The answer that a thread has read for a screen, or its error."""
 
     def __init__(self, number: int, answer: Any, error: str | None) -> None:
         super().__init__()
         self.number, self.answer, self.error = number, answer, error
+
+
+class FindAsked(Message):
+    """The search of a run is wanted; the app, which knows all screens, opens it."""
+
+    def __init__(self, reader: RunReader) -> None:
+        super().__init__()
+        self.reader = reader
 
 
 class View(Screen[None]):
@@ -60,7 +68,7 @@ class View(Screen[None]):
     _head: tuple[Text, ...] = ()
 
     def compose(self) -> ComposeResult:
-        """Heading, pane, keys."""
+        """Lay out heading, pane and keys."""
         yield Static(id="head")
         yield self.pane()
         yield Footer(show_command_palette=False)
@@ -146,16 +154,14 @@ class View(Screen[None]):
         self.query_one("#head", Static).update(Text("\n").join((first, *more)))
 
     def action_back(self) -> None:
-        """Leave this screen."""
+        """Go back to the screen before."""
         if len(self.app.screen_stack) > 2:
             self.app.pop_screen()
 
     def action_find(self) -> None:
-        """Open the search of this run."""
+        """Ask the app for the search of this run."""
         if self.reader is not None:
-            from agentrl.inspect.terminal.find import FindView
-
-            self.app.push_screen(FindView(self.reader))
+            self.post_message(FindAsked(self.reader))
 
     def action_keys(self) -> None:
         """Show or hide the panel of keys."""
@@ -184,7 +190,7 @@ class TableView(View):
     columns: ClassVar[tuple[str, ...]] = ()
 
     def pane(self) -> Table | Lines:
-        """The table."""
+        """An empty table with its columns."""
         table = Table(cursor_type="row", zebra_stripes=True, id="pane")
         table.add_columns(*(Text(name) for name in self.columns))
         return table

@@ -1,4 +1,4 @@
-"""Who may ask the inspector's server: nobody who is not on this machine, unless told otherwise.
+"""Access to the inspector's server: from this machine alone, unless it is told otherwise.
 
 A page of another site must neither read a run nor make this server work: names that are not this
 server's are refused (DNS rebinding), so are requests that a browser says come from elsewhere, and
@@ -43,7 +43,7 @@ _HEADERS = {
 }
 
 
-class Guard:
+class AccessGuard:
     """Lets a request through to `app`, or answers it with a refusal."""
 
     def __init__(self, app: ASGIApp, *, host: str, token: str | None) -> None:
@@ -125,7 +125,7 @@ class Guard:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens at `host`."""
+    """Return true if only this machine can reach what listens at `host`."""
     if host == "localhost":
         return True
     try:

@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -23,13 +22,16 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from agentrl.errors import AgentrlError, RunError
-from agentrl.inspect.pages.find import Question, find_answer
+from agentrl.inspect.export.page import STATIC
+from agentrl.inspect.pages.endings import endings_answer
+from agentrl.inspect.pages.find import find_answer
+from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
 from agentrl.inspect.pages.tokens import tokens_answer
 from agentrl.inspect.read.safe_json import jsonable
-from agentrl.inspect.web.access import Guard
+from agentrl.inspect.web.access import AccessGuard
 from agentrl.inspect.web.downloads import export_response
 from agentrl.inspect.web.library import Library
 from agentrl.inspect.web.request_parameters import (
@@ -40,11 +42,10 @@ from agentrl.inspect.web.request_parameters import (
     whole,
     whole_or_none,
 )
+from agentrl.types import TERMINATION_RULES, TerminationRule
 
 logger = logging.getLogger(__name__)
 
-STATIC = Path(__file__).parents[1] / "static"
-"""The page, as files."""
 _SQL_ROWS = 1000
 _SQL_TIMEOUT_S = 30.0
 _SQL_WAITING = 8
@@ -54,15 +55,23 @@ _MOST_HITS = 1000
 Answer = Callable[[Library, Mapping[str, str]], Any]
 
 
-def make_app(library: Library, *, host: str = "127.0.0.1", token: str | None = None) -> Starlette:
+def make_app(
+    library: Library,
+    *,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    endings: Mapping[Any, TerminationRule] = TERMINATION_RULES,
+) -> Starlette:
     """The server as an ASGI application.
 
     Args:
         library: of the runs.
         host: address it will listen at.
         token: what visitors have to show; None asks for none.
+        endings: how rollouts can end, as the page names and marks them.
     """
     routes = [
+        Route("/api/endings", _endpoint(library, lambda *_: endings_answer(endings))),
         *(Route(f"/api/{name}", _endpoint(library, answer)) for name, answer in _ANSWERS.items()),
         Route("/api/sql", _sql_endpoint(library)),
         Route("/api/{rest:path}", _no_such_answer),
@@ -73,7 +82,7 @@ def make_app(library: Library, *, host: str = "127.0.0.1", token: str | None = N
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(Guard, host=host, token=token),
+            Middleware(AccessGuard, host=host, token=token),
             Middleware(GZipMiddleware, minimum_size=50_000, compresslevel=1),
         ],
     )
@@ -251,7 +260,7 @@ _ANSWERS: Mapping[str, Answer] = {
 
 
 def _no_such_answer(request: Request) -> Response:
-    valid = ", ".join(f"/api/{name}" for name in (*_ANSWERS, "sql"))
+    valid = ", ".join(f"/api/{name}" for name in (*_ANSWERS, "endings", "sql"))
     return _json({"error": f"{request.url.path} is nothing this server knows; valid: {valid}"}, 404)
 
 

@@ -11,6 +11,8 @@ from starlette.responses import Response, StreamingResponse
 from agentrl.data import StoredTrajectory, TrajectoryStore
 from agentrl.data.store.columns import unescape
 from agentrl.errors import RunError, choices
+from agentrl.inspect.export.files import export_pieces
+from agentrl.inspect.export.formats import ExportFormat
 from agentrl.inspect.pages.groups import find_rollout
 from agentrl.inspect.read.reader import RunReader
 
@@ -33,9 +35,6 @@ def export_response(
         ValueError: no such format.
         RunError: no such kind, step or rollout, or its file is damaged.
     """
-    from agentrl.inspect.export.files import export_pieces, run_facts
-    from agentrl.inspect.export.formats import ExportFormat
-
     if format not in list(ExportFormat):
         raise ValueError(f"format: {choices(format, ExportFormat)}")
     reader.rows.refresh()
@@ -43,7 +42,7 @@ def export_response(
     if rollout is not None:
         find_rollout(shelf, rollout)
     rows = _rows(reader, kind, step, rollout)
-    pieces = export_pieces(ExportFormat(format), rows, run_facts(reader))
+    pieces = export_pieces(ExportFormat(format), rows, reader)
     name = "-".join(part for part in (reader.run.name, kind, f"step-{step}", rollout) if part)
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:150]
     suffix = _SUFFIX.get(format, format)
@@ -60,7 +59,7 @@ def export_response(
 def _rows(
     reader: RunReader, kind: str, step: int, rollout: str | None
 ) -> Iterator[StoredTrajectory]:
-    store = TrajectoryStore(reader.path / "trajectories")
+    store = TrajectoryStore(reader.paths.trajectories)
     ids = None if rollout is None else [unescape(rollout)]
     try:
         found = list(store.read(kind, step=step, rollout_ids=ids))

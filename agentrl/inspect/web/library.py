@@ -18,7 +18,6 @@ from agentrl.inspect.read.runs import FoundRun, find_runs
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
-"""Folders are searched for new runs at most this often."""
 _QUIET_S = 0.3
 _PATIENCE_S = 5.0
 """Diagnosing ahead begins when nothing was asked for a moment, or has been all the time."""
@@ -33,8 +32,12 @@ class Library:
         ['quickstart']
     """
 
-    def __init__(self, roots: Sequence[Path]) -> None:
+    def __init__(self, roots: Sequence[Path], *, look_s: float = _LOOK_S) -> None:
         """Look once.
+
+        Args:
+            roots: run directories, or folders that hold some.
+            look_s: folders are searched for new runs at most this often.
 
         Raises:
             RunError: a root is no directory, or there is no run at or below any of them.
@@ -43,7 +46,7 @@ class Library:
         """Asks any of the runs in SQL."""
         self._roots = [Path(root).absolute() for root in roots]
         self._readers: dict[Path, RunReader] = {}
-        self._looked = 0.0
+        self._look_s, self._looked = look_s, 0.0
         self._lock = threading.Lock()
         """One thread looks for runs at a time."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="diagnose")
@@ -63,7 +66,7 @@ class Library:
     def readers(self) -> list[RunReader]:
         """Every run, in a stable order."""
         with self._lock:
-            if time.monotonic() - self._looked > _LOOK_S:
+            if time.monotonic() - self._looked > self._look_s:
                 self._look()
                 self._looked = time.monotonic()
             return list(self._readers.values())

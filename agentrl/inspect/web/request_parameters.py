@@ -52,7 +52,7 @@ def whole_or_none(query: Mapping[str, str], name: str) -> int | None:
 
 
 def number_or_none(query: Mapping[str, str], name: str) -> float | None:
-    """A finite number.
+    """A finite number, or None where it is missing.
 
     Raises:
         ValueError: it is none.

@@ -36,7 +36,7 @@ def serve(
     """
     uvicorn = require("uvicorn")
     require("starlette.applications")
-    from agentrl.inspect.web.app import make_app
+    from agentrl.inspect.web.app import make_app  # imports starlette, an extra
 
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     listener = _listen(host, port)
@@ -69,7 +69,7 @@ def serve(
 
 
 def page_address(host: str, port: int, token: str | None) -> str:
-    """What a visitor types.
+    """The address that a visitor types.
 
     Example:
         >>> page_address("127.0.0.1", 8000, None)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentrl.chat import ChatFormat
 from agentrl.finding import Finding, warn
+from agentrl.preflight.reward.known_answers import TriedAnswer
 from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.tool import Tool
-
-if TYPE_CHECKING:
-    from agentrl.chat import ChatFormat
-    from agentrl.preflight.reward.known_answers import Answer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +29,7 @@ class PreflightFacts:
     """Offered in the first prompts of a sample of tasks, by name."""
     sandbox_used: bool | None = None
     """Whether an episode opened a sandbox; None while there was none."""
-    answers: list[Answer] = field(default_factory=list["Answer"])
+    answers: list[TriedAnswer] = field(default_factory=list["TriedAnswer"])
     """Answers tried on the reward code, and what each earned."""
 
 

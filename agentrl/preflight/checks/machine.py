@@ -1,4 +1,7 @@
-"""Whether the machine has what a run takes: disk and memory."""
+"""Checks of the machine: disk, length of the context, memory.
+
+Imports inside functions keep torch and transformers away until a check needs them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ async def disk(config: RunConfig) -> Finding | str:
     Raises:
         RunError: it is not enough.
     """
-    folder = next(f for f in (run_path(config), *run_path(config).absolute().parents) if f.exists())
+    path = run_path(config.run)
+    folder = next(f for f in (path, *path.absolute().parents) if f.exists())
     free = shutil.disk_usage(folder).free
     size = _weights_bytes(resolve_model_path(config.model.path))
     rollout, train = config.rollout, config.train
@@ -56,12 +60,12 @@ async def disk(config: RunConfig) -> Finding | str:
 
 
 async def context(config: RunConfig) -> Finding | str:
-    """Whether the model was made for sequences as long as the run's."""
+    """Compare the longest sequence of the run with what the model was made for."""
     from transformers import AutoConfig
 
     wanted = config.rollout.max_context_tokens
     try:
-        found = await asyncio.to_thread(AutoConfig.from_pretrained, model_source(config))
+        found = await asyncio.to_thread(AutoConfig.from_pretrained, model_source(config.model))
     except (AgentrlError, OSError, ValueError) as error:
         return warn("context", f"not checked: {error}", "mend model")
     text = getattr(found, "text_config", None) or found
@@ -127,7 +131,7 @@ def model_shape(config: RunConfig) -> ModelShape:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    found = AutoConfig.from_pretrained(model_source(config))
+    found = AutoConfig.from_pretrained(model_source(config.model))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(found)
     text = getattr(found, "text_config", None) or found

@@ -1,4 +1,4 @@
-"""How much memory a run will need, worked out before anything is loaded. Pure arithmetic.
+"""Estimate of a run's memory, worked out before anything is loaded. Pure arithmetic.
 
 What is kept all the time is counted exactly: weights, float32 masters, gradient sums, moments, keys
 and values. Activations of a Llama-like layer are counted tensor by tensor, what autograd keeps in
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from agentrl.config import RunConfig
 from agentrl.config.fleet import EmbeddedServing, RuntimeSection, VllmServing
+from agentrl.config.schema import ModelSection
+from agentrl.config.training import TrainSection
 
 GIB = 2**30
 _PROCESS = int(0.75 * GIB)
@@ -30,7 +32,7 @@ _HEAD_CHUNK = 1 << 26
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What the memory of a model depends on."""
+    """Numbers that the memory of a model depends on."""
 
     parameters: int
     """All of them, tied ones once."""
@@ -59,7 +61,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class ProcessMemory:
     """One kind of process of a run."""
 
     name: str
@@ -73,12 +75,12 @@ class Process:
 
     @property
     def size(self) -> int:
-        """Bytes of one."""
+        """Bytes that one process takes."""
         return sum(part.size for part in self.parts)
 
     @property
     def total(self) -> int:
-        """Bytes of all."""
+        """Bytes that all processes of the kind take."""
         return self.size * self.count
 
     def text(self) -> str:
@@ -88,7 +90,7 @@ class Process:
         return f"{times}{self.name} {self.size / GIB:.1f} GiB ({parts})"
 
 
-def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Process]:
+def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[ProcessMemory]:
     """Every process of the run with what it holds at its peak.
 
     Args:
@@ -96,71 +98,80 @@ def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Proc
         shape: of the policy; a critic with a path of its own is taken to be as large.
         on_gpu: whether the trainer computes on a GPU.
     """
-    embedded = config.serving.engine == "embedded"
+    serving, runtime = config.serving, config.runtime
     trainer = _trained(config, shape)
-    trainer.append(Part(what="activations", size=activation_bytes(config, shape)))
-    if config.serving.engine == "embedded":
-        trainer.append(
-            Part(what="keys and values", size=kv_cache_bytes(config, config.serving, shape))
-        )
+    trainer.append(
+        Part(what="activations", size=activation_bytes(config.train, config.model, shape))
+    )
+    if serving.engine == "embedded":
+        context = config.rollout.max_context_tokens
+        cache = kv_cache_bytes(serving, config.model, shape, context=context)
+        trainer.append(Part(what="keys and values", size=cache))
     trainer.insert(0, Part(what="process", size=_CUDA if on_gpu else _PROCESS))
-    name = "trainer with engine" if embedded else "trainer"
-    ranks = _ranks(config.runtime)
-    found = [Process(name=name, count=ranks, on_gpu=on_gpu, parts=tuple(trainer))]
+    name = "trainer with engine" if serving.engine == "embedded" else "trainer"
+    ranks = _ranks(runtime)
+    found = [ProcessMemory(name=name, count=ranks, on_gpu=on_gpu, parts=tuple(trainer))]
     if on_gpu:
         host = (Part(what="process", size=_PROCESS),)
-        found.append(Process(name="trainer on the host", count=ranks, on_gpu=False, parts=host))
-    if config.runtime.kind == "ray":
+        found.append(
+            ProcessMemory(name="trainer on the host", count=ranks, on_gpu=False, parts=host)
+        )
+    if runtime.kind == "ray":
         worker = (Part(what="process", size=_WORKER),)
-        count = config.runtime.rollout_workers
-        found.append(Process(name="rollout worker", count=count, on_gpu=False, parts=worker))
-    if config.serving.engine == "vllm":
+        count = runtime.rollout_workers
+        found.append(ProcessMemory(name="rollout worker", count=count, on_gpu=False, parts=worker))
+    if serving.engine == "vllm":
         server = (
             Part(what="process", size=_SERVER),
             Part(
-                what="weights", size=shape.parameters * _width(config) // _parallel(config.serving)
+                what="weights",
+                size=shape.parameters * _width(config.model) // _parallel(serving),
             ),
-            Part(what="keys and values", size=int(config.serving.kv_cache_gb * GIB)),
+            Part(what="keys and values", size=int(serving.kv_cache_gb * GIB)),
         )
-        count = config.serving.replicas * _parallel(config.serving)
-        runtime = config.runtime
+        count = serving.replicas * _parallel(serving)
         gpu = runtime.gpus_per_engine > 0 if runtime.kind == "ray" else on_gpu
-        found.append(Process(name="vLLM server", count=count, on_gpu=gpu, parts=server))
+        found.append(ProcessMemory(name="vLLM server", count=count, on_gpu=gpu, parts=server))
     return found
 
 
-def trained_bytes(config: RunConfig, parameters: int, *, kept: int) -> tuple[int, int]:
+def trained_bytes(
+    train: TrainSection, model: ModelSection, parameters: int, *, kept: int
+) -> tuple[int, int]:
     """Bytes of the optimizer's state and of gradients, on one rank.
 
     Args:
-        config: of the run.
+        train: chooses the optimizer.
+        model: chooses the dtype.
         parameters: that are trained.
         kept: ranks that each hold a part of it.
     """
-    moments = 4 if config.train.optimizer == "muon" else 8
+    moments = 4 if train.optimizer == "muon" else 8
     # A float32 parameter is its own master; a bfloat16 one has a master and a float32 sum.
-    masters = 4 if config.model.dtype == "bfloat16" else 0
+    masters = 4 if model.dtype == "bfloat16" else 0
     return parameters * (masters + moments) // kept, parameters * 4 // kept
 
 
-def kv_cache_bytes(config: RunConfig, serving: EmbeddedServing, shape: ModelShape) -> int:
+def kv_cache_bytes(
+    serving: EmbeddedServing, model: ModelSection, shape: ModelShape, *, context: int
+) -> int:
     """Of an embedded engine: whole sequences, as many as fit and are ever decoded at once."""
-    row = 2 * _width(config) * shape.layers * shape.kv_width * config.rollout.max_context_tokens
+    row = 2 * _width(model) * shape.layers * shape.kv_width * context
     rows = min(serving.max_batch_size, int(serving.kv_cache_gb * GIB / row))
     return row * max(rows, 1)
 
 
-def activation_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """What autograd keeps of a micro-batch of `train.micro_batch_tokens` tokens, head included.
+def activation_bytes(train: TrainSection, model: ModelSection, shape: ModelShape) -> int:
+    """Bytes autograd keeps of a micro-batch of `train.micro_batch_tokens` tokens, head included.
 
     Per token and layer in the model's dtype: input and output of both norms (4 h), queries before
     and after rotation (2 h), keys and values with rotated keys (3 kv), attention output (h), and of
     the MLP gate, up, activation and product (4 i); in float32 what the norms work on (2 * 2 h).
     """
-    width, tokens = _width(config), config.train.micro_batch_tokens
+    width, tokens = _width(model), train.micro_batch_tokens
     inner = width * (7 * shape.hidden + 3 * shape.kv_width + 4 * shape.intermediate)
     layer = tokens * (inner + 4 * 4 * shape.hidden)
-    if config.model.gradient_checkpointing:
+    if model.gradient_checkpointing:
         layers = layer + shape.layers * tokens * width * shape.hidden
     else:
         layers = layer * shape.layers
@@ -174,12 +185,12 @@ def activation_bytes(config: RunConfig, shape: ModelShape) -> int:
 
 def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
     """Weights, optimizer and gradients, of policy and critic, and the reference."""
-    width, algorithm = _width(config), config.resolved_algorithm()
-    weights, optimizer, gradients = _cut(config)
+    width, algorithm = _width(config.model), config.resolved_algorithm()
+    weights, optimizer, gradients = _shards(config.train, _ranks(config.runtime))
     rank = 0 if config.train.lora is None else config.train.lora.rank
     count = shape.adapters * rank if rank else shape.parameters
-    state, _ = trained_bytes(config, count, kept=optimizer)
-    _, sums = trained_bytes(config, count, kept=gradients)
+    state, _ = trained_bytes(config.train, config.model, count, kept=optimizer)
+    _, sums = trained_bytes(config.train, config.model, count, kept=gradients)
     own = shape.parameters * width // weights + (count * 4 if rank else 0)
     parts = [
         Part(what="weights", size=own),
@@ -189,16 +200,16 @@ def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
     if algorithm.needs_reference:
         parts.append(Part(what="reference", size=shape.parameters * width // weights))
     if algorithm.needs_values:
-        state, _ = trained_bytes(config, shape.parameters, kept=optimizer)
-        _, sums = trained_bytes(config, shape.parameters, kept=gradients)
+        state, _ = trained_bytes(config.train, config.model, shape.parameters, kept=optimizer)
+        _, sums = trained_bytes(config.train, config.model, shape.parameters, kept=gradients)
         size = shape.parameters * width // weights + state + sums
         parts.append(Part(what="critic", size=size))
     return parts
 
 
-def _cut(config: RunConfig) -> tuple[int, int, int]:
-    """Among how many ranks weights, optimizer state and gradients are cut up."""
-    ranks, backend = _ranks(config.runtime), config.train.backend
+def _shards(train: TrainSection, ranks: int) -> tuple[int, int, int]:
+    """Number of ranks that weights, optimizer state and gradients are sharded over."""
+    backend = train.backend
     if backend.kind == "fsdp2":
         return ranks, ranks, ranks
     if backend.kind == "deepspeed":
@@ -223,5 +234,5 @@ def _parallel(serving: VllmServing) -> int:
     return max(1, int(sizes[0]) * int(sizes[1]))
 
 
-def _width(config: RunConfig) -> int:
-    return 2 if config.model.dtype == "bfloat16" else 4
+def _width(model: ModelSection) -> int:
+    return 2 if model.dtype == "bfloat16" else 4

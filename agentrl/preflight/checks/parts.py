@@ -1,4 +1,7 @@
-"""Checks of the parts of a run: each of them resolved, made and tried without loading the model."""
+"""Checks of the parts of a run: each of them resolved, made and tried without loading the model.
+
+Imports inside functions keep torch and transformers away until a check needs them.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,36 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentrl.chat import ChatFormat, build_chat, build_parser
 from agentrl.config import RunConfig
+from agentrl.config.reward import RewardSection
+from agentrl.config.sandboxes import SandboxSection
+from agentrl.config.schema import ChatSection, EnvSection, ModelSection, RolloutSection
+from agentrl.config.training import TrainSection
 from agentrl.env import EnvContext
 from agentrl.errors import RunError
 from agentrl.finding import Finding, Status, warn
 from agentrl.preflight.checks.facts import PreflightFacts, not_checked
+from agentrl.reward import load_reward_functions
+from agentrl.rollout import adapt_env
+from agentrl.rollout.sandbox import SharedSandbox
+from agentrl.runtime.assembly.metric_sinks import check_sinks
 from agentrl.runtime.assembly.parts import (
     load_task_sets,
     make_env_factory,
     open_sandboxes,
     sandbox_limits,
 )
-from agentrl.runtime.assembly.task_choice import read_chosen
+from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
+from agentrl.runtime.health.rules import check_health
 from agentrl.sandbox import Isolation
 from agentrl.tool import Tool
 from agentrl.types import Message, Task
-
-if TYPE_CHECKING:
-    from agentrl.chat import ChatFormat
 
 _SAMPLE = 32
 """Tasks whose prompts are measured."""
@@ -37,36 +47,33 @@ SAMPLE_S = 120.0
 """Seconds after which no further one is begun."""
 
 
-async def model(config: RunConfig, found: PreflightFacts) -> Finding | str:
-    """Tokenizer and device."""
+async def model(section: ModelSection, found: PreflightFacts) -> Finding | str:
+    """Load the tokenizer and choose the device."""
     from agentrl.train.model.pretrained import check_model_path, load_tokenizer, pick_device
 
-    path = resolve_model_path(config.model.path)
+    path = resolve_model_path(section.path)
     check_model_path(path)
-    device = pick_device(config.model.device)
-    tokenizer = load_tokenizer(config.model.model_copy(update={"path": path}))
+    device = pick_device(section.device)
+    tokenizer = load_tokenizer(section.model_copy(update={"path": path}))
     found.tokenizer = tokenizer
     return f"{path}: tokenizer with {len(tokenizer)} entries; will compute on {device}"
 
 
-async def tools(config: RunConfig, base: Path) -> str:
+async def tools(env: EnvSection, base: Path) -> str:
     """The tools of the config, opened."""
-    async with open_tools(config.env, base=base) as tools:
+    async with open_tools(env, base=base) as tools:
         return ", ".join(tool.name for tool in tools) or "none in the config"
 
 
-async def environment(config: RunConfig, base: Path, found: PreflightFacts) -> str:
-    """The class, made once."""
-    found.make_env = make_env_factory(config.env, base=base)
-    return f"{config.env.target} imports and can be made"
+async def environment(env: EnvSection, base: Path, found: PreflightFacts) -> str:
+    """Make the environment class once."""
+    found.make_env = make_env_factory(env, base=base)
+    return f"{env.target} imports and can be made"
 
 
-async def rewards(config: RunConfig, base: Path) -> str:
-    """What the reward is the sum of."""
-    from agentrl.reward import load_reward_functions
-
-    section = config.reward
-    load_reward_functions(section, base=base, timeout_s=config.rollout.env_timeout_s)
+async def rewards(section: RewardSection, base: Path, *, timeout_s: float) -> str:
+    """Load the reward functions and state the sum of the reward."""
+    load_reward_functions(section, base=base, timeout_s=timeout_s)
     functions = {name: item.weight for name, item in section.functions.items()}
     parts = [
         f"{weight:g} * {name}" for name, weight in {"env": section.env_weight, **functions}.items()
@@ -76,35 +83,36 @@ async def rewards(config: RunConfig, base: Path) -> str:
 
 
 async def trainer(config: RunConfig) -> str:
-    """Whether the trainer can be put together."""
+    """Check that the trainer can be put together."""
     from agentrl.runtime.assembly.trainer import check_learner
 
     return check_learner(config)
 
 
-async def chat(config: RunConfig, found: PreflightFacts) -> Finding | str:
+async def chat(
+    section: ChatSection, env: EnvSection, base: Path, found: PreflightFacts
+) -> Finding | str:
     """Template and parser, proven on probe conversations."""
-    from agentrl.chat import build_chat, build_parser
-
-    parser = build_parser(config.chat.tool_parser)
+    parser = build_parser(section.tool_parser, base=base)
     if found.tokenizer is None:
         return warn("chat", "parser is known; the template needs the tokenizer above", "mend model")
-    found.chat = chat = build_chat(found.tokenizer, config.chat)
-    if parser is None and config.env.tools:
+    found.chat = chat = build_chat(found.tokenizer, section)
+    if parser is None and env.tools:
         return warn(
             "chat",
             "env.tools names tools, but chat.tool_parser is none: no call is seen",
             "set chat.tool_parser, as hermes",
         )
-    return f"{chat.name} turns, {config.chat.tool_parser} tool parser"
+    return f"{chat.name} turns, {section.tool_parser} tool parser"
 
 
 async def datasets(
     config: RunConfig, base: Path, found: PreflightFacts, resume: bool
 ) -> Finding | str:
-    """Every task, loaded."""
-    chosen = read_chosen(run_path(config) / CHOSEN_FILE, config) if resume else None
-    sets = load_task_sets(config, base=base, chosen=chosen)
+    """Load every task of training and evaluation."""
+    sections = dataset_sections(config.dataset, config.eval.datasets)
+    chosen = read_chosen(run_path(config.run) / CHOSEN_FILE, sections) if resume else None
+    sets = load_task_sets(config.dataset, config.eval.datasets, base=base, chosen=chosen)
     found.tasks = sets
     counts = [f"train {len(sets.train)}"]
     counts += [f"{name} {len(tasks)}" for name, tasks in sets.evals.items()]
@@ -132,9 +140,6 @@ async def prompts(config: RunConfig, base: Path, found: PreflightFacts) -> Findi
     chat, sets, make_env = found.chat, found.tasks, found.make_env
     if chat is None or sets is None or make_env is None:
         return not_checked("prompts", found)
-    from agentrl.rollout import adapt_env
-    from agentrl.rollout.sandbox import SharedSandbox
-
     tasks = sets.train
     stride = max(1, len(tasks) // _SAMPLE)
     lengths: dict[str, int] = {}
@@ -166,7 +171,7 @@ async def prompts(config: RunConfig, base: Path, found: PreflightFacts) -> Findi
                     await sandbox.close()
     finally:
         await sandboxes.close()
-    return _judge_lengths(config, lengths)
+    return _judge_lengths(config.rollout, lengths)
 
 
 async def _prompt_length(
@@ -194,8 +199,7 @@ async def _prompt_length(
     return len(chat.render_prompt(messages, (*tools, *observation.tools)))
 
 
-def _judge_lengths(config: RunConfig, lengths: dict[str, int]) -> Finding | str:
-    section = config.rollout
+def _judge_lengths(section: RolloutSection, lengths: dict[str, int]) -> Finding | str:
     longest = max(lengths, key=lambda task: lengths[task])
     text = (
         f"{len(lengths)} sampled, {min(lengths.values())} to {lengths[longest]} tokens; context "
@@ -216,9 +220,9 @@ def _judge_lengths(config: RunConfig, lengths: dict[str, int]) -> Finding | str:
     return text
 
 
-async def sandbox(config: RunConfig, base: Path) -> Finding | str:
-    """Whether the backend works here, and how strong it is."""
-    backend = await open_sandboxes(config.sandbox, base=base)
+async def sandbox(section: SandboxSection, base: Path) -> Finding | str:
+    """Probe the sandbox backend: does it work here, and how strong is it."""
+    backend = await open_sandboxes(section, base=base)
     try:
         probe = await backend.probe()
     finally:
@@ -236,8 +240,8 @@ async def sandbox(config: RunConfig, base: Path) -> Finding | str:
 
 
 async def run_directory(config: RunConfig, resume: bool) -> Finding | str:
-    """Whether the run may be written there."""
-    path = run_path(config)
+    """Check that the run may be written where the config says."""
+    path = run_path(config.run)
     if holds_a_run(path) and not resume:
         raise RunError(
             f"{path} already holds a run; continue it with --resume, or start another with "
@@ -250,30 +254,28 @@ async def run_directory(config: RunConfig, resume: bool) -> Finding | str:
 
 
 async def rules(config: RunConfig) -> str:
-    """What may end or hold the run.
+    """Read the rules that may end or hold the run.
 
     Raises:
         ConfigError: a rule or a threshold that cannot be read.
     """
-    from agentrl.runtime.health.rules import check_health
-
-    return "; ".join(rule.text for rule in check_health(config)) or "none"
+    rules = check_health(config.health, datasets=config.eval.datasets)
+    return "; ".join(rule.text for rule in rules) or "none"
 
 
 async def metrics(config: RunConfig) -> str:
-    """Where numbers go.
+    """Check the sinks that metrics go to.
 
     Raises:
         ConfigError: a sink is wrong, or what it needs is not installed.
     """
-    from agentrl.runtime.assembly.metric_sinks import check_sinks
-
-    return check_sinks(config)
+    return check_sinks(config.log)
 
 
-async def budget(config: RunConfig, found: PreflightFacts) -> Finding | str:
-    """How long the run is."""
-    rollout, train = config.rollout, config.train
+async def budget(
+    rollout: RolloutSection, train: TrainSection, found: PreflightFacts
+) -> Finding | str:
+    """State the length of the run, and doubts about its step."""
     step = rollout.prompts_per_step * rollout.n_samples_per_prompt
     text = f"{train.steps} steps of {step} rollouts"
     if train.max_minutes:

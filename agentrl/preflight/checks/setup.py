@@ -1,7 +1,7 @@
-"""What a standard setup has: batch, normalisation, KL, evaluation, early stop, async, critic.
+"""Checks of the setup: batch, normalisation, KL, evaluation, early stop, async, critic.
 
 Nothing here tries anything out; the lines follow from the config alone, and most of them advise.
-A line fails only where what is trained would be wrong.
+A line fails only where what is trained would be wrong. Imports inside functions keep torch away.
 """
 
 from __future__ import annotations
@@ -9,10 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.config.algorithm import WindowKl
+from agentrl.config.algorithm import AlgorithmSection, CriticSection, WindowKl
+from agentrl.config.health import HealthSection
+from agentrl.config.reward import RewardSection
+from agentrl.config.schema import EvalSection, RolloutSection
+from agentrl.config.training import TrainSection
 from agentrl.finding import Finding, fail, warn
 from agentrl.preflight.checks.facts import PreflightFacts
+from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.drivers.choose import runs_ahead
+from agentrl.runtime.health.rules import check_health
 
 GROUP = 8
 """Rollouts of a prompt below which its mean is a noisy baseline; 16 is comfortable."""
@@ -28,14 +34,15 @@ _RULES = ("kl > 2 for 20 steps -> stop", "entropy < 0.05 for 10 steps -> stop")
 """Rules that any run can begin with."""
 
 
-async def batch(config: RunConfig) -> Finding | str:
-    """Whether groups and steps are large enough for the estimator."""
-    rollout, train = config.rollout, config.train
+async def batch(
+    algorithm: AlgorithmSection, rollout: RolloutSection, train: TrainSection
+) -> Finding | str:
+    """Check that groups and steps are large enough for the estimator."""
     n, prompts = rollout.n_samples_per_prompt, rollout.prompts_per_step
     text = f"{prompts} prompts of {n} rollouts a step, {train.minibatches} updates a pass"
     found: list[str] = []
     fixes: list[str] = []
-    estimator = config.resolved_algorithm().estimator
+    estimator = algorithm.estimator
     if estimator.compares_siblings and n < GROUP:
         found.append(f"groups of {n} give a noisy baseline")
         fixes.append(f"set rollout.n_samples_per_prompt: {GROUP}")
@@ -53,9 +60,10 @@ async def batch(config: RunConfig) -> Finding | str:
     return text
 
 
-async def normalisation(config: RunConfig, found: PreflightFacts) -> Finding | str:
-    """Whether something brings rewards of any scale to one."""
-    algorithm, reward = config.resolved_algorithm(), config.reward
+async def normalisation(
+    algorithm: AlgorithmSection, reward: RewardSection, found: PreflightFacts
+) -> Finding | str:
+    """Check that something brings rewards of any scale to one."""
     ways = []
     if algorithm.estimator.divides_by_spread:
         ways.append("advantages divided by the group's standard deviation")
@@ -80,11 +88,10 @@ async def normalisation(config: RunConfig, found: PreflightFacts) -> Finding | s
     )
 
 
-async def kl(config: RunConfig) -> Finding | str:
-    """Whether drift from the first policy is measured, and held."""
-    algorithm = config.resolved_algorithm()
+async def kl(algorithm: AlgorithmSection, health: HealthSection) -> Finding | str:
+    """Check that drift from the first policy is measured, and held."""
     if not algorithm.needs_reference:
-        if any(rule.split()[:1] == ["entropy"] for rule in config.health.rules):
+        if any(rule.split()[:1] == ["entropy"] for rule in health.rules):
             return "no reference policy; a rule watches the entropy instead"
         return warn(
             "kl",
@@ -107,9 +114,11 @@ async def kl(config: RunConfig) -> Finding | str:
     return f"{text}, target {list(target) if isinstance(target, tuple) else target}"
 
 
-async def evaluation(config: RunConfig, found: PreflightFacts) -> Finding | str:
-    """Whether a held-out score is taken often enough, on enough tasks."""
-    section, steps = config.eval, config.train.steps
+async def evaluation(
+    section: EvalSection, train: TrainSection, found: PreflightFacts
+) -> Finding | str:
+    """Check that a held-out score is taken often enough, on enough tasks."""
+    steps = train.steps
     if not section.datasets:
         return warn(
             "evaluation",
@@ -141,15 +150,13 @@ async def evaluation(config: RunConfig, found: PreflightFacts) -> Finding | str:
 
 
 async def early_stop(config: RunConfig) -> Finding | str:
-    """Whether rules say when to stop, and each of them can be read and can ever act.
+    """Check that rules say when to stop, and that each can be read and can ever act.
 
     Raises:
         ConfigError: a rule that cannot be read.
     """
-    from agentrl.runtime.health.rules import check_health
-
     texts = config.health.rules
-    rules = check_health(config)
+    rules = check_health(config.health, datasets=config.eval.datasets)
     if not rules:
         kept = _RULES if config.resolved_algorithm().needs_reference else _RULES[1:]
         return warn(
@@ -171,14 +178,14 @@ async def early_stop(config: RunConfig) -> Finding | str:
 
 
 async def asynchrony(config: RunConfig, base: Path) -> Finding | str:
-    """Whether tokens of older weights are weighed as such.
+    """Check that tokens of older weights are weighed as such.
 
     Raises:
         ConfigError: there is no such policy loss.
     """
     from agentrl.train.losses import find_loss
 
-    if not runs_ahead(config):
+    if not runs_ahead(config.schedule):
         return "on-policy: nothing to correct"
     algorithm, schedule = config.resolved_algorithm(), config.schedule
     loss = find_loss(algorithm.policy_loss, base=base)
@@ -206,16 +213,16 @@ async def asynchrony(config: RunConfig, base: Path) -> Finding | str:
     return f"{text}; at most {schedule.max_version_lag} versions old"
 
 
-async def critic(config: RunConfig) -> Finding | str:
-    """Whether the value function begins well and can keep up.
+async def critic(
+    algorithm: AlgorithmSection, section: CriticSection, train: TrainSection
+) -> Finding | str:
+    """Check that the value function begins well and can keep up.
 
     Raises:
         ConfigError: its path is no checkpoint.
     """
-    from agentrl.runtime.disk.checkpoint import resolve_model_path
     from agentrl.train.model.pretrained import check_model_path
 
-    algorithm, section, train = config.resolved_algorithm(), config.critic, config.train
     if not algorithm.needs_values:
         return f"none: {algorithm.preset} has no critic"
     if section.path is not None:

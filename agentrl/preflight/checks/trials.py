@@ -1,4 +1,4 @@
-"""What is tried out before a run: the template, calls of every tool, the reward, a sandbox."""
+"""Trials before a run: the template, calls of every tool, the reward, a sandbox."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.chat import build_parser
 from agentrl.config import RunConfig
+from agentrl.config.sandboxes import SandboxSection
+from agentrl.config.schema import ChatSection
 from agentrl.errors import SandboxError
 from agentrl.finding import Finding, fail, warn
 from agentrl.preflight.checks.facts import PreflightFacts, not_checked
@@ -27,7 +30,7 @@ _ECHO = "from the sandbox"
 
 
 async def template(found: PreflightFacts) -> Finding | str:
-    """What appending turns to this template does not keep; plain turns were proven by `chat`."""
+    """Report what appending turns to this template does not keep; `chat` proved plain turns."""
     if found.chat is None:
         return not_checked("template", found)
     if found.chat.name == "raw":
@@ -41,11 +44,9 @@ async def template(found: PreflightFacts) -> Finding | str:
     return "turns appended one by one give the ids of the whole conversation"
 
 
-async def tool_calls(config: RunConfig, found: PreflightFacts) -> Finding | str:
-    """Whether the parser reads back a call of every tool as it was written."""
-    from agentrl.chat import build_parser
-
-    chat, parser = found.chat, build_parser(config.chat.tool_parser)
+async def tool_calls(section: ChatSection, found: PreflightFacts) -> Finding | str:
+    """Write a call of every tool and check that the parser reads it back."""
+    chat, parser = found.chat, build_parser(section.tool_parser)
     if chat is None:
         return not_checked("tool calls", found)
     if parser is None:
@@ -59,16 +60,14 @@ async def tool_calls(config: RunConfig, found: PreflightFacts) -> Finding | str:
     tools = [tool for tool in found.tools.values() if parser.names_tools or tool.name == "python"]
     if not tools:
         return f"{parser.name}: no tool of the config; the environment reads calls itself"
-    from agentrl.chat.offer import write_call
-
     for tool in tools:
         call = ToolCall(id="", name=tool.name, arguments=sample_arguments(tool), raw="")
-        text = write_call(call, parser.name)
+        text = parser.write(call)
         ids = (*chat.raw_delta(f"I call it.\n{text}", ended=False), chat.stop_token_ids[0])
         read = parser.parse(ids, chat, tools=tools).calls
         same = len(read) == 1 and read[0].name == tool.name and read[0].status is CallStatus.OK
         given = call.arguments
-        if parser.name == "fenced_code":
+        if not parser.names_tools:
             given = {"code": given.get("code", ""), "language": "python"}
         if not same or dict(read[0].arguments) != dict(given):
             got = read[0] if read else None
@@ -109,7 +108,7 @@ def _sample(schema: Any) -> Any:
 
 
 async def reward_test(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
-    """What answers of known worth earn, through the loop, tools and sandbox of the run."""
+    """Try answers of known worth through the loop, tools and sandbox of the run."""
     if found.chat is None or found.tasks is None or found.make_env is None:
         return not_checked("reward test", found)
     tasks = spread(found.tasks.train, TASKS)
@@ -129,7 +128,7 @@ async def reward_test(config: RunConfig, base: Path, found: PreflightFacts) -> F
 async def samples(
     config: RunConfig, base: Path, found: PreflightFacts, request: SampleRequest
 ) -> Finding | str:
-    """What a model earns, and what for."""
+    """Let a model write samples and judge what it earns."""
     if found.tasks is None or found.make_env is None:
         return not_checked("reward samples", found)
     check, answers = await sample_rewards(
@@ -139,13 +138,15 @@ async def samples(
     return check
 
 
-async def sandbox_run(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
-    """Whether a sandbox of the config can be made and runs a program."""
-    backend = await open_sandboxes(config.sandbox, base=base)
-    limits = sandbox_limits(config.sandbox.limits)
+async def sandbox_run(
+    section: SandboxSection, base: Path, found: PreflightFacts, *, timeout_s: float
+) -> Finding | str:
+    """Make a sandbox of the config and run a program in it."""
+    backend = await open_sandboxes(section, base=base)
+    limits = sandbox_limits(section.limits)
     began = time.monotonic()
     try:
-        box = await backend.take(SandboxSpec(), limits, timeout_s=config.rollout.env_timeout_s)
+        box = await backend.take(SandboxSpec(), limits, timeout_s=timeout_s)
         opened_s = time.monotonic() - began
         try:
             result = await box.exec(["echo", _ECHO])

@@ -1,4 +1,4 @@
-"""What the reward code pays for: answers whose worth is known, through the real environment.
+"""Try answers whose worth is known on the reward code, through the real environment.
 
 Does an empty string get rewarded, does a single token score as much as a solution, do high scores
 mean good answers? A policy finds out in the first hundred steps; these answers find out before.
@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
 from agentrl.env import EnvContext, Solution
 from agentrl.errors import RunError
@@ -23,9 +24,6 @@ from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.tool import Tool
 from agentrl.types import FinishReason, SamplingParams, Task, ToolCall, Trajectory
-
-if TYPE_CHECKING:
-    from agentrl.chat import ChatFormat
 
 TASKS = 4
 """Tasks that every kind of answer is tried on, spread over the dataset."""
@@ -39,8 +37,8 @@ _TOKENS = ("1", "yes", "A")
 _FORM = "```python\n\n```\n<answer></answer>\n\\boxed{}"
 
 
-class Kind(StrEnum):
-    """What an answer is worth before anyone looks at it."""
+class AnswerKind(StrEnum):
+    """Kind of an answer, by which its worth is known before it is judged."""
 
     EMPTY = "empty"
     """The stop token and nothing else."""
@@ -58,12 +56,12 @@ class Kind(StrEnum):
     """What the environment says solves the task."""
 
 
-NOTHING = (Kind.EMPTY, Kind.TOKEN, Kind.LONG, Kind.FORM, Kind.ECHO)
+NOTHING = (AnswerKind.EMPTY, AnswerKind.TOKEN, AnswerKind.LONG, AnswerKind.FORM, AnswerKind.ECHO)
 """Kinds that no reward should pay for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class TriedAnswer:
     """One answer and what came of it."""
 
     kind: str
@@ -90,9 +88,9 @@ class Answer:
     """Whether a turn was cut off at its token limit."""
 
 
-def answer_of(row: Trajectory, kind: str) -> Answer:
+def answer_of(row: Trajectory, kind: str) -> TriedAnswer:
     """From the last row of a rollout."""
-    return Answer(
+    return TriedAnswer(
         kind=kind,
         task_id=row.task_id,
         text="\n".join(turn.text for turn in row.turns if turn.role == "assistant"),
@@ -115,7 +113,7 @@ async def try_answers(
     chat: ChatFormat,
     tasks: Sequence[Task],
     make_env: Callable[[], Any],
-) -> list[Answer]:
+) -> list[TriedAnswer]:
     """Put every kind of answer through the rollout loop of the run.
 
     Args:
@@ -142,7 +140,7 @@ async def _play(
     tasks: Sequence[Task],
     tools: Sequence[Tool],
     solutions: Mapping[str, Solution],
-) -> list[Answer]:
+) -> list[TriedAnswer]:
     asked = [
         (kind, task, said)
         for index, task in enumerate(tasks)
@@ -184,7 +182,7 @@ async def _play(
 async def find_solutions(
     make_env: Callable[[], Any], tasks: Sequence[Task], tools: Sequence[Tool] = ()
 ) -> dict[str, Solution]:
-    """What the environment says solves each task, by task id; nothing where it says nothing.
+    """Solutions that the environment gives, by task id; none where it gives none.
 
     Args:
         make_env: makes a fresh environment.
@@ -226,20 +224,20 @@ def spread(tasks: Sequence[Task], count: int) -> list[Task]:
 
 def _said(
     config: RunConfig, chat: ChatFormat, index: int, task: Task, solution: Solution | None
-) -> dict[Kind, Solution]:
+) -> dict[AnswerKind, Solution]:
     length = min(_LONGEST, config.rollout.max_turn_tokens * 3 // 4)
     unit = max(1, len(chat.encode_plain(_FILLER)))
     prompt = task.prompt
     words = prompt if isinstance(prompt, str) else "\n".join(message.content for message in prompt)
-    said: dict[Kind, Solution] = {
-        Kind.EMPTY: "",
-        Kind.TOKEN: _TOKENS[index % len(_TOKENS)],
-        Kind.LONG: _FILLER * max(1, length // unit),
-        Kind.FORM: _FORM,
-        Kind.ECHO: words,
+    said: dict[AnswerKind, Solution] = {
+        AnswerKind.EMPTY: "",
+        AnswerKind.TOKEN: _TOKENS[index % len(_TOKENS)],
+        AnswerKind.LONG: _FILLER * max(1, length // unit),
+        AnswerKind.FORM: _FORM,
+        AnswerKind.ECHO: words,
     }
     if isinstance(task.label, str | int | float) and str(task.label):
-        said[Kind.LABEL] = str(task.label)
+        said[AnswerKind.LABEL] = str(task.label)
     if solution is not None:
-        said[Kind.SOLUTION] = solution
+        said[AnswerKind.SOLUTION] = solution
     return said

@@ -1,15 +1,15 @@
-"""What a model earns before it is trained: a hundred samples, each with what it scored."""
+"""Sample a model before it is trained: a hundred answers, each with what it scored."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
+from agentrl.data import TrajectoryStore
 from agentrl.finding import Finding
-from agentrl.preflight.reward.known_answers import Answer, answer_of, spread
+from agentrl.preflight.reward.known_answers import TriedAnswer, answer_of, spread
 from agentrl.preflight.reward.verdict import judge_samples
 from agentrl.runtime.assembly.policy import open_policy
 from agentrl.runtime.checks.fleet import require_engines
@@ -17,15 +17,12 @@ from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.runtime.launch import in_flight
 from agentrl.types import SamplingParams, Task
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _NAME = "preflight-samples"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """What a model is asked to write."""
+    """Request for samples of a model."""
 
     model: str | None
     """Checkpoint, hub name or run directory; None takes `model.path`."""
@@ -39,7 +36,7 @@ class SampleRequest:
 
 async def sample_rewards(
     config: RunConfig, *, base: Path, tasks: Sequence[Task], request: SampleRequest
-) -> tuple[Finding, list[Answer]]:
+) -> tuple[Finding, list[TriedAnswer]]:
     """Roll a few tasks out as training would, and judge what they earned.
 
     Returns:
@@ -48,8 +45,6 @@ async def sample_rewards(
     Raises:
         AgentrlError: the model, its engines or the sandboxes cannot be had.
     """
-    from agentrl.data import TrajectoryStore
-
     n = config.rollout.n_samples_per_prompt
     await require_engines(config, model_path=request.model)
     async with open_policy(

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from agentrl.chat import ChatFormat
 from agentrl.config.schema import ChatSection
 from agentrl.env import Solution
 from agentrl.types import FinishReason, Generation, SamplingParams, ToolCall
-
-if TYPE_CHECKING:
-    from agentrl.chat import ChatFormat
 
 Turns = Sequence[tuple[int, ...]]
 """Ids of each turn of an episode, the token that ends it included."""
@@ -46,7 +43,7 @@ class ScriptedGenerator:
         )
 
     async def end_session(self, session_id: str) -> None:
-        """Forget it."""
+        """Forget the turns of a session."""
         self._turns.pop(session_id, None)
 
 
@@ -64,11 +61,9 @@ def script_of(solution: Solution, chat: ChatFormat, section: ChatSection) -> Tur
 
 def encode_turn(turn: str | ToolCall, chat: ChatFormat, section: ChatSection) -> tuple[int, ...]:
     """One turn as a model would sample it: what it begins with left out, its stop token added."""
-    from agentrl.chat.offer import write_call
-
     if isinstance(turn, ToolCall):
         # A model samples the markers of a call as the single tokens they are.
-        call = chat.raw_delta(write_call(turn, section.tool_parser), ended=False)
+        call = chat.raw_delta(chat.write_call(turn), ended=False)
         return (*call, chat.stop_token_ids[0])
     text = turn.removeprefix(section.reply_prefix)
     ends = [at for stop in section.stop if (at := text.find(stop)) >= 0]

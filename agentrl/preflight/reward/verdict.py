@@ -1,4 +1,4 @@
-"""What the scores of known answers, and of a model's samples, say of a reward. Pure."""
+"""Judge a reward by the scores of known answers and of a model's samples. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from agentrl.finding import Finding, Status
-from agentrl.preflight.reward.known_answers import NOTHING, Answer, Kind
+from agentrl.preflight.reward.known_answers import NOTHING, AnswerKind, TriedAnswer
 
 NAME = "reward test"
 """The line about known answers."""
@@ -19,8 +19,8 @@ _MOST_FLAT = 0.7
 _EASY, _HARD = 0.9, 0.05
 """Mean score beyond which most groups are all right or all wrong, and teach nothing."""
 _CHECK_ENV = "agentrl env check TARGET"
-_CUT = f"{Kind.SOLUTION} was cut off at its token limit"
-_UNFIT = f"{Kind.SOLUTION} does not fit"
+_CUT = f"{AnswerKind.SOLUTION} was cut off at its token limit"
+_UNFIT = f"{AnswerKind.SOLUTION} does not fit"
 _ROOM = {
     "max_turns": "rollout.max_assistant_turns and max_user_turns",
     "max_tokens": "rollout.max_response_tokens",
@@ -30,7 +30,7 @@ _ROOM = {
 _HOOK = "let solution(task) of the environment give a good answer, so that one can be tried"
 
 
-def judge_answers(answers: Sequence[Answer]) -> Finding:
+def judge_answers(answers: Sequence[TriedAnswer]) -> Finding:
     """One line of preflight about answers whose worth is known.
 
     Fails where something is paid for nothing: on at least half of the tasks a non-answer earns a
@@ -38,7 +38,7 @@ def judge_answers(answers: Sequence[Answer]) -> Finding:
     least half of what a known solution earns. Fails as well where a known solution earns no more
     than a non-answer, and where the reward code cannot judge an answer at all.
     """
-    table = "\n".join(_line(kind, answers) for kind in Kind if _of(kind, answers))
+    table = "\n".join(_line(kind, answers) for kind in AnswerKind if _of(kind, answers))
     failures, warnings = _broken(answers), list[str]()
     if not failures:
         for kind in NOTHING:
@@ -49,17 +49,18 @@ def judge_answers(answers: Sequence[Answer]) -> Finding:
             elif paid:
                 warnings.append(said)
         _judge_solutions(answers, failures, warnings)
-        long, empty = _mean(_of(Kind.LONG, answers)), _mean(_of(Kind.EMPTY, answers))
+        long, empty = _mean(_of(AnswerKind.LONG, answers)), _mean(_of(AnswerKind.EMPTY, answers))
         if long is not None and empty is not None and long > max(empty, 0.0):
             warnings.append(
-                f"{Kind.LONG} earns {long:.3g} and {Kind.EMPTY} {empty:.3g}: length alone pays"
+                f"{AnswerKind.LONG} earns {long:.3g} and {AnswerKind.EMPTY} {empty:.3g}: "
+                "length alone pays"
             )
     found = [*failures, *warnings]
     status = Status.FAIL if failures else Status.WARN if warnings else Status.OK
     return Finding(name=NAME, status=status, detail="\n".join([*found, table]), fix=_fix(found))
 
 
-def judge_samples(answers: Sequence[Answer], *, where: str = "") -> Finding:
+def judge_samples(answers: Sequence[TriedAnswer], *, where: str = "") -> Finding:
     """One line of preflight about what a model wrote in groups of siblings.
 
     Args:
@@ -95,7 +96,7 @@ def judge_samples(answers: Sequence[Answer], *, where: str = "") -> Finding:
 
 
 def _doubts_of_samples(
-    answers: Sequence[Answer], trusted: Sequence[Answer], rewards: Sequence[float]
+    answers: Sequence[TriedAnswer], trusted: Sequence[TriedAnswer], rewards: Sequence[float]
 ) -> tuple[list[str], list[str]]:
     found: list[str] = []
     fixes: list[str] = []
@@ -127,7 +128,7 @@ def _doubts_of_samples(
     return found, fixes
 
 
-def _broken(answers: Sequence[Answer]) -> list[str]:
+def _broken(answers: Sequence[TriedAnswer]) -> list[str]:
     """Answers that could not be judged, by kind: the reward code must judge anything."""
     failed = [answer for answer in answers if answer.reward is None]
     if not failed:
@@ -139,8 +140,10 @@ def _broken(answers: Sequence[Answer]) -> list[str]:
     ]
 
 
-def _judge_solutions(answers: Sequence[Answer], failures: list[str], warnings: list[str]) -> None:
-    known = _of(Kind.SOLUTION, answers)
+def _judge_solutions(
+    answers: Sequence[TriedAnswer], failures: list[str], warnings: list[str]
+) -> None:
+    known = _of(AnswerKind.SOLUTION, answers)
     cut = [answer.task_id for answer in known if answer.cut]
     if cut:
         warnings.append(f"{_CUT} on {len(cut)} tasks, as {cut[:3]}")
@@ -154,31 +157,34 @@ def _judge_solutions(answers: Sequence[Answer], failures: list[str], warnings: l
     means = {kind: _mean(_of(kind, answers)) or 0.0 for kind in NOTHING if _of(kind, answers)}
     best, good = max(means, key=lambda kind: means[kind]), _mean(known)
     if good is None:
-        label = _mean(_of(Kind.LABEL, answers))
+        label = _mean(_of(AnswerKind.LABEL, answers))
         if not unfit and (label is None or label <= means[best]):
             warnings.append("no good answer is known, so only bad ones were tried")
         return
     if good <= means[best]:
         failures.append(
-            f"{Kind.SOLUTION} earns {good:.3g}, no more than {best}, which earns {means[best]:.3g}"
+            f"{AnswerKind.SOLUTION} earns {good:.3g}, no more than {best}, which earns "
+            f"{means[best]:.3g}"
         )
         return
     wrong = [answer for answer in known if not _solved(answer)]
     if wrong:
         first = wrong[0]
         warnings.append(
-            f"{Kind.SOLUTION} scores {first.score:.3g} on task {first.task_id!r} "
+            f"{AnswerKind.SOLUTION} scores {first.score:.3g} on task {first.task_id!r} "
             f"({first.termination}); {len(wrong)} such tasks"
         )
 
 
-def _solved(answer: Answer) -> bool:
+def _solved(answer: TriedAnswer) -> bool:
     return answer.score is None or answer.score >= 1.0
 
 
-def _paid(kind: str, answers: Sequence[Answer]) -> list[str]:
+def _paid(kind: str, answers: Sequence[TriedAnswer]) -> list[str]:
     """Tasks on which this kind of non-answer is paid."""
-    solved = {a.task_id: a.reward for a in _of(Kind.SOLUTION, answers) if (a.reward or 0.0) > 0}
+    solved = {
+        a.task_id: a.reward for a in _of(AnswerKind.SOLUTION, answers) if (a.reward or 0.0) > 0
+    }
     paid = []
     for answer in _of(kind, answers):
         reward, good = answer.reward or 0.0, solved.get(answer.task_id)
@@ -188,16 +194,16 @@ def _paid(kind: str, answers: Sequence[Answer]) -> list[str]:
     return paid
 
 
-def _of(kind: str, answers: Sequence[Answer]) -> list[Answer]:
+def _of(kind: str, answers: Sequence[TriedAnswer]) -> list[TriedAnswer]:
     return [answer for answer in answers if answer.kind == kind]
 
 
-def _mean(answers: Sequence[Answer]) -> float | None:
+def _mean(answers: Sequence[TriedAnswer]) -> float | None:
     rewards = [answer.reward for answer in answers if answer.reward is not None]
     return fmean(rewards) if rewards else None
 
 
-def _line(kind: Kind, answers: Sequence[Answer]) -> str:
+def _line(kind: AnswerKind, answers: Sequence[TriedAnswer]) -> str:
     rewards = sorted({f"{a.reward:.3g}" for a in _of(kind, answers) if a.reward is not None})
     return f"{kind}: reward {', '.join(rewards) or 'none'}"
 
@@ -213,7 +219,7 @@ def _fix(found: Sequence[str]) -> str:
         return f"raise {', '.join(rooms)}: a model needs at least as much room as a known answer"
     if "for nothing" in text or "is paid" in text or "length alone" in text:
         return "give 0 to answers without content, in the environment or in reward.functions"
-    if str(Kind.SOLUTION) in text:
+    if str(AnswerKind.SOLUTION) in text:
         return "see why the environment does not accept its own solution"
     return _HOOK if found else ""
 
@@ -224,7 +230,7 @@ def _counts(rewards: Sequence[float]) -> str:
     return ", ".join(f"{count} earned {value}" for value, count in common)
 
 
-def _reason(answer: Answer) -> str:
+def _reason(answer: TriedAnswer) -> str:
     return f"{answer.termination}: {answer.detail}".partition("\n")[0].rstrip(": ")
 
 

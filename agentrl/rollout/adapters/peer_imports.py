@@ -1,4 +1,4 @@
-"""What an agent file imports from OpenRLHF or verl, for machines without them.
+"""Stand-ins for what an agent file imports from OpenRLHF or verl, for machines without them.
 
 The names are there only while such a file is being loaded, and only if the real package is not
 installed, so nothing else can mistake them for it. They hold no behaviour: the agent loop of this
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class AgentInstanceBase:
-    """Base of environments."""
+    """Base class of environments, as in OpenRLHF."""
 
     async def reset(self, states: dict[str, Any], **kwargs: Any) -> Any:
         """The first observation is the prompt."""
@@ -42,7 +42,7 @@ class BaseInteraction:
         self.name: str = config.get("name", "interaction_agent")
 
     async def finalize_interaction(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is nothing to end."""
 
 
 _NAMES = {

@@ -78,7 +78,7 @@ class SkyRLEnv(AgentInstance):
         )
 
     async def close(self) -> None:
-        """Close it, once."""
+        """Close the environment, at most once."""
         inner, self._inner = self._inner, None
         if inner is not None:
             await _called(inner.close)

@@ -11,14 +11,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.config import RunConfig
-from agentrl.config.fleet import EmbeddedServing, ExternalServing, VllmServing
+from agentrl.config.fleet import (
+    EmbeddedServing,
+    ExternalServing,
+    ServingSection,
+    SyncSection,
+    VllmServing,
+)
+from agentrl.config.schema import ModelSection
 from agentrl.engine import Engine
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.weight_route import (
     gpus_needed,
     section_backend,
+    transfer_environment,
     transfer_name,
     urls_are_local,
 )
@@ -27,6 +34,7 @@ from agentrl.serving.client import TokenClient
 from agentrl.serving.keeper import Keeper
 
 if TYPE_CHECKING:
+    from agentrl.serving.connect import Transport
     from agentrl.serving.vllm.launcher import VllmServer
 
 logger = logging.getLogger(__name__)
@@ -52,14 +60,18 @@ class OpenEngines:
     """Whether all of them run on this machine."""
     text: str
     """What they are, for the log."""
-    patience_s: float
+    wait_s: float
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
 
 
 @contextlib.asynccontextmanager
 async def open_engines(
-    config: RunConfig,
+    section: ServingSection,
+    sync: SyncSection,
+    policy: ModelSection,
     *,
+    max_context_tokens: int,
+    wait_s: float,
     model: Any,
     source: str,
     logs: Path,
@@ -69,7 +81,11 @@ async def open_engines(
     """Start the engines of a config, or connect to those that run, and end what was started.
 
     Args:
-        config: its `serving` section, `rollout.max_context_tokens` and `model.dtype`.
+        section: which engines, and how many.
+        sync: says how they receive weights.
+        policy: arithmetic of the engines, and the device of the trainer beside them.
+        max_context_tokens: as in `rollout`.
+        wait_s: see `engine_wait_s`.
         model: what the embedded engine samples from; others ignore it.
         source: folder or hub name that servers load.
         logs: folder for the servers' output.
@@ -80,13 +96,27 @@ async def open_engines(
         ConfigError: the section cannot work here.
         EngineError: a server did not start, or does not answer.
     """
-    if config.serving.engine == "embedded":
-        opened = _embedded(config, config.serving, model, version)
-    elif config.serving.engine == "external":
-        opened = await _connected(config, config.serving, version)
+    if section.engine == "embedded":
+        opened = _embedded(section, model, version, max_context_tokens, wait_s)
+    elif section.engine == "external":
+        opened = await _connected(section, version, max_context_tokens, wait_s)
     else:
-        servers = _launched(config, config.serving, source, logs, version, note)
-        async with servers as launched:
+        secret = secrets.token_hex(16)
+        commands = server_commands(
+            section,
+            sync,
+            policy,
+            max_context_tokens=max_context_tokens,
+            source=source,
+            secret=secret,
+        )
+        connect = ServerConnection(
+            secret=secret,
+            transport=section.transport,
+            start_version=version,
+            max_context_tokens=max_context_tokens,
+        )
+        async with _launched(section, commands, connect, wait_s, logs, note) as launched:
             yield launched
         return
     try:
@@ -95,25 +125,26 @@ async def open_engines(
         await opened.client.close()
 
 
-def _embedded(config: RunConfig, section: EmbeddedServing, model: Any, version: int) -> OpenEngines:
+def _embedded(
+    section: EmbeddedServing, model: Any, version: int, max_context_tokens: int, wait_s: float
+) -> OpenEngines:
     from agentrl.serving.embedded import EmbeddedEngine
 
     engine = EmbeddedEngine(
-        model,
-        section=section,
-        max_context_tokens=config.rollout.max_context_tokens,
-        version=version,
+        model, section=section, max_context_tokens=max_context_tokens, version=version
     )
     return OpenEngines(
-        client=make_client(config, [engine]),
+        client=make_client([engine], wait_s=wait_s),
         shares_weights=True,
         same_host=True,
         text="embedded in this process",
-        patience_s=patience_s(config),
+        wait_s=wait_s,
     )
 
 
-async def _connected(config: RunConfig, section: ExternalServing, version: int) -> OpenEngines:
+async def _connected(
+    section: ExternalServing, version: int, max_context_tokens: int, wait_s: float
+) -> OpenEngines:
     from agentrl.serving.connect import connect_engine
 
     engines = await connected(
@@ -124,32 +155,30 @@ async def _connected(config: RunConfig, section: ExternalServing, version: int) 
             start_version=version,
             # What an earlier run left there has a number of that run, often a larger one.
             adopt=version == UNKNOWN_VERSION,
-            max_context_tokens=config.rollout.max_context_tokens,
+            max_context_tokens=max_context_tokens,
         )
         for index, url in enumerate(section.urls)
     )
     return OpenEngines(
-        client=make_client(config, engines),
+        client=make_client(engines, wait_s=wait_s),
         shares_weights=False,
-        same_host=urls_are_local(config),
+        same_host=urls_are_local(section.urls),
         text=f"{len(engines)} vLLM servers that run already",
-        patience_s=patience_s(config),
+        wait_s=wait_s,
     )
 
 
 @contextlib.asynccontextmanager
 async def _launched(
-    config: RunConfig,
     section: VllmServing,
-    source: str,
+    commands: Sequence[Any],
+    connect: ServerConnection,
+    wait_s: float,
     logs: Path,
-    version: int,
     note: Callable[[str], None],
 ) -> AsyncIterator[OpenEngines]:
     from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 
-    secret = secrets.token_hex(16)
-    commands = server_commands(config, section, source=source, secret=secret)
     servers = await launch_servers(
         commands,
         log_dir=logs,
@@ -157,8 +186,9 @@ async def _launched(
         start_limit_s=section.start_timeout_s,
     )
     try:
-        kept = [_OwnServer(server, config, section, secret, version) for server in servers]
-        client = make_client(config, await connected(server.connect() for server in kept))
+        kept = [_OwnServer(server, connect) for server in servers]
+        engines = await connected(server.connect() for server in kept)
+        client = make_client(engines, wait_s=wait_s)
         keeping = asyncio.create_task(Keeper(client, kept, note=note).run())
         try:
             yield OpenEngines(
@@ -166,7 +196,7 @@ async def _launched(
                 shares_weights=False,
                 same_host=True,
                 text=f"{len(servers)} vLLM servers on this machine",
-                patience_s=patience_s(config),
+                wait_s=wait_s,
             )
         finally:
             keeping.cancel()
@@ -176,19 +206,25 @@ async def _launched(
         await asyncio.shield(stop_servers(servers))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConnection:
+    """Arguments with which the servers that this process started are connected, and again."""
+
+    secret: str
+    """Of their lean listeners."""
+    transport: Transport
+    """As `serving.transport`."""
+    start_version: int
+    """Of the weights that they load."""
+    max_context_tokens: int
+    """As in `rollout`."""
+
+
 class _OwnServer:
     """A server of this run; see `agentrl.serving.keeper.Kept`."""
 
-    def __init__(
-        self,
-        server: VllmServer,
-        config: RunConfig,
-        section: VllmServing,
-        secret: str,
-        version: int,
-    ) -> None:
-        self._server, self._config, self._section = server, config, section
-        self._secret, self._version = secret, version
+    def __init__(self, server: VllmServer, connection: ServerConnection) -> None:
+        self._server, self._connection = server, connection
         self.name = server.name
 
     async def alive(self) -> bool:
@@ -204,21 +240,29 @@ class _OwnServer:
         return await connect_engine(
             self._server.url,
             name=self.name,
-            secret=self._secret,
-            transport=self._section.transport,
-            start_version=self._version,
-            max_context_tokens=self._config.rollout.max_context_tokens,
+            secret=self._connection.secret,
+            transport=self._connection.transport,
+            start_version=self._connection.start_version,
+            max_context_tokens=self._connection.max_context_tokens,
         )
 
 
 def server_commands(
-    config: RunConfig, section: VllmServing, *, source: str, secret: str
+    section: VllmServing,
+    sync: SyncSection,
+    policy: ModelSection,
+    *,
+    max_context_tokens: int,
+    source: str,
+    secret: str,
 ) -> Sequence[Any]:
-    """How the vLLM servers of a config are started on this machine.
+    """Commands that start the vLLM servers of a config on this machine.
 
     Args:
-        config: of the run.
-        section: its servers.
+        section: how many, and their options.
+        sync: says how they receive weights.
+        policy: arithmetic of the engines, and the device of the trainer beside them.
+        max_context_tokens: as in `rollout`.
         source: folder or hub name that they load.
         secret: of their lean listeners.
 
@@ -229,23 +273,25 @@ def server_commands(
     from agentrl.serving.vllm.command import server_command, vllm_device
 
     device = vllm_device()
+    backend = section_backend(section, sync, device=policy.device)
     devices = _devices(section) if device == "cuda" else [None] * section.replicas
     commands = [
         server_command(
             section,
             model_path=source,
-            max_context_tokens=config.rollout.max_context_tokens,
+            max_context_tokens=max_context_tokens,
             replica=replica,
             replicas=section.replicas,
             device=device,
             devices=devices[replica],
-            dtype=config.model.dtype,
-            weight_transfer=transfer_name(section_backend(config)),
+            dtype=policy.dtype,
+            weight_transfer=transfer_name(backend),
             middleware=() if section.transport == "http" else (LEAN,),
         )
         for replica in range(section.replicas)
     ]
-    return [replace(c, env={**c.env, SECRET_VARIABLE: secret}) for c in commands]
+    more = {SECRET_VARIABLE: secret, **transfer_environment(backend)}
+    return [replace(c, env={**c.env, **more}) for c in commands]
 
 
 def _devices(section: VllmServing) -> list[tuple[int, ...]]:
@@ -268,24 +314,25 @@ def _devices(section: VllmServing) -> list[tuple[int, ...]]:
     ]
 
 
-def make_client(config: RunConfig, engines: Sequence[Engine], *, offset: int = 0) -> TokenClient:
+def make_client(
+    engines: Sequence[Engine], *, wait_s: float, offset: int = 0
+) -> TokenClient:
     """The client of a config over engines.
 
     Args:
-        config: its `serving` section.
         engines: connected.
+        wait_s: see `engine_wait_s`.
         offset: of the balancer, where several clients share the engines.
     """
-    return TokenClient(engines, LoadBalancer(offset=offset), wait_s=patience_s(config))
+    return TokenClient(engines, LoadBalancer(offset=offset), wait_s=wait_s)
 
 
-def patience_s(config: RunConfig) -> float:
+def engine_wait_s(section: ServingSection, *, on_ray: bool) -> float:
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
-    section = config.serving
     if section.engine == "vllm":
         return section.start_timeout_s
     # On Ray, a connection to an engine that is well may be lost.
-    return WAIT_S if section.engine == "external" or config.runtime.kind == "ray" else 0.0
+    return WAIT_S if section.urls or on_ray else 0.0
 
 
 async def connected(connecting: Iterable[Awaitable[Engine]]) -> list[Engine]:

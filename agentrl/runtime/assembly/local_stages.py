@@ -12,18 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from agentrl.config import RunConfig
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
-from agentrl.runtime.drivers.groups import GroupRunner, note_cut
-from agentrl.runtime.engine_wait import Guard, Push, push_patiently, to_the_end
+from agentrl.runtime.drivers.groups import GroupRunner, note_aborted
+from agentrl.runtime.engine_wait import Guard, Push, push_or_wait, to_the_end
 from agentrl.runtime.stages import GroupHandle, HeldGroup
 from agentrl.serving.threads import run_computing
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
-    from agentrl.rollout.effort import Cut
+    from agentrl.rollout.effort import CancelledWork
     from agentrl.serving import TokenClient
     from agentrl.serving.records import EngineStats
     from agentrl.train import Trainer
@@ -36,7 +35,7 @@ class LocalRollouts:
         self,
         worker: GroupRunner[TrajectoryGroup],
         *,
-        cut: Callable[[], Cut] | None = None,
+        cut: Callable[[], CancelledWork] | None = None,
     ) -> None:
         """Take the worker.
 
@@ -67,7 +66,7 @@ class LocalRollouts:
         if self._cut is not None:
             cut, (tokens, seconds) = self._cut(), self._told
             self._told = (cut.tokens, cut.seconds)
-            note_cut(bag, tokens=cut.tokens - tokens, seconds=cut.seconds - seconds)
+            note_aborted(bag, tokens=cut.tokens - tokens, seconds=cut.seconds - seconds)
         return bag
 
 
@@ -76,31 +75,24 @@ class LocalLearner:
 
     def __init__(
         self,
-        config: RunConfig,
+        maker: StepMaker,
         trainer: Trainer,
         store: TrajectoryStore,
         *,
         save: Callable[[Path], None],
-        base: Path | None = None,
-        checkpoint: Path | None = None,
     ) -> None:
-        """Take the trainer.
+        """Train with `trainer` what `maker` prepares.
 
         Args:
-            config: of the run.
-            trainer: stands where `checkpoint` left it.
+            maker: stands where the checkpoint of the run left it.
+            trainer: likewise.
             store: where trajectories go.
             save: writes weights, tokenizer and trainer state into a folder.
-            base: where relative paths of the config start.
-            checkpoint: what the run goes on from; None begins it.
-
-        Raises:
-            AgentrlError: as `StepMaker`.
         """
         self._trainer = trainer
         self._store = store
         self._save = save
-        self._maker = StepMaker(config, base=base, checkpoint=checkpoint)
+        self._maker = maker
 
     @property
     def version(self) -> int:
@@ -145,7 +137,7 @@ class LocalEngines:
     """An `EngineStage` over a client in this process."""
 
     def __init__(
-        self, client: TokenClient, push: Push, *, shared: bool, patience_s: float = 0.0
+        self, client: TokenClient, push: Push, *, shared: bool, wait_s: float = 0.0
     ) -> None:
         """Take the engines.
 
@@ -153,13 +145,13 @@ class LocalEngines:
             client: in front of them.
             push: makes all of them sample from the learner's weights of a version.
             shared: whether they sample from the learner's own tensors.
-            patience_s: seconds to wait for an engine to come back when a sync reached none; 0
+            wait_s: seconds to wait for an engine to come back when a sync reached none; 0
                 where none ever does.
         """
         self._client = client
         self._push = push
         self._shared = shared
-        self._patience_s = patience_s
+        self._wait_s = wait_s
         self.guard: Guard = to_the_end
         """See `EngineStage`."""
 
@@ -179,8 +171,8 @@ class LocalEngines:
 
     async def sync(self, version: int) -> MetricBag:
         """See `EngineStage`."""
-        return await push_patiently(
-            self._client, self._push, version, patience_s=self._patience_s, guard=self.guard
+        return await push_or_wait(
+            self._client, self._push, version, wait_s=self._wait_s, guard=self.guard
         )
 
     def stats(self) -> Mapping[str, EngineStats]:

@@ -1,10 +1,11 @@
-"""Every place the metrics of a run go to, as its config says."""
+"""Opens every place the metrics of a run go to, as its config says."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
+from agentrl.config.schema import LogSection
 
 if TYPE_CHECKING:
     from agentrl.metrics.sinks import MetricsLog
@@ -34,8 +35,8 @@ def open_metrics(directory: RunDir, config: RunConfig) -> MetricsLog:
     return MetricsLog(sinks, slow)
 
 
-def check_sinks(config: RunConfig) -> str:
-    """What `open_metrics` would refuse, before anything is loaded.
+def check_sinks(section: LogSection) -> str:
+    """Refuse what `open_metrics` would refuse, before anything is loaded.
 
     Returns:
         Where metrics go, in words.
@@ -45,9 +46,9 @@ def check_sinks(config: RunConfig) -> str:
     """
     from agentrl.metrics.external import check_sinks
 
-    check_sinks(config.log.sinks)
-    places = ["metrics.jsonl", *(["TensorBoard"] if config.log.tensorboard else [])]
-    return ", ".join([*places, *config.log.sinks])
+    check_sinks(section.sinks)
+    places = ["metrics.jsonl", *(["TensorBoard"] if section.tensorboard else [])]
+    return ", ".join([*places, *section.sinks])
 
 
 def _dotted(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -18,7 +18,8 @@ from agentrl.config.sandboxes import (
     LimitsSection,
     SandboxSection,
 )
-from agentrl.config.schema import EnvSection
+from agentrl.config.schema import DatasetSection, EnvSection, ModelSection, TrainDatasetSection
+from agentrl.config.training import LoraSection
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
@@ -85,11 +86,9 @@ async def open_sandboxes(
     """
     read_only = [str((base / Path(path).expanduser()).absolute()) for path in section.read_only]
     given: dict[str, Any] = {"read_only": read_only}
-    pool = section.pool
     if isinstance(section, ContainerSandbox):
         given |= {"image": section.image, "runtime": section.runtime}
-    named = ":" not in section.backend
-    if named:
+    if ":" not in section.backend:
         made = resolve_callable(SANDBOX_FACTORY)(section.backend, **given)
     else:
         made = _own_backend(section, base, given)
@@ -99,14 +98,14 @@ async def open_sandboxes(
             f"sandbox.backend {section.backend!r} gives a {type(backend).__name__}, expected a "
             "SandboxBackend"
         )
-    # Namespaces start in 20 ms and bound their starts by the processors of the machine.
-    at_once = ceil(pool.starts_at_once / sharers) if isinstance(pool, ContainerPool) else None
+    pool = section.pool
+    slow = pool if isinstance(pool, ContainerPool) and not backend.starts_fast else None
     return resolve_callable(SANDBOX_POOL)(
         backend,
         warm=ceil(pool.warm / sharers),
         max_open=ceil(pool.max_open / sharers),
-        starts_at_once=at_once or pool.max_open,
-        max_uses=pool.max_uses if isinstance(pool, ContainerPool) else 1,
+        starts_at_once=ceil(slow.starts_at_once / sharers) if slow else pool.max_open,
+        max_uses=slow.max_uses if slow else 1,
     )
 
 
@@ -167,12 +166,17 @@ class Chosen:
 
 
 def load_task_sets(
-    config: RunConfig, *, base: Path, chosen: Mapping[str, Chosen] | None = None
+    dataset: TrainDatasetSection,
+    evals: Mapping[str, DatasetSection],
+    *,
+    base: Path,
+    chosen: Mapping[str, Chosen] | None = None,
 ) -> TaskSets:
     """Load every dataset of the config.
 
     Args:
-        config: names them.
+        dataset: the training tasks.
+        evals: as `eval.datasets`.
         base: where relative paths start.
         chosen: see `read_chosen`; the datasets that it does not name are measured now.
 
@@ -183,19 +187,19 @@ def load_task_sets(
     from agentrl.data.tasks.difficulty import sampling_weights
 
     kept = {name: item.ids for name, item in (chosen or {}).items()}
-    train = load_tasks(config.dataset, base=base, chosen=kept.get(TRAIN))
+    train = load_tasks(dataset, base=base, chosen=kept.get(TRAIN))
     if chosen and TRAIN in chosen:
         weights = chosen[TRAIN].weights
     else:
-        weights = sampling_weights(train, config.dataset, base=base)
-    evals = {
+        weights = sampling_weights(train, dataset, base=base)
+    scored = {
         name: load_tasks(section, base=base, chosen=kept.get(eval_name(name)))
-        for name, section in config.eval.datasets.items()
+        for name, section in evals.items()
     }
-    for name, tasks in ((TRAIN, train), *((eval_name(k), v) for k, v in evals.items())):
+    for name, tasks in ((TRAIN, train), *((eval_name(k), v) for k, v in scored.items())):
         if not tasks:
             raise ConfigError(f"{name} holds no tasks; check its source, split and limit")
-    return TaskSets(train=train, evals=evals, weights=weights)
+    return TaskSets(train=train, evals=scored, weights=weights)
 
 
 def eval_name(name: str) -> str:
@@ -217,11 +221,12 @@ def make_worker(
     from agentrl.reward import load_reward_functions
     from agentrl.rollout import RolloutWorker
 
+    parser = build_parser(config.chat.tool_parser, base=base)
     chat = build_chat(tokenizer, config.chat)
     worker = RolloutWorker(
         generator=generator,
         chat=chat,
-        parser=build_parser(config.chat.tool_parser),
+        parser=parser,
         make_env=make_env_factory(config.env, base=base),
         tools=tools,
         sandboxes=sandboxes,
@@ -234,51 +239,51 @@ def make_worker(
     return worker, chat
 
 
-def load_model(config: RunConfig, *, path: str | None = None) -> Pretrained:
+def load_model(section: ModelSection, *, path: str | None = None) -> Pretrained:
     """The policy of the config, or the checkpoint at `path`; a run stands for its latest one."""
     from agentrl.train.model.pretrained import load_pretrained
 
     quiet_transformers()
-    source = resolve_model_path(path or config.model.path)
-    return load_pretrained(config.model.model_copy(update={"path": source}))
+    source = resolve_model_path(path or section.path)
+    return load_pretrained(section.model_copy(update={"path": source}))
 
 
-def load_trained(config: RunConfig, *, checkpoint: str | None) -> Pretrained:
+def load_trained(section: ModelSection, lora: LoraSection | None, *, checkpoint: str | None) -> Pretrained:
     """The policy that a run trains.
 
     Args:
-        config: with the `model.path` that the run began with.
+        section: with the `path` that the run began with.
+        lora: adapters that are trained; None trains all weights.
         checkpoint: folder to go on from. Adapters belong on the model they were begun on, so with
             `train.lora` that one is loaded; the state of the trainer brings the adapters back.
 
     Raises:
         ConfigError: as `load_model`, or adapters that do not fit the model.
     """
-    lora = config.train.lora
     if lora is None:
-        return load_model(config, path=checkpoint)
+        return load_model(section, path=checkpoint)
     # The engines begin with the same one: see `served_source`.
     from agentrl.train.model.lora import add_adapters
 
-    pretrained = load_model(config)
-    add_adapters(pretrained.model, lora, base=model_source(config))
+    pretrained = load_model(section)
+    add_adapters(pretrained.model, lora, base=model_source(section))
     return pretrained
 
 
-def model_source(config: RunConfig, *, path: str | None = None) -> str:
+def model_source(section: ModelSection, *, path: str | None = None) -> str:
     """The folder or hub name that the policy, or the checkpoint at `path`, is loaded from."""
     from agentrl.train.model.pretrained import QUICKSTART, quickstart_checkpoint
 
-    source = resolve_model_path(path or config.model.path)
+    source = resolve_model_path(path or section.path)
     if source == QUICKSTART:
         return str(quickstart_checkpoint())
     folder = Path(source).expanduser()
     return str(folder.absolute()) if folder.is_dir() else source
 
 
-def served_source(config: RunConfig, *, checkpoint: str | None) -> str:
-    """What the servers of a run start with: the checkpoint, or under adapters the model itself."""
-    return model_source(config, path=checkpoint if config.train.lora is None else None)
+def served_source(section: ModelSection, lora: LoraSection | None, *, checkpoint: str | None) -> str:
+    """The model that the servers of a run start with: the checkpoint, or what adapters stand on."""
+    return model_source(section, path=checkpoint if lora is None else None)
 
 
 def describe_model(pretrained: Pretrained) -> str:

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
-from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, OpenEngines, open_engines
+from agentrl.runtime.assembly.engines import (
+    UNKNOWN_VERSION,
+    OpenEngines,
+    engine_wait_s,
+    open_engines,
+)
 from agentrl.runtime.assembly.local_stages import LocalRollouts
 from agentrl.runtime.assembly.parts import (
     describe_model,
@@ -79,17 +84,17 @@ async def open_policy(
     try:
         probe = await sandboxes.probe()
         source = (
-            served_source(config, checkpoint=model_path)
+            served_source(config.model, config.train.lora, checkpoint=model_path)
             if train
-            else model_source(config, path=model_path)
+            else model_source(config.model, path=model_path)
         )
         pretrained: Pretrained | None = None
         if embedded or train:
             reserve_cores()
             pretrained = await (
-                run_computing(load_trained, config, checkpoint=model_path)
+                run_computing(load_trained, config.model, config.train.lora, checkpoint=model_path)
                 if train
-                else run_computing(load_model, config, path=model_path)
+                else run_computing(load_model, config.model, path=model_path)
             )
             tokenizer = pretrained.tokenizer
         else:
@@ -97,7 +102,11 @@ async def open_policy(
         async with (
             open_tools(config.env, base=base) as tools,
             open_engines(
-                config,
+                config.serving,
+                config.sync,
+                config.model,
+                max_context_tokens=config.rollout.max_context_tokens,
+                wait_s=engine_wait_s(config.serving, on_ray=config.runtime.kind == "ray"),
                 model=pretrained.model if pretrained else None,
                 source=source,
                 logs=logs,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.config import RunConfig
 from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.runtime.disk.checkpoint import Checkpoint, damaged_after, latest_checkpoint
 from agentrl.runtime.disk.rollback import logged_metrics, read_rollbacks
@@ -36,7 +35,7 @@ class ResumePoint:
     """Steps done, lines logged, time spent."""
 
 
-def resume_point(directory: RunDir, config: RunConfig, tasks: TaskSets) -> ResumePoint:
+def resume_point(directory: RunDir, tasks: TaskSets, *, seed: int) -> ResumePoint:
     """Read where the run stands.
 
     Raises:
@@ -60,7 +59,7 @@ def resume_point(directory: RunDir, config: RunConfig, tasks: TaskSets) -> Resum
     elif checkpoint:
         cursor = TaskCursor.restore(tasks.train, checkpoint.state.cursor, weights=tasks.weights)
     else:
-        cursor = TaskCursor(tasks.train, seed=config.run.seed, weights=tasks.weights)
+        cursor = TaskCursor(tasks.train, seed=seed, weights=tasks.weights)
     logged = logged_metrics(directory.metrics_file) if directory.metrics_file.is_file() else {}
     elapsed = [values[_ELAPSED] for values in logged.values() if _ELAPSED in values]
     if checkpoint:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
+from agentrl.config.fleet import ScheduleSection
+from agentrl.estimators import find_estimator
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.types import TrajectoryGroup
@@ -46,18 +48,20 @@ class StepMaker:
 
         Args:
             config: of the run.
-            base: folder that a relative file in `algorithm.policy_loss` starts from.
+            base: folder that relative files in the config's `algorithm` start from.
             checkpoint: holds the reward statistics of the steps before.
 
         Raises:
-            ConfigError: there is no such loss.
+            ConfigError: there is no such estimator or loss.
             DataError: the statistics cannot be read.
         """
         from agentrl.reward import RewardShaper
         from agentrl.train.losses import needs_of
 
-        self._config = config
+        self._train, self._schedule = config.train, config.schedule
+        self._seed, self._clip_shaped = config.run.seed, config.reward.clip_shaped
         self._algorithm = config.resolved_algorithm()
+        find_estimator(self._algorithm.advantage_estimator, base=base)
         self._needs = needs_of(self._algorithm, base=base)
         self._shaper = RewardShaper(
             config.reward, max_response_tokens=config.rollout.max_response_tokens
@@ -77,7 +81,7 @@ class StepMaker:
         """
         from agentrl.rollout import rollout_metrics
 
-        held = drop_too_old(self._config, step, groups)
+        held = drop_too_old(self._schedule, step, groups)
         bag = rollout_metrics(held)
         shaped = self._shaper.shape(held)
         bag.merge(shaped.metrics)
@@ -106,30 +110,30 @@ class StepMaker:
         """Tokens of older weights are masked; None masks none."""
         from agentrl.data.staleness import oldest_allowed
 
-        schedule = self._config.schedule
+        schedule = self._schedule
         return oldest_allowed(schedule, step - 1) if schedule.stale == "mask" else None
 
     def _build(self, step: int, shaped: ShapedStep) -> StepBatch:
         from agentrl.batch import build_step
 
-        config, train = self._config, self._config.train
+        train = self._train
         return build_step(
             shaped.groups,
             algorithm=self._algorithm,
             micro_batch_tokens=train.micro_batch_tokens,
             minibatches=train.minibatches,
             epochs=train.epochs_per_batch,
-            seed=stable_seed(config.run.seed, "batch", step),
+            seed=stable_seed(self._seed, "batch", step),
             oldest_version=self._oldest_unmasked(step),
             needs=self._needs,
             prefix_sharing=train.prefix_sharing,
-            clip_shaped=config.reward.clip_shaped,
+            clip_shaped=self._clip_shaped,
             skip_groups=shaped.skip_groups,
         )
 
 
 def drop_too_old(
-    config: RunConfig, step: int, groups: Sequence[TrajectoryGroup]
+    schedule: ScheduleSection, step: int, groups: Sequence[TrajectoryGroup]
 ) -> list[TrajectoryGroup]:
     """The groups of a step as they are stored: what `schedule.stale` drops is `STALE`.
 
@@ -137,7 +141,7 @@ def drop_too_old(
     """
     from agentrl.data.staleness import drop_stale, oldest_allowed
 
-    oldest = oldest_allowed(config.schedule, step - 1)
-    if oldest is None or config.schedule.stale != "drop":
+    oldest = oldest_allowed(schedule, step - 1)
+    if oldest is None or schedule.stale != "drop":
         return list(groups)
     return [drop_stale(group, oldest_version=oldest, version=step - 1) for group in groups]

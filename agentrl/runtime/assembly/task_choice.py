@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import RunConfig
 from agentrl.config.renamed import translate
 from agentrl.config.schema import DatasetSection
 from agentrl.errors import RunError
@@ -16,12 +15,12 @@ from agentrl.runtime.assembly.parts import TRAIN, Chosen, TaskSets, eval_name
 from agentrl.runtime.disk.checkpoint import write_atomic
 
 
-def write_chosen(path: Path, config: RunConfig, tasks: TaskSets) -> None:
+def write_chosen(path: Path, datasets: Mapping[str, DatasetSection], tasks: TaskSets) -> None:
     """Keep ids and weights of all datasets that pass rates decide on; no file if there is none.
 
     Args:
         path: the file.
-        config: of the run.
+        datasets: all of the config; see `dataset_sections`.
         tasks: what it trains and is scored on.
     """
     sets = {TRAIN: tasks.train, **{eval_name(k): v for k, v in tasks.evals.items()}}
@@ -31,13 +30,13 @@ def write_chosen(path: Path, config: RunConfig, tasks: TaskSets) -> None:
             "ids": [task.id for task in sets[name]],
             "weights": dict(tasks.weights) if name == TRAIN and tasks.weights else None,
         }
-        for name, section in _by_pass_rate(config).items()
+        for name, section in _by_pass_rate(datasets).items()
     }
     if document:
         write_atomic(path, json.dumps(document).encode())
 
 
-def read_chosen(path: Path, config: RunConfig) -> Mapping[str, Chosen]:
+def read_chosen(path: Path, datasets: Mapping[str, DatasetSection]) -> Mapping[str, Chosen]:
     """The choice by dataset, of those whose section is still the one that the ids were chosen by.
 
     Raises:
@@ -49,25 +48,29 @@ def read_chosen(path: Path, config: RunConfig) -> Mapping[str, Chosen]:
         kept = json.loads(path.read_bytes())
         return {
             name: Chosen(ids=tuple(kept[name]["ids"]), weights=kept[name].get("weights"))
-            for name, section in _by_pass_rate(config).items()
+            for name, section in _by_pass_rate(datasets).items()
             if name in kept and _of_today(kept[name]["section"]) == _document(section)
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{path} cannot be read ({type(error).__name__}: {error}); without it the tasks are "
-            "chosen again by what dataset.difficulty.source holds now: delete it if that is "
-            "unchanged"
+            "chosen again by what dataset.difficulty holds now: delete it if that is unchanged"
         ) from error
 
 
-def _by_pass_rate(config: RunConfig) -> dict[str, DatasetSection]:
-    sections = {TRAIN: config.dataset}
-    sections |= {eval_name(name): section for name, section in config.eval.datasets.items()}
-    return {name: section for name, section in sections.items() if section.difficulty}
+def dataset_sections(
+    dataset: DatasetSection, evals: Mapping[str, DatasetSection]
+) -> dict[str, DatasetSection]:
+    """All datasets of a config by the name that they have there."""
+    return {TRAIN: dataset, **{eval_name(name): section for name, section in evals.items()}}
+
+
+def _by_pass_rate(datasets: Mapping[str, DatasetSection]) -> dict[str, DatasetSection]:
+    return {name: section for name, section in datasets.items() if section.difficulty}
 
 
 def _of_today(kept: dict[str, Any]) -> dict[str, Any]:
-    """A section that was written out by any version, as it is written out now."""
+    """A section that any version has written out, with the keys of today."""
     return translate({"dataset": kept})["dataset"]
 
 

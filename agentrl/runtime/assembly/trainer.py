@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
+from agentrl.estimators import find_estimator
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 
@@ -52,6 +53,7 @@ def make_trainer(
     from agentrl.train.model.value_head import load_value_model
 
     algorithm = config.resolved_algorithm()
+    find_estimator(algorithm.advantage_estimator, base=base)
     needs = needs_of(algorithm, base=base)
     backend = make_backend(
         model,
@@ -61,11 +63,11 @@ def make_trainer(
         mask_keys=needs.mask_keys,
     )
     # Reference and critic are what the run began with, also when it goes on from a checkpoint.
-    began = config.model.model_copy(update={"path": model_source(config)})
+    began = config.model.model_copy(update={"path": model_source(config.model)})
     critic = None
     if algorithm.needs_values:
         critic = Critic(
-            load_value_model(_critic_section(config), began),
+            load_value_model(_critic_section(config.critic), began),
             section=config.critic,
             train=config.train,
             gradient_checkpointing=config.model.gradient_checkpointing,
@@ -115,7 +117,7 @@ def check_learner(config: RunConfig) -> str:
     from agentrl.train.model.pretrained import check_model_path
 
     check_critic_backend(train)
-    path = _critic_section(config).path
+    path = _critic_section(config.critic).path
     if path is not None:
         check_model_path(path, key="critic.path")
     return f"{text}, with a critic"
@@ -129,9 +131,9 @@ def _token_record(run_dir: Path, ranks: Ranks | None) -> TokenListener:
     return partial(TokenStore(run_dir / "tokens").write, ranks=world_size)
 
 
-def _critic_section(config: RunConfig) -> CriticSection:
+def _critic_section(section: CriticSection) -> CriticSection:
     """With a run directory resolved to its latest checkpoint, as for `model.path`."""
-    path = config.critic.path
+    path = section.path
     if path is None:
-        return config.critic
-    return config.critic.model_copy(update={"path": resolve_model_path(path)})
+        return section
+    return section.model_copy(update={"path": resolve_model_path(path)})

@@ -1,4 +1,4 @@
-"""Whether servers that run already have the weights that are to be scored.
+"""Checks that servers which run already have the weights that are to be scored.
 
 A run brings its own weights to its servers; who only samples takes what they hold. So that is
 compared, by the log-probabilities of a few tokens. A few updates of a policy move them less than
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from agentrl.config import RunConfig
+from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
 from agentrl.serving.vllm.check import Score
 from agentrl.serving.vllm.http import Http
@@ -21,14 +21,17 @@ _OF_THE_START = ("default", "")
 """What vLLM calls weights that nobody has brought; every other name is one that a run gave."""
 
 
-async def require_first_weights(config: RunConfig) -> None:
+async def require_first_weights(urls: Sequence[str], *, path: str) -> None:
     """Do nothing if no run has brought weights to any server of `serving.urls`.
+
+    Args:
+        urls: of the servers.
+        path: of the model that is to be scored, for the message.
 
     Raises:
         ConfigError: one has.
         EngineError: a server does not answer.
     """
-    urls = config.serving.urls if config.serving.engine == "external" else ()
     named = await asyncio.gather(*map(_weight_version, urls))
     lines = [
         f"{url} holds weights of a training run (version {version})"
@@ -39,7 +42,7 @@ async def require_first_weights(config: RunConfig) -> None:
         raise ConfigError(
             "serving.urls: "
             + "; ".join(lines)
-            + f", so nobody can say that it would be {config.model.path} what is scored; restart "
+            + f", so nobody can say that it would be {path} what is scored; restart "
             "it with that model, or set serving.engine: vllm to have servers started"
         )
 
@@ -53,8 +56,8 @@ async def _weight_version(url: str) -> str:
     return str(answer.get("weight_version", "")) if isinstance(answer, dict) else ""
 
 
-def load_score(config: RunConfig) -> Score:
-    """What the model of `model.path` says of tokens; on the CPU, since servers fill the GPUs.
+def load_score(section: ModelSection) -> Score:
+    """Log-probabilities by the model of `model.path`; on the CPU, since servers fill the GPUs.
 
     Raises:
         ConfigError: it cannot be loaded.
@@ -63,8 +66,7 @@ def load_score(config: RunConfig) -> Score:
 
     from agentrl.train.model.pretrained import load_pretrained
 
-    section = config.model.model_copy(update={"device": "cpu"})
-    model = load_pretrained(section).model
+    model = load_pretrained(section.model_copy(update={"device": "cpu"})).model
 
     def score(prompt: Sequence[int], ids: Sequence[int], temperature: float) -> Sequence[float]:
         with torch.inference_mode():

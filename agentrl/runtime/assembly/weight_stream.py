@@ -5,30 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from agentrl.config import RunConfig
+from agentrl.config.training import LoraSection
+from agentrl.sync import find_transfer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl.train import Trainer
 
-_OUR_RECEIVER = ("shm", "disk", "collective", "ipc")
-"""Backends whose receiver can merge."""
-
 
 def sent_weights(
-    config: RunConfig, model: Any, trainer: Trainer, *, backend: str
+    lora: LoraSection | None, model: Any, trainer: Trainer, *, backend: str
 ) -> Callable[[], Iterator[tuple[str, Tensor]]]:
     """A function that gives the stream of one push.
 
     Args:
-        config: says whether adapters are trained, and whether they go alone.
+        lora: says whether adapters are trained, and whether they go alone.
         model: the one that `trainer` trains.
         trainer: for whole weights.
         backend: that carries the stream.
     """
-    lora = config.train.lora
-    if lora is None or lora.sync == "merged" or backend not in _OUR_RECEIVER:
+    kind = find_transfer(backend)
+    assert kind is not None, backend
+    if lora is None or lora.sync == "merged" or not kind.merges_adapters:
         return trainer.weights
     from agentrl.sync.adapters import AdapterWeights
     from agentrl.train.model.lora import adapters, base_weights

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from agentrl.config import RunConfig
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.blocks import describe_blocks
+from agentrl.config.schema import CheckpointSection, EvalSection
 from agentrl.errors import ConfigError
 from agentrl.estimators import find_estimator
 from agentrl.finding import Finding, Status
@@ -35,7 +36,7 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
     loss = find_loss(algorithm.policy_loss, base=base)
     found = [f"algorithm: {text}" for text in [*algorithm.doubts(), *_loss_doubts(algorithm, loss)]]
     if (
-        runs_ahead(config)
+        runs_ahead(config.schedule)
         and algorithm.old_log_probs == "recompute"
         and algorithm.is_correction_type == "none"
         and loss.correction == "none"
@@ -56,7 +57,11 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
             "reward.env_weight is 0 and there are no reward.functions: every reward is 0 and "
             "nothing is learned"
         )
-    return found + _idle_critic(config) + _best_checkpoints(config)
+    return (
+        found
+        + _idle_critic(config.critic, algorithm)
+        + _best_checkpoints(config.checkpoint, config.eval, steps=config.train.steps)
+    )
 
 
 def check_estimator(config: RunConfig, *, base: Path) -> None:
@@ -96,28 +101,29 @@ def _loss_doubts(algorithm: AlgorithmSection, loss: LossSpec) -> list[str]:
     return found
 
 
-def _idle_critic(config: RunConfig) -> list[str]:
+def _idle_critic(critic: CriticSection, algorithm: AlgorithmSection) -> list[str]:
     """A critic that was set beside an algorithm that has none."""
-    algorithm = config.resolved_algorithm()
-    if algorithm.needs_values or config.critic == CriticSection():
+    if algorithm.needs_values or critic == CriticSection():
         return []
     name = algorithm.advantage_estimator
-    return [f"critic: with advantage_estimator {name} there is no critic"]
+    return [f"critic: with algorithm.advantage_estimator {name} there is no critic"]
 
 
-def _best_checkpoints(config: RunConfig) -> list[str]:
-    """Why no checkpoint, or only the last, would be among the best."""
-    kept, by = config.checkpoint.keep_best, config.checkpoint.best_by
-    if config.train.steps == 0 or not (kept or by):
+def _best_checkpoints(
+    checkpoint: CheckpointSection, evaluation: EvalSection, *, steps: int
+) -> list[str]:
+    """Reasons why no checkpoint, or only the last, would be among the best."""
+    kept, by = checkpoint.keep_best, checkpoint.best_by
+    if steps == 0 or not (kept or by):
         return []
     found = []
-    keys = metric_keys(config.eval.n_samples)
-    if by and by not in {f"eval/{name}/{key}" for name in config.eval.datasets for key in keys}:
+    keys = metric_keys(evaluation.n_samples)
+    if by and by not in {f"eval/{name}/{key}" for name in evaluation.datasets for key in keys}:
         found.append(
             f"checkpoint.best_by {by!r} is no metric of an evaluation; they are called "
             f"eval/NAME/ and {', '.join(keys)}"
         )
-    if kept and not config.eval.every_steps:
+    if kept and not evaluation.every_steps:
         found.append(
             f"checkpoint.keep_best is {kept}, but eval.every_steps is 0: only the last step is "
             "evaluated; set eval.every_steps"

@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
-from agentrl.config.fleet import (
-    AutoSync,
-    CollectiveSync,
-    DiskSync,
-    RayRuntime,
-    ServingSection,
-    SyncSection,
-)
+from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection
+from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
 from agentrl.finding import Finding, Status
 from agentrl.runtime.assembly.engines import server_commands
@@ -26,6 +21,7 @@ from agentrl.runtime.drivers.choose import check_schedule, runs_ahead
 from agentrl.serving.threads import run_computing
 from agentrl.serving.vllm.check import Score
 from agentrl.serving.vllm.command import server_command, vllm_device
+from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
 
 _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14", "  a  b")
 """Texts that tokenizers are told apart by."""
@@ -33,11 +29,11 @@ _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14"
 
 async def schedule(config: RunConfig) -> str:
     """What the schedule means, in words."""
-    check_schedule(config)
+    check_schedule(config.schedule, shares_weights=config.serving.engine == "embedded")
     schedule = config.schedule
     if schedule.oversample > 1:
         return f"on-policy, {schedule.oversample:g} groups begun for each that is trained"
-    if not runs_ahead(config):
+    if not runs_ahead(config.schedule):
         return "on-policy: every step is sampled by the weights it trains"
     ways = "go on with new weights" if schedule.partial_rollout else "end before a sync"
     return (
@@ -47,19 +43,41 @@ async def schedule(config: RunConfig) -> str:
     )
 
 
-async def engines(config: RunConfig, *, tokenizer: Any = None) -> Finding | str:
-    """Whether the engines that the config names can be had, and fit the policy's tokenizer."""
+async def engines(
+    config: RunConfig, *, base: Path | None = None, tokenizer: Any = None
+) -> Finding | str:
+    """Whether the engines that the config names can be had, and fit the policy's tokenizer.
+
+    Args:
+        config: of the run.
+        base: where its relative paths start; needed until `sync.backend` was found once.
+        tokenizer: of the policy.
+    """
     section = config.serving
+    find_transfer(config.sync.backend, base=base)
     backend = _backend(config)
     _refuse_idle_sync(config.sync, backend)
     if section.engine == "embedded":
         return "embedded: samples from the trainer's own weights"
     if section.engine == "external":
-        return await _strangers(config, tokenizer, backend, urls=section.urls)
+        return await _strangers(
+            section.urls,
+            tokenizer,
+            backend,
+            model=config.model,
+            max_context_tokens=config.rollout.max_context_tokens,
+        )
+    limit = config.rollout.max_context_tokens
     if config.runtime.kind == "local":
-        server_commands(config, section, source=config.model.path, secret="")
+        server_commands(
+            section,
+            config.sync,
+            config.model,
+            max_context_tokens=limit,
+            source=config.model.path,
+            secret="",
+        )
     else:  # the devices are those of other machines
-        limit = config.rollout.max_context_tokens
         server_command(section, model_path="", max_context_tokens=limit, device="cpu")
     text = f"{section.replicas} vLLM servers on {vllm_device()}, weights by {backend}"
     cores = os.cpu_count() or 1
@@ -79,8 +97,8 @@ async def require_fleet(config: RunConfig) -> None:
     from agentrl.train.model.pretrained import load_tokenizer
 
     tokenizer = None
-    if config.serving.engine == "external":
-        section = config.model.model_copy(update={"path": model_source(config)})
+    if config.serving.urls:
+        section = config.model.model_copy(update={"path": model_source(config.model)})
         tokenizer = await asyncio.to_thread(load_tokenizer, section)
     await engines(config, tokenizer=tokenizer)
     await cluster(config)
@@ -88,31 +106,25 @@ async def require_fleet(config: RunConfig) -> None:
 
 def _backend(config: RunConfig) -> str:
     """The weight backend, as far as it is known before the machines of a cluster are."""
-    from agentrl.sync import resolve_backend
-
     if config.runtime.kind == "local":
-        return section_backend(config)
+        return section_backend(config.serving, config.sync, device=config.model.device)
     section, asked = config.serving, config.sync.backend
-    here = config.runtime.address is None or asked != "auto"
     return resolve_backend(
         config.sync,
         engine_kind="embedded" if section.engine == "embedded" else "vllm",
-        same_host=section.engine != "external" and here,
+        same_host=not section.urls and (config.ray.address is None or asked != "auto"),
         shared_weights=section.engine == "embedded",
-        cuda=rank_to_engine(config),
+        cuda=rank_to_engine(config.ray, config.serving, config.sync),
     )
 
 
 def _refuse_idle_sync(section: SyncSection, backend: str) -> None:
-    """What `auto` took may have nothing to do with a key that was set for another way."""
-    if section.backend != "auto":
-        return
-    default, taken = AutoSync(), CollectiveSync if backend == "collective" else DiskSync
-    heeded = taken.model_fields if backend in ("disk", "collective") else {}
+    default, kind = SyncSection(), find_transfer(backend)
+    assert kind is not None, backend
     idle = [
         f"sync.{key}"
-        for key in ("dense_every", "directory")
-        if key not in heeded and getattr(section, key) != getattr(default, key)
+        for key in WeightTransfer.reads
+        if key not in kind.reads and getattr(section, key) != getattr(default, key)
     ]
     if idle:
         raise ConfigError(
@@ -122,9 +134,10 @@ def _refuse_idle_sync(section: SyncSection, backend: str) -> None:
 
 
 def _refuse_idle_ray(section: RayRuntime, serving: ServingSection) -> None:
+    default = RayRuntime()
     if serving.engine == "vllm":
         return
-    keys, default = ("gpus_per_engine", "placement"), RayRuntime()
+    keys = ("gpus_per_engine", "placement")
     idle = [f"runtime.{key}" for key in keys if getattr(section, key) != getattr(default, key)]
     if idle:
         what = "serving.urls names servers that run already"
@@ -146,49 +159,54 @@ async def require_engines(config: RunConfig, *, model_path: str | None) -> None:
     """
     from agentrl.train.model.pretrained import load_tokenizer
 
-    if config.serving.engine != "external":
+    urls = config.serving.urls
+    if not urls:
         return
-    urls, path = config.serving.urls, model_source(config, path=model_path)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-    await require_first_weights(config)
-    tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
+    path = model_source(config.model, path=model_path)
+    model = config.model.model_copy(update={"path": path})
+    limit = config.rollout.max_context_tokens
+    await require_first_weights(urls, path=path)
+    tokenizer = await asyncio.to_thread(load_tokenizer, model)
     # What is cheap to find is found before the model is loaded.
-    await _strangers(config, tokenizer, "disk", urls=urls)
-    score = await run_computing(load_score, config)
-    await _strangers(config, tokenizer, "disk", urls=urls, score=score)
+    await _strangers(urls, tokenizer, "disk", model=model, max_context_tokens=limit)
+    score = await run_computing(load_score, model)
+    await _strangers(urls, tokenizer, "disk", model=model, max_context_tokens=limit, score=score)
 
 
 async def _strangers(
-    config: RunConfig,
+    urls: Sequence[str],
     tokenizer: Any,
     backend: str,
     *,
-    urls: Sequence[str],
+    model: ModelSection,
+    max_context_tokens: int,
     score: Score | None = None,
 ) -> str:
     """Servers that somebody else started must be what this run needs, each of them."""
     from agentrl.serving.vllm.check import Expected, check_server, require
 
+    kind = find_transfer(backend)
+    assert kind is not None, backend
     texts = None
     if tokenizer is not None:
         texts = {text: tokenizer.encode(text, add_special_tokens=False) for text in _TEXTS}
     expected = Expected(
-        vocab_size=_vocabulary(config),
-        max_context_tokens=config.rollout.max_context_tokens,
+        vocab_size=_vocabulary(model),
+        max_context_tokens=max_context_tokens,
         tokenizer_size=0 if tokenizer is None else len(tokenizer),
         texts=texts,
         score=score,
-        weight_transfer=None if backend == "disk" else transfer_name(backend),
+        weight_transfer=None if kind.plain_server else transfer_name(backend),
     )
     answers = await asyncio.gather(*(check_server(url, expected) for url in urls))
     require(dict(zip(urls, answers, strict=True)))
     return f"{len(urls)} vLLM servers answer and fit, weights by {backend}"
 
 
-def _vocabulary(config: RunConfig) -> int:
+def _vocabulary(section: ModelSection) -> int:
     from transformers import AutoConfig
 
-    return int(AutoConfig.from_pretrained(model_source(config)).vocab_size)
+    return int(AutoConfig.from_pretrained(model_source(section)).vocab_size)
 
 
 async def cluster(config: RunConfig) -> str:
@@ -197,5 +215,5 @@ async def cluster(config: RunConfig) -> str:
         return "none: everything runs on this machine"
     from agentrl.runtime.ray.launch import check_cluster
 
-    _refuse_idle_ray(config.runtime, config.serving)
-    return await check_cluster(config)
+    _refuse_idle_ray(config.ray, config.serving)
+    return await check_cluster(config.ray, config.serving)

@@ -39,10 +39,10 @@ import agentrl
 from agentrl.config import RunConfig, dump_config
 from agentrl.config.load import load_stored_config
 from agentrl.config.schema import ModelSection
+from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError, RunError
 from agentrl.runtime.disk.checkpoint import resolve_model_path, write_atomic
 from agentrl.runtime.disk.run_name import (
-    CHOSEN_FILE,
     IDENTITY_FILE,
     empty,
     free_name,
@@ -76,72 +76,12 @@ _MAY_CHANGE = (
 would go on with."""
 
 
-class RunDir:
+class RunDir(RunPaths):
     """A locked run directory. Make one with `create`, `resume` or `open_or_create`."""
 
     def __init__(self, path: Path, lock: IO[str]) -> None:
-        self.path = path
+        super().__init__(path)
         self._lock = lock
-
-    @property
-    def config_file(self) -> Path:
-        """The resolved config."""
-        return self.path / "config.yaml"
-
-    @property
-    def chosen_file(self) -> Path:
-        """Which tasks the run began with; there only if `pass_rate` chose them."""
-        return self.path / CHOSEN_FILE
-
-    @property
-    def metrics_file(self) -> Path:
-        """One JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def trajectories(self) -> Path:
-        """The trajectory store."""
-        return self.path / "trajectories"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of `step-N` folders."""
-        return self.path / "checkpoints"
-
-    @property
-    def log_file(self) -> Path:
-        """What was logged."""
-        return self.path / "run.log"
-
-    @property
-    def logs(self) -> Path:
-        """Output of servers and of other processes."""
-        return self.path / "logs"
-
-    @property
-    def weights(self) -> Path:
-        """Of the `disk` backend."""
-        return self.path / "weights"
-
-    @property
-    def health_file(self) -> Path:
-        """Verdicts and decisions."""
-        return self.path / "health.jsonl"
-
-    @property
-    def control_file(self) -> Path:
-        """What a paused run waits for."""
-        return self.path / "control"
-
-    @property
-    def result_file(self) -> Path:
-        """Final scores."""
-        return self.path / "result.json"
 
     @classmethod
     def create(cls, config: RunConfig, *, base: Path) -> RunDir:
@@ -155,7 +95,7 @@ class RunDir:
             RunError: another process runs there, it already holds a run, or it is not writable; or
                 `model.path` names a run without a checkpoint.
         """
-        path = run_path(config)
+        path = run_path(config.run)
         run = cls._locked(path)
         try:
             if holds_a_run(path):
@@ -164,7 +104,7 @@ class RunDir:
                     f"start another with run.name={free_name(path)}"
                 )
             empty(path)
-            run._write_identity(config, base, model=_model(config))
+            run._write_identity(config, base, model=_model(config.model))
         except BaseException:
             run.close()
             raise
@@ -209,7 +149,7 @@ class RunDir:
         may go on.
         """
         identity = json.loads((self.path / IDENTITY_FILE).read_bytes())
-        path = identity.get("model") or _model(config)  # run.json of an older make has none
+        path = identity.get("model") or _model(config.model)  # run.json of an older make has none
         return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
     def write_result(self, result: dict[str, Any]) -> None:
@@ -288,11 +228,11 @@ def read_identity(path: Path) -> tuple[RunConfig, Path]:
         raise RunError(f"{path}/run.json cannot be read: {error}") from error
 
 
-def _model(config: RunConfig) -> str:
-    """What `model.path` stands for now: a checkpoint folder, or a name."""
-    if config.model.path == ModelSection().path:
-        return config.model.path  # the quickstart model, also beside a folder of that name
-    path = resolve_model_path(config.model.path)
+def _model(section: ModelSection) -> str:
+    """The checkpoint folder or the name that `model.path` stands for now."""
+    if section.path == ModelSection().path:
+        return section.path  # the quickstart model, also beside a folder of that name
+    path = resolve_model_path(section.path)
     folder = Path(path).expanduser()
     return str(folder.absolute()) if folder.is_dir() else path
 

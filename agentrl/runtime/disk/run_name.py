@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from agentrl.config import RunConfig
+from agentrl.config.schema import RunSection
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 
 CHOSEN_FILE = "tasks.json"
@@ -28,9 +28,9 @@ _OURS = {
 }
 
 
-def run_path(config: RunConfig) -> Path:
-    """Where the run of this config lives."""
-    return Path(config.run.dir).expanduser() / config.run.name
+def run_path(section: RunSection) -> Path:
+    """The run directory of a config."""
+    return Path(section.dir).expanduser() / section.name
 
 
 def holds_a_run(path: Path) -> bool:

@@ -31,20 +31,20 @@ names its place in the task stream, and what the stored steps do not hold is rol
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
-from typing import Any
 
+from agentrl.config.fleet import ScheduleSection
+from agentrl.config.schema import RolloutSection
 from agentrl.data.queue import Entry, TrajectoryQueue
 from agentrl.data.staleness import BackPressure, Pace, choose_batch, oldest_allowed
 from agentrl.data.tasks.cursor import Claim
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
-from agentrl.runtime.drivers.driver import Driver
-from agentrl.runtime.drivers.groups import stable_seed
+from agentrl.runtime.drivers.driver import DriverParts
+from agentrl.runtime.drivers.groups import note_rollouts
 from agentrl.runtime.drivers.rollouter import Rollouter
-from agentrl.runtime.drivers.stream_order import commit_stored, group_name
 from agentrl.runtime.drivers.token_ages import age_metrics, is_too_old
+from agentrl.runtime.records import RunResult
 from agentrl.runtime.stages import GroupHandle
 from agentrl.runtime.stop import Interrupted
 from agentrl.types import TrajectoryGroup
@@ -52,65 +52,107 @@ from agentrl.types import TrajectoryGroup
 Entries = Sequence[Entry[GroupHandle]]
 
 
-class AsynchronousRun(Driver):
+class AsynchronousRun:
     """Trains a step as soon as enough groups are finished, and keeps others in flight."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As `Driver`."""
-        super().__init__(*args, **kwargs)
-        rollout = self._config.rollout
-        n, in_flight = rollout.n_samples_per_prompt, self._parts.in_flight
-        self._pace = Pace.of(self._config.schedule, prompts_per_step=rollout.prompts_per_step)
-        self._pressure = BackPressure(self._pace.limit, total=self._groups_to_make())
+    def __init__(
+        self,
+        parts: DriverParts,
+        *,
+        rollout: RolloutSection,
+        schedule: ScheduleSection,
+        steps: int,
+    ) -> None:
+        """Begin nothing yet.
+
+        Args:
+            parts: standing where earlier processes of the run have stopped.
+            rollout: groups of a step and rollouts of a group.
+            schedule: how far rollouts may run ahead.
+            steps: as `train.steps`.
+        """
+        self._parts, self._section, self._schedule = parts, rollout, schedule
+        self._pace = Pace.of(schedule, prompts_per_step=rollout.prompts_per_step)
+        self._pressure = BackPressure(self._pace.limit, total=self._groups_to_make(steps))
         self._queue: TrajectoryQueue[GroupHandle] = TrajectoryQueue(capacity=self._pace.limit)
+        parts.position.commit_stored(parts.store)
         self._rollouter = Rollouter(
             self._run_group,
-            cursor=commit_stored(self._parts, after=self._done),
+            cursor=parts.position.cursor,
             pressure=self._pressure,
             queue=self._queue,
             version=lambda: self._served,
-            places=min(self._pace.limit, max(1, in_flight // n)),
+            capacity=min(self._pace.limit, max(1, parts.in_flight // rollout.n_samples_per_prompt)),
         )
         # What engines sample between two syncs. They are not asked: one that is on its way back has
         # other weights, and takes no turn before it has these.
-        self._served = self._stages.learner.version
-        self._streams = False  # whether rollouts have begun; before, stored steps are replayed
-        self._waits = False  # whether the trainer waits for groups; then those that end are shown
+        self._served = parts.stages.learner.version
+        self._streams = False  # rollouts have begun; before, stored steps are replayed
+        self._waits = False  # the trainer waits for groups; then those that end are shown
 
-    async def _train_to_end(self) -> str:
-        try:
-            while (reason := self._reason_to_end()) is None:
-                await self._step(self._done + 1)
-            return reason
-        finally:
-            await self._rollouter.close()
+    async def run(self) -> RunResult:
+        """Train to the end and score the result; may be called once.
+
+        Raises:
+            Interrupted: a signal; the state of the last finished step is saved.
+            RollBack: a rule asks for it; nothing is rolled back yet.
+            RunError: nothing can be rolled out, or the disk is full.
+        """
+        parts, position = self._parts, self._parts.position
+        async with parts.running():
+            # Servers that were just started hold the model they were started with.
+            await self._sync(MetricBag())
+            if parts.decisions.evaluation_due(position.done):
+                await self._serve_for_evaluation()
+                await parts.score_and_save(position.done)
+            await parts.apply_rules(position.done, drain=self._drain)
+            with parts.aborted_logged():
+                try:
+                    while (reason := parts.decisions.reason_to_end()) is None:
+                        await self._step(position.done + 1)
+                finally:
+                    await self._rollouter.close()
+            parts.end_as_ruled()
+            await self._serve_for_evaluation()
+            await parts.score_and_save(position.done)
+        return parts.write_result(reason)
 
     async def _step(self, step: int) -> None:
-        began = time.monotonic()
-        bag = MetricBag()
-        stored = stored_groups(self._parts.store, "train", step)
+        parts, bag, began = self._parts, MetricBag(), self._parts.clock.now()
+        stored = stored_groups(parts.store, "train", step)
         if stored:
             await self._replay(step, stored, bag)
         else:
             await self._train_next(step, bag)
-        await self._finish_step(step, bag, began=began, fresh=not stored)
+        parts.count_step(step, bag, began=began, fresh=not stored)
+        if not stored:
+            self._note_idle_time(bag)
+        parts.log.show(step, bag.result())
+        with parts.log.step_line(step, bag.result()) as scores:
+            if parts.decisions.evaluation_due(step):
+                await self._serve_for_evaluation()
+                scores.update(await parts.evaluator.evaluate(step))
+        if parts.decisions.checkpoint_due(step):
+            await parts.checkpoints.save(step)
+        await parts.apply_rules(step, drain=self._drain)
 
     async def _train_next(self, step: int, bag: MetricBag) -> None:
         await self._begin_stream(bag)
         self._rollouter.open()
         batch = await self._next_batch(step, bag)
-        await self._learn(step, [entry.item for entry in batch], bag, stored=False)
-        self._parts.cursor.commit(entry.index for entry in batch)
+        await self._parts.learner.train(step, [entry.item for entry in batch], bag, stored=False)
+        self._parts.position.cursor.commit(entry.index for entry in batch)
         self._pressure.train(self._pace.prompts_per_step)
         await self._swap_if_due(bag)
 
     async def _replay(self, step: int, stored: Sequence[TrajectoryGroup], bag: MetricBag) -> None:
         """Train what a killed process stored; its tasks were committed when this one began."""
-        self._progress.phase("replay", sum(1 for group in stored for _ in group.rollouts()))
-        groups = [self._stages.rollouts.adopt(group) for group in stored]
-        self._note(groups, bag)
-        await self._learn(step, groups, bag, stored=True)
-        if self._stages.engines.shares_weights:
+        parts = self._parts
+        parts.progress.phase("replay", sum(1 for group in stored for _ in group.rollouts()))
+        groups = [parts.stages.rollouts.adopt(group) for group in stored]
+        self._note_groups(groups, bag)
+        await parts.learner.train(step, groups, bag, stored=True)
+        if parts.stages.engines.shares_weights:
             await self._sync(bag)  # it was paused to learn
 
     # -- rollouts -----------------------------------------------------------------------------
@@ -122,33 +164,26 @@ class AsynchronousRun(Driver):
             self._streams = True
 
     async def _run_group(self, claim: Claim) -> GroupHandle:
-        section = self._config.rollout
-        n = section.n_samples_per_prompt
-        handle = await self._stages.rollouts.run_group(
-            claim.task,
-            group_id=group_name(claim),
-            n=n,
-            sampling=self._sampling(section.temperature),
-            seed=stable_seed(self._seed, "train", claim.index, claim.task.id),
-        )
-        self._unsettled.ended(handle)
+        handle = await self._parts.rollouts.run_claim(claim)
+        self._parts.pending.add(handle)
         if self._waits:
-            self._progress.advance(n, handle.report.tokens)
+            self._parts.progress.advance(self._section.n_samples_per_prompt, handle.report.tokens)
         return handle
 
     async def _next_batch(self, step: int, bag: MetricBag) -> Entries:
         """Wait for the groups of a step; those that are too old come with it, to be stored."""
-        self._stop.check()
-        size, n = self._pace.prompts_per_step, self._config.rollout.n_samples_per_prompt
-        self._progress.phase("rollout", size * n)
+        parts = self._parts
+        parts.stop.check()
+        size, n = self._pace.prompts_per_step, self._section.n_samples_per_prompt
+        parts.progress.phase("rollout", size * n)
         for entry in self._queue.entries[:size]:
-            self._progress.advance(n, entry.item.report.tokens)
+            parts.progress.advance(n, entry.item.report.tokens)
         began, self._waits = _now(), True
         batch: list[Entry[GroupHandle]] = []
         missing = size
         try:
             while missing:
-                taken = await self._stop.guard(self._take(missing))
+                taken = await parts.stop.guard(self._take(missing))
                 old = sum(is_too_old(entry.item.report, self._oldest) for entry in taken)
                 batch += taken
                 missing -= len(taken) - old
@@ -158,8 +193,8 @@ class AsynchronousRun(Driver):
             self._waits = False
         bag.sum("timing_s/wait", _now() - began)
         groups = [entry.item for entry in batch]
-        self._watch.trained(step, [handle.report for handle in groups])
-        self._note(groups, bag)
+        parts.failures.trained(step, [handle.report for handle in groups])
+        self._note_groups(groups, bag)
         return batch
 
     async def _take(self, size: int) -> Entries:
@@ -168,7 +203,7 @@ class AsynchronousRun(Driver):
                 [entry.began for entry in entries],
                 self._rollouter.running,
                 size=size,
-                version=self._stages.learner.version,
+                version=self._learner_version,
                 lag_bound=self._pace.lag_bound,
             )
         )
@@ -176,18 +211,21 @@ class AsynchronousRun(Driver):
     @property
     def _oldest(self) -> int | None:
         """Rollouts with a token of older weights are dropped; None drops none."""
-        schedule = self._config.schedule
-        dropped = schedule.stale == "drop"
-        return oldest_allowed(schedule, self._stages.learner.version) if dropped else None
+        dropped = self._schedule.stale == "drop"
+        return oldest_allowed(self._schedule, self._learner_version) if dropped else None
 
     # -- weights ------------------------------------------------------------------------------
 
+    @property
+    def _learner_version(self) -> int:
+        return self._parts.stages.learner.version
+
     async def _sync(self, bag: MetricBag) -> None:
-        await super()._sync(bag)
-        self._served = self._stages.learner.version
+        await self._parts.weights.sync(bag)
+        self._served = self._learner_version
 
     async def _swap_if_due(self, bag: MetricBag) -> None:
-        if self._stages.learner.version - self._served < self._pace.trigger:
+        if self._learner_version - self._served < self._pace.trigger:
             return
         try:
             await self._swap(bag)
@@ -197,7 +235,7 @@ class AsynchronousRun(Driver):
             return
 
     async def _swap(self, bag: MetricBag) -> None:
-        """The learner's weights on the engines: at once, or when nothing is in flight.
+        """Put the learner's weights on the engines: at once, or when nothing is in flight.
 
         No group begins meanwhile, since engines take the weights at different moments.
         """
@@ -205,54 +243,48 @@ class AsynchronousRun(Driver):
         self._rollouter.hold()
         if not self._pace.partial and self._rollouter.running:
             began = _now()
-            await self._stop.guard(self._rollouter.drained())
+            await self._parts.stop.guard(self._rollouter.drained())
             bag.sum("timing_s/drain", _now() - began)
         await self._sync(bag)
         self._pressure.sync()
         if was_open:
             self._rollouter.open()
 
-    async def _evaluate(self, step: int) -> dict[str, float]:
-        """As in `Driver`, with the weights of `step` and no training rollout beginning."""
+    async def _serve_for_evaluation(self) -> None:
+        """Put the weights of the last step on the engines, and begin no training rollout."""
         self._rollouter.hold()
-        if self._reason_to_end() is not None:
+        if self._parts.decisions.reason_to_end() is not None:
             await self._rollouter.close()  # nothing more will be trained
-        if self._stages.learner.version > self._served:
+        if self._learner_version > self._served:
             await self._swap(MetricBag())
-        return await super()._evaluate(step)
 
-    async def _settle(self) -> None:
+    async def _drain(self) -> None:
         """Let groups in flight end; the next batch begins others."""
         self._rollouter.hold()
-        await self._stop.guard(self._rollouter.drained())
+        await self._parts.stop.guard(self._rollouter.drained())
 
-    # -- bookkeeping --------------------------------------------------------------------------
+    # -- metrics ------------------------------------------------------------------------------
 
-    def _groups_to_make(self) -> int:
+    def _groups_to_make(self, steps: int) -> int:
         """Groups of all steps that are neither trained nor stored."""
-        store = self._parts.store
-        newer = (step for step in store.steps("train") if step > self._done)
+        store, done = self._parts.store, self._parts.position.done
+        newer = (step for step in store.steps("train") if step > done)
         # A damaged file holds none, and its step is made again.
         stored = sum(bool(stored_groups(store, "train", step)) for step in newer)
-        steps = self._config.train.steps - self._done - stored
-        return steps * self._config.rollout.prompts_per_step
+        return (steps - done - stored) * self._section.prompts_per_step
 
-    def _note(self, groups: Sequence[GroupHandle], bag: MetricBag) -> None:
+    def _note_groups(self, groups: Sequence[GroupHandle], bag: MetricBag) -> None:
+        note_rollouts(bag, groups, n=self._section.n_samples_per_prompt)
         reports = [handle.report for handle in groups]
-        self._count(groups, bag)
-        bag.merge(
-            age_metrics(reports, version=self._stages.learner.version, oldest_version=self._oldest)
-        )
+        bag.merge(age_metrics(reports, version=self._learner_version, oldest_version=self._oldest))
 
-    def _note_duration(self, began: float, bag: MetricBag, fresh: bool) -> None:
-        super()._note_duration(began, bag, fresh)
-        if fresh:
-            values = bag.result()
-            waited = values["timing_s/wait"] + values.get("timing_s/drain", 0.0)
-            bag.mean("async/trainer_idle_share", waited, count=values["timing_s/step"])
-            bag.mean("async/rollout_idle_share", self._rollouter.idle_share())
-            bag.mean("async/queued", len(self._queue))
-            bag.mean("async/running", len(self._rollouter.running))
+    def _note_idle_time(self, bag: MetricBag) -> None:
+        values = bag.result()
+        waited = values["timing_s/wait"] + values.get("timing_s/drain", 0.0)
+        bag.mean("async/trainer_idle_share", waited, count=values["timing_s/step"])
+        bag.mean("async/rollout_idle_share", self._rollouter.idle_share())
+        bag.mean("async/queued", len(self._queue))
+        bag.mean("async/running", len(self._rollouter.running))
 
 
 def _now() -> float:

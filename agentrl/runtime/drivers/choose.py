@@ -1,18 +1,38 @@
-"""Which driver a `schedule` asks for, and which schedules make no sense."""
+"""Chooses the driver of a `schedule`, and refuses schedules that contradict themselves."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from agentrl.config import RunConfig
+from agentrl.config.fleet import ScheduleSection
 from agentrl.errors import ConfigError
-from agentrl.runtime.drivers.driver import Driver
+from agentrl.runtime.drivers.asynchronous import AsynchronousRun
+from agentrl.runtime.drivers.driver import make_driver_parts
+from agentrl.runtime.drivers.synchronous import SynchronousRun
+from agentrl.runtime.drivers.tail_batching import TailBatchingRun
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.records import History, Parts
+from agentrl.runtime.records import History, Parts, RunResult
 from agentrl.runtime.stop import StopSwitch
 
 if TYPE_CHECKING:
     from agentrl.runtime.disk.run_directory import RunDir
+
+
+class Driver(Protocol):
+    """The loop of one run."""
+
+    async def run(self) -> RunResult:
+        """Train to the end and score the result; may be called once.
+
+        Raises:
+            Interrupted: a signal; the state of the last finished step is saved.
+            RollBack: a rule asks for it; nothing is rolled back yet.
+            RunError: nothing can be rolled out, or the disk is full.
+        """
+        ...
 
 
 def make_run(
@@ -23,68 +43,74 @@ def make_run(
     history: History,
     progress: Progress,
     stop: StopSwitch,
+    now: Callable[[], float] = time.monotonic,
 ) -> Driver:
-    """The driver of a config.
+    """Make the driver of a config.
+
+    Args:
+        config: of the run.
+        run_dir: its locked directory.
+        parts: the opened stages and the disk.
+        history: what earlier processes left.
+        progress: told what happens.
+        stop: ends the run.
+        now: a clock that never goes back, in seconds.
 
     Raises:
         ConfigError: see `check_schedule`.
     """
-    check_schedule(config, shares_weights=parts.stages.engines.shares_weights)
-    kind = _driver_of(config)
-    return kind(config, run_dir, parts, history=history, progress=progress, stop=stop)
+    rollout, reward, schedule = config.rollout, config.reward, config.schedule
+    check_schedule(schedule, shares_weights=parts.stages.engines.shares_weights)
+    made = make_driver_parts(
+        config, run_dir, parts, history=history, progress=progress, stop=stop, now=now
+    )
+    kind = driver_kind(schedule)
+    if kind is TailBatchingRun:
+        return TailBatchingRun(made, rollout=rollout, reward=reward, schedule=schedule)
+    if kind is AsynchronousRun:
+        steps = config.train.steps
+        return AsynchronousRun(made, rollout=rollout, schedule=schedule, steps=steps)
+    return SynchronousRun(made, rollout=rollout, reward=reward)
 
 
-def _driver_of(config: RunConfig) -> type[Driver]:
-    if config.schedule.oversample > 1:
-        from agentrl.runtime.drivers.tail_batching import TailBatchingRun
-
+def driver_kind(schedule: ScheduleSection) -> type[Driver]:
+    """The driver class that a schedule asks for."""
+    if schedule.oversample > 1:
         return TailBatchingRun
-    if runs_ahead(config):
-        from agentrl.runtime.drivers.asynchronous import AsynchronousRun
-
-        return AsynchronousRun
-    from agentrl.runtime.drivers.synchronous import SynchronousRun
-
-    return SynchronousRun
+    return AsynchronousRun if runs_ahead(schedule) else SynchronousRun
 
 
-def runs_ahead(config: RunConfig) -> bool:
-    """Whether rollouts may be older than the weights they train."""
-    schedule = config.schedule
+def runs_ahead(schedule: ScheduleSection) -> bool:
+    """Rollouts may be older than the weights they train."""
     return schedule.trigger_parameter_sync_step > 1 or schedule.staleness_threshold > 0
 
 
-def check_schedule(config: RunConfig, *, shares_weights: bool | None = None) -> None:
-    """Refuse what contradicts itself or has no effect.
+def check_schedule(schedule: ScheduleSection, *, shares_weights: bool) -> None:
+    """Refuse a schedule that contradicts itself or has no effect.
 
     Args:
-        config: of the run.
-        shares_weights: whether engines sample from the learner's own tensors; None concludes it
-            from the config.
+        schedule: of the run.
+        shares_weights: engines sample from the learner's own tensors, as the embedded one does.
 
     Raises:
         ConfigError: the first thing found, with what to write instead.
     """
-    if shares_weights is None:
-        shares_weights = config.serving.engine == "embedded"
-    _check_partial(config)
-    _check_lag(config)
-    _check_oversample(config)
+    _check_partial(schedule)
+    _check_lag(schedule)
+    _check_oversample(schedule)
     if shares_weights:
-        _check_shared(config)
+        _check_shared(schedule)
 
 
-def _check_partial(config: RunConfig) -> None:
-    schedule = config.schedule
-    if schedule.partial_rollout and not schedule.staleness_threshold > 0:
+def _check_partial(schedule: ScheduleSection) -> None:
+    if schedule.partial_rollout and schedule.staleness_threshold == 0:
         raise ConfigError(
             "schedule.partial_rollout is set, but with staleness_threshold 0 no rollout is in "
             "flight when weights are synced; set staleness_threshold above 0"
         )
 
 
-def _check_lag(config: RunConfig) -> None:
-    schedule = config.schedule
+def _check_lag(schedule: ScheduleSection) -> None:
     if schedule.max_version_lag is None:
         if schedule.stale == "mask":
             raise ConfigError(
@@ -92,7 +118,7 @@ def _check_lag(config: RunConfig) -> None:
                 "max_version_lag"
             )
         return
-    if not runs_ahead(config):
+    if not runs_ahead(schedule):
         raise ConfigError(
             f"schedule.max_version_lag is {schedule.max_version_lag}, but this schedule is "
             "on-policy and no token is ever older than the weights it trains; remove it, or set "
@@ -107,16 +133,15 @@ def _check_lag(config: RunConfig) -> None:
         )
 
 
-def _check_oversample(config: RunConfig) -> None:
-    if config.schedule.oversample > 1 and (runs_ahead(config) or config.schedule.partial_rollout):
+def _check_oversample(schedule: ScheduleSection) -> None:
+    if schedule.oversample > 1 and (runs_ahead(schedule) or schedule.partial_rollout):
         raise ConfigError(
-            f"schedule.oversample is {config.schedule.oversample}, which is for on-policy runs: "
+            f"schedule.oversample is {schedule.oversample}, which is for on-policy runs: "
             "remove it, or trigger_parameter_sync_step, staleness_threshold and partial_rollout"
         )
 
 
-def _check_shared(config: RunConfig) -> None:
-    schedule = config.schedule
+def _check_shared(schedule: ScheduleSection) -> None:
     if schedule.trigger_parameter_sync_step > 1:
         raise ConfigError(
             "schedule.trigger_parameter_sync_step is "
@@ -124,7 +149,7 @@ def _check_shared(config: RunConfig) -> None:
             "trainer's own weights, which are new after every step; set it to 1, or use "
             "serving.engine: vllm"
         )
-    if runs_ahead(config) and not schedule.partial_rollout:
+    if runs_ahead(schedule) and not schedule.partial_rollout:
         raise ConfigError(
             "with the embedded engine, training changes the weights under the rollouts in flight; "
             "set schedule.partial_rollout: true, which allows that, or use serving.engine: vllm"

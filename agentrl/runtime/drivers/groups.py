@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from agentrl.config.schema import RolloutSection
 from agentrl.metrics import MetricBag
-from agentrl.runtime.stages import GroupHandle, GroupReport, RolloutReport
+from agentrl.runtime.stages import GroupHandle
 from agentrl.types import SamplingParams, Task, Trajectory, TrajectoryGroup
 
 G = TypeVar("G", covariant=True)
@@ -115,8 +113,8 @@ def note_rollouts(bag: MetricBag, groups: Sequence[GroupHandle], *, n: int) -> N
     bag.sum("rollout/dropped", sum(not rollout.rule.in_loss for rollout in rollouts))
 
 
-def note_cut(bag: MetricBag, *, tokens: int, seconds: float) -> None:
-    """Groups that were cancelled are part of no batch: what they had cost joins its ledger here."""
+def note_aborted(bag: MetricBag, *, tokens: int, seconds: float) -> None:
+    """Add the cost of cancelled groups, which are part of no batch, to the ledger of a step."""
     bag.sum("waste/tokens/aborted", tokens)
     bag.sum("waste/seconds/aborted", seconds)
 
@@ -124,25 +122,3 @@ def note_cut(bag: MetricBag, *, tokens: int, seconds: float) -> None:
 def rollouts_of(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
     """The last row of every rollout; it carries the termination."""
     return [rows[-1] for group in groups for rows in group.rollouts()]
-
-
-def infrastructure_failure(groups: Sequence[GroupReport]) -> str | None:
-    """If not one rollout can be trusted, the most frequent reason; else None."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    if any(rollout.rule.reward_trusted for rollout in rollouts):
-        return None
-    reasons = Counter(_reason(rollout) for rollout in rollouts)
-    if not reasons:
-        return "no rollout was started"
-    reason, count = reasons.most_common(1)[0]
-    return f"{reason} ({count} of {len(rollouts)} rollouts)"
-
-
-_LOCATION = re.compile(r'File "([^"]+)", line (\d+)')
-
-
-def _reason(rollout: RolloutReport) -> str:
-    """One line of a detail that may hold a traceback: what was raised, and where."""
-    text = f"{rollout.termination}: {rollout.detail}".partition("\n")[0].rstrip(": ")
-    places = _LOCATION.findall(rollout.detail)
-    return f"{text} at {places[-1][0]}:{places[-1][1]}" if places else text

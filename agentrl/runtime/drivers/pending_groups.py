@@ -1,65 +1,56 @@
-"""What was sampled to be trained and is in no step's ledger yet.
+"""The account of training groups that were sampled and that no step has trained.
 
-A group that has ended is settled by the step that trains it, or by the one whose oversampling had
-no use for it. What is left when a run ends (queued, or finished in a step that was cut short) was
-paid for and is trained by nobody, and so were groups that were cut in the middle: the drivers log
-both as aborted, so that the fates of a whole run are all that was sampled.
+A group that has ended leaves it with the step that trains it, or with the one whose oversampling
+had no use for it. What is left when a run ends (queued, or finished in a step that was interrupted)
+was paid for and is trained by none, and so were groups that were cancelled in the middle: the
+drivers log both as aborted, so that the ledger of a whole run holds all that was sampled.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from agentrl.metrics import MetricBag
-from agentrl.runtime.drivers.groups import note_cut
+from agentrl.runtime.drivers.groups import note_aborted
 from agentrl.runtime.stages import GroupHandle, GroupReport, RolloutStage
 
 
-class Unsettled:
-    """The groups of one process that were rolled out and are in no ledger."""
+class PendingGroups:
+    """Groups of this process that have ended and are in the ledger of no step."""
 
     def __init__(self, rollouts: RolloutStage) -> None:
-        """Begin with nothing; `rollouts` counts what groups have cost that were cut."""
+        """Begin with none; `rollouts` counts the cost of cancelled groups."""
         self._rollouts = rollouts
         self._groups: dict[str, GroupReport] = {}
         self._counts = MetricBag()
 
-    def ended(self, group: GroupHandle) -> None:
-        """A group that may be trained has ended."""
+    def add(self, group: GroupHandle) -> None:
+        """Add a group that has ended and may be trained."""
         self._groups[group.report.group_id] = group.report
 
-    def settle(self, groups: Iterable[GroupHandle]) -> None:
-        """These are in the ledger of a step."""
+    def remove(self, groups: Iterable[GroupHandle]) -> None:
+        """Mark these groups as accounted for by a step."""
         for group in groups:
             self._groups.pop(group.report.group_id, None)
 
-    def counts(self) -> MetricBag:
-        """What has happened beside the groups that came back, since this was last asked."""
-        self.count()
+    def take_counts(self) -> MetricBag:
+        """Metrics since the last call, without those of finished groups."""
+        self.add_stage_counts()
         bag, self._counts = self._counts, MetricBag()
         return bag
 
-    def count(self) -> None:
-        """Take in what has been cut until now."""
+    def add_stage_counts(self) -> None:
+        """Add what the rollout stage has counted until now."""
         self._counts.merge(self._rollouts.counts())
 
-    def forget_cut(self) -> None:
-        """What has been cut since `count` was no training."""
+    def discard_stage_counts(self) -> None:
+        """Drop what the rollout stage has counted since: it was an evaluation, not training."""
         self._rollouts.counts()
 
-    @contextlib.contextmanager
-    def at_the_end(self, log: Callable[[], None]) -> Iterator[None]:
-        """However training ends, `log` is called; a kill leaves no time for it."""
-        try:
-            yield
-        except Exception:
-            log()
-            raise
-        log()
-
-    def rest(self, logged: Mapping[str, float], *, stored: Collection[str]) -> dict[str, float]:
-        """What a run that ends adds to the ledger of its last step.
+    def take_left_over(
+        self, logged: Mapping[str, float], *, stored: Collection[str]
+    ) -> dict[str, float]:
+        """Empty the account into the ledger of the last step of a run that ends.
 
         Args:
             logged: the metrics of that step as they stand.
@@ -68,9 +59,9 @@ class Unsettled:
         Returns:
             The new values; empty if nothing is left.
         """
-        bag = self.counts()
+        bag = self.take_counts()
         left = [report for name, report in self._groups.items() if name not in stored]
-        note_cut(
+        note_aborted(
             bag,
             tokens=sum(report.spent_tokens for report in left),
             seconds=sum(report.spent_s for report in left),

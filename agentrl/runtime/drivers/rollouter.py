@@ -1,8 +1,8 @@
 """Keeps rollouts in flight, as many as the back-pressure allows.
 
-There is no loop to wake: whoever changes what decides whether a group may begin (one has ended, a
-step was trained, weights were swapped) calls `fill`. A group that ends puts itself into the queue
-and fills its own place.
+There is no loop to wake: `fill` is called after every event that may let a group begin (one has
+ended, a step was trained, weights were swapped). A group that ends puts itself into the queue and
+starts another in its place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RunGroup = Callable[[Claim], Coroutine[Any, Any, GroupHandle]]
 
 
 class Rollouter:
-    """Groups in flight. Whoever makes one closes it."""
+    """Groups in flight; must be closed by its maker."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Rollouter:
         pressure: BackPressure,
         queue: TrajectoryQueue[GroupHandle],
         version: Callable[[], int],
-        places: int,
+        capacity: int,
     ) -> None:
         """Begin nothing yet.
 
@@ -40,20 +40,20 @@ class Rollouter:
             pressure: whether another group may begin.
             queue: where finished groups go.
             version: what the engines sample from now.
-            places: most groups at once.
+            capacity: most groups at once.
         """
         self._run_group = run_group
         self._cursor = cursor
         self._pressure = pressure
         self._queue = queue
         self._version = version
-        self._places = places
+        self._capacity = capacity
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[int, int] = {}  # index -> version at which it began
         self._open = False
         self._none_runs = asyncio.Event()
         self._none_runs.set()
-        self._use = PlaceTime(places)
+        self._use = CapacityUse(capacity)
 
     @property
     def running(self) -> Sequence[int]:
@@ -62,7 +62,7 @@ class Rollouter:
 
     @property
     def is_open(self) -> bool:
-        """Whether groups begin."""
+        """Groups begin as soon as they may."""
         return self._open
 
     def open(self) -> None:
@@ -79,16 +79,16 @@ class Rollouter:
         await self._none_runs.wait()
 
     def fill(self) -> None:
-        """Begin what may begin."""
-        while self._open and len(self._running) < self._places and self._pressure.allows():
+        """Start groups until back-pressure or capacity forbids."""
+        while self._open and len(self._running) < self._capacity and self._pressure.allows():
             self._begin(self._cursor.claim())
 
     def idle_share(self) -> float:
-        """Share of the places that stood empty since the last call, over time."""
+        """Share of the capacity that was unused since the last call, over time."""
         return self._use.idle_share(_now(), len(self._running))
 
     async def close(self) -> None:
-        """Cancel what is in flight, wait until it has cleaned up, and give its tasks back."""
+        """Cancel what is in flight, wait until it has cleaned up, and release its tasks."""
         self._open = False
         tasks = list(self._tasks)
         for task in tasks:
@@ -122,7 +122,7 @@ class Rollouter:
     def _ended(self, task: asyncio.Task[None], claim: Claim) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if claim.index in self._running:  # it was cut, and its task is to be rolled out again
+        if claim.index in self._running:  # it was cancelled, and its task is to be rolled out again
             self._leave(claim.index)
             self._cursor.release(claim.index)
             self._pressure.drop()
@@ -132,28 +132,28 @@ class Rollouter:
             self._queue.fail(error)
 
 
-class PlaceTime:
-    """Adds up how long how many places were taken."""
+class CapacityUse:
+    """Adds up over time how much of a capacity is used."""
 
-    def __init__(self, places: int) -> None:
-        self._places = places
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._since: float | None = None
         self._began = 0.0
-        self._taken_s = 0.0
+        self._used_s = 0.0
 
-    def note(self, now: float, taken: int) -> None:
-        """Until `now`, `taken` places were taken."""
+    def note(self, now: float, used: int) -> None:
+        """Count `used` units as in use from the last call until `now`."""
         if self._since is None:
             self._began = self._since = now
-        self._taken_s += taken * (now - self._since)
+        self._used_s += used * (now - self._since)
         self._since = now
 
-    def idle_share(self, now: float, taken: int) -> float:
-        """The share that was empty since the last call; 0 before anything was noted."""
-        self.note(now, taken)
-        whole = self._places * (now - self._began)
-        share = 1 - self._taken_s / whole if whole > 0 else 0.0
-        self._began, self._taken_s = now, 0.0
+    def idle_share(self, now: float, used: int) -> float:
+        """The unused share since the last call; 0 before anything was noted."""
+        self.note(now, used)
+        whole = self._capacity * (now - self._began)
+        share = 1 - self._used_s / whole if whole > 0 else 0.0
+        self._began, self._used_s = now, 0.0
         return share
 
 

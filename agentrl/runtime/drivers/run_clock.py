@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from agentrl.metrics import MetricBag
 
 
 class RunClock:
-    """Wall time without pauses."""
+    """Wall time without pauses, and the time that the config leaves."""
 
-    def __init__(self, max_minutes: float | None, *, elapsed_s: float, step_s: float) -> None:
+    def __init__(
+        self,
+        max_minutes: float | None,
+        *,
+        elapsed_s: float,
+        step_s: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Go on with an earlier process of the run.
 
         Args:
             max_minutes: as in the config; None never ends.
             elapsed_s: what earlier processes took, in seconds.
             step_s: what their last step took, in seconds; 0 if there was none.
+            now: a clock that never goes back, in seconds.
         """
         self._limit_s = None if max_minutes is None else max_minutes * 60
-        self._began = time.monotonic() - elapsed_s
+        self.now = now
+        """The clock that everything a driver measures is measured with, in seconds."""
+        self._began = now() - elapsed_s
         self._is_up = False
         self.step_s = step_s
         """Seconds of the last step that was rolled out."""
@@ -29,14 +40,14 @@ class RunClock:
     @property
     def elapsed_s(self) -> float:
         """Wall time over all processes of the run in seconds, without pauses."""
-        return time.monotonic() - self._began
+        return self.now() - self._began
 
-    def leave_out(self, seconds: float) -> None:
-        """A pause costs nothing of `train.max_minutes`."""
+    def exclude(self, seconds: float) -> None:
+        """Count a pause neither as time of the run nor for `train.max_minutes`."""
         self._began += seconds
 
     def is_up(self, *, evaluation_s: float) -> bool:
-        """Whether another step would leave no time for the final evaluation.
+        """Another step would leave no time for the final evaluation.
 
         Once it is up it stays so: the final evaluation follows, and one that was shorter than
         expected is not a reason for another step and another final evaluation.
@@ -50,11 +61,11 @@ class RunClock:
         return self._is_up
 
     def note_step(self, seconds: float, *, fresh: bool) -> MetricBag:
-        """A step has ended.
+        """The durations of a step that has ended, as metrics.
 
         Args:
             seconds: it took.
-            fresh: whether it was rolled out, and not replayed.
+            fresh: it was rolled out, and not replayed.
         """
         bag = MetricBag()
         bag.sum("timing_s/step", seconds)

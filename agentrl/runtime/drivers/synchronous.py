@@ -6,8 +6,8 @@
      +---------------------------------------------------------------------------+
 
 With `reward.dynamic_filtering` a step asks for more tasks in place of groups that teach nothing, up
-to `rounds` times. All its groups are stored as one step and in the order in which their tasks were
-taken, so a resume knows from the store how far the tasks are used up.
+to `reward.filter_rounds` times. All its groups are stored as one step and in the order in which
+their tasks were taken, so a resume knows from the store how far the tasks are used up.
 
 A signal wakes the rollouts, which are cancelled and clean up; an optimizer step and a checkpoint
 always run to their end.
@@ -15,72 +15,112 @@ always run to their end.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from agentrl.config.reward import RewardSection
+from agentrl.config.schema import RolloutSection
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
-from agentrl.runtime.drivers.driver import Driver
+from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.dynamic_filter import missing_groups, most_rounds, note_rounds
-from agentrl.runtime.drivers.groups import stable_seed
+from agentrl.runtime.drivers.groups import note_rollouts, stable_seed
+from agentrl.runtime.records import RunResult
 from agentrl.runtime.stages import GroupHandle
 from agentrl.types import Task, TrajectoryGroup
 
 
-class SynchronousRun(Driver):
+class SynchronousRun:
     """Rolls out a step, trains it, moves the weights, and only then rolls out the next."""
 
-    async def _train_to_end(self) -> str:
-        while (reason := self._reason_to_end()) is None:
-            await self._step(self._done + 1)
-        return reason
+    def __init__(
+        self, parts: DriverParts, *, rollout: RolloutSection, reward: RewardSection
+    ) -> None:
+        """Begin nothing yet.
+
+        Args:
+            parts: standing where earlier processes of the run have stopped.
+            rollout: groups of a step and rollouts of a group.
+            reward: which groups are replaced, and how often.
+        """
+        self._parts, self._rollout, self._reward = parts, rollout, reward
+
+    async def run(self) -> RunResult:
+        """Train to the end and score the result; may be called once.
+
+        Raises:
+            Interrupted: a signal; the state of the last finished step is saved.
+            RollBack: a rule asks for it; nothing is rolled back yet.
+            RunError: nothing can be rolled out, or the disk is full.
+        """
+        parts, position = self._parts, self._parts.position
+        async with parts.running():
+            # Servers that were just started hold the model they were started with.
+            await parts.weights.sync(MetricBag())
+            if parts.decisions.evaluation_due(position.done):
+                await parts.score_and_save(position.done)
+            await parts.apply_rules(position.done)
+            with parts.aborted_logged():
+                while (reason := parts.decisions.reason_to_end()) is None:
+                    await self._step(position.done + 1)
+            parts.end_as_ruled()
+            await parts.score_and_save(position.done)
+        return parts.write_result(reason)
 
     async def _step(self, step: int) -> None:
-        began = time.monotonic()
-        bag = MetricBag()
-        self._stop.check()
-        stored = stored_groups(self._parts.store, "train", step)
+        parts, bag, began = self._parts, MetricBag(), self._parts.clock.now()
+        parts.stop.check()
+        stored = stored_groups(parts.store, "train", step)
         groups = self._replay(step, stored) if stored else await self._roll_out(step, bag)
-        self._count(groups, bag)
-        await self._learn(step, groups, bag, stored=bool(stored))
-        await self._sync_trained(bag)
-        await self._finish_step(step, bag, began=began, fresh=not stored)
+        note_rollouts(bag, groups, n=self._rollout.n_samples_per_prompt)
+        await parts.learner.train(step, groups, bag, stored=bool(stored))
+        await parts.weights.sync_after_step(bag)
+        parts.count_step(step, bag, began=began, fresh=not stored)
+        parts.log.show(step, bag.result())
+        with parts.log.step_line(step, bag.result()) as scores:
+            if parts.decisions.evaluation_due(step):
+                scores.update(await parts.evaluator.evaluate(step))
+        if parts.decisions.checkpoint_due(step):
+            await parts.checkpoints.save(step)
+        await parts.apply_rules(step)
 
     def _replay(self, step: int, stored: Sequence[TrajectoryGroup]) -> list[GroupHandle]:
-        """What a killed process stored, however many rounds it took: as many tasks are done."""
-        self._progress.phase("replay", sum(1 for group in stored for _ in group.rollouts()))
-        _check_replay(step, self._parts.cursor.take(len(stored)), stored)
-        return [self._stages.rollouts.adopt(group) for group in stored]
+        """Adopt the groups that a killed process stored, and take their tasks.
+
+        However many rounds they took, as many tasks are done.
+        """
+        parts = self._parts
+        parts.progress.phase("replay", sum(1 for group in stored for _ in group.rollouts()))
+        _check_replay(step, parts.position.cursor.take(len(stored)), stored)
+        return [parts.stages.rollouts.adopt(group) for group in stored]
 
     async def _roll_out(self, step: int, bag: MetricBag) -> list[GroupHandle]:
-        """The groups of a step, and more of them for those that the dynamic filter leaves out."""
-        began = time.monotonic()
-        rollout, reward = self._config.rollout, self._config.reward
-        seed = step_seeds(self._seed, step)
+        """Roll out the groups of a step, and others for those that the dynamic filter drops."""
+        parts, section, began = self._parts, self._rollout, self._parts.clock.now()
+        seed = step_seeds(parts.seed, step)
         groups: list[GroupHandle] = []
-        rounds, missing = 0, rollout.prompts_per_step
+        rounds, missing = 0, section.prompts_per_step
         while missing:
-            groups += await self._collect(
+            groups += await parts.rollouts.collect(
                 "rollout",
-                self._parts.cursor.take(missing),
+                parts.position.cursor.take(missing),
                 name=f"step-{step}" if rounds == 0 else f"step-{step}/round-{rounds}",
-                n=rollout.n_samples_per_prompt,
-                temperature=rollout.temperature,
+                n=section.n_samples_per_prompt,
+                temperature=section.temperature,
                 seed=seed,
-                on_group=self._unsettled.ended,
+                on_group=parts.pending.add,
             )
             missing = missing_groups(
-                [handle.report for handle in groups], reward, wanted=rollout.prompts_per_step
+                [handle.report for handle in groups], self._reward, wanted=section.prompts_per_step
             )
-            if rounds == most_rounds(reward):
+            if rounds == most_rounds(self._reward):
                 break
             rounds += bool(missing)
-        seconds = time.monotonic() - began
+        seconds = parts.clock.now() - began
         reports = [handle.report for handle in groups]
-        self._watch.trained(step, reports)
-        note_rounds(bag, reward, rounds=rounds, missing=missing)
+        parts.failures.trained(step, reports)
+        note_rounds(bag, self._reward, rounds=rounds, missing=missing)
         bag.sum("timing_s/rollout", seconds)
         tokens = sum(report.tokens for report in reports)
         bag.mean("perf/tokens_per_second", tokens, count=seconds)

@@ -2,17 +2,17 @@
 
     plan -> run groups -> the first B of them -> store, batch, train -> sync -> log -> save
      ^            |                                                               |
-     |            +-- the others are cut and put off                              |
+     |            +-- the others are cancelled and deferred                      |
      +----------------------------------------------------------------------------+
 
-A round begins more groups than it trains; as soon as B have ended the others are cancelled and put
-off. Once B are put off, or the epoch has no B new tasks left, a round of their own finishes them
-and cuts nobody. Strictly on-policy: every token of a step comes from the weights it trains. Every
-task is trained once an epoch, and the last task of an epoch no later than in the step with the
-first of the next. What was sampled of a group that is cut is thrown away.
+A round begins more groups than it trains; as soon as B have ended the others are cancelled and
+deferred. Once B are deferred, or the epoch has no B new tasks left, a round of their own finishes
+them and cancels none. Strictly on-policy: every token of a step comes from the weights it trains.
+Every task is trained once an epoch, and the last task of an epoch no later than in the step with
+the first of the next. What was sampled of a cancelled group is thrown away.
 
 With `reward.dynamic_filtering` a step takes further rounds for groups that teach nothing, up to
-`reward.dynamic_filtering.rounds`.
+`reward.filter_rounds`.
 
 Inside an epoch the order is no longer random: tasks that end soon come early and long ones late.
 
@@ -24,144 +24,189 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from agentrl.config.fleet import ScheduleSection
+from agentrl.config.reward import RewardSection
+from agentrl.config.schema import RolloutSection
 from agentrl.data.tasks.cursor import Claim
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
-from agentrl.runtime.drivers.driver import Driver
+from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.dynamic_filter import missing_groups, most_rounds, note_rounds
-from agentrl.runtime.drivers.groups import note_cut, stable_seed
-from agentrl.runtime.drivers.stream_order import commit_stored, group_name
+from agentrl.runtime.drivers.groups import note_aborted, note_rollouts
+from agentrl.runtime.records import RunResult
 from agentrl.runtime.stages import GroupHandle
+from agentrl.types import TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one round begins."""
+    """The groups that one round begins."""
 
     new: int
-    """Tasks that were never begun; 0 for a round of what was put off, which is filled up."""
+    """Tasks that were never begun; 0 for a round of deferred tasks, which is filled up."""
     groups: int
-    """Groups that begin; those beyond B are cut."""
+    """Groups that begin; those beyond B are cancelled."""
 
 
-def plan_round(*, size: int, oversample: float, put_off: int, left: int) -> Round:
+def plan_round(*, size: int, oversample: float, deferred: int, left: int) -> Round:
     """The next round.
 
     Args:
         size: B, groups that a step trains.
         oversample: groups begun per group trained.
-        put_off: tasks that were cut.
+        deferred: tasks whose groups were cancelled.
         left: new tasks of this epoch.
 
     Example:
-        >>> plan_round(size=4, oversample=1.5, put_off=3, left=20)
+        >>> plan_round(size=4, oversample=1.5, deferred=3, left=20)
         Round(new=6, groups=6)
-        >>> plan_round(size=4, oversample=1.5, put_off=5, left=14)
+        >>> plan_round(size=4, oversample=1.5, deferred=5, left=14)
         Round(new=0, groups=4)
     """
-    if put_off >= size or left < size:
+    if deferred >= size or left < size:
         return Round(new=0, groups=size)
     new = min(math.ceil(oversample * size), left)
     return Round(new=new, groups=new)
 
 
-class TailBatchingRun(Driver):
+class TailBatchingRun:
     """On-policy steps of the groups that end first, and rounds of their own for the others."""
 
-    async def _train_to_end(self) -> str:
-        commit_stored(self._parts, after=self._done)
-        while (reason := self._reason_to_end()) is None:
-            await self._step(self._done + 1)
-        return reason
+    def __init__(
+        self,
+        parts: DriverParts,
+        *,
+        rollout: RolloutSection,
+        reward: RewardSection,
+        schedule: ScheduleSection,
+    ) -> None:
+        """Begin nothing yet.
+
+        Args:
+            parts: standing where earlier processes of the run have stopped.
+            rollout: groups of a step and rollouts of a group.
+            reward: which groups are replaced, and how often.
+            schedule: how many more groups a round begins.
+        """
+        self._parts, self._section, self._reward = parts, rollout, reward
+        self._oversample = schedule.oversample
+
+    async def run(self) -> RunResult:
+        """Train to the end and score the result; may be called once.
+
+        Raises:
+            Interrupted: a signal; the state of the last finished step is saved.
+            RollBack: a rule asks for it; nothing is rolled back yet.
+            RunError: nothing can be rolled out, or the disk is full.
+        """
+        parts, position = self._parts, self._parts.position
+        async with parts.running():
+            # Servers that were just started hold the model they were started with.
+            await parts.weights.sync(MetricBag())
+            if parts.decisions.evaluation_due(position.done):
+                await parts.score_and_save(position.done)
+            await parts.apply_rules(position.done)
+            with parts.aborted_logged():
+                position.commit_stored(parts.store)
+                while (reason := parts.decisions.reason_to_end()) is None:
+                    await self._step(position.done + 1)
+            parts.end_as_ruled()
+            await parts.score_and_save(position.done)
+        return parts.write_result(reason)
 
     async def _step(self, step: int) -> None:
-        began = time.monotonic()
-        bag = MetricBag()
-        self._stop.check()
-        stored = stored_groups(self._parts.store, "train", step)
+        parts, bag, began = self._parts, MetricBag(), self._parts.clock.now()
+        parts.stop.check()
+        stored = stored_groups(parts.store, "train", step)
         if stored:
-            self._progress.phase("replay", sum(1 for group in stored for _ in group.rollouts()))
-            groups = [self._stages.rollouts.adopt(group) for group in stored]
-            await self._train(step, groups, bag, stored=True)
+            await self._train(step, self._replay(stored), bag, stored=True)
         else:
             finished = await self._roll_out(step, bag)
             await self._train(step, [item.group for item in finished], bag, stored=False)
-            self._parts.cursor.commit(item.claim.index for item in finished)
-        await self._sync_trained(bag)
-        await self._finish_step(step, bag, began=began, fresh=not stored)
+            parts.position.cursor.commit(item.claim.index for item in finished)
+        await parts.weights.sync_after_step(bag)
+        parts.count_step(step, bag, began=began, fresh=not stored)
+        parts.log.show(step, bag.result())
+        with parts.log.step_line(step, bag.result()) as scores:
+            if parts.decisions.evaluation_due(step):
+                scores.update(await parts.evaluator.evaluate(step))
+        if parts.decisions.checkpoint_due(step):
+            await parts.checkpoints.save(step)
+        await parts.apply_rules(step)
+
+    def _replay(self, stored: Sequence[TrajectoryGroup]) -> list[GroupHandle]:
+        """Adopt what a killed process stored; its tasks were committed when this one began."""
+        parts = self._parts
+        parts.progress.phase("replay", sum(1 for group in stored for _ in group.rollouts()))
+        return [parts.stages.rollouts.adopt(group) for group in stored]
 
     async def _train(
         self, step: int, groups: Sequence[GroupHandle], bag: MetricBag, *, stored: bool
     ) -> None:
-        self._count(groups, bag)
-        await self._learn(step, groups, bag, stored=stored)
+        note_rollouts(bag, groups, n=self._section.n_samples_per_prompt)
+        await self._parts.learner.train(step, groups, bag, stored=stored)
 
     async def _roll_out(self, step: int, bag: MetricBag) -> list[Finished]:
-        """The groups of a round, and of further ones for those that the dynamic filter leaves out;
-        the tasks of groups that were cut are put off."""
-        began = time.monotonic()
-        section, reward = self._config.rollout, self._config.reward
+        """Roll out the groups of a round, and of further ones for those that the filter drops.
+
+        The tasks of groups that were cancelled are deferred.
+        """
+        parts, reward, began = self._parts, self._reward, self._parts.clock.now()
+        wanted = self._section.prompts_per_step
         finished: list[Finished] = []
-        rounds, missing = 0, section.prompts_per_step
+        rounds, missing = 0, wanted
         while missing:
             finished += await self._round(missing, bag)
             missing = missing_groups(
-                [item.group.report for item in finished], reward, wanted=section.prompts_per_step
+                [item.group.report for item in finished], reward, wanted=wanted
             )
             if rounds == most_rounds(reward):
                 break
             rounds += bool(missing)
         reports = [item.group.report for item in finished]
-        self._watch.trained(step, reports)
+        parts.failures.trained(step, reports)
         note_rounds(bag, reward, rounds=rounds, missing=missing)
-        seconds = time.monotonic() - began
+        seconds = parts.clock.now() - began
         bag.sum("timing_s/rollout", seconds)
         tokens = sum(report.tokens for report in reports)
         bag.mean("perf/tokens_per_second", tokens, count=seconds)
         return finished
 
     async def _round(self, size: int, bag: MetricBag) -> list[Finished]:
-        """The first `size` groups of a round; the tasks of the others are put off."""
-        cursor, n = self._parts.cursor, self._config.rollout.n_samples_per_prompt
+        """Run a round to its first `size` groups; the tasks of the others are deferred."""
+        parts, n = self._parts, self._section.n_samples_per_prompt
+        cursor = parts.position.cursor
         plan = plan_round(
             size=size,
-            oversample=self._config.schedule.oversample,
-            put_off=cursor.gaps,
+            oversample=self._oversample,
+            deferred=cursor.gaps,
             left=cursor.left_in_epoch,
         )
         claims = [cursor.claim_new() if plan.new else cursor.claim() for _ in range(plan.groups)]
-        self._progress.phase("rollout", size * n)
-        finished, surplus = await self._stop.guard(
-            run_first(self._run_group, claims, wanted=size, at_once=self._parts.in_flight // n)
+        parts.progress.phase("rollout", size * n)
+        finished, surplus = await parts.stop.guard(
+            run_first(self._run_group, claims, wanted=size, at_once=parts.in_flight // n)
         )
-        self._unsettled.settle(item.group for item in surplus)
-        note_cut(
+        parts.pending.remove(item.group for item in surplus)
+        note_aborted(
             bag,
             tokens=sum(item.group.report.spent_tokens for item in surplus),
             seconds=sum(item.group.report.spent_s for item in surplus),
         )
         done = {item.claim.index for item in finished}
-        put_off = [claim for claim in claims if claim.index not in done]
-        for claim in put_off:
+        deferred = [claim for claim in claims if claim.index not in done]
+        for claim in deferred:
             cursor.release(claim.index)
-        bag.sum("rollout/put_off", len(put_off) * n)
+        bag.sum("rollout/put_off", len(deferred) * n)
         return finished
 
     async def _run_group(self, claim: Claim) -> GroupHandle:
-        section = self._config.rollout
-        group = await self._stages.rollouts.run_group(
-            claim.task,
-            group_id=group_name(claim),
-            n=section.n_samples_per_prompt,
-            sampling=self._sampling(section.temperature),
-            seed=stable_seed(self._seed, "train", claim.index, claim.task.id),
-        )
-        self._unsettled.ended(group)
-        self._progress.advance(section.n_samples_per_prompt, group.report.tokens)
+        group = await self._parts.rollouts.run_claim(claim)
+        self._parts.pending.add(group)
+        self._parts.progress.advance(self._section.n_samples_per_prompt, group.report.tokens)
         return group
 
 

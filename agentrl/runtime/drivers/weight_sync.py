@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from agentrl.errors import EngineError, RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stages import Stages
+from agentrl.runtime.stop import Interrupted
 
 
-async def bring_weights(stages: Stages, bag: MetricBag, progress: Progress) -> None:
-    """Sync, where engines and learner are not at the same version.
+class EngineWeights:
+    """Keeps the weights of the engines at the version of the learner."""
 
-    Raises:
-        RunError: the engines have newer weights than the learner.
-        AgentrlError: as `EngineStage.sync`.
-    """
-    version = stages.learner.version
-    try:
-        serving = stages.engines.version
-    except EngineError:
-        serving = None  # they do not agree: a sync makes them
-    if serving == version:
-        return
-    if serving is not None and serving > version:
-        raise RunError(
-            f"the engines serve version {serving} of the weights, but the trainer is at "
-            f"{version}: what they sample is not what is trained. Does another run use these "
-            "servers? Give each run its own, or restart them"
-        )
-    progress.phase("sync")
-    began = time.monotonic()
-    bag.merge(await stages.engines.sync(version))
-    bag.sum("timing_s/sync", time.monotonic() - began)
+    def __init__(self, stages: Stages, progress: Progress) -> None:
+        """Keep the engines and the learner of `stages`; `progress` is told of each sync."""
+        self._stages, self._progress = stages, progress
+
+    async def sync(self, bag: MetricBag) -> None:
+        """Push the learner's weights, where engines and learner are not at the same version.
+
+        Raises:
+            RunError: the engines have newer weights than the learner.
+            AgentrlError: as `EngineStage.sync`.
+            Interrupted: a signal ended the wait for an engine.
+        """
+        version = self._stages.learner.version
+        try:
+            serving = self._stages.engines.version
+        except EngineError:
+            serving = None  # they do not agree: a sync makes them
+        if serving == version:
+            return
+        if serving is not None and serving > version:
+            raise RunError(
+                f"the engines serve version {serving} of the weights, but the trainer is at "
+                f"{version}: what they sample is not what is trained. Does another run use these "
+                "servers? Give each run its own, or restart them"
+            )
+        self._progress.phase("sync")
+        began = time.monotonic()
+        bag.merge(await self._stages.engines.sync(version))
+        bag.sum("timing_s/sync", time.monotonic() - began)
+
+    async def sync_after_step(self, bag: MetricBag) -> None:
+        """Push the weights of a trained step, which a signal does not make incomplete.
+
+        It stays complete without new weights on the engines; the next look at the switch ends the
+        run.
+        """
+        with contextlib.suppress(Interrupted):
+            await self.sync(bag)

@@ -1,8 +1,8 @@
 """`health.watch`: the detectors after every step, beside the run and never in its way.
 
-    step done -> metrics handed over -> a thread reads the stored rollouts and asks the detectors
-                                                  |
-       log, live view, health.jsonl  <-- what changed
+    step done -> metrics passed on -> a thread reads the stored rollouts and asks the detectors
+                                               |
+    log, live view, health.jsonl  <-- what changed
 
 A look that costs c seconds is not followed by another for 100 c: it never takes more than a
 hundredth of the run's time, however long its history grows. What it skips the next look sees too.
@@ -16,14 +16,12 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from agentrl.config import RunConfig
-from agentrl.health.history import flat_config
-from agentrl.health.journal import Event, Journal
+from agentrl.health.journal import Event, HealthJournal
 from agentrl.health.records import Verdict
 from agentrl.health.rollouts import rollouts_of_step, sampled_steps
-from agentrl.health.watch import Look, Watch
+from agentrl.health.watch import Look, RunWatch
 from agentrl.runtime.progress import Progress
 
 if TYPE_CHECKING:
@@ -39,30 +37,32 @@ ROLLOUTS = 64
 
 
 class StepWatch:
-    """Looks at a run from time to time."""
+    """Runs the detectors on a run from time to time, in a thread."""
 
     def __init__(
         self,
-        config: RunConfig,
+        settings: Mapping[str, Any],
         run_dir: RunDir,
         *,
+        on: bool,
         rollbacks: int,
         logged: Mapping[int, Mapping[str, float]],
         progress: Progress,
     ) -> None:
-        """Take what earlier processes of the run have logged.
+        """Begin with the metrics that earlier processes of the run have logged.
 
         Args:
-            config: of the run; with `health.watch` off nothing is looked at.
+            settings: the config as dotted keys, for the advice.
             run_dir: of the run.
+            on: as `health.watch`; where it is off nothing is looked at.
             rollbacks: how often it was rolled back.
             logged: step to its metrics; NaN where one was not finite.
             progress: told what changed.
         """
         self._progress, self._rollbacks = progress, rollbacks
         self._path = run_dir.path
-        self._on = config.health.watch
-        self._journal = Journal(run_dir.health_file)
+        self._on = on
+        self._journal = HealthJournal(run_dir.health_file)
         self._pending = [(step, dict(logged[step])) for step in sorted(logged)]
         self._looking: asyncio.Task[None] | None = None
         self._free_at = 0.0
@@ -70,17 +70,17 @@ class StepWatch:
         if self._on:
             events = self._journal.read()
             said = {event.detector: event.status for event in events if event.what == "verdict"}
-            self._watch = Watch(flat_config(config), said=said)
+            self._watch = RunWatch(settings, said=said)
             self._trajectories = run_dir.trajectories
             self._store: TrajectoryStore | None = None
 
-    def see(self, step: int, values: Mapping[str, float]) -> None:
-        """Metrics of a step."""
+    def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Add the metrics of a step, to be looked at later."""
         if self._on and values:
             self._pending.append((step, dict(values)))
 
-    def after(self, step: int) -> None:
-        """A step is done: look at it, unless that would cost too much."""
+    def look_after(self, step: int) -> None:
+        """Look at a step that is done, unless that would cost too much."""
         if self._on and self._looking is None and time.monotonic() >= self._free_at:
             self._looking = asyncio.ensure_future(self._look(step))
 

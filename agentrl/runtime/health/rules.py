@@ -1,4 +1,4 @@
-"""What the rules of a config decide in a run, from the metrics that it has logged.
+"""Applies the rules of a config to a run, from the metrics that it has logged.
 
 A driver shows every step's metrics and asks what to do. The answer depends on nothing but those
 metrics, the checkpoints and the rollbacks on the disk, and the answers to pauses in `health.jsonl`:
@@ -9,14 +9,13 @@ that a rule has stopped stops again when it is resumed, until the rule is change
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
-from agentrl.health.journal import Event, Journal
-from agentrl.health.rules import Action, Rule, Streak, parse_rules, streak_of
-from agentrl.health.thresholds import limits
+from agentrl.health.diagnose import limits
+from agentrl.health.journal import Event, HealthJournal
+from agentrl.health.rules import Rule, RuleAction, Streak, parse_rules, streak_of
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.disk.rollback import Rollbacks
 from agentrl.runtime.records import Ruling
@@ -32,14 +31,18 @@ _SILENT_STEPS = 3
 """Training steps without a rule's metric after which the user hears that it never came."""
 
 
-def check_health(config: RunConfig) -> tuple[Rule, ...]:
-    """The rules of a config, where they and the thresholds can be read.
+def check_health(section: HealthSection, *, datasets: Collection[str]) -> tuple[Rule, ...]:
+    """Parse the rules and the thresholds of a config.
+
+    Args:
+        section: of the config.
+        datasets: names in `eval.datasets`, which rules may name.
 
     Raises:
         ConfigError: the first that cannot, with what would be right.
     """
-    limits(config.health.thresholds)
-    return parse_rules(config.health.rules, datasets=config.eval.datasets)
+    limits(section.thresholds)
+    return parse_rules(section.rules, datasets=datasets)
 
 
 def _good_before(rule: Rule, rollbacks: Rollbacks) -> int | None:
@@ -60,8 +63,8 @@ def _good_before(rule: Rule, rollbacks: Rollbacks) -> int | None:
     return None
 
 
-class Supervisor:
-    """Holds the metrics that rules look at."""
+class RunRules:
+    """Applies the rules of a config to the metrics of its run."""
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class Supervisor:
         self._run_dir, self._rollbacks, self._note = run_dir, rollbacks.count, note
         self._again = {rule: _good_before(rule, rollbacks) for rule in self._rules}
         self._values: dict[str, dict[int, float]] = {rule.metric: {} for rule in self._rules}
-        self._journal = Journal(run_dir.health_file)
+        self._journal = HealthJournal(run_dir.health_file)
         self._said = {
             (event.rule, event.first_step, event.action)
             for event in self._journal.read()
@@ -94,10 +97,10 @@ class Supervisor:
         }
         self._trained = 0
         for step in sorted(logged):
-            self.see(step, logged[step])
+            self.add_metrics(step, logged[step])
 
-    def see(self, step: int, values: Mapping[str, float]) -> None:
-        """Metrics of a step; a value that is known already stays as it was logged first."""
+    def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Add the metrics of a step; a value that is known already stays as it was logged first."""
         for metric, known in self._values.items():
             if metric in values:
                 known.setdefault(step, float(values[metric]))
@@ -110,40 +113,40 @@ class Supervisor:
         """The rule that ends the run, or rolls it back, after `step`."""
         due = [streak for streak in self._streaks(step) if streak.due]
         for streak in due:
-            if streak.rule.action is Action.STOP:
-                return Ruling(rule=streak.rule, streak=streak, action=Action.STOP)
+            if streak.rule.action is RuleAction.STOP:
+                return Ruling(rule=streak.rule, streak=streak, action=RuleAction.STOP)
         for streak in due:
-            if streak.rule.action is Action.ROLLBACK:
+            if streak.rule.action is RuleAction.ROLLBACK:
                 return self._rollback(streak)
         return None
 
     def pausing(self, step: int) -> Ruling | None:
-        """The rule that holds the run after `step`, and whose streak nobody has answered yet."""
+        """The rule that pauses the run after `step`, unless its streak was answered already."""
         for streak in self._streaks(step):
-            if streak.rule.action is Action.PAUSE and streak.due:
-                ruling = Ruling(rule=streak.rule, streak=streak, action=Action.PAUSE)
+            if streak.rule.action is RuleAction.PAUSE and streak.due:
+                ruling = Ruling(rule=streak.rule, streak=streak, action=RuleAction.PAUSE)
                 if not self._was_said(ruling, "continue"):
                     return ruling
         return None
 
-    def told_to_stop(self, pause: Ruling) -> bool:
-        """Whether a pause was answered with `stop`, by this process or an earlier one."""
+    def answered_stop(self, pause: Ruling) -> bool:
+        """The user answered a pause with `stop`, in this process or an earlier one."""
         return self._was_said(pause, "stop")
 
     def warn(self, step: int) -> None:
-        """Say what rules with the action `warn` have found, once a streak."""
+        """Note what rules with the action `warn` have found, once a streak."""
         for streak in self._streaks(step):
-            if streak.rule.action is Action.WARN and streak.due:
-                ruling = Ruling(rule=streak.rule, streak=streak, action=Action.WARN)
-                if not self._was_said(ruling, Action.WARN):
-                    self.record(step, ruling, Action.WARN, ruling.text)
-                    self._tell(f"step {step}: {ruling.text}")
+            if streak.rule.action is RuleAction.WARN and streak.due:
+                ruling = Ruling(rule=streak.rule, streak=streak, action=RuleAction.WARN)
+                if not self._was_said(ruling, RuleAction.WARN):
+                    self.record(step, ruling, RuleAction.WARN, ruling.text)
+                    self._notify(f"step {step}: {ruling.text}")
 
     def protected(self, step: int) -> set[int]:
         """Steps of checkpoints that must stay, because a rollback may go back to them."""
         kept: set[int] = set()
         for streak in self._streaks(step):
-            if streak.rule.action is Action.ROLLBACK:
+            if streak.rule.action is RuleAction.ROLLBACK:
                 known = streak.steps or streak.last_good is not None
                 found = self._targets(streak) if known else [self._checkpoint(step)]
                 kept |= {target for target in found if target is not None}
@@ -157,7 +160,7 @@ class Supervisor:
         self._journal.write(
             Event(
                 step=step,
-                what="rule" if action == Action.WARN else "decision",
+                what="rule" if action == RuleAction.WARN else "decision",
                 text=text,
                 rollbacks=self._rollbacks,
                 rule=ruling.rule.text,
@@ -192,8 +195,8 @@ class Supervisor:
                 "and --resume with a larger health.max_rollbacks goes back to it"
             )
         if instead:
-            return Ruling(rule=streak.rule, streak=streak, action=Action.STOP, instead=instead)
-        return Ruling(rule=streak.rule, streak=streak, action=Action.ROLLBACK, back_to=target)
+            return Ruling(rule=streak.rule, streak=streak, action=RuleAction.STOP, instead=instead)
+        return Ruling(rule=streak.rule, streak=streak, action=RuleAction.ROLLBACK, back_to=target)
 
     def _targets(self, streak: Streak) -> list[int | None]:
         """Checkpoints whose weights are known to be good, best first.
@@ -218,12 +221,12 @@ class Supervisor:
         """A rule on a metric that this run never logs would watch over nothing."""
         for rule in self._rules:
             if not self._values[rule.metric] and not rule.of_evaluation:
-                self._tell(
+                self._notify(
                     f"health.rules: '{rule.text}' has seen no {rule.metric} in {_SILENT_STEPS} "
                     "steps, so it watches over nothing; some metrics are there only with the "
                     "setting that makes them (kl with a reference model, say)"
                 )
 
-    def _tell(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         logger.info("%s", text)  # for run.log; what is noted is on the terminal already
         self._note(text)

@@ -116,8 +116,8 @@ def load_tokenizer(spec: ActorSpec) -> Any:
     return load(spec.config.model)
 
 
-def threads_of_a_rank(config: RunConfig) -> int:
+def threads_of_a_rank(ranks: int) -> int:
     """Cores that one trainer rank computes with on a CPU: the user's word, or an equal part."""
     if said := os.environ.get("OMP_NUM_THREADS"):
         return int(said)
-    return max(1, len(os.sched_getaffinity(0)) // config.ray.trainer_ranks)
+    return max(1, len(os.sched_getaffinity(0)) // ranks)

@@ -67,7 +67,7 @@ class Cast:
         self._identity = run_identity(run_dir)
         self._secret = secrets.token_hex(16)
         self._limit_s = config.serving.start_timeout_s
-        self.cuda = rank_to_engine(config)
+        self.cuda = rank_to_engine(config.ray, config.serving, config.sync)
         """Whether weights can go from device to device."""
         self.backend = resolve_backend(
             config.sync,
@@ -90,7 +90,7 @@ class Cast:
     def start_ranks(self, stack: contextlib.AsyncExitStack) -> WorkerGroup:
         """Processes of the trainer ranks; `stack` ends them."""
         slots = self._pool.layout.ranks
-        threads = threads_of_a_rank(self.config)
+        threads = threads_of_a_rank(self.config.ray.trainer_ranks)
         handles = []
         for rank, slot in enumerate(slots):
             place = RankSpec(
@@ -137,7 +137,7 @@ class Cast:
         slots = self._pool.layout.engines
         checkpoint = str(self._checkpoint) if self._checkpoint else None
         engine = EngineSpec(
-            source=served_source(self.config, checkpoint=checkpoint),
+            source=served_source(self.config.model, self.config.train.lora, checkpoint=checkpoint),
             neighbours=len(slots) if self._one_machine else 1,
             backend=self.backend,
             secret=self._secret,

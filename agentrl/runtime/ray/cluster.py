@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import RunConfig
+from agentrl.config.fleet import RayRuntime, ServingSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.layout import Layout, Resources, describe, missing, plan
 
@@ -65,7 +65,7 @@ _ASK = (
 )
 
 
-async def check_cluster(config: RunConfig) -> str:
+async def check_cluster(section: RayRuntime, serving: ServingSection) -> str:
     """Check, without starting anything, that the cluster has room for the actors of a run.
 
     Returns:
@@ -76,8 +76,8 @@ async def check_cluster(config: RunConfig) -> str:
             small; says what was found and what is needed.
     """
     _import_ray()
-    layout = plan(config.ray, config.serving)
-    address = config.ray.address
+    layout = plan(section, serving)
+    address = section.address
     if address is None:
         have: Sequence[Resources] = [{**layout.total, "GPU": float(_gpus_here())}]
         where = "this machine"
@@ -86,12 +86,15 @@ async def check_cluster(config: RunConfig) -> str:
         have = await asyncio.to_thread(_ask_cluster, address)
         where = f"the cluster at {address} ({len(have)} machines)"
     if short := missing(layout.bundles, have):
-        raise ConfigError(f"ray: {where} is too small: {short}; {_advice(config)}")
+        advice = _advice(section, serving)
+        raise ConfigError(f"ray: {where} is too small: {short}; {advice}")
     return f"{describe(layout.total)} on {where}"
 
 
 @contextlib.asynccontextmanager
-async def open_cluster(config: RunConfig, layout: Layout) -> AsyncIterator[None]:
+async def open_cluster(
+    section: RayRuntime, serving: ServingSection, layout: Layout
+) -> AsyncIterator[None]:
     """Connect this process to Ray, and start it first if there is no address.
 
     Blocks the event loop for the seconds that takes: Ray's processes are told by the kernel when
@@ -106,11 +109,11 @@ async def open_cluster(config: RunConfig, layout: Layout) -> AsyncIterator[None]
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     for name in ("ray", "ray.serve", "ray._private"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    if config.ray.address is None:
-        _check_gpus_here(config, layout)
+    if section.address is None:
+        _check_gpus_here(section, serving, layout)
         opening = _own_cluster(ray, layout)
     else:
-        opening = _joined_cluster(ray, config.ray.address)
+        opening = _joined_cluster(ray, section.address)
     with opening:
         yield
 
@@ -252,19 +255,17 @@ def _gpus_here() -> int:
     return torch.cuda.device_count()
 
 
-def _check_gpus_here(config: RunConfig, layout: Layout) -> None:
+def _check_gpus_here(section: RayRuntime, serving: ServingSection, layout: Layout) -> None:
     machine = {**layout.total, "GPU": float(_gpus_here())}
     if short := missing(layout.bundles, [machine]):
-        raise ConfigError(f"ray: this machine is too small: {short}; {_advice(config)}")
+        raise ConfigError(f"ray: this machine is too small: {short}; {_advice(section, serving)}")
 
 
-def _advice(config: RunConfig) -> str:
-    section, serving = config.ray, config.serving
+def _advice(section: RayRuntime, serving: ServingSection) -> str:
     servers = serving.replicas if serving.engine == "vllm" else 0
     return (
         f"runtime.rollout_workers ({section.rollout_workers}) take a CPU each, "
-        f"runtime.trainer_ranks "
-        f"({section.trainer_ranks}) a CPU and {section.gpus_per_trainer:g} GPU, engines "
+        f"runtime.trainer_ranks ({section.trainer_ranks}) a CPU and {section.gpus_per_trainer:g} GPU, engines "
         f"({servers}) a CPU and {section.gpus_per_engine:g} GPU; lower one of "
         "them, or join more machines"
     )

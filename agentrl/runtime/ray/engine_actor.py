@@ -104,7 +104,7 @@ def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
         ConfigError: vLLM is not installed here, or an option is not the user's to set.
     """
     from agentrl.runtime.assembly.engines import LEAN
-    from agentrl.runtime.assembly.weight_route import transfer_name
+    from agentrl.runtime.assembly.weight_route import transfer_environment, transfer_name
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
     from agentrl.serving.vllm.command import server_command, vllm_device
 
@@ -122,4 +122,4 @@ def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
         middleware=() if section.transport == "http" else (LEAN,),
     )
     more = {SECRET_VARIABLE: engine.secret, "AGENTRL_LEAN_HOST": listening_host(spec)}
-    return replace(command, env={**command.env, **more})
+    return replace(command, env={**command.env, **more, **transfer_environment(engine.backend)})

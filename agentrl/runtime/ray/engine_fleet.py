@@ -33,7 +33,7 @@ class RayFleet:
     """Makes them sample from the weights of a version."""
     addresses: dict[str, EngineAddress]
     """By name, for the workers; a server that is started again changes its entry."""
-    patience_s: float
+    wait_s: float
     """Seconds to wait for one to come back when none answers; 0 where none ever does."""
     shares_weights: bool
     """Whether they sample from the tensors that training changes."""
@@ -84,7 +84,7 @@ async def open_fleet(
             client=client,
             push=move,
             addresses=addresses,
-            patience_s=0.0,
+            wait_s=0.0,
             shares_weights=True,
             text="an engine embedded in each rank",
         )
@@ -107,7 +107,7 @@ async def open_fleet(
         client=client,
         push=push,
         addresses=addresses,
-        patience_s=WAIT_S if servers is None else section.start_timeout_s,
+        wait_s=WAIT_S if servers is None else section.start_timeout_s,
         shares_weights=False,
         text=f"{len(entries)} vLLM servers {which}",
     )

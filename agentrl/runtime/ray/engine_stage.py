@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.errors import EngineError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.engine_wait import Guard, Push, push_patiently, to_the_end
+from agentrl.runtime.engine_wait import Guard, Push, push_or_wait, to_the_end
 from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
@@ -39,7 +39,7 @@ class RayEngines:
         *,
         addresses: Mapping[str, EngineAddress],
         shared: bool,
-        patience_s: float = 0.0,
+        wait_s: float = 0.0,
     ) -> None:
         """Keep the engines and the workers that ask them.
 
@@ -50,13 +50,13 @@ class RayEngines:
             fate: ends what is under way when a rank dies.
             addresses: by name; an engine that is restarted changes its entry.
             shared: whether they sample from the tensors that training changes.
-            patience_s: seconds to wait for an engine to come back when a sync reached none; 0
+            wait_s: seconds to wait for an engine to come back when a sync reached none; 0
                 where none ever does.
         """
         self._client, self._workers = client, workers
         self._push, self._rank_failure = push, rank_failure
         self._addresses, self._shared = addresses, shared
-        self._patience_s = patience_s
+        self._wait_s = wait_s
         self.guard: Guard = to_the_end
         """`__init__` as in `EngineStage.__init__`."""
         self._told: Sequence[EngineAddress] = tuple(addresses.values())
@@ -83,8 +83,8 @@ class RayEngines:
 
     async def sync(self, version: int) -> MetricBag:
         """`sync` as in `EngineStage.sync`."""
-        work = push_patiently(
-            self._client, self._push, version, patience_s=self._patience_s, guard=self.guard
+        work = push_or_wait(
+            self._client, self._push, version, wait_s=self._wait_s, guard=self.guard
         )
         bag = await self._rank_failure.guard(work)
         await self._tell()

@@ -71,10 +71,10 @@ async def open_ray_stages(
         AgentrlError: whatever does not fit, named.
     """
     layout = plan(config.ray, config.serving)
-    path = model_source(config)
+    path = model_source(config.model)
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(open_cluster(config, layout))
+        await stack.enter_async_context(open_cluster(config.ray, config.serving, layout))
         pool = await ResourcePool.reserve(layout, limit_s=config.serving.start_timeout_s)
         stack.callback(pool.release)
         cast = Cast(
@@ -107,7 +107,7 @@ async def _open(
         rank_failure,
         addresses=fleet.addresses,
         shared=fleet.shares_weights,
-        patience_s=fleet.patience_s,
+        wait_s=fleet.wait_s,
     )
     workers.engines = lambda: engines.serving
     cast.beside(stack, engines.watch())

@@ -89,7 +89,7 @@ class Rank:
         from agentrl.runtime.assembly.trainer import make_trainer
 
         checkpoint = str(place.checkpoint) if place.checkpoint else None
-        pretrained = load_trained(spec.config, checkpoint=checkpoint)
+        pretrained = load_trained(spec.config.model, spec.config.train.lora, checkpoint=checkpoint)
         others = _join(spec.config, pretrained.model, place, meeting)
         # A sharded backend takes the model apart; engines are told what it was.
         layout = _layout(pretrained.model.named_parameters())
@@ -201,7 +201,7 @@ class Rank:
             describe=lambda: self._layout if self._sharded else _layout(self.trainer.weights()),
         )
         self._sent = sent_weights(
-            self._config, self._pretrained.model, self.trainer, backend=backend
+            self._config.train.lora, self._pretrained.model, self.trainer, backend=backend
         )
         return SenderFacts(
             backend=self._sender.backend,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from agentrl.runtime.assembly.engines import make_client
+from agentrl.runtime.assembly.engines import engine_wait_s, make_client
 from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, load_tokenizer, settle_in, where
 from agentrl.runtime.ray.engines import EngineAddress, connect_all, follow
 from agentrl.runtime.ray.worker_group import Mode, dispatch
@@ -58,7 +58,11 @@ class RolloutActor:
         probe = await sandboxes.probe()
         tools = await self._stack.enter_async_context(open_tools(spec.config.env, base=spec.base))
         held = await connect_all(engines)
-        self._client = make_client(spec.config, held, offset=self._index)
+        self._client = make_client(
+            held,
+            wait_s=engine_wait_s(spec.config.serving, on_ray=True),
+            offset=self._index,
+        )
         self._stack.push_async_callback(self._client.close)
         self._engines = engines
         self._worker, chat = make_worker(

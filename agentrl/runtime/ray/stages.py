@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.drivers.groups import note_cut
+from agentrl.runtime.drivers.groups import note_aborted
 from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.rollout_workers import Workers
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
@@ -120,7 +120,7 @@ class RayRollouts:
             return
         for cut in said:
             if not isinstance(cut, BaseException):
-                note_cut(self._counts, tokens=cut[0], seconds=cut[1])
+                note_aborted(self._counts, tokens=cut[0], seconds=cut[1])
 
 
 class RayLearner:

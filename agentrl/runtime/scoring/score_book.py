@@ -27,6 +27,7 @@ class ScoreBook:
         *,
         n_samples: int,
         logged: Mapping[int, Mapping[str, float]],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start with what an earlier process logged.
 
@@ -35,10 +36,12 @@ class ScoreBook:
             store: where evaluations are kept.
             n_samples: rollouts per task.
             logged: step to its values in the metrics file.
+            now: a clock that never goes back, in seconds.
         """
         self._tasks = tasks
         self._store = store
         self._n_samples = n_samples
+        self._now = now
         self._scores: dict[tuple[str, int], EvalSummary] = {}
         self._logged = {
             (name, step)
@@ -62,7 +65,7 @@ class ScoreBook:
         Returns:
             Metrics of the scores that are not in the metrics file yet.
         """
-        began = time.monotonic()
+        began = self._now()
         metrics: dict[str, float] = {}
         fresh = False
         for name, tasks in self._tasks.items():
@@ -80,7 +83,7 @@ class ScoreBook:
                 self._logged.add(key)
                 metrics.update(summary.metrics())
         if fresh:
-            self.duration_s = metrics["timing_s/eval"] = time.monotonic() - began
+            self.duration_s = metrics["timing_s/eval"] = self._now() - began
         return metrics
 
     def metrics(self, step: int) -> dict[str, float]:

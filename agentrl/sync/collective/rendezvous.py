@@ -1,4 +1,4 @@
-"""Where the members of a broadcast talk beside it: a small store that the sender serves.
+"""The side channel of a broadcast's members: a small store that the sender serves.
 
 VERSION/base          what the coming stream is a patch to            sender
 VERSION/ready/RANK    this receiver listens                           receivers
@@ -67,7 +67,7 @@ def left_key(version: int, rank: int) -> str:
 
 
 def base_to_json(base: PatchBase | None) -> bytes:
-    """For the wire."""
+    """Make JSON of it for the wire."""
     return orjson.dumps([base.version, base.checksum] if base else None)
 
 

@@ -34,7 +34,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a folder holds."""
+    """The list of what a folder holds."""
 
     version: int
     """Of the weights."""

@@ -43,7 +43,7 @@ from agentrl.sync.wire.checksum import (
     check_all,
     copy_with_digest,
 )
-from agentrl.sync.wire.tensors import Layout, TensorRecord, aligned, tensor_at, total_bytes
+from agentrl.sync.wire.tensors import TensorRecord, WeightLayout, aligned, tensor_at, total_bytes
 
 GROWTH = 1 << 30
 """Most bytes by which a segment of unknown final size grows at once."""
@@ -70,7 +70,7 @@ class ShmSender:
         nonce = secrets.token_bytes(16)
         self._available = available
         self._segments = [Segment(nonce, available) for _ in range(2)]
-        self._layout = Layout()
+        self._layout = WeightLayout()
         self._turn = 0
         self._info: dict[str, Any] = {
             "pid": os.getpid(),

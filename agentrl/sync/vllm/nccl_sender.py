@@ -121,7 +121,7 @@ class NcclSender:
             raise SyncError(f"the servers did not meet the trainer: {error}") from error
 
     def announce(self, version: int) -> WeightTicket:
-        """What vLLM wants to know of a coming `send`."""
+        """Ticket with what vLLM needs to know of a coming `send`."""
         described = self._describe()
         return WeightTicket(
             backend="nccl",

@@ -48,7 +48,7 @@ _SHOWN = 8
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Body of `/init_weight_transfer_engine`."""
+    """The body of a request to `/init_weight_transfer_engine`."""
 
     backend: str
     """As in the tickets."""
@@ -58,7 +58,7 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """Body of `/update_weights`."""
+    """The body of a request to `/update_weights`."""
 
     ticket: dict[str, Any]
     """The fields of a `WeightTicket`."""
@@ -80,7 +80,7 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Names that are known to have a place, each, and to fill the model, together."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Meet the sender."""
+        """Connect to the sender of the weights."""
         info = dict(init_info.info)
         if "rank" in info:
             info["rank"] += self._worker(info["workers"])

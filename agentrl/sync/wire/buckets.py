@@ -29,7 +29,7 @@ from agentrl.sync.wire.tensors import TensorRecord, aligned, flat_bytes, record_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class BucketPiece:
     """A tensor, or a part of one, in a bucket."""
 
     record: TensorRecord
@@ -42,9 +42,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketHeader:
-    """What lies in a bucket."""
+    """The list of what a bucket holds."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BucketPiece, ...]
     """In the order of the stream."""
     size_bytes: int
     """Bytes of the bucket in use, from its beginning."""
@@ -54,7 +54,7 @@ class BucketHeader:
     """Of the whole stream, in the last header only."""
 
     def to_json(self) -> bytes:
-        """For the wire."""
+        """Make JSON of it for the wire."""
         rows = [[piece.start, piece.size_bytes, piece.record.to_json()] for piece in self.pieces]
         return orjson.dumps([self.size_bytes, self.last, self.checksum, rows])
 
@@ -70,9 +70,9 @@ class BucketHeader:
         )
 
 
-def _piece(row: Sequence[Any]) -> Piece:
+def _piece(row: Sequence[Any]) -> BucketPiece:
     start, size_bytes, record = row
-    return Piece(record=TensorRecord.from_json(record), start=start, size_bytes=size_bytes)
+    return BucketPiece(record=TensorRecord.from_json(record), start=start, size_bytes=size_bytes)
 
 
 Bucket = tuple[Tensor, BucketHeader]
@@ -91,7 +91,7 @@ def pack(weights: Iterable[tuple[str, Tensor]], buffers: Sequence[Tensor]) -> It
     """
     size = len(buffers[0])
     digest = WeightDigest()
-    pieces: list[Piece] = []
+    pieces: list[BucketPiece] = []
     turn = used = 0
     for name, tensor in weights:
         data = flat_bytes(tensor)
@@ -106,7 +106,7 @@ def pack(weights: Iterable[tuple[str, Tensor]], buffers: Sequence[Tensor]) -> It
             length = min(len(data) - start, size - offset)
             buffers[turn][offset : offset + length].copy_(data[start : start + length])
             placed = replace(record, offset=offset)
-            pieces.append(Piece(record=placed, start=start, size_bytes=length))
+            pieces.append(BucketPiece(record=placed, start=start, size_bytes=length))
             start, used = start + length, offset + length
             if start == len(data):
                 break

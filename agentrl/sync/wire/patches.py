@@ -26,7 +26,7 @@ from torch import Tensor
 
 from agentrl.errors import SyncError
 from agentrl.sync.wire.checksum import WeightDigest, check_all, tensor_digest
-from agentrl.sync.wire.tensors import Layout, TensorRecord, flat_bytes, record_of
+from agentrl.sync.wire.tensors import TensorRecord, WeightLayout, flat_bytes, record_of
 
 _HEAD = struct.Struct("<BBQQQ")
 _SPARSE, _WHOLE = 0, 1
@@ -111,7 +111,7 @@ def _gap_codes(gaps: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchBase:
-    """What a patch is to be applied to."""
+    """The version that a patch is applied to."""
 
     version: int
     """Of the weights."""
@@ -133,7 +133,7 @@ class PatchEncoder:
             dense_every: all weights go with every so many sends; 1 keeps no base.
         """
         self._dense_every = dense_every
-        self._layout = Layout()
+        self._layout = WeightLayout()
         self._base: dict[str, Tensor] = {}
         self._have: PatchBase | None = None
         self._since_dense = 0
@@ -142,7 +142,7 @@ class PatchEncoder:
 
     @property
     def base(self) -> PatchBase | None:
-        """What the next stream is relative to; None if it will hold all weights."""
+        """The version that the next stream is relative to; None if it will hold all weights."""
         return self._have if self._since_dense < self._dense_every else None
 
     def forget(self) -> None:
@@ -193,7 +193,7 @@ class PatchDecoder:
 
     @property
     def have(self) -> PatchBase | None:
-        """What a patch could be applied to."""
+        """The version that a patch could be applied to."""
         return self._have
 
     def forget(self) -> None:

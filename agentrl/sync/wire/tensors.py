@@ -1,4 +1,4 @@
-"""What a tensor is on the wire: a name, a dtype, a shape, and bytes in row-major order."""
+"""Tensors on the wire: a name, a dtype, a shape, and bytes in row-major order."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-class Layout:
+class WeightLayout:
     """Holds a stream of weights to the names, dtypes and shapes of the first one.
 
     Receivers have proved once that these fit their model; a change must not reach them unnoticed.

@@ -1,4 +1,4 @@
-"""What the environment check sends: what models write, and what they write when they fail."""
+"""Texts that the environment check sends, as models write them when all is well and when not."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ from agentrl.testing.env_check.values import (
     shown,
     text_of,
 )
-from agentrl.testing.env_check.watch import Blocked, Watch
+from agentrl.testing.env_check.watch import Blocked, BlockingWatch
 from agentrl.tool import Tool
 from agentrl.types import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckLimits:
-    """How patient the check is."""
+    """Limits of the check in seconds, turns and tasks."""
 
     step_s: float = 10.0
     """Wall-clock seconds of one `reset`, `step` or `close`."""
@@ -44,12 +44,12 @@ class CheckLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What every episode of a check shares."""
+    """Settings that every episode of a check shares."""
 
     make_env: Callable[[], AgentInstance]
     """Makes a fresh instance, as for each rollout."""
     limits: CheckLimits
-    """How patient the check is."""
+    """Limits of the check in seconds, turns and tasks."""
     tools: Sequence[Tool]
     """Offered to the environment in its context."""
     backend: SandboxBackend | None
@@ -58,7 +58,7 @@ class Setting:
     """Limits of each sandbox."""
     seed: int
     """`EnvContext.seed`."""
-    watch: Watch
+    watch: BlockingWatch
     """Interrupts what blocks the event loop."""
     add: Callable[[Finding], None]
     """Takes every finding."""

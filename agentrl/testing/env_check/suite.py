@@ -23,7 +23,7 @@ from agentrl.testing.env_check.actions import EMPTY, HUGE, MALFORMED, ordinary
 from agentrl.testing.env_check.episode import CheckLimits, Episode, Failed, Setting, close
 from agentrl.testing.env_check.findings import broken
 from agentrl.testing.env_check.values import shown
-from agentrl.testing.env_check.watch import Belongings, Watch, clear_away
+from agentrl.testing.env_check.watch import Belongings, BlockingWatch, clear_away
 from agentrl.tool import Tool
 from agentrl.types import Task
 
@@ -66,7 +66,7 @@ async def check_env(
         raise ValueError("check_env needs at least one task")
     limits = limits or CheckLimits()
     findings: dict[str, Finding] = {}
-    watch = Watch(limits.block_s)
+    watch = BlockingWatch(limits.block_s)
     setting = Setting(
         make_env=make_env,
         limits=limits,

@@ -13,7 +13,7 @@ from agentrl.types import Message
 
 
 def check_observation(value: Any) -> Iterator[Finding]:
-    """Whether the model can be shown what `reset` returned."""
+    """Check that the model can be shown what `reset` returned."""
     content = value
     if isinstance(value, Observation):
         content = value.content
@@ -26,7 +26,7 @@ def check_observation(value: Any) -> Iterator[Finding]:
 
 
 def check_result(value: Any) -> Iterator[Finding]:
-    """Whether the loop and the trainer can use what `step` returned."""
+    """Check that the loop and the trainer can use what `step` returned."""
     fields = result_fields(value)
     if fields is None:
         yield broken("E308", f"step returned {shown(value)}")
@@ -89,13 +89,13 @@ def finite_reward(value: Any) -> float | None:
 
 
 def is_done(value: Any) -> bool:
-    """Whether what `step` returned ends the episode."""
+    """True if what `step` returned ends the episode."""
     fields = result_fields(value)
     return fields is not None and bool(_item(fields["done"]))
 
 
 def is_content(value: Any) -> bool:
-    """Whether this is text or chat messages."""
+    """True for text and for chat messages."""
     if isinstance(value, str):
         return True
     return isinstance(value, tuple | list) and all(

@@ -24,7 +24,7 @@ class Blocked(BaseException):
     """Raised inside code that held the event loop too long; no `except Exception` hides it."""
 
 
-class Watch:
+class BlockingWatch:
     """Interrupts a guarded coroutine that runs without awaiting for more than `block_s` seconds.
 
     It needs the alarm signal of the main thread; elsewhere it only watches and never interrupts.
@@ -75,7 +75,7 @@ class Watch:
 class _Guarded:
     """Awaits a coroutine and notes when it enters and leaves each stretch between awaits."""
 
-    def __init__(self, watch: Watch, inner: Any) -> None:
+    def __init__(self, watch: BlockingWatch, inner: Any) -> None:
         self._watch = watch
         self._inner = inner
 
@@ -98,7 +98,7 @@ class _Guarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belongings:
-    """What a process holds at one moment."""
+    """Tasks, threads and child processes that a process holds at one moment."""
 
     tasks: frozenset[asyncio.Task[Any]]
     """Unfinished asyncio tasks."""

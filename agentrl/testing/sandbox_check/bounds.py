@@ -34,7 +34,7 @@ async def timeout_ends_a_command(backend: SandboxBackend) -> None:
 
 @check()
 async def timeout_keeps_partial_output(backend: SandboxBackend) -> None:
-    """What was printed before the time-out comes back."""
+    """Output printed before the time-out comes back."""
     async with opened(backend) as sandbox:
         result = await sandbox.exec(("sh", "-c", "echo before; sleep 30"), timeout_s=0.4)
     assert (result.outcome, result.stdout) == (Outcome.TIMEOUT, "before\n"), brief(result)

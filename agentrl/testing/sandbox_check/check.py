@@ -1,4 +1,4 @@
-"""What one check of the sandbox suite is, and the few things that checks share.
+"""The record of a check of the sandbox suite, and the few things that checks share.
 
 A check is a coroutine that takes a backend and raises `AssertionError` with a sentence if the
 backend does not do what the contract says. `needs` is the isolation without which it cannot.
@@ -129,7 +129,7 @@ def beat(name):
 
 
 async def is_beating(sandbox: Sandbox, name: str = "beat") -> bool:
-    """Whether something still writes to the file. It must have begun to."""
+    """True if something still writes to the file. It must have begun to."""
     before = len(await sandbox.read_file(name))
     await asyncio.sleep(0.15)
     return len(await sandbox.read_file(name)) != before

@@ -246,7 +246,7 @@ async def size_limit_of_a_download(backend: SandboxBackend) -> None:
 
 @check(optional="download")
 async def download_from_elsewhere(backend: SandboxBackend) -> None:
-    """What is not there, or outside, or behind a link that leads out, is refused."""
+    """A path that is not there, or outside, or behind a link that leads out, is refused."""
     async with opened(backend) as sandbox:
         expect(await sandbox.exec(("ln", "-s", "/etc", "out")), Outcome.OK)
         await refused(sandbox.download("nothing", max_bytes=10), FileNotFoundError)

@@ -196,7 +196,7 @@ async def session_flood(backend: SandboxBackend) -> None:
 
 @check(optional="start")
 async def session_output_outlives_its_program(backend: SandboxBackend) -> None:
-    """What a program printed before it ended is there to be read long afterwards, all of it."""
+    """Output of a program that has ended is there to be read long afterwards, all of it."""
     async with opened(backend) as sandbox:
         process = await sandbox.start((*PYTHON, "import os; os.write(1, bytes(300_000))"))
         await asyncio.sleep(1.6)

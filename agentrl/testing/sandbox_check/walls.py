@@ -251,7 +251,7 @@ async def names_are_not_believed(backend: SandboxBackend) -> None:
 
 @check()
 async def sandboxes_are_apart(backend: SandboxBackend) -> None:
-    """What one sandbox writes is not in the work directory of another."""
+    """Files that one sandbox writes are not in the work directory of another."""
     async with opened(backend) as one, opened(backend) as two:
         await one.write_file("mine", b"x")
         with contextlib.suppress(FileNotFoundError):

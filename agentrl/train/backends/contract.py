@@ -1,4 +1,4 @@
-"""What the trainer asks of whatever holds the model: the contract of a training backend.
+"""The contract of a training backend: everything that the trainer asks of it.
 
 The trainer's loss is a sum with global weights. A backend runs the model, adds up gradients and
 changes weights; it never divides. Where the library underneath does divide, `compensation` undoes

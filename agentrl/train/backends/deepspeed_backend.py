@@ -41,7 +41,7 @@ class DeepspeedBackend(LockstepBackend):
         ranks: Ranks,
         mask_keys: tuple[str, ...] = RESPONSE_MASK,
     ) -> None:
-        """See `LockstepBackend`.
+        """Do what `LockstepBackend.__init__` says.
 
         Raises:
             ConfigError: DeepSpeed is not installed, or does not know the dtype of the model.
@@ -105,12 +105,12 @@ class DeepspeedBackend(LockstepBackend):
         self._engine.backward(loss * self.loss_factor)
 
     def clear_gradients(self) -> None:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.clear_gradients` says."""
         self._parts.clear_gradients()
         self._engine.set_gradient_accumulation_boundary(False)
 
     def reduce_gradients(self) -> None:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.reduce_gradients` says."""
         with self._ranks.naming("summing gradients"), self.running():
             self._engine.set_gradient_accumulation_boundary(True)
             log_probs, _ = self._forward(self.to_tensors(padding_micro_batch()))
@@ -164,7 +164,7 @@ class DeepspeedBackend(LockstepBackend):
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.load_state_dict` says."""
         trained = {
             name: torch.empty(self._shapes[name], device="meta")
             for name, param in self._params.items()

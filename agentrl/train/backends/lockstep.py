@@ -1,4 +1,4 @@
-"""What backends have in common that cut a model up: every pass of one rank is a pass of all.
+"""Common part of the backends that shard a model: every pass of one rank is a pass of all.
 
     every rank    log_probs     asks whether all go on, gathers the parts of the model, forward
                   backward      asks whether all go on, gathers, backward, sums gradients over ranks
@@ -91,12 +91,12 @@ class LockstepBackend(ABC):
         """Backward pass; gradients are summed over the ranks here or in `reduce_gradients`."""
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.to_tensors` says."""
         kind = torch.promote_types(self._dtype, torch.float32)
         return to_tensors(micro, device=self._device, dtype=kind, mask_keys=self.mask_keys)
 
     def running(self) -> AbstractContextManager[None]:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.running` says."""
         return exact_passes(self._model, checkpointing=self._checkpointing)
 
     def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
@@ -114,9 +114,9 @@ class LockstepBackend(ABC):
             self._backward(loss)
 
     def share(self, update: PackedBatch) -> PackedBatch:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.share` says."""
         return share(update, self.rank, self.world_size, lockstep=True)
 
     def gather(self, value: Any) -> list[Any]:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.gather` says."""
         return self._ranks.gather(value)

@@ -37,7 +37,7 @@ _BUCKET_BYTES = 1 << 26
 
 
 class Meeting:
-    """Where the ranks of one group find each other: a key-value store on a free port.
+    """The meeting point of the ranks of one group: a key-value store on a free port.
 
     Whoever starts the ranks holds it until they have left; a new group needs a new one.
     """
@@ -64,7 +64,7 @@ class Meeting:
         """What the ranks are given, as `host:port`."""
 
     def close(self) -> None:
-        """Stop listening. Idempotent."""
+        """Stop listening on the port. Idempotent."""
         self._store = None
 
 
@@ -116,7 +116,7 @@ class Ranks:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """The device that holds this rank's tensors."""
         return self._device
 
     def open_global_group(self) -> None:

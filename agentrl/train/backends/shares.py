@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentrl.batch.cut import halves
+from agentrl.batch.halves import halves
 from agentrl.batch.packing import padding_micro_batch
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.errors import TrainError

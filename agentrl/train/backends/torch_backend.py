@@ -50,40 +50,40 @@ class TorchBackend:
             model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.to_tensors` says."""
         param = next(self._model.parameters())
         kind = torch.promote_types(param.dtype, torch.float32)
         return to_tensors(micro, device=param.device, dtype=kind, mask_keys=self.mask_keys)
 
     def running(self) -> AbstractContextManager[None]:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.running` says."""
         return exact_passes(self._model, checkpointing=self._checkpointing)
 
     def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.log_probs` says."""
         return packed_log_probs(self._model, batch, loss_of=loss_of)
 
     def backward(self, loss: Tensor) -> None:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.backward` says."""
         (loss * self.loss_factor).backward()
 
     def clear_gradients(self) -> None:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.clear_gradients` says."""
         self._optimizer.clear()
 
     def share(self, update: PackedBatch) -> PackedBatch:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.share` says."""
         return update
 
     def gather(self, value: Any) -> list[Any]:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.gather` says."""
         return [value]
 
     def reduce_gradients(self) -> None:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.reduce_gradients` says."""
 
     def grad_norm(self) -> float:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.grad_norm` says."""
         return self._optimizer.grad_norm()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -91,21 +91,21 @@ class TorchBackend:
         return self._optimizer.gradients()
 
     def step(self, *, learning_rate: float, grad_norm: float) -> None:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.step` says."""
         self._optimizer.step(
             learning_rate=learning_rate, max_grad_norm=self._max_grad_norm, grad_norm=grad_norm
         )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.weights` says."""
         yield from merged_weights(self._model)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.state_dict` says."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `TrainBackend`."""
+        """Do what `TrainBackend.load_state_dict` says."""
         self._optimizer.load_state_dict(state)
 
 

@@ -1,4 +1,4 @@
-"""What a policy loss is given and what it gives back.
+"""The contract of a policy loss: what it is given and what it returns.
 
 A loss never divides by what it sees: a micro-batch is an accident of packing. It returns one number
 per token, and the framework masks, multiplies and sums with weights that hold the global
@@ -157,7 +157,7 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLosses:
-    """What a policy loss returns; `loss_R`, `total` or both."""
+    """The result of a policy loss: `loss_R`, `total` or both."""
 
     loss_R: Tensor | None = None
     """[R] One loss per token, not weighted. The framework takes the trained tokens, multiplies by

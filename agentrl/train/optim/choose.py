@@ -10,7 +10,7 @@ from agentrl.train.optim.optimizer import MasterAdamW
 
 
 def make_optimizer(model: nn.Module, train: TrainSection) -> MasterAdamW:
-    """What `train.optimizer` names, for all parameters of `model` that ask for gradients.
+    """Make the optimizer of `train.optimizer` for the parameters that require gradients.
 
     Raises:
         ConfigError: this torch has no Muon, or the model has no matrix for it.

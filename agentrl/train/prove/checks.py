@@ -18,13 +18,15 @@ from agentrl.batch.records import LossNeeds, PackedBatch
 from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
+from agentrl.estimators import find_estimator
 from agentrl.finding import Status, any_failed
 from agentrl.train.losses import needs_of
 from agentrl.train.prove.compare import MOST_NAMED, ProofFinding, compared, failed
+from agentrl.train.prove.estimator import estimator_checks
 from agentrl.train.prove.evaluate import (
-    Cut,
-    Outcome,
+    Division,
     Policies,
+    UpdateOutcome,
     build_update,
     evaluate,
     tokens_of,
@@ -34,7 +36,7 @@ from agentrl.train.prove.poison import poisoned
 from agentrl.train.prove.rollouts import random_groups, shuffled, split_rollouts
 from agentrl.types import TrajectoryGroup
 
-_WHOLE = Cut(name="whole")
+_WHOLE = Division(name="whole")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,10 @@ class _Bench:
     groups: list[TrajectoryGroup]
 
     def update(
-        self, cut: Cut, groups: list[TrajectoryGroup] | None = None, needs: LossNeeds | None = None
+        self,
+        cut: Division,
+        groups: list[TrajectoryGroup] | None = None,
+        needs: LossNeeds | None = None,
     ) -> PackedBatch:
         return build_update(
             groups or self.groups,
@@ -74,7 +79,7 @@ class _Bench:
 
     def outcome(
         self, update: PackedBatch, *, ranks: int = 1, poison: Mapping[str, float] | None = None
-    ) -> Outcome:
+    ) -> UpdateOutcome:
         return evaluate(
             update,
             policies=self.policies,
@@ -92,17 +97,18 @@ def prove(
     base: Path | None = None,
     seed: int = 0,
 ) -> Proof:
-    """Run an algorithm's loss on a tiny model and compare what must be equal.
+    """Run an algorithm's estimator and loss on a tiny model and compare what must be equal.
 
     Args:
         algorithm: resolved.
         clip_shaped: `reward.clip_shaped`.
-        base: folder that a relative file path in `policy_loss` starts from.
+        base: folder that relative file paths in `algorithm` start from.
         seed: of the rollouts; those of any seed have to pass.
 
     Raises:
-        ConfigError: there is no such loss.
+        ConfigError: there is no such estimator or loss.
     """
+    spec = find_estimator(algorithm.advantage_estimator, base=base)
     model = exact_model(seed=seed)
     policies = Policies(
         now=model,
@@ -116,17 +122,21 @@ def prove(
         clip_shaped=clip_shaped,
         groups=random_groups(policies.old, seed=seed),
     )
+    checks = estimator_checks(
+        spec, bench.groups, algorithm=algorithm, clip_shaped=clip_shaped, seed=seed
+    )
+    if checks[0].status is Status.FAIL:
+        return Proof(checks=tuple(checks))
     try:
         update = bench.update(_WHOLE)
         whole = bench.outcome(update)
     except ConfigError:
         raise
     except Exception as error:  # a user's loss may raise anything; this is the boundary
-        return Proof(checks=(failed("runs", f"{type(error).__name__}: {error}"),))
-    first = _finite(whole)
-    if first.status is Status.FAIL:
-        return Proof(checks=(first,))
-    checks = [first]
+        return Proof(checks=(*checks, failed("runs", f"{type(error).__name__}: {error}")))
+    checks.append(_finite(whole))
+    if checks[-1].status is Status.FAIL:
+        return Proof(checks=tuple(checks))
     for name, make in _comparisons(bench, whole):
         try:
             checks.append(make())
@@ -135,20 +145,25 @@ def prove(
     return Proof(checks=tuple(checks))
 
 
-def _comparisons(bench: _Bench, whole: Outcome) -> Iterator[tuple[str, Callable[[], ProofFinding]]]:
+def _comparisons(
+    bench: _Bench, whole: UpdateOutcome
+) -> Iterator[tuple[str, Callable[[], ProofFinding]]]:
     """Name and way to make each of the checks that compare with the reference."""
     small = _smallest_budget(bench)
     split = split_rollouts(bench.groups)
-    ways: list[tuple[Cut, list[TrajectoryGroup]]] = [
-        (Cut(name="smallest micro-batches", micro_batch_tokens=small), bench.groups),
-        (Cut(name="middling micro-batches", micro_batch_tokens=2 * small), bench.groups),
-        (Cut(name="2 ranks", micro_batch_tokens=small, ranks=2), bench.groups),
-        (Cut(name="3 ranks", micro_batch_tokens=2 * small, ranks=3), bench.groups),
-        (Cut(name="another order", micro_batch_tokens=2 * small), shuffled(bench.groups, seed=1)),
-        (Cut(name="split rollouts", micro_batch_tokens=small), split),
-        (Cut(name="shared prefixes", prefix_sharing=True), bench.groups),
+    ways: list[tuple[Division, list[TrajectoryGroup]]] = [
+        (Division(name="smallest micro-batches", micro_batch_tokens=small), bench.groups),
+        (Division(name="middling micro-batches", micro_batch_tokens=2 * small), bench.groups),
+        (Division(name="2 ranks", micro_batch_tokens=small, ranks=2), bench.groups),
+        (Division(name="3 ranks", micro_batch_tokens=2 * small, ranks=3), bench.groups),
         (
-            Cut(
+            Division(name="another order", micro_batch_tokens=2 * small),
+            shuffled(bench.groups, seed=1),
+        ),
+        (Division(name="split rollouts", micro_batch_tokens=small), split),
+        (Division(name="shared prefixes", prefix_sharing=True), bench.groups),
+        (
+            Division(
                 name="split, shared, 3 ranks, small",
                 micro_batch_tokens=small,
                 ranks=3,
@@ -184,7 +199,7 @@ def _smallest_budget(bench: _Bench) -> int:
     )
 
 
-def _finite(whole: Outcome) -> ProofFinding:
+def _finite(whole: UpdateOutcome) -> ProofFinding:
     bad = [name for name, grad in whole.gradient.items() if not torch.isfinite(grad).all()]
     size = sum(float(grad.square().sum()) for grad in whole.gradient.values()) ** 0.5
     if bad:
@@ -201,7 +216,7 @@ def _finite(whole: Outcome) -> ProofFinding:
 
 
 def _cut_check(
-    bench: _Bench, whole: Outcome, cut: Cut, groups: list[TrajectoryGroup]
+    bench: _Bench, whole: UpdateOutcome, cut: Division, groups: list[TrajectoryGroup]
 ) -> ProofFinding:
     if bench.needs.whole_rollouts and groups is not bench.groups and not cut.prefix_sharing:
         # The rows of a rollout repeat what came before: together they need more room.
@@ -215,7 +230,7 @@ def _cut_check(
     return compared(cut.name, whole, other)
 
 
-def _zero_rows_check(bench: _Bench, whole: Outcome) -> ProofFinding:
+def _zero_rows_check(bench: _Bench, whole: UpdateOutcome) -> ProofFinding:
     """Rows whose advantage is zero are not computed unless the loss says that they matter."""
     needs = replace(bench.needs, zero_advantage_rows=True)
     other = bench.outcome(bench.update(_WHOLE, needs=needs))
@@ -236,11 +251,11 @@ class _Clean:
     """What poison is put into, and what comes out without it."""
 
     update: PackedBatch
-    outcome: Outcome
+    outcome: UpdateOutcome
 
 
 def _unpoisoned(bench: _Bench, micro_batch_tokens: int) -> _Clean:
-    update = bench.update(Cut(name="clean", micro_batch_tokens=micro_batch_tokens))
+    update = bench.update(Division(name="clean", micro_batch_tokens=micro_batch_tokens))
     return _Clean(update=update, outcome=bench.outcome(update))
 
 

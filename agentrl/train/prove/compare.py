@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from agentrl.finding import Finding, Status
-from agentrl.train.prove.evaluate import Outcome
+from agentrl.train.prove.evaluate import UpdateOutcome
 
 TOLERANCE = 1e-9
 """Largest relative difference of two gradients that are called the same, in float64."""
@@ -32,7 +32,7 @@ def failed(name: str, detail: str) -> ProofFinding:
     return ProofFinding(name=name, status=Status.FAIL, detail=detail)
 
 
-def compared(name: str, whole: Outcome, other: Outcome) -> ProofFinding:
+def compared(name: str, whole: UpdateOutcome, other: UpdateOutcome) -> ProofFinding:
     """Compare two gradients, and name the tokens that make the difference."""
     error = _relative_error(other.gradient, whole.gradient)
     if not error <= TOLERANCE:
@@ -50,7 +50,7 @@ def _relative_error(ours: Mapping[str, Tensor], reference: Mapping[str, Tensor])
     return (difference / size) ** 0.5
 
 
-def _where(whole: Outcome, other: Outcome) -> str:
+def _where(whole: UpdateOutcome, other: UpdateOutcome) -> str:
     """Which tokens make the difference."""
     lost = whole.slopes.keys() ^ other.slopes.keys()
     keys = sorted(whole.slopes.keys() & other.slopes.keys())

@@ -49,7 +49,7 @@ class TokenKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """Who is asked about the tokens."""
+    """The three models that are asked about tokens."""
 
     now: Any
     """The policy at hand, with gradients."""
@@ -60,7 +60,7 @@ class Policies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Division:
     """One way to cut the work."""
 
     name: str
@@ -74,8 +74,8 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What the optimizer would see, and what explains it."""
+class UpdateOutcome:
+    """Everything the optimizer would see, and what explains it."""
 
     gradient: Mapping[str, Tensor]
     """By parameter."""
@@ -91,7 +91,7 @@ class Outcome:
 
 def build_update(
     groups: list[TrajectoryGroup],
-    cut: Cut,
+    cut: Division,
     *,
     policies: Policies,
     algorithm: AlgorithmSection,
@@ -132,7 +132,7 @@ def evaluate(
     ranks: int = 1,
     on_policy: bool = False,
     poison: Mapping[str, float] | None = None,
-) -> Outcome:
+) -> UpdateOutcome:
     """Forward and backward of an update.
 
     Args:
@@ -140,12 +140,12 @@ def evaluate(
         policies: who is asked.
         algorithm: resolved.
         needs: of the loss.
-        ranks: see `Cut`. Ranks with less to do compute padding.
+        ranks: see `Division`. Ranks with less to do compute padding.
         on_policy: sampler and old policy are the policy at hand.
         poison: `old` and `ref` numbers where no loss looks.
     """
     model = policies.now
-    sums = _Sums(
+    sums = _UpdateSums(
         gradient={name: torch.zeros_like(param) for name, param in model.named_parameters()}
     )
     micros = list(update.micro_batches)
@@ -179,7 +179,7 @@ def evaluate(
             sums.add(model, found, out.log_probs_R.grad, micro, tensors, ranks)
     model.zero_grad(set_to_none=True)
     derive_metrics(sums.metrics)
-    return Outcome(
+    return UpdateOutcome(
         gradient=sums.gradient,
         slopes=sums.slopes,
         loss=sums.loss,
@@ -189,7 +189,7 @@ def evaluate(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Sums:
+class _UpdateSums:
     """An update in the making."""
 
     gradient: dict[str, Tensor]

@@ -22,7 +22,7 @@ _REWARDS = (0.0, 0.25, 1.0)
 
 
 def random_groups(model: torch.nn.Module, *, seed: int) -> list[TrajectoryGroup]:
-    """Groups of rollouts.
+    """Make uneven random groups of rollouts.
 
     Args:
         model: whose log-probabilities the sampler's differ from by some noise.

@@ -172,6 +172,6 @@ class BfclTask(AgentInstance):
         return turns
 
     async def close(self) -> None:
-        """End the back-ends."""
+        """End the process of the back-ends."""
         if self._backends is not None:
             await self._backends.close()

@@ -49,7 +49,7 @@ def package_data() -> Path:
 
 @lru_cache(maxsize=len(DOCUMENTS))
 def documents(backend: str) -> tuple[Mapping[str, Any], ...]:
-    """What BFCL tells a model about the methods of one back-end.
+    """BFCL's descriptions of the methods of one back-end, for a model.
 
     Raises:
         ConfigError: there is no such back-end.

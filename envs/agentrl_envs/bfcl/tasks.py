@@ -106,13 +106,13 @@ def _task(row: dict[str, Any], expected: list[list[str]], category: str, split: 
 
 
 def _needed(name: str, turns: list[list[str]]) -> bool:
-    """Whether one of these turns cannot be done without a function. Entry miss_func_49 withholds
+    """True if one of these turns cannot be done without a function. Entry miss_func_49 withholds
     one that is expected earlier; no model could be right there, so it is not withheld."""
     return any(call.startswith(f"{name}(") for calls in turns for call in calls)
 
 
 def _said(row: dict[str, Any], index: int, late: dict[str, list[str]]) -> str:
-    """What the user says in a turn; a turn that brings functions has no text of its own."""
+    """The user's text of a turn; a turn that brings functions has none of its own."""
     if str(index) not in late:
         return "\n".join(message["content"] for message in row["question"][index])
     lines = [

@@ -5,7 +5,7 @@ Import strings for a run file: `agentrl_envs.code:CodeTask`, `agentrl_envs.code:
 """
 
 from agentrl_envs.code.env import CodeTask, problem_of
-from agentrl_envs.code.families import Family, Variant
+from agentrl_envs.code.families import FunctionFamily, Variant
 from agentrl_envs.code.humaneval import humaneval_tasks
 from agentrl_envs.code.runner import Case, Problem, Report, run_solution
 from agentrl_envs.code.tasks import FAMILIES, HELD_OUT, TRAIN, make_tasks
@@ -16,7 +16,7 @@ __all__ = [
     "TRAIN",
     "Case",
     "CodeTask",
-    "Family",
+    "FunctionFamily",
     "Problem",
     "Report",
     "Variant",

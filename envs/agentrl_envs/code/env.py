@@ -63,7 +63,7 @@ class CodeTask(AgentInstance):
         )
 
     async def reset(self, task: Task) -> Observation:
-        """Show the prompt.
+        """Show the model its prompt.
 
         Raises:
             ValueError: the task has neither cases nor HumanEval columns.
@@ -141,7 +141,7 @@ class CodeTask(AgentInstance):
 
 
 def problem_of(task: Task) -> Problem:
-    """What a task's solution is tested against.
+    """The cases that a task's solution is tested against.
 
     Raises:
         ValueError: the task has neither cases nor HumanEval columns.

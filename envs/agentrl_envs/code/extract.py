@@ -41,12 +41,12 @@ def extract_code(text: str, calls: Sequence[ToolCall], entry_point: str) -> str 
 
 
 def defines(code: str, name: str) -> bool:
-    """Whether the text looks like it defines a function of that name; it need not parse."""
+    """True if the text seems to define a function of that name; it need not parse."""
     return re.search(rf"^\s*(?:async\s+)?def\s+{re.escape(name)}\b", code, re.MULTILINE) is not None
 
 
 def parses(code: str) -> bool:
-    """Whether the text is valid Python."""
+    """True if the text is valid Python."""
     try:
         ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

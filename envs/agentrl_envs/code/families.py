@@ -1,4 +1,4 @@
-"""What a family of small functions is, and the draws that make one of its variants.
+"""Families of small functions, and the draws that make one of their variants.
 
 A family is one idea ("n times k"); its variants differ in constants, names and wording. Splits go
 by family, so a held-out score says something about ideas that were never trained on. Everything is
@@ -41,7 +41,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class FunctionFamily:
     """A named generator of variants."""
 
     name: str
@@ -95,7 +95,7 @@ class Draw:
         more: Callable[[], Arguments],
         count: int = 12,
     ) -> Variant:
-        """Assemble a variant.
+        """Assemble a variant of a family.
 
         Args:
             name: what the function is called.
@@ -126,7 +126,7 @@ class Registry:
     """The families of one module, in the order in which they are written."""
 
     def __init__(self) -> None:
-        self.families: list[Family] = []
+        self.families: list[FunctionFamily] = []
 
     def __call__(
         self, name: str, *, level: int
@@ -134,7 +134,7 @@ class Registry:
         """Decorate a function that draws a variant."""
 
         def add(build: Callable[[Draw], Variant]) -> Callable[[Draw], Variant]:
-            self.families.append(Family(name=name, level=level, build=build))
+            self.families.append(FunctionFamily(name=name, level=level, build=build))
             return build
 
         return add

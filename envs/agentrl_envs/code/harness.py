@@ -219,7 +219,7 @@ class Child:
 
 
 def cpu_seconds(pid):
-    """What a process has computed so far; infinite where that cannot be known."""
+    """CPU seconds of a process so far; infinite where they cannot be known."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib loads slowly
             user, system = file.read().rpartition(b")")[2].split()[11:13]

@@ -39,7 +39,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What a solution is tested against."""
+    """The cases that a solution is tested against."""
 
     entry_point: str
     """The function to call."""
@@ -55,7 +55,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How one solution did."""
+    """The results of one solution."""
 
     loaded: bool
     """Whether the code ran and defined the function."""
@@ -74,12 +74,12 @@ class Report:
 
     @property
     def public_ok(self) -> bool:
-        """Whether nothing the model may see is wrong."""
+        """True if nothing that the model may see is wrong."""
         return self.loaded and self.public_passed == self.public_total
 
     @property
     def solved(self) -> bool:
-        """Whether the hidden cases are all right; they alone decide."""
+        """True if all hidden cases are right; they alone decide."""
         return self.loaded and self.hidden_passed == self.hidden_total
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from agentrl.errors import ConfigError, choices
 from agentrl.types import Task
 from agentrl_envs.code import lists, numbers, strings
-from agentrl_envs.code.families import Arguments, Draw, Family, Variant
+from agentrl_envs.code.families import Arguments, Draw, FunctionFamily, Variant
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, FunctionFamily] = {
     family.name: family for module in (numbers, strings, lists) for family in module.family.families
 }
 """Every family by name."""
@@ -85,7 +85,7 @@ def make_tasks(
     ]
 
 
-def _task(family: Family, *, index: int, seed: int, examples: int, split: str) -> Task:
+def _task(family: FunctionFamily, *, index: int, seed: int, examples: int, split: str) -> Task:
     draw = Draw(f"{seed}/{family.name}/{index}")
     variant = family.build(draw)
     public, hidden = _cases(variant, draw)
@@ -133,7 +133,7 @@ def _case(solve: Any, arguments: Arguments) -> dict[str, Any]:
 
 
 def _dullness(case: Mapping[str, Any]) -> tuple[bool, int]:
-    """What says something is shown first, then what is short (8 characters are about 3 tokens)."""
+    """Sort key: telling cases first, then short ones (8 characters are about 3 tokens)."""
     expected = case["expected"]
     says_nothing = expected in case["args"] or expected in ([], "")
     return says_nothing, len(repr(case)) // 8

@@ -1,4 +1,4 @@
-"""How a turn of the model becomes an action: a template of the config, or JSON in the turn."""
+"""Actions made from turns of the model: by a template of the config, or from JSON in the turn."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Actions:
             )
 
     def words(self) -> str:
-        """What the model is told about its answers; empty if any text will do."""
+        """The description of its answers for the model; empty if any text will do."""
         if self._form == "json":
             fields: Mapping[str, Any] = self._schema.get("properties") or {}
             told = [self._field(name, kind) for name, kind in fields.items() if name != _OF_SERVER]

@@ -27,7 +27,7 @@ from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.types import Message, Task
 from agentrl_envs.openenv.actions import Actions, check_observation_form, shown
-from agentrl_envs.openenv.session import ActionRefused, Answer, ServerError, Session
+from agentrl_envs.openenv.session import ActionRefused, ServerAnswer, ServerError, ServerSession
 
 _SCHEMES = ("http://", "https://", "ws://", "wss://")
 
@@ -88,7 +88,9 @@ class OpenEnvTask(AgentInstance):
             )
         check_observation_form(observation)
         self._actions = Actions(action)
-        self._session = Session(url, timeout_s=timeout_s, wait_s=wait_s, token=_token(api_key_env))
+        self._session = ServerSession(
+            url, timeout_s=timeout_s, wait_s=wait_s, token=_token(api_key_env)
+        )
         self._observation = observation
         self._prompt = prompt
         self._max_steps = max_steps
@@ -169,7 +171,7 @@ class OpenEnvTask(AgentInstance):
             },
         )
 
-    def _shown(self, answer: Answer) -> str:
+    def _shown(self, answer: ServerAnswer) -> str:
         try:
             return shown(answer.observation, self._observation)
         except KeyError as error:

@@ -27,12 +27,12 @@ _FULL = "CAPACITY_REACHED"
 
 
 class ActionRefused(Exception):
-    """What the model said is no action of this environment; the text says why, for the model."""
+    """The model's text is no action of this environment; the message says why, for the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What the server says after `reset` or an action."""
+class ServerAnswer:
+    """The server's answer to `reset` or to an action."""
 
     observation: Mapping[str, Any]
     """The fields of the environment's observation, without reward and done."""
@@ -49,7 +49,7 @@ class ServerError(EnvError):
     text: str = ""
 
 
-class Session:
+class ServerSession:
     """A connection to the server, which is one environment of its own there."""
 
     def __init__(self, url: str, *, timeout_s: float, wait_s: float, token: str = "") -> None:
@@ -68,7 +68,7 @@ class Session:
         self._http: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
-    async def begin(self, arguments: Mapping[str, Any]) -> Answer:
+    async def begin(self, arguments: Mapping[str, Any]) -> ServerAnswer:
         """Connect and reset; waits while there is no server or no place on it.
 
         Raises:
@@ -93,8 +93,8 @@ class Session:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 2.0)
 
-    async def step(self, action: Mapping[str, Any]) -> Answer:
-        """Do `action`.
+    async def step(self, action: Mapping[str, Any]) -> ServerAnswer:
+        """Send one action and return its result.
 
         Raises:
             ActionRefused: the server cannot read the action.
@@ -159,7 +159,7 @@ class Session:
                 f"OpenEnvTask: {self._url} took no connection in {self._timeout_s:g} s"
             ) from error
 
-    async def _ask(self, kind: str, data: Mapping[str, Any]) -> Answer:
+    async def _ask(self, kind: str, data: Mapping[str, Any]) -> ServerAnswer:
         socket = self._socket
         if socket is None:
             raise EnvError(f"OpenEnvTask: {kind} on a closed connection to {self._url}")
@@ -179,7 +179,7 @@ class Session:
             raise EnvError(f"OpenEnvTask: {self._url} hung up during {kind} ({why})")
         return self._read(kind, message.data, data)
 
-    def _read(self, kind: str, text: str, sent: Mapping[str, Any]) -> Answer:
+    def _read(self, kind: str, text: str, sent: Mapping[str, Any]) -> ServerAnswer:
         try:
             message = json.loads(text)
             what, data = message["type"], message["data"]
@@ -209,18 +209,18 @@ class Session:
         raise error
 
 
-def _answer(what: str, data: Mapping[str, Any]) -> Answer:
+def _answer(what: str, data: Mapping[str, Any]) -> ServerAnswer:
     observation, reward, done = data["observation"], data.get("reward"), data.get("done", False)
     if what != "observation" or not isinstance(observation, dict) or not isinstance(done, bool):
         raise TypeError("type must be 'observation', data.observation an object, data.done a bool")
     number = 0.0 if reward is None else float(reward)
     if isinstance(reward, str) or not math.isfinite(number):
         raise TypeError(f"data.reward is {reward!r}, expected a finite number or null")
-    return Answer(observation=observation, reward=number, done=done)
+    return ServerAnswer(observation=observation, reward=number, done=done)
 
 
 def _about(problems: Sequence[Any], action: Any) -> bool:
-    """Whether all problems are with values of the action that was sent.
+    """True if all problems are with values of the action that was sent.
 
     An environment that builds a wrong observation fails with the same code.
     """

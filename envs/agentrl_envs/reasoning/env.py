@@ -33,7 +33,7 @@ class ReasoningTask(AgentInstance):
         self.partial = partial
 
     async def reset(self, task: Task) -> Observation:
-        """Show the puzzle.
+        """Show the model its puzzle.
 
         Raises:
             ValueError: the task is not one of `make_tasks`.

@@ -1,4 +1,4 @@
-"""What an answer must look like to be judged at all, where a verifier pays for too much.
+"""The form an answer must have to be judged at all, where a verifier pays for too much.
 
 Some verifiers of reasoning-gym look for the numbers of a puzzle in the text of an answer and then
 evaluate it, so `0xf5 + 0x0*(38 + 66)` is right for every pair of numbers; one forgets to look, and
@@ -16,7 +16,7 @@ _COMPLEX = re.compile(r"[0-9+\-.eij() ]+", re.IGNORECASE)
 
 
 def refusal(family: str, answer: str, entry: dict[str, Any]) -> str:
-    """Why an answer is wrong whatever its verifier says; empty if the verifier decides."""
+    """The reason an answer is wrong whatever its verifier says; empty if the verifier decides."""
     if family in ("countdown", "puzzle24"):
         if not _ARITHMETIC.fullmatch(answer):
             return "expected numbers, parentheses and + - * / only"

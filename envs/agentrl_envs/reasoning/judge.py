@@ -31,8 +31,8 @@ are busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a verifier made of one answer."""
+class AnswerVerdict:
+    """The score that a verifier gave to one answer."""
 
     score: float
     """0-1."""
@@ -48,7 +48,7 @@ class Judge:
         # Families whose verifier has loaded what it needs.
         self._ready: set[str] = set()
 
-    def ask(self, family: str, answer: str, entry: Mapping[str, Any]) -> Verdict:
+    def ask(self, family: str, answer: str, entry: Mapping[str, Any]) -> AnswerVerdict:
         """The verdict on one answer.
 
         Raises:
@@ -65,8 +65,8 @@ class Judge:
             self._ready.add(family)
         reply = self._exchange(child, {**request, "answer": answer}, ANSWER_S)
         if reply is None:
-            return Verdict(score=0.0, hung=True)
-        return Verdict(score=min(1.0, max(0.0, float(reply["score"]))))
+            return AnswerVerdict(score=0.0, hung=True)
+        return AnswerVerdict(score=min(1.0, max(0.0, float(reply["score"]))))
 
     def close(self) -> None:
         """End the child. Idempotent; a later `ask` starts another."""
@@ -128,7 +128,7 @@ for _one in _JUDGES:
     atexit.register(_one.close)
 
 
-def judge(family: str, answer: str, entry: Mapping[str, Any]) -> Verdict:
+def judge(family: str, answer: str, entry: Mapping[str, Any]) -> AnswerVerdict:
     """The verdict of whichever judge is idle, the one that was busy last first: it is warm.
 
     Raises:

@@ -6,7 +6,7 @@ directories `agentrl_envs.swe:HarborTask` and `:harbor_tasks`.
 """
 
 from agentrl_envs.swe.env import RepairTask
-from agentrl_envs.swe.grade import Grader, Reason, Verdict
+from agentrl_envs.swe.grade import Reason, RepairGrader, RepairVerdict
 from agentrl_envs.swe.harbor import HarborTask, harbor_tasks
 from agentrl_envs.swe.readers import r2e_gym, swe_bench, swe_gym, swe_smith, swe_tasks
 from agentrl_envs.swe.record import SweTask, read_tasks
@@ -14,13 +14,13 @@ from agentrl_envs.swe.trees import TreeStore
 from agentrl_envs.swe.workspace import Workspace
 
 __all__ = [
-    "Grader",
     "HarborTask",
     "Reason",
+    "RepairGrader",
     "RepairTask",
+    "RepairVerdict",
     "SweTask",
     "TreeStore",
-    "Verdict",
     "Workspace",
     "harbor_tasks",
     "r2e_gym",

@@ -1,4 +1,4 @@
-"""What of an agent's tree counts: changes of source files, and nothing that steers the tests.
+"""The changes of an agent's tree that count: of source files, and of nothing that steers the tests.
 
 Grading starts from a pristine tree and takes over only what this module lets through. Whatever else
 the agent left (tests, configuration, compiled files, links, start-up hooks) is not there then.
@@ -171,7 +171,7 @@ def _looks_like_test(parts: tuple[str, ...]) -> bool:
 
 
 def _shadows(task: SweTask, path: str) -> bool:
-    """Whether a new file would be imported in place of the standard library or the runner."""
+    """True if a new file would be imported in place of the standard library or the runner."""
     for root in (".", "src", "lib", *task.python_path):
         prefix = "" if root in (".", "") else f"{root.rstrip('/')}/"
         if path.startswith(prefix):

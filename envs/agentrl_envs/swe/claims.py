@@ -1,4 +1,4 @@
-"""Whether a row of another data set is a task: its tests fail at first, and can be run at all.
+"""Trial of rows of other data sets: are they tasks, do their tests run, and fail at first?
 
 Our own rows were run before they were written down. Those of others are claims about an image that
 may have changed since: where the tests pass from the start any edit would be paid, and where they
@@ -26,13 +26,13 @@ _ASKING: dict[str, asyncio.Lock] = {}
 
 
 def any_ran(run: TestRun, names: Sequence[str]) -> bool:
-    """Whether one of these tests passed or failed; one that is skipped did not run."""
+    """True if one of these tests passed or failed; one that is skipped did not run."""
     return any(run.states[name] in _RAN for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """What the row of one task says, to be tried."""
+    """The claims of one task's row, to be tried."""
 
     place: Workspace
     """The task, and where its files come from."""

@@ -13,8 +13,8 @@ from agentrl.errors import ConfigError, choices
 from agentrl.sandbox import Sandbox
 from agentrl.types import Message, Task, ToolResult, ToolStatus
 from agentrl_envs.swe.gold import patch_solution
-from agentrl_envs.swe.grade import Grader, Reason, Verdict
-from agentrl_envs.swe.prompt import Template, shipped
+from agentrl_envs.swe.grade import Reason, RepairGrader, RepairVerdict
+from agentrl_envs.swe.prompt import PromptTemplate, shipped
 from agentrl_envs.swe.record import REPO_FOLDER, SweTask
 from agentrl_envs.swe.workspace import Workspace
 
@@ -27,8 +27,8 @@ _IDLE = "Nothing was done: no tool was called. Call a tool{}."
 class RepairTask(AgentInstance):
     """Mend a repository with the tools of the config, until `submit` or the end of a budget.
 
-    The episode is judged once, at its end, by `Grader`. Offer a shell and an editor in `env.tools`,
-    and `agentrl_tools.submit:submit`.
+    The episode is judged once, at its end, by `RepairGrader`. Offer a shell and an editor in
+    `env.tools`, and `agentrl_tools.submit:submit`.
 
     Args:
         reward: `all` gives 1 if every named test passes; `fraction` gives the share of failing
@@ -74,8 +74,8 @@ class RepairTask(AgentInstance):
         self.failed_call_penalty = failed_call_penalty
         self.test_wall_s = test_wall_s
         self.python = python
-        self._system = Template(system_prompt or shipped("system.jinja"), "system_prompt")
-        self._task = Template(task_prompt or shipped("task.jinja"), "task_prompt")
+        self._system = PromptTemplate(system_prompt or shipped("system.jinja"), "system_prompt")
+        self._task = PromptTemplate(task_prompt or shipped("task.jinja"), "task_prompt")
         if not (turn_penalty or failed_call_penalty):
             self.reward_range = (0.0, 1.0)
 
@@ -127,7 +127,7 @@ class RepairTask(AgentInstance):
         return patch_solution(workspace_of(task).task.patch, self.context.tools)
 
     async def _judge(self, sandbox: Sandbox, submitted: bool, spent: bool) -> StepResult:
-        grader = Grader(
+        grader = RepairGrader(
             place=self._place,
             new_sandbox=self.context.new_sandbox,
             wall_s=self.test_wall_s,
@@ -160,7 +160,7 @@ class RepairTask(AgentInstance):
             parts["failed_calls"] = -self.failed_call_penalty * self._failed
         return parts
 
-    def _final(self, verdict: Verdict, submitted: bool, spent: bool) -> StepResult:
+    def _final(self, verdict: RepairVerdict, submitted: bool, spent: bool) -> StepResult:
         earned = verdict.fraction if self.reward == "fraction" else float(verdict.solved)
         parts = self._parts(earned)
         changes = verdict.changes
@@ -189,7 +189,7 @@ class RepairTask(AgentInstance):
 
 
 def workspace_of(task: Task) -> Workspace:
-    """Where the repository of a row comes from.
+    """The source of a row's repository.
 
     Raises:
         DataError: the label is not a repair task; names the field.

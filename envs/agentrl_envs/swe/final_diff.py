@@ -1,4 +1,4 @@
-"""What an agent changed in the end, as a diff for readers. Nothing is graded from it.
+"""The final change of an agent, as a diff for readers. Nothing is graded from it.
 
 The text is the model's, so what is compared and what is shown have bounds: comparing two files of
 the same few lines over and over takes minutes.
@@ -40,7 +40,7 @@ def diff_for_readers(changes: Changes, before: Mapping[str, bytes]) -> str:
 
 
 def _pairs(old: bytes, new: bytes) -> int:
-    """How much is to be compared."""
+    """The number of line pairs to be compared."""
     left, right = old.split(b"\n"), new.split(b"\n")
     most = min(len(left), len(right))
     head = next((n for n in range(most) if left[n] != right[n]), most)

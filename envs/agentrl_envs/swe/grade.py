@@ -37,7 +37,7 @@ _SPOT_CHECKS = 3
 
 
 class Reason(StrEnum):
-    """Why a verdict is what it is."""
+    """The reason of a verdict."""
 
     GRADED = "graded"
     """The tests ran."""
@@ -52,8 +52,8 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a repair is worth."""
+class RepairVerdict:
+    """The grade of one repair, and its reason."""
 
     reason: Reason
     """How it was come by."""
@@ -74,7 +74,7 @@ class Verdict:
 
     @property
     def solved(self) -> bool:
-        """Whether every named test passes."""
+        """True if every named test passes."""
         return self.fixed == self.to_fix and self.kept == self.to_keep
 
     @property
@@ -84,8 +84,8 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grader:
-    """Grades one task."""
+class RepairGrader:
+    """Grades the repair of one task."""
 
     place: Workspace
     """Where its files come from."""
@@ -96,7 +96,7 @@ class Grader:
     python: str = "python3"
     """Runs the judge inside the sandbox."""
 
-    async def grade(self, agent: Sandbox) -> Verdict:
+    async def grade(self, agent: Sandbox) -> RepairVerdict:
         """Judge what the agent left.
 
         Raises:
@@ -135,10 +135,10 @@ class Grader:
         changes: Changes | None,
         run: TestRun | None = None,
         expected_failures: Collection[str] = (),
-    ) -> Verdict:
+    ) -> RepairVerdict:
         task = self.place.task
         good = run.passed if run is not None and reason is Reason.GRADED else lambda name: False
-        return Verdict(
+        return RepairVerdict(
             reason=reason,
             fixed=sum(map(good, task.FAIL_TO_PASS)),
             kept=sum(good(name) or name in expected_failures for name in task.PASS_TO_PASS),
@@ -223,7 +223,7 @@ class Grader:
             )
 
     async def _forged(self, agent: Sandbox, changes: Changes, run: TestRun) -> bool | None:
-        """Whether tests that cannot pass pass; None if no test could be sabotaged."""
+        """True if tests pass that cannot pass; None if no test could be sabotaged."""
         task = self.place.task
         passed = [name for name in task.FAIL_TO_PASS if run.passed(name)]
         kept = [name for name in task.PASS_TO_PASS if run.passed(name)]

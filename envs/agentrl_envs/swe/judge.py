@@ -44,7 +44,7 @@ def say(nonce, text):
 
 
 class Reports:
-    """What the tests said, by the name the runner gives them."""
+    """Results of tests, by the name that the runner gives them."""
 
     def __init__(self):
         self.hello = False

@@ -1,4 +1,4 @@
-"""Which file defines a test: its own, or the one with the class that it inherits it from."""
+"""The file that defines a test: its own, or the one with the class it is inherited from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a test function stands."""
+    """The file and lines of a test function."""
 
     path: str
     """The file, relative to the tree."""

@@ -14,7 +14,7 @@ _NO_NEWLINE = "\\ No newline at end of file\n"
 
 
 def make_patch(old: Tree, new: Tree) -> str:
-    """What turns `old` into `new`, as `git apply` reads it.
+    """The patch from `old` to `new`, as `git apply` reads it.
 
     Raises:
         DataError: a file that differs and is not text in UTF-8.
@@ -28,7 +28,7 @@ def make_patch(old: Tree, new: Tree) -> str:
 
 
 def changed_lines(patch: str) -> int:
-    """How many lines a diff removes and adds."""
+    """The number of lines that a diff removes and adds."""
     return sum(
         line[:1] in "+-" and not line.startswith(("+++ ", "--- ")) for line in patch.splitlines()
     )

@@ -1,4 +1,4 @@
-"""What the model is told: two Jinja2 templates, strict about names, that a config may replace."""
+"""The prompts of the model: two Jinja2 templates, strict about names, that a config may replace."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ VARIABLES = ("problem_statement", "repo", "root", "test_command", "tools", "max_
 """What templates may use; neither the fix nor the names of the tests is among them."""
 
 
-class Template:
+class PromptTemplate:
     """One template, checked when it is made.
 
     Example:
-        >>> Template("Mend {{ repo }}.", "task_prompt").render({"repo": "boltons"})
+        >>> PromptTemplate("Mend {{ repo }}.", "task_prompt").render({"repo": "boltons"})
         'Mend boltons.'
     """
 
     def __init__(self, text: str, what: str) -> None:
-        """Read a template.
+        """Read and check a template.
 
         Args:
             text: the template itself, or the path of a file that ends in one of `SUFFIXES`.

@@ -19,7 +19,7 @@ SPARE_S = 30.0
 
 
 class TestState(StrEnum):
-    """How a test ended."""
+    """The way a test ended."""
 
     __test__ = False  # not a test, though pytest would think so of the name
 
@@ -53,7 +53,7 @@ class TestRun:
     """The end of what was printed."""
 
     def passed(self, name: str) -> bool:
-        """Whether this test passed."""
+        """True if this test passed."""
         return self.states[name] is TestState.PASSED
 
 

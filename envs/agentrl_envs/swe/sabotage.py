@@ -40,7 +40,7 @@ class Sabotaged:
 
 
 def twin_name(name: str, mark: str) -> str:
-    """What the twin of a test is called: of a bare name, or of a node id with its parameters."""
+    """The name of a test's twin: of a bare name, or of a node id with its parameters."""
     # Paths may hold spaces, and parameters colons.
     path, colons, rest = name.partition("::") if "::" in name else ("", "", name)
     end = re.search(r"[\[ ]|$", rest)

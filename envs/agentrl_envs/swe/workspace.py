@@ -1,4 +1,4 @@
-"""What the sandboxes of a repair task hold: the agent's one, and a pristine one to grade in.
+"""The contents of a repair task's sandboxes: the agent's one, and a pristine one to grade in.
 
 The repository lies in `repo` below the work directory. It comes from a `TreeStore`, or out of the
 task's container image without its version history, which would hold the fix.
@@ -27,7 +27,7 @@ _READ_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """How a sandbox becomes the place of a task."""
+    """The preparation of a sandbox for a task."""
 
     task: SweTask
     """The task."""
@@ -41,7 +41,7 @@ class Workspace:
     """Folders of the image, by where in the repository they are put for grading only."""
 
     def spec(self, *, grade: bool = False, limits: SandboxLimits | None = None) -> SandboxSpec:
-        """What the agent's sandbox is made from, or the one that grades.
+        """The spec of the agent's sandbox, or of the one that grades.
 
         Raises:
             DataError: the task names neither a tree that is there nor an image.
@@ -85,7 +85,7 @@ class Workspace:
             await sandbox.close()
 
     async def environment(self, sandbox: Sandbox) -> str:
-        """Where programs of `sandbox` find the test environment; empty with an image.
+        """The path at which programs of `sandbox` find the test environment; empty with an image.
 
         Raises:
             SandboxError: the sandbox failed.

@@ -199,7 +199,7 @@ class Tau2Task(AgentInstance):
         return [*calls, f"Everything is done. {told}".strip()]
 
     async def close(self) -> None:
-        """End the world."""
+        """End the process of the simulated world."""
         if self._world is not None:
             await self._world.close()
 

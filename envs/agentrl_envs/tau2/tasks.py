@@ -81,7 +81,7 @@ def tau2_tasks(
 
 
 def is_idle(task: Task) -> bool:
-    """Whether a task asks for no change, no word to the user and no action of its own."""
+    """True if a task asks for no change, no word to the user and no action of its own."""
     label = task.label
     if label["told"] or not {"DB", "COMMUNICATE"} >= set(label["basis"]):
         return False
@@ -89,7 +89,7 @@ def is_idle(task: Task) -> bool:
 
 
 def policy(domain: str) -> str:
-    """What the agent of a domain may do, with what there is to know about its work."""
+    """The policy of a domain's agent, with the knowledge that its work needs."""
     folder = package_data() / domain
     names = ("policy.txt",)
     if domain == "telecom":

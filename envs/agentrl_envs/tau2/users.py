@@ -1,4 +1,4 @@
-"""Who the agent talks to: a user by rule, or one that a language model plays."""
+"""Users that the agent talks to: one by rule, or one that a language model plays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class User(ABC):
 
     @abstractmethod
     async def reply(self, said: str, *, acted: bool) -> str | None:
-        """What the user says next; None to hang up.
+        """The user's next message; None to hang up.
 
         Args:
             said: by the agent; empty before it has said anything.
@@ -48,7 +48,7 @@ class ScriptedUser(User):
         self._idle = 0
 
     async def reply(self, said: str, *, acted: bool) -> str | None:
-        """See `User.reply`."""
+        """The next message; see `User.reply`."""
         if not said:
             return self._opening()
         self._idle = 0 if acted else self._idle + 1
@@ -109,7 +109,7 @@ class ServedUser(User):
             self._headers["Authorization"] = f"Bearer {os.environ[api_key_env]}"
 
     async def reply(self, said: str, *, acted: bool) -> str | None:
-        """See `User.reply`."""
+        """The next message; see `User.reply`."""
         # To the model that plays the user, the agent is the other side.
         self._messages.append({"role": "user", "content": said or _GREETING})
         text = await self._completion()

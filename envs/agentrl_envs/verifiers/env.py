@@ -31,7 +31,7 @@ class VerifiersTask(AgentInstance):
     """One task of a verifiers taskset; a turn without a tool call is the answer."""
 
     async def reset(self, task: Task) -> Observation:
-        """Show the prompt.
+        """Show the model its prompt.
 
         Raises:
             ValueError: the task is not one of `taskset_tasks`.

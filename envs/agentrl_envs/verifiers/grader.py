@@ -33,7 +33,7 @@ _ENDINGS = {
 }
 
 
-class Grader:
+class RubricGrader:
     """One child process, started on first use and again after it was lost."""
 
     def __init__(self, cpu_s: int = 10) -> None:
@@ -120,7 +120,7 @@ class Grader:
             return b""
 
 
-_grader = Grader()
+_grader = RubricGrader()
 score = _grader.score
 """Of the one grader of this process."""
 atexit.register(_grader.close)

@@ -110,7 +110,7 @@ def _task(taskset: str, task: Any, split: str) -> Task:
 
 
 def _needs(task: Any) -> Iterable[str]:
-    """What a task needs that is not here."""
+    """The name of something that a task needs and that is not here."""
     vf = importlib.import_module("verifiers.v1")
     decorators = importlib.import_module("verifiers.v1.utils.decorators")
     hooks: list[Callable[..., Any]] = [*task.hooks("reward"), *task.hooks("metric")]

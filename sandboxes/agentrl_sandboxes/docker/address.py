@@ -1,4 +1,4 @@
-"""Where the Docker daemon listens: the environment, the CLI's context, or a known socket.
+"""The address of the Docker daemon: the environment, the CLI's context, or a known socket.
 
 The order is that of the docker command, so that both talk to the same daemon.
 """
@@ -20,7 +20,7 @@ TCP = ("tcp://", "http://", "https://")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """One daemon."""
+    """The address of one daemon."""
 
     url: str
     """`unix:///path` or `tcp://host:port`."""

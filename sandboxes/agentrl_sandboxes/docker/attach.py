@@ -71,12 +71,12 @@ class AttachProtocol(asyncio.StreamReaderProtocol):
         self._rest += view[at:]
 
     def eof_received(self) -> bool | None:
-        """The container has ended, or the daemon has."""
+        """Fail the attach request: the container has ended, or the daemon has."""
         self._refuse("the daemon closed the connection")
         return super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As `eof_received`."""
+        """Fail the attach request and record that the connection is gone."""
         self._refuse(f"the connection was lost: {exc or 'closed'}")
         if not self.ended.done():
             self.ended.set_result(None)

@@ -13,15 +13,19 @@ from typing import Any
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import Isolation, Probe, Sandbox, SandboxLimits, Snapshot
-from agentrl_sandboxes.docker.client import Client, Image
-from agentrl_sandboxes.docker.containers import NoProgram, Running, start_container
+from agentrl_sandboxes.docker.client import Client, PinnedImage
+from agentrl_sandboxes.docker.containers import NoProgram, RunningContainer, start_container
 from agentrl_sandboxes.docker.guest_config import guest_config
 from agentrl_sandboxes.docker.hardening import Container
 from agentrl_sandboxes.docker.leases import labels
 from agentrl_sandboxes.docker.supervisor_volume import ROOT, fill_volume, volume_mount
 from agentrl_sandboxes.host.channel import Channel, config_frame
 from agentrl_sandboxes.host.identity import FIRST_UID
-from agentrl_sandboxes.host.interpreter import PackedInterpreter, packed_interpreter
+from agentrl_sandboxes.host.interpreter import (
+    PACKED_ENVIRONMENT,
+    PackedInterpreter,
+    packed_interpreter,
+)
 from agentrl_sandboxes.host.layout import check_extra
 from agentrl_sandboxes.host.supervised import Started, SupervisedBackend
 
@@ -37,7 +41,7 @@ START_S = 60.0
 class InContainer(Started):
     """A supervisor that is PID 1 of a container."""
 
-    running: Running
+    running: RunningContainer
     """For looking at it from outside."""
 
 
@@ -47,9 +51,18 @@ class DockerBackend(SupervisedBackend):
     name = "docker"
     isolation = Isolation.CONTAINER
     remedy = "See sandboxes/README.md"
+    options = ("image", "runtime", "read_only")
+    # A container takes ten times as long to start as a namespace, and needs a daemon and an image
+    # that only somebody who wants them has.
+    automatic = False
 
     def __init__(
-        self, image: str = IMAGE, *, runtime: str = "", read_only: Sequence[Path] = ()
+        self,
+        image: str = IMAGE,
+        *,
+        runtime: str = "",
+        read_only: Sequence[Path] = (),
+        interpreter: PackedInterpreter | None = None,
     ) -> None:
         """Containers of `image` unless a task names another.
 
@@ -57,6 +70,7 @@ class DockerBackend(SupervisedBackend):
             image: what is run by default.
             runtime: of the daemon, as `runsc` for gVisor; empty takes its default.
             read_only: directories of this machine that programs see at the same paths.
+            interpreter: what runs the supervisors; by default the Python of this process.
 
         Raises:
             ConfigError: a directory that cannot be shown.
@@ -68,6 +82,7 @@ class DockerBackend(SupervisedBackend):
         for path in places:
             check_extra(path)
         self._read_only = tuple(map(str, places))
+        self._interpreter = interpreter
         self._fills = 0
         # Of many starts that find the volume empty, one fills it.
         self._filling = asyncio.Lock()
@@ -105,10 +120,10 @@ class DockerBackend(SupervisedBackend):
 
     async def begin(self, limits: SandboxLimits, number: int, image: str) -> Started:
         """Start a container and its supervisor; see `SupervisedBackend.begin`."""
-        self._check_read_only()
         await self._client.open()
+        self._check_read_only()
         found = await self._client.image(image)
-        interpreter = await asyncio.to_thread(packed_interpreter)
+        interpreter = self._interpreter or await asyncio.to_thread(packed_interpreter)
         wanted = Container(
             image=found.id,
             command=interpreter.command(ROOT),
@@ -119,8 +134,7 @@ class DockerBackend(SupervisedBackend):
             volumes=found.volumes,
             read_only=self._read_only,
             mounts=[volume_mount(interpreter)],
-            # Made for the libraries of the image, as LD_PRELOAD; programs get them all.
-            unset=list(found.environment),
+            environment=_own_variables(found),
         )
         running = await self._start(wanted, found, interpreter)
         config = guest_config(limits, found.environment) | {"keep": list(self._read_only)}
@@ -146,8 +160,8 @@ class DockerBackend(SupervisedBackend):
         return InContainer(channel=channel, config=config, end=end, running=running)
 
     async def _start(
-        self, wanted: Container, image: Image, interpreter: PackedInterpreter
-    ) -> Running:
+        self, wanted: Container, image: PinnedImage, interpreter: PackedInterpreter
+    ) -> RunningContainer:
         """Start a container; where its supervisor's volume is empty, fill that and try again."""
         fills = self._fills
         try:
@@ -184,6 +198,12 @@ class DockerBackend(SupervisedBackend):
                 f"sandbox.read_only names directories of this machine, and the Docker daemon is at "
                 f"{self._client.address}; put them into the image instead"
             )
+
+
+def _own_variables(image: PinnedImage) -> list[str]:
+    """Variables of PID 1: none of the image's, as LD_PRELOAD, which are for its own libraries."""
+    removed = [name for name in image.environment if name not in PACKED_ENVIRONMENT]
+    return [*removed, *(f"{name}={value}" for name, value in PACKED_ENVIRONMENT.items())]
 
 
 async def _end_opened(opening: asyncio.Task[Sandbox]) -> None:

@@ -40,7 +40,7 @@ MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class PinnedImage:
     """An image as it was when it was first used; a run keeps it while the name moves on."""
 
     id: str
@@ -62,7 +62,7 @@ class Client:
         self.remaps_users = False
         self.machine = ""
         self._docker: Docker | None = None
-        self._images: dict[str, Image] = {}
+        self._images: dict[str, PinnedImage] = {}
         # Guards the first look at the daemon, which many sandboxes may ask for at once.
         self._opening = asyncio.Lock()
 
@@ -113,7 +113,7 @@ class Client:
         self.machine = MACHINES.get(info["Architecture"], info["Architecture"])
         self.remaps_users = "name=userns" in options or "name=rootless" in options
 
-    async def image(self, name: str) -> Image:
+    async def image(self, name: str) -> PinnedImage:
         """Look up an image once.
 
         Raises:
@@ -141,7 +141,7 @@ class Client:
         lines = config.get("Env") or []
         environment = dict(line.split("=", 1) for line in lines if "=" in line)
         volumes = tuple(config.get("Volumes") or ())
-        self._images[name] = Image(
+        self._images[name] = PinnedImage(
             id=found["Id"], name=name, environment=environment, volumes=volumes
         )
         return self._images[name]
@@ -160,7 +160,7 @@ class Client:
         """Around a call to the daemon; see `daemon_errors`."""
         return daemon_errors(what, self.address, known=self._docker is not None)
 
-    def forget(self, image: Image) -> None:
+    def forget(self, image: PinnedImage) -> None:
         """Look up an image again next time; it may have been replaced and deleted."""
         self._images.pop(image.name, None)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.errors import SandboxUnavailable
 from agentrl_sandboxes.docker.attach import Attached, attach
-from agentrl_sandboxes.docker.client import CALL_S, Client, Image
+from agentrl_sandboxes.docker.client import CALL_S, Client, PinnedImage
 from agentrl_sandboxes.docker.failures import CONFLICT, MISSING
 from agentrl_sandboxes.docker.hardening import Container, container_request
 
@@ -30,11 +30,11 @@ NOT_THERE = ("no such file", "not found")
 
 
 class NoProgram(SandboxUnavailable):
-    """What was to be PID 1 of a container is not there."""
+    """The program that was to be PID 1 of a container is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningContainer:
     """A container that has started."""
 
     container: DockerContainer
@@ -43,12 +43,14 @@ class Running:
     """Its stdin and stdout; when they close it ends."""
 
     async def end(self) -> None:
-        """Let go of it and see it gone. Idempotent, never raises."""
+        """Close its streams and remove the container. Idempotent, never raises."""
         await self.attached.close()
         await remove(self.container)
 
 
-async def start_container(client: Client, wanted: Container, image: Image) -> Running:
+async def start_container(
+    client: Client, wanted: Container, image: PinnedImage
+) -> RunningContainer:
     """Make, attach and start a container; its command waits for what comes on stdin.
 
     Raises:
@@ -74,8 +76,8 @@ async def start_container(client: Client, wanted: Container, image: Image) -> Ru
 
 
 async def _start(
-    docker: Docker, client: Client, wanted: Container, image: Image, name: str
-) -> Running:
+    docker: Docker, client: Client, wanted: Container, image: PinnedImage, name: str
+) -> RunningContainer:
     from aiodocker import DockerError
 
     container = await docker.containers.create(container_request(wanted), name=name)
@@ -90,16 +92,16 @@ async def _start(
                 f"sandbox image {image.name!r}: there is no {wanted.command[0]!r} in its container"
             ) from error
         raise
-    return Running(container=container, attached=attached)
+    return RunningContainer(container=container, attached=attached)
 
 
 def _not_there(message: str, program: str) -> bool:
-    """Whether the daemon says that a program is missing."""
+    """Recognise the daemon's message that a program is missing."""
     return program in message and any(words in message.lower() for words in NOT_THERE)
 
 
 async def remove(container: DockerContainer, *, settle_s: float = 0.0) -> None:
-    """See to it that a container is gone: it removes itself when its stdin has closed.
+    """Remove a container, unless it removes itself because its stdin has closed.
 
     Never raises: what cannot be removed now is left to its lease.
 

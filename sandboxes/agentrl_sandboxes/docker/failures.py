@@ -1,4 +1,4 @@
-"""What the Docker daemon, or its absence, says: in our words, with what to do."""
+"""Errors of the Docker daemon, or of its absence, in our words and with what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a container may do, as the request that makes it; everything not named here is refused.
+"""The rights of a container, as the request that makes it; everything not named here is refused.
 
 The limits, and who keeps them:
 
@@ -40,7 +40,7 @@ OOM_SCORE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """What differs between two containers of one backend."""
+    """The settings that differ between two containers of one backend."""
 
     image: str
     """Id or name of the image."""
@@ -61,8 +61,8 @@ class Container:
     """Directories of the host, shown read-only at the same paths."""
     mounts: Sequence[Mapping[str, Any]] = ()
     """More mounts, as the daemon takes them."""
-    unset: Sequence[str] = ()
-    """Variables of the image that PID 1 is not given."""
+    environment: Sequence[str] = ()
+    """Changes to the image's variables for PID 1: `NAME=value` sets one, `NAME` takes one away."""
 
 
 def container_request(wanted: Container) -> dict[str, Any]:
@@ -71,8 +71,7 @@ def container_request(wanted: Container) -> dict[str, Any]:
         "Image": wanted.image,
         "Entrypoint": [],
         "Cmd": list(wanted.command),
-        # A name without a value takes a variable away.
-        "Env": list(wanted.unset),
+        "Env": list(wanted.environment),
         "User": f"{wanted.uid}:{wanted.uid}",
         "WorkingDir": "/",
         "Hostname": "sandbox",

@@ -1,4 +1,4 @@
-"""Whose a container is, and which ones a crash has left behind.
+"""The owner and the lease of a container, by which those that a crash left behind are found.
 
 The first net is the attached stdin: it ends with its owner, and the container with it. This is the
 second, for what never started, or whose daemon lost the news: labels say who made a container and
@@ -33,7 +33,7 @@ def own_name() -> str:
 
 
 def is_over(owned: Mapping[str, str], *, now: float) -> bool:
-    """Whether a container with these labels has lost its owner or has outlived its lease.
+    """True if a container with these labels has lost its owner or has outlived its lease.
 
     A process of another machine, process namespace or (except for root) user may be hidden from us
     and alive; there only the lease counts. A container without readable labels is not judged.
@@ -54,7 +54,7 @@ def is_over(owned: Mapping[str, str], *, now: float) -> bool:
 
 
 def started(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 when there is none."""
+    """The start of a process in clock ticks since boot; 0 when there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

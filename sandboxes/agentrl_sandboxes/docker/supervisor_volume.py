@@ -1,7 +1,7 @@
 """The interpreter of supervisors, in a volume of the daemon that every container mounts read-only.
 
 A volume and no directory of this machine, because the daemon may run on another one. Its name has
-the hash of the archive, so what is in it never changes. It is filled when a start finds it empty,
+the hash of the files, so what is in it never changes. It is filled when a start finds it empty,
 at the first start ever and after `docker volume prune`; so nothing is asked before a start, and
 one whose last member is there is complete. A container that is never started takes the archive; its
 name, which the daemon gives to one at a time, keeps others from filling the same volume.
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import SandboxUnavailable
 from agentrl.sandbox import SandboxLimits
-from agentrl_sandboxes.docker.client import Client, Image
+from agentrl_sandboxes.docker.client import Client, PinnedImage
 from agentrl_sandboxes.docker.containers import remove
 from agentrl_sandboxes.docker.failures import CONFLICT, MISSING
 from agentrl_sandboxes.docker.leases import is_over, labels
@@ -56,7 +57,7 @@ def volume_mount(interpreter: PackedInterpreter, *, read_only: bool = True) -> d
     }
 
 
-async def fill_volume(client: Client, interpreter: PackedInterpreter, image: Image) -> None:
+async def fill_volume(client: Client, interpreter: PackedInterpreter, image: PinnedImage) -> None:
     """Put the interpreter into its volume, unless another process has done so meanwhile.
 
     Args:
@@ -86,7 +87,7 @@ async def fill_volume(client: Client, interpreter: PackedInterpreter, image: Ima
 
 
 async def _filling_container(
-    docker: Docker, interpreter: PackedInterpreter, image: Image
+    docker: Docker, interpreter: PackedInterpreter, image: PinnedImage
 ) -> DockerContainer:
     """A container that is not started, with the writable volume, once nobody else has one."""
     from aiodocker import DockerError
@@ -126,4 +127,5 @@ async def _fill(container: DockerContainer, interpreter: PackedInterpreter) -> N
         if error.status != MISSING:
             raise
         logger.info("docker: filling the volume %s", volume_name(interpreter))
-        await container.put_archive(ROOT, interpreter.archive)
+        archive = await asyncio.to_thread(interpreter.archive)
+        await container.put_archive(ROOT, io.BytesIO(archive))

@@ -1,4 +1,4 @@
-"""What is kept of a stream that may be far longer than memory allows."""
+"""Head and tail of a stream that may be far longer than memory allows."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Command:
         send_signal(self.leader, SIGKILL if now > self.killed_at + 1.0 else SIGCONT)
 
     def waits_for_reader(self) -> bool:
-        """Whether the host has to take output before more can come."""
+        """True if the host has to take output before more can come."""
         return False
 
     def say_last(self, send: Callable[[int, int, bytes], None]) -> None:
@@ -103,7 +103,7 @@ class Command:
         return SIGKILL if self.status is None else self.status
 
     def duration(self) -> float:
-        """Seconds it ran."""
+        """Wall seconds that the command ran."""
         return self.seconds or time.monotonic() - self.start
 
     def answer(self) -> bytes:

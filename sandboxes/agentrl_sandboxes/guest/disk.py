@@ -1,4 +1,4 @@
-"""How much is on a disk, and deleting what is; trees may be of any shape a program can make."""
+"""Measuring and deleting trees, of any shape that a program can make."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def empty_below(top: str, path: str, depth: int, keep: Collection[str]) -> int:
 
 
 def left_in(path: str, keep: Collection[str]) -> list[str]:
-    """What is in a directory besides `keep` and the directories that lead there."""
+    """Paths in a directory besides `keep` and the directories that lead there."""
     found: list[str] = []
     for item in entries_of(path):
         if any(place.startswith(item.path + "/") for place in keep):
@@ -103,7 +103,7 @@ def left_in(path: str, keep: Collection[str]) -> list[str]:
 
 
 def entries_of(path: str) -> list[os.DirEntry[str]]:
-    """What is in a directory, made accessible first if it is ours and is not."""
+    """Entries of a directory, which is made accessible first if it is ours and is not."""
     try:
         if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
             os.chmod(path, 0o700)

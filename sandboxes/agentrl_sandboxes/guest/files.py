@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # `typing` takes longer to import than all the rest of this t
 
 
 def inside(root: bytes, path: bytes) -> bool:
-    """Whether a resolved path is the root or below it."""
+    """True if a resolved path is the root or below it."""
     return path == root or path.startswith(root.rstrip(b"/") + b"/")
 
 

@@ -28,7 +28,7 @@ RESERVE = 96 * 2**20
 Many processes together fill 2 GB/s."""
 
 
-class Limits:
+class LimitWatch:
     """Ends the largest command when all of them together exceed a limit."""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ class Limits:
         return left
 
     def oom_kills(self) -> int:
-        """How many processes of our cgroup the kernel has killed for memory so far."""
+        """The number of processes of our cgroup that the kernel has killed for memory so far."""
         for line in read_text(self.oom_file).splitlines() if self.oom_file else ():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])

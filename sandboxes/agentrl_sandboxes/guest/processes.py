@@ -51,7 +51,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def threads(pid: int) -> int:
-    """How many threads a process has; a zombie or one that is gone counts as one."""
+    """The number of threads of a process; a zombie or one that is gone counts as one."""
     try:
         return max(1, len(os.listdir(f"/proc/{pid}/task")))
     except OSError:
@@ -67,7 +67,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def ignores(pid: int, number: int) -> bool:
-    """Whether a process ignores a signal."""
+    """True if a process ignores a signal."""
     for line in read_lines(f"/proc/{pid}/status"):
         if line.startswith("SigIgn:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)

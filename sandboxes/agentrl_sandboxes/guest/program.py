@@ -1,4 +1,4 @@
-"""How a leader starts the program: with its limits, in its own session, with nothing of ours."""
+"""The start of a program by its leader: its limits, its own session, and nothing of ours in it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def become(
 
 
 def names_of(request: dict[str, Any]) -> Iterator[bytes]:
-    """Where the program may be: at its path, or below each directory of PATH."""
+    """Paths at which the program may be: its own, or below each directory of PATH."""
     program: bytes = request["argv"][0]
     if b"/" in program:
         yield program

@@ -46,7 +46,7 @@ class Session(Command):
         self.send = send
 
     def waits_for_reader(self) -> bool:
-        """Whether there may be output that the host has not allowed yet."""
+        """True if there may be output that the host has not allowed yet."""
         return not self.credit and "out" in self.fds.values()
 
     def pump(self, fd: int) -> bool:

@@ -1,7 +1,7 @@
-"""Putting a fresh process in its place: mounts, identity, privileges; then the supervisor.
+"""The setup of a fresh sandbox process: mounts, identity, privileges; then the supervisor.
 
 Runs once per sandbox, before anything of the program does. It is the real root, or the root of a
-new user namespace, when it mounts, and nobody special when it hands over to the supervisor: the
+new user namespace, when it mounts, and an ordinary user when it starts the supervisor: the
 supervisor and the program live in one more user namespace, which has no power over the mounts.
 """
 
@@ -37,7 +37,7 @@ def check(result: int, what: str) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """mount(2)."""
+    """Call mount(2), and raise with both paths if it fails."""
     arguments = [value.encode() or None for value in (source, target, kind)]
     result = libc.mount(*arguments, ctypes.c_ulong(flags), data.encode() or None)
     check(result, f"mount {kind or 'bind'} {source} on {target}")

@@ -23,7 +23,7 @@ import time
 
 from agentrl_sandboxes.guest import disk, files, reset, trees, wire
 from agentrl_sandboxes.guest.command import Command, lead
-from agentrl_sandboxes.guest.limits import Limits
+from agentrl_sandboxes.guest.limits import LimitWatch
 from agentrl_sandboxes.guest.link import Link
 from agentrl_sandboxes.guest.processes import SIGKILL, children, kill_below, send_signal
 from agentrl_sandboxes.guest.program import PR_SET_CHILD_SUBREAPER, libc
@@ -45,14 +45,14 @@ WORK: dict[int, Callable[[bytes, dict[str, Any]], bytes]] = {
 """File work by kind of frame."""
 
 
-class Supervisor:
+class GuestSupervisor:
     """The event loop: frames in, commands, limits, frames out."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.commands: dict[int, Command] = {}
         self.owners: dict[int, Command] = {}
-        self.limits = Limits(config)
+        self.limits = LimitWatch(config)
         self.modes = reset.modes_of(config)
         # When memory runs out, what programs start is killed before we are. They inherit our score,
         # and a file of /proc that was opened in time can be written whatever we have become.
@@ -101,7 +101,7 @@ class Supervisor:
         return max(0.0, min(60.0, *ends)) + 0.0005
 
     def handle(self, kind: int, ident: int, body: bytes) -> None:
-        """Serve one frame."""
+        """Serve one frame of the host."""
         request = marshal.loads(body) if body else {}
         try:
             if kind in (wire.CANCEL, wire.END):
@@ -133,7 +133,7 @@ class Supervisor:
             self.drop(command, fd)
 
     def talk(self, kind: int, ident: int, request: dict[str, Any]) -> None:
-        """What the host says to a session; one that is over hears nothing."""
+        """Pass a frame of the host to its session; one that is over is sent nothing."""
         session = self.commands.get(request["session"])
         if kind == wire.INPUT:
             if not isinstance(session, Session):
@@ -312,7 +312,7 @@ def main(config: dict[str, Any]) -> None:
     # Forks share pages with us until someone writes; the collector would write to all of them.
     gc.disable()
     gc.freeze()
-    supervisor = Supervisor(config)
+    supervisor = GuestSupervisor(config)
     try:
         supervisor.run()
     finally:

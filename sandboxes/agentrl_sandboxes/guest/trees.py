@@ -53,7 +53,7 @@ class Unlocked:
             self.modes.append((path, mode))
 
     def listed(self, path: bytes) -> list[os.DirEntry[bytes]]:
-        """What is in a directory, by name."""
+        """Entries of a directory, sorted by name."""
         self.open(path, os.R_OK | os.X_OK)
         with os.scandir(path) as found:
             return sorted(found, key=lambda item: item.name)

@@ -1,4 +1,4 @@
-"""What a guest answers, taken apart by hand: nothing in it is believed."""
+"""Answers of a guest, decoded by hand: nothing in them is believed."""
 
 from __future__ import annotations
 

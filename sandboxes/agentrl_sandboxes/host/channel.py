@@ -1,7 +1,7 @@
 """The host's end of a supervisor: frames over a pair of streams, many requests at once.
 
-Knows nothing of processes or containers: whoever starts a supervisor hands over a reader and a
-writer, so an attached container serves as well as a child process.
+Knows nothing of processes or containers: it is given a reader and a writer, so an attached
+container serves as well as a child process.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def config_frame(config: Mapping[str, Any]) -> bytes:
 
 
 class Channel:
-    """Sends requests and hands each answer to whoever waits for it."""
+    """Sends requests and returns each answer to the call that waits for it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -95,7 +95,7 @@ class Channel:
 
     @property
     def open(self) -> bool:
-        """Whether requests can still be answered."""
+        """True while requests can still be answered."""
         return not self._reason
 
     async def start(self, first: bytes, *, timeout_s: float) -> None:

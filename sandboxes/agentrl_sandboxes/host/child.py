@@ -31,7 +31,7 @@ EXIT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How to start one supervisor as a child process."""
+    """The command and the config that start one supervisor as a child process."""
 
     argv: Sequence[str]
     """The command; its stdin and stdout become the channel."""
@@ -47,13 +47,16 @@ class Launch:
 class ChildBackend(SupervisedBackend):
     """Starts supervisors as child processes; a subclass says in what."""
 
+    # Starts are bounded here, by the processors of the machine.
+    starts_fast = True
+
     def __init__(self) -> None:
         super().__init__()
         self._starts = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 
     @abstractmethod
     def launch(self, limits: SandboxLimits, number: int) -> Launch:
-        """How to start the `number`th sandbox.
+        """The command and config that start the `number`th sandbox.
 
         Raises:
             SandboxError: something it needs is missing.

@@ -74,9 +74,10 @@ def base_config(limits: SandboxLimits) -> dict[str, Any]:
 
 
 class NamespaceBackend(ChildBackend):
-    """What bubblewrap and userns share: the layout and the identity."""
+    """The layout and the identity, which bubblewrap and userns share."""
 
     isolation = Isolation.NAMESPACES
+    options = ("read_only",)
     program: str
     """The binary that makes the namespaces."""
 
@@ -94,7 +95,7 @@ class NamespaceBackend(ChildBackend):
         self._steps: dict[int, list[Step]] = {}
 
     def launch(self, limits: SandboxLimits, number: int) -> Launch:
-        """See `ChildBackend.launch`."""
+        """The command that encloses one supervisor; see `ChildBackend.launch`."""
         found = shutil.which(self.program)
         if found is None:
             raise SandboxError(f"{self.program!r} is not on PATH")
@@ -191,7 +192,7 @@ class ProcessBackend(ChildBackend):
     _warned = False
 
     def launch(self, limits: SandboxLimits, number: int) -> Launch:
-        """See `ChildBackend.launch`."""
+        """The command that encloses one supervisor; see `ChildBackend.launch`."""
         if not ProcessBackend._warned:
             ProcessBackend._warned = True
             logger.warning(

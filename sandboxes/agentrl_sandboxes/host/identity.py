@@ -1,4 +1,4 @@
-"""Who a sandbox is on the host: user ids for the real root, and counts of an ordinary user."""
+"""Users of sandboxes on the host: ids for the real root, and counts of an ordinary user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIRST_UID = 1_879_048_192
 
 
 def is_root() -> bool:
-    """Whether we may become other users."""
+    """True if we may become other users."""
     return os.geteuid() == 0
 
 
@@ -32,7 +32,7 @@ def program_uid(number: int) -> int:
 
 
 def counts_by_namespace() -> bool:
-    """Whether this kernel counts processes per user namespace (Linux 5.14 and newer)."""
+    """True if this kernel counts processes per user namespace (Linux 5.14 and newer)."""
     match = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return bool(match) and (int(match[1]), int(match[2])) >= (5, 14)
 

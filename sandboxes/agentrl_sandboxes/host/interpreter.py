@@ -18,6 +18,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import MAGIC_NUMBER
@@ -29,9 +30,13 @@ from agentrl_sandboxes.host.channel import BOOT, guest_modules
 FLAGS = ("-I", "-S")
 """Isolated from environment, site packages and the current directory."""
 PACKED_FLAGS = (*FLAGS, "-X", "utf8")
-"""Without the variables of a locale, which would decide what else is imported."""
+"""Text is UTF-8, whatever the locale."""
+PACKED_ENVIRONMENT = {"LC_ALL": "C"}
+"""All its variables; another locale would be loaded from the files of the image."""
+LIBRARY = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
+"""Where a packed interpreter finds its standard library."""
 START = "start"
-"""The last member of a `PackedInterpreter`: once it is there, all others are."""
+"""The last member of the archive, a link to the loader: once it is there, all others are."""
 SURVEY_S = 30.0
 """How long the interpreter may take to say what it has loaded; 0.05 s on an idle machine."""
 
@@ -79,7 +84,7 @@ class HostInterpreter:
         return [self.executable, *FLAGS, "-c", BOOT]
 
     def reachable(self) -> bool:
-        """Whether any user of this machine may run it."""
+        """True if any user of this machine may run it."""
         places = [Path(self.executable), *map(Path, self.roots)]
         parents = {parent for place in places for parent in (place, *place.parents)}
         return all(path.stat().st_mode & stat.S_IXOTH for path in parents)
@@ -105,13 +110,14 @@ def host_interpreter() -> HostInterpreter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedInterpreter:
-    """The interpreter as an archive that runs below any directory of any Linux of this machine's
-    architecture."""
+    """The interpreter as files that run in any directory of any Linux of this architecture."""
 
-    archive: bytes
-    """An uncompressed tar; the same bytes each time it is made from the same interpreter."""
+    files: Mapping[str, Path]
+    """Where each file goes, and where it lies here. What is a `.py` here goes compiled."""
+    loader: str
+    """Where the dynamic loader goes."""
     digest: str
-    """Hash of the archive."""
+    """Hash of the names and contents of the files."""
     machine: str
     """Architecture it runs on, as `uname -m` calls it."""
 
@@ -121,35 +127,56 @@ class PackedInterpreter:
         loader = [f"{root}/{START}", "--library-path", f"{root}/lib"]
         return [*loader, f"{root}/bin/python3", *PACKED_FLAGS, "-c", BOOT]
 
+    def archive(self) -> bytes:
+        """An uncompressed tar of the files, some 30 MB; directories come first, `START` last."""
+        # Python looks for the last one and complains where it is missing.
+        folders = {parent for place in self.files for parent in Path(place).parents}
+        folders |= {Path(LIBRARY, "lib-dynload")}
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+            for folder in sorted(folders - {Path()}):
+                member = tarfile.TarInfo(str(folder))
+                member.type, member.mode = tarfile.DIRTYPE, 0o755
+                archive.addfile(member)
+            for place, path in self.files.items():
+                content = _content(path)
+                member = tarfile.TarInfo(place)
+                member.size, member.mode = len(content), 0o555
+                archive.addfile(member, io.BytesIO(content))
+            member = tarfile.TarInfo(START)
+            member.type, member.linkname, member.mode = tarfile.SYMTYPE, self.loader, 0o777
+            archive.addfile(member)
+        return buffer.getvalue()
+
 
 @cache
 def packed_interpreter() -> PackedInterpreter:
-    """The base interpreter of this process as an archive; takes some 0.2 s, once.
+    """The base interpreter of this process, ready to be packed; takes some 0.1 s, once.
 
     Raises:
         SandboxUnavailable: it cannot be carried elsewhere; says why.
     """
     executable = host_interpreter().executable
-    modules, paths = _survey(executable)
-    libraries = {Path(path).name: Path(path).read_bytes() for path in paths}
-    loaders = [name for name in libraries if _LOADER.match(name)]
+    modules, libraries = _survey(executable)
+    loaders = [path for path in libraries if _LOADER.match(Path(path).name)]
     if len(loaders) != 1:
         raise SandboxUnavailable(
             f"the Python of this process, {executable}, cannot run in a container: expected one "
             f"dynamic loader among its libraries, got {loaders}; use a Python that is linked "
             "dynamically"
         )
-    standard = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
-    files = {"bin/python3": Path(executable).read_bytes()}
-    files |= {f"lib/{name}": content for name, content in libraries.items()}
-    for name, path in modules.items():
-        target, content = _packed_module(name, Path(path))
-        files[f"{standard}/{target}"] = content
-    # Python looks for it and complains where it is missing.
-    folders = {f"{standard}/lib-dynload"}
-    archive = _archive(files, folders, {START: f"lib/{loaders[0]}"})
-    digest = hashlib.sha256(archive).hexdigest()
-    return PackedInterpreter(archive=archive, digest=digest, machine=os.uname().machine)
+    files = {"bin/python3": Path(executable)}
+    files |= {f"lib/{Path(path).name}": Path(path) for path in libraries}
+    files |= {f"{LIBRARY}/{_place(name, Path(path))}": Path(path) for name, path in modules.items()}
+    found = hashlib.sha256()
+    for place, path in sorted(files.items()):
+        found.update(f"{place} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return PackedInterpreter(
+        files=files,
+        loader=f"lib/{Path(loaders[0]).name}",
+        digest=found.hexdigest(),
+        machine=os.uname().machine,
+    )
 
 
 def _survey(executable: str) -> tuple[dict[str, str], list[str]]:
@@ -163,7 +190,7 @@ def _survey(executable: str) -> tuple[dict[str, str], list[str]]:
             [executable, *PACKED_FLAGS, "-c", SURVEY],
             input=marshal.dumps(guest_modules()),
             capture_output=True,
-            env={},
+            env=PACKED_ENVIRONMENT,
             timeout=SURVEY_S,
             check=True,
         )
@@ -179,35 +206,19 @@ def _survey(executable: str) -> tuple[dict[str, str], list[str]]:
     return found["modules"], libraries
 
 
-def _packed_module(name: str, path: Path) -> tuple[str, bytes]:
-    """Where a module goes below the standard library, and its content: compiled, or as it is."""
-    place = name.replace(".", "/")
-    if path.stem == "__init__":
-        place += "/__init__"
-    if path.suffix == ".py":
-        code = compile(path.read_bytes(), f"<{name}>", "exec", dont_inherit=True, optimize=2)
-        # A cached module without its source: no flags, no time of change, no size.
-        return f"{place}.pyc", MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
-    if path.suffix == ".pyc":
-        return f"{place}.pyc", path.read_bytes()
-    return f"lib-dynload/{path.name}", path.read_bytes()
+def _place(name: str, path: Path) -> str:
+    """The path of a module's file below the standard library."""
+    if path.suffix not in (".py", ".pyc"):
+        return f"lib-dynload/{path.name}"
+    package = "/__init__" if path.stem == "__init__" else ""
+    return f"{name.replace('.', '/')}{package}.pyc"
 
 
-def _archive(files: dict[str, bytes], folders: set[str], links: dict[str, str]) -> bytes:
-    """A tar of all these, folders first and links last, that says nothing of its making."""
-    folders |= {str(parent) for place in {*files, *folders} for parent in Path(place).parents}
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for place in sorted(folders - {"."}):
-            member = tarfile.TarInfo(place)
-            member.type, member.mode = tarfile.DIRTYPE, 0o755
-            archive.addfile(member)
-        for place, content in sorted(files.items()):
-            member = tarfile.TarInfo(place)
-            member.size, member.mode = len(content), 0o555
-            archive.addfile(member, io.BytesIO(content))
-        for place, target in links.items():
-            member = tarfile.TarInfo(place)
-            member.type, member.linkname, member.mode = tarfile.SYMTYPE, target, 0o777
-            archive.addfile(member)
-    return buffer.getvalue()
+def _content(path: Path) -> bytes:
+    """Content of a file; of a module its code, which needs no cache and no source beside it."""
+    content = path.read_bytes()
+    if path.suffix != ".py":
+        return content
+    code = compile(content, f"<{path.stem}>", "exec", dont_inherit=True, optimize=2)
+    # After the magic number: no flags, no time of change, no size.
+    return MAGIC_NUMBER + bytes(12) + marshal.dumps(code)

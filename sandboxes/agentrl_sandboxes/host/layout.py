@@ -1,4 +1,4 @@
-"""What a program sees inside a namespace sandbox: one list of steps, made once, for every backend.
+"""The root of a namespace sandbox: one list of steps, made once, for every backend.
 
 The root is a read-only tmpfs that holds read-only binds of the system's programs and libraries, of
 one Python interpreter and of a few harmless files of /etc; a fresh /proc; six devices; and one
@@ -63,7 +63,7 @@ def check_extra(path: Path) -> None:
 
 
 def moved_place(path: str) -> str:
-    """Where a host directory is mounted: at its own path, or where that path's link leads."""
+    """The path where a host directory is mounted: its own, or the target of that path's link."""
     for link, place in MOVED.items():
         if Path(path).is_relative_to(link):
             return str(place / Path(path).relative_to(link))

@@ -45,7 +45,7 @@ class SessionProcess(Process):
         self._writing = asyncio.Lock()
 
     async def begin(self, request: dict[str, object]) -> None:
-        """Start it."""
+        """Start the program of the session."""
         body = {**request, "credit": WINDOW}
         self._ident = await self._channel.open_stream(wire.START, body, self, timeout_s=ANSWER_S)
 
@@ -82,7 +82,7 @@ class SessionProcess(Process):
                     raise SandboxError(f"sandbox: {error.strerror}") from error
 
     async def read(self, *, timeout_s: float) -> bytes:
-        """What it printed since the last read; see `Process.read`."""
+        """Bytes printed since the last read; see `Process.read`."""
         self._check_open()
         if not self._ready():
             try:

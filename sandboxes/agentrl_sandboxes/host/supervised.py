@@ -60,7 +60,7 @@ class TreeSnapshot(Snapshot):
         self.size_bytes = len(entries)
 
     async def close(self) -> None:
-        """Drop it."""
+        """Free the memory of the snapshot."""
         self.entries = None
 
 
@@ -195,7 +195,7 @@ class SupervisedSandbox(Sandbox):
             raise SandboxError(f"sandbox: cannot be made clean: {error.strerror}") from error
 
     async def close(self) -> None:
-        """End it; see `Sandbox.close`."""
+        """End the sandbox with all in it; see `Sandbox.close`."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._end())
         # Shielded: a cancelled rollout must not leave its sandbox behind.
@@ -227,6 +227,10 @@ class SupervisedBackend(SandboxBackend):
     """How strong it is when it works."""
     remedy: str
     """What to install or switch on when it does not."""
+    options: tuple[str, ...] = ()
+    """Keys of the `sandbox` section that its constructor takes: `image`, `runtime`, `read_only`."""
+    automatic: bool = True
+    """Whether `sandbox.backend: auto` may choose it."""
 
     def __init__(self) -> None:
         self._open: set[SupervisedSandbox] = set()

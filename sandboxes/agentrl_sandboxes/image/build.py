@@ -29,7 +29,7 @@ LOCK = "agentrl-image.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class SandboxImage:
     """An image that the daemon has."""
 
     name: str
@@ -48,15 +48,15 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What came of a build."""
+    """The result of a build."""
 
-    image: Image
+    image: SandboxImage
     """The image."""
     way: str
     """`debootstrap` or `dockerfile`; empty if nothing had to be done."""
 
 
-async def find(name: str) -> Image | None:
+async def find(name: str) -> SandboxImage | None:
     """The image of that name, or None.
 
     Raises:
@@ -66,7 +66,7 @@ async def find(name: str) -> Image | None:
         return await _find(link, name)
 
 
-async def listing() -> list[Image]:
+async def listing() -> list[SandboxImage]:
     """Every image that was made here, also those that have lost their name to a newer one.
 
     Raises:
@@ -134,7 +134,7 @@ async def build(
         return Built(image=made, way=way)
 
 
-async def _up_to_date(link: Daemon, recipe: Recipe, force: bool) -> Image | None:
+async def _up_to_date(link: Daemon, recipe: Recipe, force: bool) -> SandboxImage | None:
     """The image if there is nothing to do."""
     found = await _find(link, recipe.name)
     if found is None or force:
@@ -147,15 +147,15 @@ async def _up_to_date(link: Daemon, recipe: Recipe, force: bool) -> Image | None
     return found if found.digest == recipe.digest else None
 
 
-async def _find(link: Daemon, name: str) -> Image | None:
+async def _find(link: Daemon, name: str) -> SandboxImage | None:
     found = await link.get(f"images/{name}/json")
     labels = (found or {}).get("Config", {}).get("Labels") or {}
     return None if found is None else _image(name, found, labels)
 
 
-def _image(name: str, item: dict[str, Any], labels: dict[str, str]) -> Image:
+def _image(name: str, item: dict[str, Any], labels: dict[str, str]) -> SandboxImage:
     packages = f"{labels.get('agentrl.packages', '')} {labels.get('agentrl.python_packages', '')}"
-    return Image(
+    return SandboxImage(
         name=name,
         id=item["Id"],
         digest=labels.get(LABEL, ""),

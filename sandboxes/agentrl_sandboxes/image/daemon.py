@@ -38,7 +38,7 @@ class Daemon:
             return None if answer is None else await answer.json(content_type=None)
 
     async def delete(self, path: str) -> bool:
-        """Whether it was deleted; something that is in use or gone stays as it is."""
+        """Delete, and return True, unless it is in use or gone."""
         async with self._request("DELETE", path, {}, quiet=(409,)) as answer:
             return answer is not None
 

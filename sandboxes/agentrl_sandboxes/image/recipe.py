@@ -1,4 +1,4 @@
-"""What goes into an image, and the hash by which a second build sees that it is there."""
+"""The contents of an image, and the hash by which a second build sees that it is there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-z0-9]+([._/-]+[a-z0-9]+)*(:[0-9]+/[a-z0-9._/-]+)?(:[A-Za
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One image."""
+    """The contents of one image."""
 
     name: str = "agentrl-sandbox"
     """Reference under which Docker knows it, with or without a tag."""
@@ -70,7 +70,7 @@ class Recipe:
 
     @property
     def all_python_packages(self) -> list[str]:
-        """Every Python requirement."""
+        """Every Python requirement asked for."""
         return sorted({*PYTHON_PACKAGES, *self.python_packages})
 
     @property

@@ -32,7 +32,7 @@ from agentrl.sandbox import (
 )
 from agentrl_sandboxes.pool.breaker import Breaker
 from agentrl_sandboxes.pool.idle import IdleSandboxes, young
-from agentrl_sandboxes.pool.lease import Held, Kind, Lease
+from agentrl_sandboxes.pool.lease import Held, Lease, SandboxKind
 from agentrl_sandboxes.pool.places import CLOSED, Places
 from agentrl_sandboxes.pool.prepared import PreparedWork
 from agentrl_sandboxes.pool.starts import Starts, end_quietly
@@ -48,7 +48,7 @@ ALIVE_S = 10.0
 
 
 class PooledBackend(SandboxBackend):
-    """Places, warm sandboxes, prepared work and patience, around a backend."""
+    """Places, warm sandboxes, prepared work and retried starts, around a backend."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class PooledBackend(SandboxBackend):
         self._closed = False
 
     async def probe(self) -> Probe:
-        """See `SandboxBackend.probe`."""
+        """Try the backend inside; see `SandboxBackend.probe`."""
         return await self._inner.probe()
 
     async def create(
         self, limits: SandboxLimits, snapshot: Snapshot | None = None, *, image: str = ""
     ) -> Sandbox:
         """Lend a sandbox; see `SandboxBackend.create`."""
-        kind = Kind(image=image, limits=limits)
+        kind = SandboxKind(image=image, limits=limits)
         async with self._place(more=False) as waited_s:
             return await self._lend(kind, snapshot, START_S, waited_s)
 
@@ -110,7 +110,7 @@ class PooledBackend(SandboxBackend):
         more: bool = False,
     ) -> Sandbox:
         """Lend a sandbox as a task wants it; see `SandboxBackend.take`."""
-        kind = Kind(image=spec.image, limits=spec.limits or limits)
+        kind = SandboxKind(image=spec.image, limits=spec.limits or limits)
         limit_s = START_S if timeout_s is None else timeout_s
         async with self._place(more=more) as waited_s:
             if spec.prepare is None:
@@ -150,7 +150,7 @@ class PooledBackend(SandboxBackend):
             raise
 
     async def _fork(
-        self, kind: Kind, key: str, prepare: Prepare, limit_s: float, waited_s: float
+        self, kind: SandboxKind, key: str, prepare: Prepare, limit_s: float, waited_s: float
     ) -> Lease:
         async def make() -> Snapshot:
             # A turn of its own: hundreds of groups may begin at once.
@@ -179,7 +179,7 @@ class PooledBackend(SandboxBackend):
 
     async def _lend(
         self,
-        kind: Kind,
+        kind: SandboxKind,
         snapshot: Snapshot | None,
         limit_s: float,
         waited_s: float,
@@ -204,7 +204,9 @@ class PooledBackend(SandboxBackend):
         self._refill()
         return lease
 
-    async def _idle_one(self, kind: Kind, snapshot: Snapshot | None, limit_s: float) -> Held | None:
+    async def _idle_one(
+        self, kind: SandboxKind, snapshot: Snapshot | None, limit_s: float
+    ) -> Held | None:
         """An idle sandbox that is alive, filled with `snapshot`; None if there is none."""
         while held := self._idle.pop(kind):
             try:
@@ -242,7 +244,7 @@ class PooledBackend(SandboxBackend):
             self._refill()
 
     async def _wiped(self, lease: Lease) -> bool:
-        """Whether the sandbox may serve again and is as good as new now."""
+        """Wipe the sandbox; True if it may serve again and is as good as new now."""
         held = lease.held
         if self._closed or not lease.clean or held.uses >= self._max_uses or not young(held):
             return False

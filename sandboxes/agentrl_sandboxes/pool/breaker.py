@@ -32,16 +32,16 @@ class Breaker:
 
     @property
     def open(self) -> bool:
-        """Whether nobody, or one at a time, may try."""
+        """True while no start, or one at a time, may be tried."""
         return self._failed >= self._limit
 
     @property
     def reason(self) -> str:
-        """What is wrong, for an error."""
+        """The failures so far, as the text of an error."""
         return f"{self._failed} starts in a row failed, the last with: {self._last}"
 
     def enter(self, now: float) -> bool:
-        """Whether to try now; who is told so reports with one of the three below."""
+        """True if a start may be tried now; its caller reports with one of the three below."""
         if not self.open:
             return True
         if self._trying or now < self._until:
@@ -50,11 +50,11 @@ class Breaker:
         return True
 
     def succeeded(self) -> None:
-        """It works: all may try."""
+        """Record a start that worked: all may try."""
         self._failed, self._trying, self._pause_s = 0, False, self._first_pause_s
 
     def failed(self, now: float, error: BaseException) -> None:
-        """It does not."""
+        """Record a start that failed, and wait longer after each."""
         self._failed += 1
         self._trying = False
         self._last = str(error) or type(error).__name__
@@ -63,5 +63,5 @@ class Breaker:
             self._pause_s = min(self._longest_pause_s, 2 * self._pause_s)
 
     def learned_nothing(self) -> None:
-        """The attempt was called off, or asked for what there is not."""
+        """Record an attempt that was cancelled, or asked for what there is not."""
         self._trying = False

@@ -12,7 +12,7 @@ import logging
 from collections import OrderedDict, deque
 
 from agentrl.errors import SandboxError
-from agentrl_sandboxes.pool.lease import Held, Kind
+from agentrl_sandboxes.pool.lease import Held, SandboxKind
 from agentrl_sandboxes.pool.starts import Starts, end_quietly
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,8 @@ class IdleSandboxes:
     def __init__(self, starts: Starts, *, warm: int) -> None:
         self._starts = starts
         self._warm = warm
-        self._idle: OrderedDict[Kind, deque[Held]] = OrderedDict()
-        self._warming: dict[asyncio.Task[None], Kind] = {}
+        self._idle: OrderedDict[SandboxKind, deque[Held]] = OrderedDict()
+        self._warming: dict[asyncio.Task[None], SandboxKind] = {}
         self._closed = False
 
     @property
@@ -38,7 +38,7 @@ class IdleSandboxes:
         """Idle ones, those being started included."""
         return sum(map(len, self._idle.values())) + len(self._warming)
 
-    def pop(self, kind: Kind) -> Held | None:
+    def pop(self, kind: SandboxKind) -> Held | None:
         """One that is young enough, the oldest first; this kind is in use from now on."""
         self._idle.setdefault(kind, deque())
         self._idle.move_to_end(kind)
@@ -62,7 +62,7 @@ class IdleSandboxes:
         else:
             ready.append(held)
 
-    def shrink(self, most: int, *, keep: Kind) -> None:
+    def shrink(self, most: int, *, keep: SandboxKind) -> None:
         """Close idle ones of other kinds until there are at most so many in all."""
         for kind, ready in self._idle.items():
             while kind != keep and ready and self.count > most:
@@ -88,7 +88,7 @@ class IdleSandboxes:
         self._idle.clear()
         await asyncio.gather(*map(end_quietly, every))
 
-    async def _start(self, kind: Kind) -> None:
+    async def _start(self, kind: SandboxKind) -> None:
         try:
             started = await self._starts.start(kind, None, limit_s=WARM_START_S)
         except SandboxError as error:
@@ -98,6 +98,6 @@ class IdleSandboxes:
 
 
 def young(held: Held) -> bool:
-    """Whether it has at least half of its life before it."""
+    """True if it has at least half of its life before it."""
     age_s = asyncio.get_running_loop().time() - held.started_s
     return age_s < held.kind.limits.lifetime_s / 2

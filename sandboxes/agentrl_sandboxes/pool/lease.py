@@ -17,8 +17,8 @@ from agentrl.sandbox_wrapper import Operation, SandboxWrapper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """What makes two sandboxes interchangeable while they are empty."""
+class SandboxKind:
+    """The properties by which two empty sandboxes are interchangeable."""
 
     image: str
     """Empty for the backend's own."""
@@ -32,7 +32,7 @@ class Held:
 
     sandbox: Sandbox
     """As the backend made it."""
-    kind: Kind
+    kind: SandboxKind
     """What it may be lent as."""
     started_s: float
     """When it was made, by the loop's clock."""
@@ -64,7 +64,7 @@ class Lease(SandboxWrapper):
 
     @property
     def clean(self) -> bool:
-        """Whether nothing happened after which a wipe could not be trusted."""
+        """True if nothing happened after which a wipe could not be trusted."""
         return not self._trouble and not self._running
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Who may hold a sandbox now. First come, first served, and those who hold one already never wait.
+"""Capacity of the pool, first come, first served; those who hold a sandbox already never wait.
 
 Two rollouts that each hold the last place and wait for a second one, to grade in, would wait for
 ever; so `more` goes past the line and the bound is exceeded by those who grade.
@@ -26,7 +26,7 @@ class Places:
 
     @property
     def waiting(self) -> int:
-        """How long the line is."""
+        """The length of the line."""
         return sum(not turn.done() for turn in self._line)
 
     async def enter(self, *, more: bool = False) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agentrl.errors import SandboxError, SandboxUnavailable
 from agentrl.sandbox import Sandbox, SandboxBackend, Snapshot
 from agentrl_sandboxes.pool.breaker import Breaker
-from agentrl_sandboxes.pool.lease import Held, Kind
+from agentrl_sandboxes.pool.lease import Held, SandboxKind
 from agentrl_sandboxes.pool.places import CLOSED
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ LOOK_S = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class FreshSandbox:
     """A sandbox that has just been made."""
 
     held: Held
@@ -56,11 +56,13 @@ class Starts:
 
     @property
     def calm(self) -> bool:
-        """Whether a start that nobody waits for would be in nobody's way."""
+        """True if a start ahead of use would delay no other."""
         return not (self.waiting or self._breaker.open or self._turns.locked() or self._closed)
 
-    async def start(self, kind: Kind, snapshot: Snapshot | None, *, limit_s: float) -> Started:
-        """Make one.
+    async def start(
+        self, kind: SandboxKind, snapshot: Snapshot | None, *, limit_s: float
+    ) -> FreshSandbox:
+        """Start a sandbox, with retries.
 
         Args:
             kind: image and limits.
@@ -93,7 +95,7 @@ class Starts:
                 await asyncio.sleep(pause_s)
             else:
                 held = Held(sandbox=sandbox, kind=kind, started_s=now())
-                return Started(held=held, waited_s=waited_s)
+                return FreshSandbox(held=held, waited_s=waited_s)
 
     def end(self, sandbox: Sandbox) -> None:
         """Close a sandbox that nobody waits for; `close` waits for it."""
@@ -140,7 +142,9 @@ class Starts:
             await asyncio.sleep(LOOK_S * self._draw.uniform(0.5, 1.0))
             lost_s += now() - began
 
-    async def _in_own_task(self, kind: Kind, snapshot: Snapshot | None, limit_s: float) -> Sandbox:
+    async def _in_own_task(
+        self, kind: SandboxKind, snapshot: Snapshot | None, limit_s: float
+    ) -> Sandbox:
         """Create with the turn that is held, which is given back when it is really over."""
         task = asyncio.ensure_future(self._create(kind, snapshot, limit_s))
         self._running.add(task)
@@ -162,7 +166,9 @@ class Starts:
         if not task.cancelled() and task.exception() is None:
             self.end(task.result())
 
-    async def _create(self, kind: Kind, snapshot: Snapshot | None, limit_s: float) -> Sandbox:
+    async def _create(
+        self, kind: SandboxKind, snapshot: Snapshot | None, limit_s: float
+    ) -> Sandbox:
         now = asyncio.get_running_loop().time
         make = self._inner.create
         scope = asyncio.timeout(limit_s)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import multiprocessing
 import os
 import resource
 import signal
@@ -24,6 +23,7 @@ from agentrl.data.store.columns import SCHEMA, escape, unescape
 from agentrl.errors import DataError
 from agentrl.types import ToolResult, Trajectory, Turn
 from tests.data.records import group, texts, trajectories, trajectory
+from tests.warm_processes import warm_context
 
 reuse_folder = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -269,7 +269,7 @@ def test_writers_of_one_step_and_a_reader_do_not_disturb_each_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Fails if the temporary file has a fixed name, or if the file is written in place.
-    context = multiprocessing.get_context("spawn")
+    context = warm_context()
     writers = [context.Process(target=write_many, args=(tmp_path, n)) for n in range(3)]
     for writer in writers:
         writer.start()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from agentrl_envs.verifiers import VerifiersTask, taskset_tasks
-from agentrl_envs.verifiers.grader import Grader
+from agentrl_envs.verifiers.grader import RubricGrader
 
 from agentrl.env import Action, StepResult
 from agentrl.errors import ConfigError, DataError, GraderError
 from agentrl.types import Message, Task, Termination, ToolCall, ToolResult
 
-pytest.importorskip("verifiers", reason="the package verifiers is not installed")
-for _name in ("prime_sandboxes", "anthropic", "openai", "math_verify"):
-    pytest.importorskip(_name, reason=f"{_name}, which verifiers needs, is not installed")
+# Not imported here: that takes seconds, and this file is read for every run of any tests.
+NEEDED = ("verifiers", "prime_sandboxes", "anthropic", "openai", "math_verify")
+missing = [name for name in NEEDED if find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
-SUMS = "verifiers_tasksets:Sums"
+TASKSETS = "tests.envs.verifiers.verifiers_tasksets"
+SUMS = f"{TASKSETS}:Sums"
 
 
 async def play(task: Task, *actions: Action | str) -> list[StepResult]:
@@ -54,7 +58,7 @@ async def test_rewards_are_weighted_and_named_and_see_the_conversation() -> None
     (step,) = await play(task, "<think> 1 </think> It is 7")
     assert step.reward_parts == {"right": 0.0, "short": 0.5}
     # Nor is what the prompt says in the model's name.
-    (task,) = taskset_tasks("verifiers_tasksets:Shots")
+    (task,) = taskset_tasks(f"{TASKSETS}:Shots")
     assert (await play(task, "3"))[0].reward_parts == {"right": 2.0, "short": 0.5}
 
 
@@ -72,7 +76,7 @@ async def test_calls_of_our_tools_go_on_and_are_part_of_the_conversation() -> No
 
 async def test_rewards_that_limit_themselves_by_signals_work() -> None:
     # Fails if rewards run in a thread of this process.
-    (task,) = taskset_tasks("verifiers_tasksets:Maths", n=1)
+    (task,) = taskset_tasks(f"{TASKSETS}:Maths", n=1)
     assert (await play(task, "$\\frac{84}{2}$"))[0].rewards == 1.0
     assert (await play(task, "41"))[0].rewards == 0.0
 
@@ -85,7 +89,7 @@ async def test_an_answer_that_fills_the_memory_costs_itself_alone() -> None:
 
 def test_an_answer_that_hangs_the_rewards_costs_itself_alone() -> None:
     (task,) = taskset_tasks(SUMS, n=1)
-    grader = Grader(cpu_s=1)
+    grader = RubricGrader(cpu_s=1)
     try:
         given = {**task.label, "prompt_messages": 0, "finish_reason": "stop"}
         hang = [{"role": "assistant", "content": "hang"}]
@@ -108,14 +112,14 @@ async def test_rewards_that_fail_are_no_reward_of_zero(said, match) -> None:
 @pytest.mark.parametrize(
     ("args", "match"),
     [
-        ({"taskset": "verifiers_tasksets:Boxes"}, "needs a container"),
-        ({"taskset": "verifiers_tasksets:Files"}, "a runtime in its rewards"),
-        ({"taskset": "verifiers_tasksets:Servers"}, "needs tool servers"),
-        ({"taskset": "verifiers_tasksets:Stops"}, "hooks into the conversation"),
-        ({"taskset": "verifiers_tasksets:Plain"}, "a reward from elsewhere"),
-        ({"taskset": "verifiers_tasksets:Maths"}, "has no end"),
-        ({"taskset": "verifiers_tasksets:SumTask"}, "is no verifiers.v1.Taskset"),
-        ({"taskset": "verifiers_tasksets:Nope"}, "cannot load"),
+        ({"taskset": f"{TASKSETS}:Boxes"}, "needs a container"),
+        ({"taskset": f"{TASKSETS}:Files"}, "a runtime in its rewards"),
+        ({"taskset": f"{TASKSETS}:Servers"}, "needs tool servers"),
+        ({"taskset": f"{TASKSETS}:Stops"}, "hooks into the conversation"),
+        ({"taskset": f"{TASKSETS}:Plain"}, "a reward from elsewhere"),
+        ({"taskset": f"{TASKSETS}:Maths"}, "has no end"),
+        ({"taskset": f"{TASKSETS}:SumTask"}, "is no verifiers.v1.Taskset"),
+        ({"taskset": f"{TASKSETS}:Nope"}, "cannot load"),
         ({"taskset": "no_such_taskset"}, "cannot load"),
         ({"taskset": SUMS, "config": {"nope": 1}}, "does not take args.config"),
         ({"taskset": SUMS, "n": 0}, "at least 1"),
@@ -132,7 +136,7 @@ def test_what_cannot_be_played_is_said(args, match) -> None:
 )
 def test_tasks_without_words_are_said(name, match) -> None:
     with pytest.raises(DataError, match=match):
-        taskset_tasks(f"verifiers_tasksets:{name}")
+        taskset_tasks(f"{TASKSETS}:{name}")
 
 
 async def test_a_task_of_another_source_is_refused() -> None:

@@ -19,7 +19,7 @@ from agentrl.health import (
     diagnose,
     flat_config,
 )
-from agentrl.health.thresholds import limits
+from agentrl.health.diagnose import limits
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "health"))
 

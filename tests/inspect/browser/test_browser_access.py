@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 import agentrl.inspect
 from tests.inspect.browser.inspector_page import (
@@ -142,18 +142,60 @@ def test_keys_reach_the_charts_and_copy_the_link(page: Page, served: str, run: s
 def test_an_exported_page_needs_nothing_and_is_legible(
     browser: Browser, served: str, tmp_path: Path, theme: str
 ) -> None:
+    """Fails if the file asks for anything, or if its own policy refuses its script or a style."""
     with watched(browser, color_scheme=theme) as page:
         run = run_id(page, served, "recorded")
         place = rollout_of(page, served, run, lambda one: bool(one["advantage"]))
         answer = page.request.get(f"{served}api/export?{place}&format=html")
         (tmp_path / "page.html").write_bytes(answer.body())
-        page.goto((tmp_path / "page.html").as_uri())
+        address = (tmp_path / "page.html").as_uri()
+        page.goto(address)
+        expect(page.locator("tbody tr")).to_have_count(1)
+        assert page.evaluate(CONTRAST) == []
+        page.locator("tbody a").click()
+        expect(page.locator(".turn.role-assistant").first).to_be_visible()
         for details in page.locator("details").all():
             details.evaluate("one => one.open = true")
+        assert page.evaluate(CONTRAST) == []
+        links = page.locator("#main a[href], #crumbs a[href]").evaluate_all(
+            "all => all.map(one => one.getAttribute('href'))"
+        )
+        assert {link.split("?")[0] for link in links} <= {"#/runs", "#/rollout", "#/tokens"}
+        page.keyboard.press("t")
+        expect(page.locator(".tokens .block span").first).to_be_visible()
         for overlay in page.locator("input[name=overlay]").all():
-            overlay.check()
-            expect(page.locator(".key:visible")).to_have_count(1)
-            assert page.evaluate(CONTRAST) == [], overlay.get_attribute("id")
+            overlay.evaluate("one => one.click()")  # what is seen of it is its label
+            assert page.evaluate(CONTRAST) == [], overlay.get_attribute("value")
+        page.keyboard.press("r")
+        expect(page.locator("tbody tr")).to_have_count(1)
+        page.goto(address + "#/step?run=recorded")
+        expect(page.locator("#main")).to_contain_text("There is no view")
+
+
+def test_an_ending_that_only_the_table_knows_is_named_and_marked(
+    page: Page, served: str, run: str
+) -> None:
+    """Fails if the page has a list of endings of its own."""
+    table = page.request.get(f"{served}api/endings").json()
+    renamed = {"toy_ending" if name == "env_done" else name: rule for name, rule in table.items()}
+    renamed["toy_ending"] |= {"mark": "fault", "meaning": "A toy broke."}
+    page.route("**/api/endings", lambda route: route.fulfill(json=renamed))
+
+    def other(route: Route) -> None:
+        route.fulfill(body=route.fetch().text().replace("env_done", "toy_ending"))
+
+    page.route("**/api/rollout*", other)
+    page.route("**/api/step*", other)
+    place = rollout_of(page, served, run, lambda one: one["termination"] == "env_done")
+    opened(page, f"{served}#/rollout?{place}")
+    pill = page.locator("h1 .pill")
+    expect(pill).to_have_text("toy ending")
+    expect(pill).to_have_class(re.compile("fail"))
+    expect(pill).to_have_attribute("title", "A toy broke.")
+    opened(page, at(served, "step", run=run, kind="train", step=1))
+    expect(page.locator("i.fail").first).to_be_attached()
+    opened(page, at(served, "find", run=run))
+    expect(page.locator("select[name=termination] option[value=toy_ending]")).to_be_attached()
 
 
 def test_a_chart_is_read_and_opened_with_the_keyboard(page: Page, served: str, run: str) -> None:
@@ -226,4 +268,4 @@ def test_all_modules_of_the_page_are_asked_for_at_once() -> None:
     named = set(
         re.findall(r'(?:href|src)="/static/([^"]+[.]js)"', (STATIC / "index.html").read_text())
     )
-    assert named == modules
+    assert named == modules - {"exported.js", "views/contents.js"}

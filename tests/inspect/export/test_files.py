@@ -1,23 +1,32 @@
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 import agentrl
 from agentrl.cli.traj.command import app
-from agentrl.data import StoredTrajectory, TrajectoryStore
+from agentrl.data import StoredTrajectory, TokenStore, TrajectoryStore
+from agentrl.data.store.columns import SCHEMA, encode
+from agentrl.data.store.trajectory_store import write_rows
 from agentrl.errors import RunError
 from agentrl.inspect.export.atif import atif_document
-from agentrl.inspect.export.files import RunFacts, export_pieces
+from agentrl.inspect.export.bundle import bundle
+from agentrl.inspect.export.files import export_pieces
 from agentrl.inspect.export.formats import ExportFormat
-from agentrl.inspect.export.html import html_page
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.runs import FoundRun
 from agentrl.types import CallStatus, ToolCall, ToolResult, TrainedTokens, Turn
 from tests.data.records import trajectory
 
@@ -120,68 +129,130 @@ def test_a_hostile_rollout_is_a_valid_document() -> None:
 
 
 class Page(HTMLParser):
-    """Tags and text of a page, as a browser would take them."""
+    """Elements of a page and what stands in them, as a browser would take them."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict]] = []
-        self.words = ""
+        self.inside: dict[str, str] = {}
+        self.open = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list) -> None:
         self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self.open = dict(attrs).get("id", tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open = ""
 
     def handle_data(self, data: str) -> None:
-        self.words += data
+        if self.open:
+            self.inside[self.open] = self.inside.get(self.open, "") + data
+
+    def answers(self, name: str) -> list[dict]:
+        held = json.loads(self.inside["held"])
+        return [json.loads(self.inside[at]) for named, _, at in held if named == name]
 
 
-def test_a_hostile_rollout_is_text_on_the_page() -> None:
-    row = hostile()
-    trained = TrainedTokens(
-        group_id="g", rollout_id="r", row_index=0, updates=1, trained=[True] * 4,
-        old_log_probs=[float("nan")] * 4, log_probs=[0.0] * 4, entropy=[float("inf")] * 4,
-        advantages=[-1.0] * 4, correction=[1.0] * 4, clip=[1] * 4, loss=[0.0] * 4,
-    )  # fmt: skip
-    pieces = html_page(
-        [[row]], run=HOSTILE, model=HOSTILE, pieces=lambda ids: [HOSTILE] * len(ids),
-        trained=lambda rows: {0: trained},
-    )  # fmt: skip
-    text = "".join(pieces)
-    page = Page(text)
-    assert {tag for tag, _ in page.tags} <= {
-        "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "fieldset", "legend",
-        "label", "input", "article", "div", "span", "b", "section", "pre", "details", "summary",
-    }  # fmt: skip
+def page_of(
+    folder: Path, rows: list[StoredTrajectory], trained: Sequence[TrainedTokens] = ()
+) -> tuple[str, Page]:
+    """A page of a run of one step."""
+    write_rows(folder / "trajectories" / "train" / "step_000003.parquet", rows)
+    if trained:
+        TokenStore(folder / "tokens").write(3, 0, trained, ranks=1)
+    pieces = export_pieces(ExportFormat.HTML, rows, reader_of(folder))
+    text = b"".join(pieces).decode()
+    return text, Page(text)
+
+
+def reader_of(folder: Path) -> RunReader:
+    return RunReader(FoundRun(id=folder.name, path=folder))
+
+
+def test_a_hostile_rollout_is_data_on_the_page(tmp_path: Path) -> None:
+    """Fails if a text of the run can end the element it stands in, or add one of its own."""
+    (tmp_path / "run.json").write_text(json.dumps({"model": HOSTILE, "agentrl": HOSTILE}))
+    plain, _ = page_of(tmp_path / "plain", [stored()])
+    text, page = page_of(tmp_path, [hostile()])
+    elements = [tag for tag, _ in page.tags]
+    assert elements == [tag for tag, _ in Page(plain).tags]
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert not set(text) & set("\x1b\x00\u202e\ud800")
-    assert page.words.count("<script>alert(1)</script>") >= 10
-    assert "default-src 'none'" in text
+    (rollout,) = page.answers("rollout")
+    assert "<script>alert(1)</script>" in rollout["rows"][0]["turns"][0]["text"]
+    assert page.answers("contents")[0]["model"].startswith("</pre><script>")
 
 
-def test_a_page_asks_for_nothing_from_elsewhere() -> None:
-    text = "".join(html_page([[stored()]]))
-    assert not re.search(r"(src|href)=|url\(|@import|<script|<link", text)
+def test_the_policy_of_a_page_names_its_script_and_its_style_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    text, page = page_of(tmp_path, [stored()])
+    policy = next(a["content"] for _, a in page.tags if a.get("http-equiv"))
+    for name in ("script", "style"):
+        digest = hashlib.sha256(page.inside[name].encode()).digest()
+        assert f"{name}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    runs = [a for tag, a in page.tags if tag == "script" and a.get("type") != "application/json"]
+    assert len(runs) == 1
+    assert not re.search(r"url\(|@import|/static/", text)
+    links = [v for _, a in page.tags for k, v in a.items() if k in ("src", "href") and v]
+    assert all(link.startswith(("#", "data:image/")) for link in links)
 
 
-def test_tokens_on_a_page_say_whether_and_how_they_were_trained() -> None:
+def test_tokens_on_a_page_say_whether_and_how_they_were_trained(tmp_path: Path) -> None:
+    row = stored()
     trained = TrainedTokens(
-        group_id="g", rollout_id="r", row_index=0, updates=1, trained=(True, False),
-        old_log_probs=(-0.75, 0.0), log_probs=(-0.5, 0.0), entropy=(1.5, 0.0),
-        advantages=(2.0, 0.0), correction=(1.0, 0.0), clip=(1, 0), loss=(0.1, 0.0),
+        group_id=row.trajectory.group_id, rollout_id=row.trajectory.rollout_id, row_index=0,
+        updates=1, trained=(True, False), old_log_probs=(-0.75, 0.0), log_probs=(-0.5, 0.0),
+        entropy=(1.5, 0.0), advantages=(2.0, 0.0), correction=(1.0, 0.0), clip=(1, 0),
+        loss=(0.1, 0.0),
     )  # fmt: skip
-    page = Page("".join(html_page([[stored()]], trained=lambda rows: {0: trained})))
-    tokens = [
-        a for tag, a in page.tags if tag == "span" and a.get("class", "").split()[:1] == ["t"]
-    ]
-    assert [token["class"] for token in tokens] == ["t in clipped", "t cut", "t env", "t cut"]
-    assert "gap -0.2500" in tokens[0]["title"]
-    assert tokens[0]["style"] == "--l:8;--g:100;--e:50;--p:100"
-    assert "environment" in tokens[2]["title"]
+    _, page = page_of(tmp_path, [row], [trained])
+    (tokens,) = page.answers("tokens")
+    legend = tokens["why"]["legend"]
+    assert [legend[code] for code in tokens["why"]["codes"]][3:] == [
+        "trained", "masked: not in the loss", "environment", "masked: not in the loss",
+    ]  # fmt: skip
+    assert tokens["gap"][3] == -0.25
+    assert tokens["clip"][3:] == [1, None, None, None]
 
 
-def test_rows_of_a_rollout_that_are_stored_apart_come_together() -> None:
+def test_damaged_tokens_do_not_hide_the_turns_of_a_rollout(tmp_path: Path) -> None:
+    path = TrajectoryStore(tmp_path / "trajectories").path(3, "train")
+    path.parent.mkdir(parents=True)
+    table = encode([stored()])
+    mask = pa.array([[1, 1]], SCHEMA.field("response_mask").type)
+    table = table.set_column(SCHEMA.get_field_index("response_mask"), "response_mask", mask)
+    pq.write_table(table.replace_schema_metadata({"agentrl.schema_version": "1"}), path)
+    pieces = export_pieces(ExportFormat.HTML, [stored()], reader_of(tmp_path))
+    page = Page(b"".join(pieces).decode())
+    assert len(page.answers("rollout")) == 1
+    assert page.answers("tokens") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('import * as x from "./b.js";\n', "import \\* as x"),
+        ("export default function () {}\n", "export default function"),
+        ('const later = import("./b.js");\n', "import"),
+        ('import { a } from "./a.js";\n', "a.js -> a.js"),
+    ],
+)
+def test_a_module_that_cannot_be_put_into_a_page_is_refused(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.js").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        bundle(tmp_path, "a.js")
+
+
+def test_rows_of_a_rollout_that_are_stored_apart_come_together(tmp_path: Path) -> None:
     rows = [stored(rollout_id=name, row_index=n) for n, name in ((0, "a"), (0, "b"), (1, "a"))]
-    lines = b"".join(export_pieces(ExportFormat.ATIF, rows, RunFacts(name="x"))).splitlines()
+    lines = b"".join(export_pieces(ExportFormat.ATIF, rows, reader_of(tmp_path))).splitlines()
     ids = [json.loads(line)["trajectory_id"] for line in lines]
     assert ids == ["a", "b"]
 
@@ -203,8 +274,10 @@ def test_every_rollout_of_a_real_run_is_exported(
         assert list(TrajectoryStore(tmp_path / "run" / "trajectories").read()) == rows
     elif format is ExportFormat.HTML:
         page = Page(output.read_text())
-        assert sum(tag == "article" for tag, _ in page.tags) == len(rows)
-        assert "<script>alert('x')</script>" in page.words
+        assert len(page.answers("rollout")) == len(rows)
+        assert len(page.answers("tokens")) == len(rows)
+        assert len(page.answers("contents")[0]["rollouts"]) == len(rows)
+        assert any("<script>alert('x')</script>" in text for text in page.inside.values()) is False
     else:
         found = [json.loads(line) for line in output.read_bytes().splitlines()]
         assert len(found) == len(rows)
@@ -222,6 +295,7 @@ def test_one_rollout_is_exported_by_its_id(recorded_run: Path, tmp_path: Path) -
     output = tmp_path / "one.html"
     words = ["export", str(recorded_run), "-o", str(output), "--rollout", wanted]
     CliRunner().invoke(app, words, catch_exceptions=False)
-    assert output.read_text().count("<article>") == 1
+    (rollout,) = Page(output.read_text()).answers("rollout")
+    assert rollout["rollout_id"] == wanted
     with pytest.raises(RunError, match="did you mean"):
         CliRunner().invoke(app, [*words, "--rollout", wanted + "0"], catch_exceptions=False)

@@ -17,7 +17,8 @@ from agentrl.data import TrajectoryStore
 from agentrl.data.store.token_store import TokenStore
 from agentrl.errors import RunError
 from agentrl.health import Series
-from agentrl.inspect.pages.find import Question, find_answer
+from agentrl.inspect.pages.find import find_answer
+from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.overview import _scores, run_entry, run_overview
 from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
@@ -25,6 +26,7 @@ from agentrl.inspect.pages.token_reasons import Facts, explain, prefix_spans
 from agentrl.inspect.pages.tokens import tokens_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
+from agentrl.inspect.read.stored_rows import StoredRows
 from agentrl.types import ToolStatus, TrainedTokens
 from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
@@ -493,16 +495,14 @@ def test_a_run_that_writes_is_seen_to_write(run_copy):
     assert reader.revision() == reader.revision()
 
 
-def test_a_file_that_is_still_being_copied_is_seen_when_it_is_whole(tmp_path, monkeypatch):
+def test_a_file_that_is_still_being_copied_is_seen_when_it_is_whole(tmp_path):
     path = write_step(tmp_path, [make_rollout("a", [("assistant", "x")])])
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
     reader = open_run(tmp_path)
-    reader.rows.refresh()
-    time.sleep(0.15)
+    reader.rows = StoredRows(tmp_path, look_s=0.0)
     reader.rows.refresh()
     path.write_bytes(whole)  # the folder does not change
-    monkeypatch.setattr("agentrl.inspect.read.stored_rows._LOOK_S", 0.0)
     assert step_answer(reader, "train", 1)["notes"] == []
 
 

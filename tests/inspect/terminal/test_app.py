@@ -8,20 +8,19 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.text import Text
 from textual.pilot import Pilot
 
 from agentrl.data import TrajectoryStore
-from agentrl.inspect.pages.groups import step_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import find_runs
-from agentrl.inspect.terminal import screens
+from agentrl.inspect.read.stored_rows import Shelf, StoredRows
 from agentrl.inspect.terminal.app import TerminalApp
+from agentrl.inspect.terminal.rollout_text import wrapped
 from agentrl.inspect.terminal.start import show_terminal
-from agentrl.inspect.terminal.text import sparkline, wrapped
+from agentrl.inspect.terminal.text import sparkline
 from agentrl.types import Turn
 from tests.data.records import group, trajectory
 
@@ -215,24 +214,31 @@ async def test_a_long_row_is_shown_without_delay(tmp_path: Path) -> None:
         assert time.monotonic() - begun < 5
 
 
+class SlowRows(StoredRows):
+    """Rows on a file system that hangs on some of the steps until it is told to go on."""
+
+    def __init__(self, run: Path, slow: dict[int, threading.Event]) -> None:
+        super().__init__(run)
+        self.slow = slow
+
+    def shelf(self, kind: str, step: int) -> Shelf:
+        if step in self.slow:
+            assert self.slow[step].wait(30)
+        return super().shelf(kind, step)
+
+
 async def test_keys_work_while_a_screen_is_read_and_the_newest_request_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     store = TrajectoryStore(tmp_path / "run" / "trajectories")
     for step in (1, 2, 3):
         store.write(step, "train", [group(trajectory())])
     slow = {step: threading.Event() for step in (2, 3)}
-
-    def read(reader: RunReader, kind: str, step: int) -> dict[str, Any]:
-        # A file system that hangs on two of the steps.
-        if step in slow:
-            assert slow[step].wait(30)
-        return step_answer(reader, kind, step)
-
-    app = TerminalApp(readers(tmp_path))
+    (reader,) = readers(tmp_path)
+    reader.rows = SlowRows(reader.path, slow)
+    app = TerminalApp([reader])
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, "no findings")
-        monkeypatch.setattr(screens, "step_answer", read)
         await press(pilot, "enter")
         await until(pilot, "reading ...")
         await press(pilot, "escape")

@@ -24,6 +24,7 @@ import pytest
 from agentrl.inspect.web.app import make_app
 from agentrl.inspect.web.library import Library
 from agentrl.inspect.web.serve import page_address
+from agentrl.types import TERMINATION_RULES, Termination, TerminationRule
 
 BASE = "http://127.0.0.1:9000"
 
@@ -153,6 +154,21 @@ async def test_exports_are_downloads(client, tmp_path):
             assert pq.read_table(tmp_path / "out.parquet").num_rows == 1
     whole = await client.get("/api/export", params={**place, "format": "jsonl"})
     assert len(whole.content.splitlines()) == 16
+
+
+async def test_an_ending_of_the_table_is_one_of_the_answers(recorded_run):
+    rule = TerminationRule(
+        reward_trusted=False, in_baseline=False, in_loss=False, mark="fault", meaning="A toy."
+    )
+    async with client_of(
+        [recorded_run], endings={**TERMINATION_RULES, "toy_ending": rule}
+    ) as client:
+        answer = await ask(client, "endings")
+    assert list(answer)[:-1] == [str(name) for name in Termination]
+    assert answer["toy_ending"] == {
+        "mark": "fault", "meaning": "A toy.", "reward_trusted": False, "in_baseline": False,
+        "in_loss": False, "truncated": False,
+    }  # fmt: skip
 
 
 async def test_every_answer_forbids_what_a_page_of_another_site_could_do(client):

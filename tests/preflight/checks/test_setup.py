@@ -23,15 +23,17 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def line(project: Path, name: str, overrides: Sequence[str]) -> Finding:
     config = load_config(project, overrides)
-    found = PreflightFacts(tasks=load_task_sets(config, base=project.parent))
+    algorithm = config.resolved_algorithm
+    tasks = load_task_sets(config.dataset, config.eval.datasets, base=project.parent)
+    found = PreflightFacts(tasks=tasks)
     calls = {
-        "batch": lambda: setup.batch(config),
-        "normalisation": lambda: setup.normalisation(config, found),
-        "kl": lambda: setup.kl(config),
-        "evaluation": lambda: setup.evaluation(config, found),
+        "batch": lambda: setup.batch(algorithm(), config.rollout, config.train),
+        "normalisation": lambda: setup.normalisation(algorithm(), config.reward, found),
+        "kl": lambda: setup.kl(algorithm(), config.health),
+        "evaluation": lambda: setup.evaluation(config.eval, config.train, found),
         "early stop": lambda: setup.early_stop(config),
         "async": lambda: setup.asynchrony(config, project.parent),
-        "critic": lambda: setup.critic(config),
+        "critic": lambda: setup.critic(algorithm(), config.critic, config.train),
     }
     outcome = await calls[name]()
     if isinstance(outcome, str):

@@ -59,7 +59,7 @@ def with_tool(config: RunConfig, tool: Tool) -> PreflightFacts:
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "llama3_json", "mistral"])
 async def test_calls_of_any_schema_come_back(project: Path, parser: str) -> None:
     config = load_config(project, [f"chat.tool_parser={parser}"])
-    found = await trials.tool_calls(config, with_tool(config, Awkward()))
+    found = await trials.tool_calls(config.chat, with_tool(config, Awkward()))
     assert found == f"{parser} reads back calls of edit"
 
 
@@ -70,7 +70,7 @@ class Unspeakable(Awkward):
 async def test_a_tool_that_the_format_cannot_call_is_named(project: Path) -> None:
     """Tags cannot hold such a name. Fails if only the number of calls is compared."""
     config = load_config(project, ["chat.tool_parser=qwen3_coder"])
-    found = await trials.tool_calls(config, with_tool(config, Unspeakable()))
+    found = await trials.tool_calls(config.chat, with_tool(config, Unspeakable()))
     assert isinstance(found, Finding)
     assert found.status is Status.FAIL
     assert "a call of edit written as" in found.detail
@@ -79,7 +79,9 @@ async def test_a_tool_that_the_format_cannot_call_is_named(project: Path) -> Non
 
 async def test_a_sandbox_is_made_and_runs_a_program(project: Path) -> None:
     config = load_config(project, ["sandbox.backend=process"])
-    found = await trials.sandbox_run(config, project.parent, PreflightFacts())
+    found = await trials.sandbox_run(
+        config.sandbox, project.parent, PreflightFacts(), timeout_s=10.0
+    )
     assert "process: one was made in" in str(found)
 
 
@@ -87,7 +89,8 @@ async def test_a_sandbox_is_made_and_runs_a_program(project: Path) -> None:
 async def test_a_sandbox_that_cannot_be_made(project: Path, used: bool | None, status: str) -> None:
     """It is a warning only where the episodes that were played asked for none."""
     found = PreflightFacts(sandbox_used=used)
-    check = await trials.sandbox_run(load_config(project), project.parent, found)
+    section = load_config(project).sandbox
+    check = await trials.sandbox_run(section, project.parent, found, timeout_s=10.0)
     assert isinstance(check, Finding)
     assert check.status == status
     assert "this backend makes no sandboxes" in check.detail

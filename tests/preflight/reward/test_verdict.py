@@ -13,7 +13,7 @@ from agentrl.config import load_config
 from agentrl.finding import Finding, Status
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.plan import full_preflight
-from agentrl.preflight.reward.known_answers import Answer, Kind
+from agentrl.preflight.reward.known_answers import AnswerKind, TriedAnswer
 from agentrl.preflight.reward.verdict import judge_answers, judge_samples
 from tests.runtime.tiny_project import write_project
 
@@ -160,25 +160,25 @@ async def test_a_reply_prefix_and_a_stop_text_are_heeded(project: Path) -> None:
     assert "the solution: reward 1" in check.detail, check
 
 
-def answer(kind: str, reward: float | None, **changes: object) -> Answer:
+def answer(kind: str, reward: float | None, **changes: object) -> TriedAnswer:
     values: dict[str, object] = {
         "kind": kind, "task_id": "t", "text": "x", "reward": reward, "score": reward,
         "termination": "env_done", "detail": "", "tokens": 9, "sandbox": False, "group_id": "g",
         **changes,
     }  # fmt: skip
-    return Answer(**values)  # pyright: ignore[reportArgumentType]
+    return TriedAnswer(**values)  # pyright: ignore[reportArgumentType]
 
 
 def test_luck_is_a_warning_and_shaping_is_none() -> None:
-    lucky = [answer(Kind.TOKEN, float(n == 0), task_id=str(n)) for n in range(4)]
-    found = judge_answers([*lucky, answer(Kind.SOLUTION, 1.0, task_id="9")])
+    lucky = [answer(AnswerKind.TOKEN, float(n == 0), task_id=str(n)) for n in range(4)]
+    found = judge_answers([*lucky, answer(AnswerKind.SOLUTION, 1.0, task_id="9")])
     assert found.status is Status.WARN
     assert "one token is paid on 1 of 4 tasks, as ['0']" in found.detail
-    shaped = [answer(Kind.FORM, 0.1, score=0.0), answer(Kind.SOLUTION, 1.0)]
+    shaped = [answer(AnswerKind.FORM, 0.1, score=0.0), answer(AnswerKind.SOLUTION, 1.0)]
     assert judge_answers(shaped).status is Status.OK
-    half = [answer(Kind.FORM, 0.5, score=0.0), answer(Kind.SOLUTION, 1.0)]
+    half = [answer(AnswerKind.FORM, 0.5, score=0.0), answer(AnswerKind.SOLUTION, 1.0)]
     assert judge_answers(half).status is Status.FAIL
-    weak = [answer(Kind.EMPTY, 0.0), answer(Kind.SOLUTION, 0.5)]
+    weak = [answer(AnswerKind.EMPTY, 0.0), answer(AnswerKind.SOLUTION, 0.5)]
     assert "the solution scores 0.5 on task 't'" in judge_answers(weak).detail
 
 

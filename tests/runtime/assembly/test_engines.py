@@ -43,7 +43,9 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_plugin_receives_all_but_nccl(four_gpus: None, backend: str, name: str) -> None:
     """Fails if a server is started with a receiver that does not understand our sender."""
     config = config_of(sync={"backend": backend})
-    (started,) = engines.server_commands(config, source="m", secret="s")
+    (started,) = engines.server_commands(
+        config.serving, config.sync, config.model, max_context_tokens=64, source="m", secret="s"
+    )
     option = started.argv[started.argv.index("--weight-transfer-config") + 1]
     assert json.loads(option) == {"backend": name}
 
@@ -55,8 +57,8 @@ def test_the_plugin_receives_all_but_nccl(four_gpus: None, backend: str, name: s
         # NCCL does not connect two processes on one device.
         ({"serving": {"replicas": 4}}, False, "shm"),
         ({"serving": {"replicas": 4}, "sync": {"backend": "ipc"}}, True, "ipc"),
-        ({"serving": {"engine": "external", "urls": ["http://10.1.2.3:8000"]}}, True, "collective"),
-        ({"serving": {"engine": "external", "urls": ["http://127.0.0.1:8000"]}}, False, "shm"),
+        ({"serving": {"urls": ["http://10.1.2.3:8000"]}}, True, "collective"),
+        ({"serving": {"urls": ["http://127.0.0.1:8000"]}}, False, "shm"),
         ({"serving": {"engine": "embedded"}}, False, "inprocess"),
     ],
 )
@@ -64,40 +66,37 @@ def test_weights_go_from_device_to_device_where_they_can(
     four_gpus: None, sections: dict[str, Any], apart: bool, backend: str
 ) -> None:
     config = config_of(**sections)
-    assert (weight_route.device_to_device(config), weight_route.section_backend(config)) == (
-        apart,
-        backend,
-    )
+    serving, sync = config.serving, config.sync
+    assert weight_route.device_to_device(serving, sync, device="auto") is apart
+    assert weight_route.section_backend(serving, sync, device="auto") == backend
 
 
 @pytest.mark.parametrize(
     ("ray", "serving", "apart"),
     [
-        ({"gpus_per_trainer": 1, "gpus_per_engine": 1}, {"engine": "vllm"}, True),
-        ({"gpus_per_trainer": 1}, {"engine": "vllm"}, False),
-        (
-            {"gpus_per_trainer": 1, "gpus_per_engine": 1, "placement": "colocated"},
-            {"engine": "vllm"},
-            False,
-        ),
-        ({"gpus_per_trainer": 1}, {"engine": "external", "urls": ["http://10.1.2.3:8000"]}, True),
-        ({}, {"engine": "external", "urls": ["http://10.1.2.3:8000"]}, False),
+        ({"gpus_per_trainer": 1, "gpus_per_engine": 1}, {}, True),
+        ({"gpus_per_trainer": 1}, {}, False),
+        ({"gpus_per_trainer": 1, "gpus_per_engine": 1, "placement": "colocated"}, {}, False),
+        ({"gpus_per_trainer": 1}, {"urls": ["http://10.1.2.3:8000"]}, True),
+        ({}, {"urls": ["http://10.1.2.3:8000"]}, False),
     ],
 )
 def test_on_ray_it_is_a_matter_of_its_books(
     four_gpus: None, ray: dict[str, Any], serving: dict[str, Any], apart: bool
 ) -> None:
     """Fails if servers that run already are taken for such without GPUs."""
-    config = config_of(runtime={"kind": "ray", **ray}, serving=serving)
-    assert weight_route.rank_to_engine(config) is apart
+    config = config_of(ray=ray, serving=serving, runtime="ray")
+    assert weight_route.rank_to_engine(config.ray, config.serving, config.sync) is apart
 
 
 async def test_the_sender_knows_where_it_is_and_how_wide_servers_are(tmp_path: Path) -> None:
     """Fails if servers on other machines are told to meet the trainer on their own."""
-    serving = {"engine": "external", "urls": ["http://192.0.2.7:8000"], "devices_per_server": 2}
-    config = config_of(run={"dir": str(tmp_path)}, serving=serving)
+    args = {"tensor_parallel_size": 2}
+    config = config_of(
+        run={"dir": str(tmp_path)}, serving={"urls": ["http://192.0.2.7:8000"], "args": args}
+    )
     try:
-        own = weight_route.own_address(config)
+        own = weight_route.own_address(config.serving.urls)
     except ConfigError:
         pytest.skip("this machine has no network")
     engine = Listening("server-0")
@@ -105,7 +104,15 @@ async def test_the_sender_knows_where_it_is_and_how_wide_servers_are(tmp_path: P
     trainer: Any = SimpleNamespace(weights=lambda: iter([("w", torch.zeros(3))]))
     directory = RunDir.create(config, base=tmp_path)
     with pytest.raises(SyncError, match="heard"):
-        async with syncing(config, policy, trainer, directory):
+        async with syncing(
+            config.sync,
+            config.serving,
+            policy,
+            trainer,
+            device="cpu",
+            lora=config.train.lora,
+            directory=directory.weights,
+        ):
             pass
     directory.close()
     assert own not in ("127.0.0.1", "")
@@ -147,15 +154,16 @@ async def test_half_a_fleet_is_not_left_open() -> None:
 
 async def test_a_worker_on_ray_heeds_the_keys_of_serving() -> None:
     """Fails if a rollout worker pins sessions, or waits for servers, by defaults of its own."""
-    serving = {"engine": "vllm", "start_timeout_s": 900.0}
+    serving = {"repin_alpha": 0.5, "repin_moves": 7, "start_timeout_s": 900.0}
     held = [ScriptedEngine(("x",), ByteTokenizer(), name=name) for name in ("a", "b")]
     config = config_of(serving=serving, runtime="ray")
-    client = engines.make_client(config, held, offset=1)
-    wanted = LoadBalancer(offset=1)
+    wait_s = engines.engine_wait_s(config.serving, on_ray=True)
+    client = engines.make_client(config.serving, held, wait_s=wait_s, offset=1)
+    wanted = LoadBalancer(alpha=0.5, max_moves=7, offset=1)
     for name in ("a", "b"):
         wanted.add(name)
     assert settings(client.balancer) == settings(wanted)
-    assert engines.patience_s(config) == 900.0
+    assert wait_s == 900.0
     await client.close()
 
 
@@ -168,7 +176,7 @@ def test_every_rank_with_an_engine_is_kept_busy() -> None:
     """Fails if ranks beyond the first have no rollouts to sample."""
     serving = {"engine": "embedded", "max_batch_size": 8}
     assert in_flight(config_of(serving=serving)) == 16
-    assert in_flight(config_of(serving=serving, runtime={"kind": "ray", "trainer_ranks": 3})) == 48
+    assert in_flight(config_of(serving=serving, runtime="ray", ray={"trainer_ranks": 3})) == 48
 
 
 @pytest.mark.parametrize(
@@ -185,6 +193,6 @@ def test_every_rank_with_an_engine_is_kept_busy() -> None:
 def test_what_is_no_address_of_a_server(url: str) -> None:
     """Fails if a run that cannot bring weights to an address finds out once it has begun."""
     with pytest.raises(ConfigError, match=r"serving\.urls.*http://host:port"):
-        config_of(serving={"engine": "external", "urls": [url]})
+        config_of(serving={"urls": [url]})
     with pytest.raises(ConfigError, match="named twice"):
-        config_of(serving={"engine": "external", "urls": ["http://a:1", "http://a:1/"]})
+        config_of(serving={"urls": ["http://a:1", "http://a:1/"]})

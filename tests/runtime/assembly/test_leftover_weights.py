@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +16,10 @@ from agentrl.config.fleet import ExternalServing
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, RunError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, open_engines
+from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, OpenEngines, open_engines
 from agentrl.runtime.assembly.local_stages import LocalEngines
 from agentrl.runtime.checks.fleet import require_engines
-from agentrl.runtime.drivers.driver import Driver
+from agentrl.runtime.drivers.weight_sync import EngineWeights
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.ray.engines import EngineAddress, connect, connect_all
 from agentrl.runtime.sample import evaluate
@@ -54,13 +54,26 @@ def with_urls(tmp_path: Path, *urls: str) -> RunConfig:
     return config.model_copy(update={"serving": serving})
 
 
+def opening(config: RunConfig, version: int) -> AbstractAsyncContextManager[OpenEngines]:
+    """The engines of a config whose servers run already."""
+    return open_engines(
+        config.serving,
+        config.sync,
+        config.model,
+        max_context_tokens=config.rollout.max_context_tokens,
+        wait_s=0.0,
+        model=None,
+        source="",
+        logs=Path(config.run.dir),
+        version=version,
+        note=print,
+    )
+
+
 async def sync(engines: object, learner: int) -> None:
     """The sync of a driver whose learner is at a version."""
     stages = SimpleNamespace(learner=SimpleNamespace(version=learner), engines=engines)
-    await Driver._sync(
-        SimpleNamespace(_stages=stages, _progress=Progress()),  # type: ignore[arg-type]
-        MetricBag(),
-    )
+    await EngineWeights(stages, Progress()).sync(MetricBag())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("left", [["26"], ["26", "3"], ["default", "26"], ["26", "26"]])
@@ -70,14 +83,7 @@ async def test_what_an_earlier_run_left_is_replaced(tmp_path: Path, left: list[s
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(fake_vllm(version)) for version in left]
         engines = await stack.enter_async_context(
-            open_engines(
-                with_urls(tmp_path, *(server.url for server in servers)),
-                model=None,
-                source="",
-                logs=tmp_path,
-                version=UNKNOWN_VERSION,
-                note=print,
-            )
+            opening(with_urls(tmp_path, *(server.url for server in servers)), UNKNOWN_VERSION)
         )
         weights = WeightSync(engines.client, Nothing())  # type: ignore[arg-type]
         stage = LocalEngines(engines.client, lambda v: weights.push(tuple, v), shared=False)
@@ -90,8 +96,7 @@ async def test_who_only_scores_changes_nothing_on_a_server(tmp_path: Path) -> No
     """Fails if an evaluation renames the weights of a server that a run may be using."""
     async with fake_vllm("26") as server:
         config = with_urls(tmp_path, server.url)
-        opened = open_engines(config, model=None, source="", logs=tmp_path, version=0, note=print)
-        async with opened:
+        async with opening(config, 0):
             assert server.version == "26"
 
 

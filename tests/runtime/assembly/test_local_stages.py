@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.data import TrajectoryStore
 from agentrl.runtime.assembly.local_stages import LocalLearner, LocalRollouts
+from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.types import SamplingParams, Task
 from tests.runtime.driver_fakes import FakeTrainer, FakeWorker, Fuse, fake_config
 
@@ -22,7 +23,8 @@ async def test_the_event_loop_is_free_while_a_step_is_stored(tmp_path: Path) -> 
             return super().write(step, kind, groups, advantages)
 
     store, trainer = Noting(tmp_path), FakeTrainer(Fuse())
-    learner = LocalLearner(fake_config(tmp_path), trainer, store, save=trainer.save)  # pyright: ignore[reportArgumentType]
+    maker = StepMaker(fake_config(tmp_path))
+    learner = LocalLearner(maker, trainer, store, save=trainer.save)  # pyright: ignore[reportArgumentType]
     group = await LocalRollouts(FakeWorker(Fuse())).run_group(
         Task(id="t", prompt="?"), group_id="g", n=2, sampling=SamplingParams(), seed=0
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from agentrl.config import RunConfig, parse_config
+from agentrl.config.schema import DatasetSection
 from agentrl.errors import DataError, RunError
 from agentrl.finding import Status
 from agentrl.preflight.plan import preflight
-from agentrl.runtime.assembly.parts import TaskSets, load_task_sets
-from agentrl.runtime.assembly.task_choice import read_chosen, write_chosen
+from agentrl.runtime.assembly.parts import Chosen, TaskSets, load_task_sets
+from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, write_chosen
 from agentrl.runtime.launch import open_run, train
 from agentrl.runtime.progress import Progress
 
@@ -22,10 +24,7 @@ def write_rows(folder: Path, rates: dict[str, float]) -> None:
 
 
 def config_of(**eval_section: object) -> RunConfig:
-    section = {
-        "source": "rows.jsonl",
-        "difficulty": {"keep": [0.1, 0.9], "source": "column:rate"},
-    }
+    section = {"source": "rows.jsonl", "pass_rate": [0.1, 0.9], "pass_rate_from": "column:rate"}
     return parse_config(
         {
             "env": {"target": "x:Y"},
@@ -33,6 +32,14 @@ def config_of(**eval_section: object) -> RunConfig:
             "eval": {"datasets": {"held": {**section, **eval_section}}},
         }
     )
+
+
+def sections(config: RunConfig) -> Mapping[str, DatasetSection]:
+    return dataset_sections(config.dataset, config.eval.datasets)
+
+
+def load(config: RunConfig, base: Path, chosen: Mapping[str, Chosen] | None = None) -> TaskSets:
+    return load_task_sets(config.dataset, config.eval.datasets, base=base, chosen=chosen)
 
 
 def ids(tasks: TaskSets) -> tuple[list[str], list[str]]:
@@ -43,27 +50,27 @@ def test_measured_again_they_are_the_same(tmp_path: Path) -> None:
     write_rows(tmp_path, {"a": 0.5, "b": 1.0, "c": 0.5})
     file = tmp_path / "kept.json"
     config = config_of()
-    assert read_chosen(file, config) == {}
-    write_chosen(file, config, load_task_sets(config, base=tmp_path))
+    assert read_chosen(file, sections(config)) == {}
+    write_chosen(file, sections(config), load(config, tmp_path))
     write_rows(tmp_path, {"a": 1.0, "b": 0.5, "c": 0.5})
-    again = load_task_sets(config, base=tmp_path, chosen=read_chosen(file, config))
+    again = load(config, tmp_path, read_chosen(file, sections(config)))
     assert ids(again) == (["a", "c"], ["a", "c"])
     # The evaluation is now another one, and a resume may change it.
-    other = config_of(difficulty={"keep": [0.0, 1.0], "source": "column:rate"})
-    again = load_task_sets(other, base=tmp_path, chosen=read_chosen(file, other))
+    other = config_of(pass_rate=[0.0, 1.0])
+    again = load(other, tmp_path, read_chosen(file, sections(other)))
     assert ids(again) == (["a", "c"], ["a", "b", "c"])
 
 
 def test_a_chosen_task_that_is_gone_is_named(tmp_path: Path) -> None:
     write_rows(tmp_path, {"a": 0.5, "c": 0.5})
     file, config = tmp_path / "kept.json", config_of()
-    write_chosen(file, config, load_task_sets(config, base=tmp_path))
+    write_chosen(file, sections(config), load(config, tmp_path))
     write_rows(tmp_path, {"a": 0.5, "d": 0.5})
     with pytest.raises(DataError, match=r"1 of them are gone, as \['c'\]"):
-        load_task_sets(config, base=tmp_path, chosen=read_chosen(file, config))
+        load(config, tmp_path, read_chosen(file, sections(config)))
     file.write_text("{")
     with pytest.raises(RunError, match="cannot be read"):
-        read_chosen(file, config)
+        read_chosen(file, sections(config))
 
 
 async def test_a_run_goes_on_although_the_measured_folder_is_gone(tmp_path: Path) -> None:
@@ -78,7 +85,7 @@ async def test_a_run_goes_on_although_the_measured_folder_is_gone(tmp_path: Path
         return load_config(file, [f"run.name={name}", "train.steps=1", *overrides])
 
     await train(read("first"), base=tmp_path, progress=Progress())
-    by_rate = ["dataset.difficulty.keep=[0.0,1.0]", "dataset.difficulty.source=runs/first"]
+    by_rate = ["dataset.pass_rate=[0.0,1.0]", "dataset.pass_rate_from=runs/first"]
     await train(read("second", *by_rate), base=tmp_path, progress=Progress())
     (tmp_path / "runs" / "first").rename(tmp_path / "gone")
     config = read("second", *by_rate, "train.steps=2")

@@ -48,9 +48,9 @@ def test_adapters_go_alone_where_they_can_be_merged(
 ) -> None:
     """vLLM's own engine receives over nccl and knows nothing of a header."""
     config = config_of(tmp_path, **lora)
-    model = load_trained(config, checkpoint=None).model
+    model = load_trained(config.model, config.train.lora, checkpoint=None).model
     trainer: Any = SimpleNamespace(weights=lambda: iter(model.named_parameters()))
-    sent = sent_weights(config, model, trainer, backend=backend)
+    sent = sent_weights(config.train.lora, model, trainer, backend=backend)
     assert isinstance(sent, AdapterWeights) == alone
     assert (next(iter(sent()))[0] == HEADER) == alone
 
@@ -61,15 +61,17 @@ def test_adapters_and_their_servers_begin_with_the_model_of_the_run(tmp_path: Pa
     config = config_of(tmp_path, rank=2)
     checkpoint = str(tmp_path / "checkpoint")
     base = str(tmp_path / "model")
-    assert served_source(config, checkpoint=checkpoint) == base
-    loaded = load_trained(config, checkpoint=checkpoint)
+    assert served_source(config.model, config.train.lora, checkpoint=checkpoint) == base
+    loaded = load_trained(config.model, config.train.lora, checkpoint=checkpoint)
     assert (loaded.path, has_adapters(loaded.model)) == (base, True)
 
 
 def test_without_adapters_both_begin_with_the_checkpoint(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     checkpoint = str(tmp_path / "checkpoint")
-    assert served_source(config, checkpoint=checkpoint) == checkpoint
-    assert served_source(config, checkpoint=None) == model_source(config)
-    loaded = load_trained(config, checkpoint=checkpoint)
+    assert served_source(config.model, config.train.lora, checkpoint=checkpoint) == checkpoint
+    assert served_source(config.model, config.train.lora, checkpoint=None) == model_source(
+        config.model
+    )
+    loaded = load_trained(config.model, config.train.lora, checkpoint=checkpoint)
     assert (loaded.path, has_adapters(loaded.model)) == (checkpoint, False)

@@ -17,7 +17,7 @@ from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.errors import RunError
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.disk.stored_groups import stored_groups
-from agentrl.runtime.drivers.stream_order import stream_index
+from agentrl.runtime.drivers.position import stream_index
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.types import Termination, TrajectoryGroup

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.runtime.drivers.asynchronous import AsynchronousRun
-from agentrl.runtime.drivers.choose import _driver_of, check_schedule
+from agentrl.runtime.drivers.choose import check_schedule, driver_kind
 from agentrl.runtime.drivers.synchronous import SynchronousRun
 from agentrl.runtime.drivers.tail_batching import TailBatchingRun
 from tests.runtime.driver_fakes import fake_config
@@ -29,8 +29,8 @@ from tests.runtime.driver_fakes import fake_config
 )
 def test_the_driver_of_a_schedule(tmp_path: Path, schedule: dict[str, Any], kind: type) -> None:
     config = fake_config(tmp_path, schedule=schedule, engine="vllm")
-    check_schedule(config)
-    assert _driver_of(config) is kind
+    check_schedule(config.schedule, shares_weights=False)
+    assert driver_kind(config.schedule) is kind
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_schedules_that_make_no_sense(
     tmp_path: Path, schedule: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_schedule(fake_config(tmp_path, schedule=schedule, engine="vllm"))
+        check_schedule(fake_config(tmp_path, schedule=schedule).schedule, shares_weights=False)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_what_the_embedded_engine_cannot_do(
 ) -> None:
     config = fake_config(tmp_path, schedule=schedule)
     with pytest.raises(ConfigError, match=message):
-        check_schedule(config)
+        check_schedule(config.schedule, shares_weights=True)
     # On a machine of its own it does not share the trainer's weights.
-    check_schedule(config, shares_weights=False)
+    check_schedule(config.schedule, shares_weights=False)
     partial = {"staleness_threshold": 1, "partial_rollout": True}
-    check_schedule(fake_config(tmp_path, schedule=partial))
+    check_schedule(fake_config(tmp_path, schedule=partial).schedule, shares_weights=True)

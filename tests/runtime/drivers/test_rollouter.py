@@ -10,7 +10,7 @@ from agentrl.data import TaskCursor
 from agentrl.data.queue import TrajectoryQueue
 from agentrl.data.staleness import BackPressure
 from agentrl.data.tasks.cursor import Claim
-from agentrl.runtime.drivers.rollouter import PlaceTime, Rollouter
+from agentrl.runtime.drivers.rollouter import CapacityUse, Rollouter
 from agentrl.runtime.stages import GroupHandle, HeldGroup
 from agentrl.types import TrajectoryGroup
 from tests.runtime.driver_fakes import TASKS
@@ -19,7 +19,7 @@ from tests.runtime.driver_fakes import TASKS
 class Stand:
     """A rollouter whose groups end when they are told to."""
 
-    def __init__(self, *, limit: int, places: int) -> None:
+    def __init__(self, *, limit: int, capacity: int) -> None:
         self.begun: list[int] = []
         self.cleaned: list[int] = []
         self.ends: dict[int, asyncio.Event] = {}
@@ -33,7 +33,7 @@ class Stand:
             pressure=self.pressure,
             queue=self.queue,
             version=lambda: self.version,
-            places=places,
+            capacity=capacity,
         )
 
     async def run_group(self, claim: Claim) -> GroupHandle:
@@ -59,8 +59,8 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_it_begins_up_to_the_places_and_the_back_pressure() -> None:
-    stand = Stand(limit=3, places=2)
+async def test_it_begins_up_to_the_capacity_and_the_back_pressure() -> None:
+    stand = Stand(limit=3, capacity=2)
     stand.rollouter.fill()
     await settle()
     assert stand.begun == []  # it is not open
@@ -85,7 +85,7 @@ async def test_it_begins_up_to_the_places_and_the_back_pressure() -> None:
 
 async def test_a_finished_group_is_not_in_flight_when_the_trainer_looks() -> None:
     """Fails if it leaves only after it woke the trainer, who may then wait for it for ever."""
-    stand = Stand(limit=1, places=1)
+    stand = Stand(limit=1, capacity=1)
     stand.rollouter.open()
     await settle()
     seen: list[tuple[int, ...]] = []
@@ -103,7 +103,7 @@ async def test_a_finished_group_is_not_in_flight_when_the_trainer_looks() -> Non
 
 
 async def test_holding_drains() -> None:
-    stand = Stand(limit=4, places=2)
+    stand = Stand(limit=4, capacity=2)
     stand.rollouter.open()
     await settle()
     stand.rollouter.hold()
@@ -121,7 +121,7 @@ async def test_holding_drains() -> None:
 
 async def test_closing_cleans_up_and_gives_tasks_and_places_back() -> None:
     """Fails if what was cut is lost for the run, or still counts against the back-pressure."""
-    stand = Stand(limit=2, places=2)
+    stand = Stand(limit=2, capacity=2)
     stand.rollouter.open()
     await settle()
     await stand.rollouter.close()
@@ -138,7 +138,7 @@ async def test_closing_cleans_up_and_gives_tasks_and_places_back() -> None:
 
 
 async def test_an_error_stops_it_and_reaches_the_queue() -> None:
-    stand = Stand(limit=4, places=1)
+    stand = Stand(limit=4, capacity=1)
 
     async def broken(claim: Claim) -> GroupHandle:
         raise AssertionError("unequal lengths")
@@ -151,8 +151,8 @@ async def test_an_error_stops_it_and_reaches_the_queue() -> None:
         await stand.queue.take(lambda entries: None)
 
 
-def test_idle_places_are_weighed_by_time() -> None:
-    use = PlaceTime(4)
+def test_idle_capacity_is_weighed_by_time() -> None:
+    use = CapacityUse(4)
     assert use.idle_share(10.0, 0) == 0.0
     use.note(11.0, 4)  # four of four for 1 s
     assert use.idle_share(14.0, 1) == pytest.approx(1 - (4 + 3) / 16)  # one for 3 s

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentrl.config import RunConfig
 from agentrl.data import TaskCursor
 from agentrl.data.tasks.cursor import Claim
-from agentrl.runtime.drivers.stream_order import stream_index
+from agentrl.runtime.drivers.position import stream_index
 from agentrl.runtime.drivers.tail_batching import plan_round, run_first
 from agentrl.runtime.stages import GroupHandle, HeldGroup
 from agentrl.types import Task, TrajectoryGroup
@@ -52,7 +52,7 @@ def test_every_task_once_an_epoch(
     trained: Counter[str] = Counter({str(n): 0 for n in range(tasks)})
     for _ in range(30):
         plan = plan_round(
-            size=size, oversample=oversample, put_off=cursor.gaps, left=cursor.left_in_epoch
+            size=size, oversample=oversample, deferred=cursor.gaps, left=cursor.left_in_epoch
         )
         claims = [cursor.claim_new() if plan.new else cursor.claim() for _ in range(plan.groups)]
         first = data.draw(st.permutations(claims))[:size]

@@ -8,9 +8,9 @@ from typing import Any
 from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
 from agentrl.finding import Status
-from agentrl.health.journal import Journal
+from agentrl.health.journal import HealthJournal
 from agentrl.health.records import Verdict
-from agentrl.health.watch import Watch
+from agentrl.health.watch import RunWatch
 from agentrl.runtime.progress import Progress
 from agentrl.types import Trajectory
 from tests.runtime.driver_fakes import FakeWorker, Fuse, drive, fake_config
@@ -52,7 +52,7 @@ async def test_what_is_found_is_said_once_and_kept(tmp_path: Path) -> None:
     result, _ = await drive(config, worker=Equal(Fuse()), progress=notes)
     assert result.steps == STEPS  # verdicts never end a run
     assert "empty_gradient" in found(notes.looks[-1])
-    journal = Journal(result.run_dir / "health.jsonl")
+    journal = HealthJournal(result.run_dir / "health.jsonl")
     events = [event for event in journal.read() if event.detector == "empty_gradient"]
     assert len({event.status for event in events}) == len(events) > 0
     said = [text for text in notes.texts if events[-1].text in text]
@@ -109,7 +109,7 @@ async def test_looks_take_no_more_than_a_hundredth_of_the_time(tmp_path: Path) -
 
 
 def test_the_first_the_latest_and_some_between_stay(tmp_path: Path) -> None:
-    watch = Watch({})
+    watch = RunWatch({})
     for step in range(1, 101):
         assert not watch.has("train", step)
         watch.keep("train", step, [])
@@ -122,14 +122,14 @@ def test_the_first_the_latest_and_some_between_stay(tmp_path: Path) -> None:
 
 def test_only_news_are_news() -> None:
     """Equal rewards are found once; what an earlier process said is not news."""
-    watch = Watch({})
+    watch = RunWatch({})
     for step in range(1, 40):
         watch.see(step, {"frac_reward_zero_std": 1.0, "reward": 0.0, "reward_std": 0.0})
     first = watch.look()
     assert "empty_gradient" in found(first.changed)
     assert watch.look().changed == ()
     said = {verdict.name: verdict.status.value for verdict in first.verdicts}
-    other = Watch({}, said=said)
+    other = RunWatch({}, said=said)
     for step in range(1, 40):
         other.see(step, {"frac_reward_zero_std": 1.0, "reward": 0.0, "reward_std": 0.0})
     assert other.look().changed == ()

@@ -15,7 +15,7 @@ from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
-from agentrl.health.journal import Event, Journal
+from agentrl.health.journal import Event, HealthJournal
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.disk.pause import PauseState, answer, read_pause
@@ -75,7 +75,7 @@ def run_of(config: RunConfig) -> Path:
 
 
 def events(config: RunConfig) -> list[Event]:
-    return Journal(run_of(config) / "health.jsonl").read()
+    return HealthJournal(run_of(config) / "health.jsonl").read()
 
 
 class Notes(Progress):
@@ -475,6 +475,6 @@ async def test_a_kill_at_every_change_of_the_disk_in_a_rollback(
 def test_folders_of_health_are_not_a_reason_to_keep_a_run_that_never_began(tmp_path: Path) -> None:
     config = fake_config(tmp_path)
     directory = RunDir.create(config, base=tmp_path)
-    Journal(directory.health_file).write(Event(step=0, what="verdict", text="odd"))
+    HealthJournal(directory.health_file).write(Event(step=0, what="verdict", text="odd"))
     directory.discard()
     assert not run_of(config).exists()

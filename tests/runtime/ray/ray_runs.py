@@ -15,7 +15,7 @@ from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.disk.run_name import holds_a_run, run_path
-from agentrl.runtime.drivers.synchronous import SynchronousRun
+from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.ray.launch import RayStages, open_ray_stages
 from agentrl.runtime.records import Parts, RunResult
@@ -31,12 +31,12 @@ async def drive(
     """Run, or go on with, the run of a config; `watch` runs beside it."""
     config: RunConfig = load_config(path, ("runtime=ray", *overrides))
     base = path.parent
-    tasks = load_task_sets(config, base=base)
-    if holds_a_run(run_path(config)):
-        directory, _, _ = RunDir.resume(run_path(config))
+    tasks = load_task_sets(config.dataset, config.eval.datasets, base=base)
+    if holds_a_run(run_path(config.run)):
+        directory, _, _ = RunDir.resume(run_path(config.run))
     else:
         directory = RunDir.create(config, base=base)
-    point = resume_point(directory, config, tasks)
+    point = resume_point(directory, tasks, seed=config.run.seed)
     metrics = open_metrics(directory, config)
     try:
         async with open_ray_stages(
@@ -55,7 +55,7 @@ async def drive(
                 metrics=metrics,
                 in_flight=64,
             )
-            run = SynchronousRun(
+            run = make_run(
                 config,
                 directory,
                 parts,

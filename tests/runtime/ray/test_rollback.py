@@ -1,4 +1,4 @@
-"""A pause and a rollback on Ray: the cluster of the run ends and begins again in one process."""
+"""A pause, a rollback and a resume on Ray, of a run with a critic."""
 
 import json
 from pathlib import Path
@@ -10,17 +10,20 @@ from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.disk.pause import PauseState, answer, read_pause
 from tests.runtime.health.test_rule_processes import project
 from tests.runtime.one_pass import assert_state_is_about_one_pass_over_the_store
-from tests.runtime.test_ppo_run import PPO
-from tests.runtime.tiny_project import Agentrl, write_model
+from tests.runtime.test_ppo_run import PPO, states
+from tests.runtime.tiny_project import Agentrl, agentrl, write_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.mark.timeout(900)
-def test_a_pause_and_a_rollback_of_two_ranks_with_a_critic(tmp_path: Path) -> None:
-    """Fails if a paused rank is gone when it is to go on, if anything of the stages that ended is
+def test_a_pause_a_rollback_and_a_resume_of_two_ranks_with_a_critic(tmp_path: Path) -> None:
+    """The cluster of the run ends and begins again in one process, then in another.
+
+    Fails if a paused rank is gone when it is to go on, if anything of the stages that ended is
     still there when they begin again, or if the critic, its optimizer, the KL controller, the
     reference that follows or the schedule of the learning rate stay where the collapse left them.
+    Fails if a rank makes its trainer without the critic, or waits for another to save.
     """
     path = project(
         tmp_path / "project",
@@ -46,3 +49,12 @@ def test_a_pause_and_a_rollback_of_two_ranks_with_a_critic(tmp_path: Path) -> No
     assert [line["step"] for line in lines] == list(range(1, 6))
     assert all(line["reward"] >= 0 for line in lines)
     assert_state_is_about_one_pass_over_the_store(path, run)
+
+    words = ("train", path, "--resume", "runtime=ray", "train.steps=6")
+    status, text = agentrl(tmp_path / "resumed.txt", *words)
+    assert status == 0, text
+    metrics = read_metrics(run / "metrics.jsonl")
+    losses = [line["critic/vf_loss"] for line in metrics if "critic/vf_loss" in line]
+    assert len(losses) == 6
+    policy, critic, _ = states(tmp_path / "project")
+    assert critic.keys() - policy.keys() >= {"value_head.weight", "value_head.bias"}

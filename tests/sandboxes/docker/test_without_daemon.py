@@ -10,13 +10,11 @@ import struct
 import subprocess
 import sys
 from hashlib import sha256
-from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import pytest
 from agentrl_sandboxes.docker.address import Address, find_address
 from agentrl_sandboxes.docker.attach import AttachProtocol
-from agentrl_sandboxes.docker.backend import NoPython, needs_source
 from agentrl_sandboxes.docker.client import Client
 from agentrl_sandboxes.docker.failures import unreachable
 from agentrl_sandboxes.docker.hardening import Container, container_request
@@ -53,21 +51,6 @@ async def test_a_refused_attach_says_what_the_daemon_said() -> None:
     protocol.data_received(b'HTTP/1.1 404 Not Found\r\n\r\n{"message":"No such container: x"}')
     with pytest.raises(SandboxError, match=r"404 Not Found.*No such container"):
         await protocol.accepted
-
-
-async def test_the_guest_is_compiled_for_the_python_that_greets_us() -> None:
-    async def hear(greeting: bytes) -> bool:
-        reader = asyncio.StreamReader()
-        reader.feed_data(greeting)
-        reader.feed_eof()
-        return await needs_source(reader, "image")
-
-    assert not await hear(bytes((3, 11)) + MAGIC_NUMBER)
-    assert await hear(bytes((3, 9)) + b"abcd")
-    with pytest.raises(NoPython, match=r"Python 3\.8, and the supervisor needs 3\.9"):
-        await hear(bytes((3, 8)) + MAGIC_NUMBER)
-    with pytest.raises(SandboxError, match="ended before it was ready"):
-        await hear(b"\3")
 
 
 def test_address_is_that_of_the_docker_command(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from agentrl_sandboxes.guest import disk, files, filter, trees, wire
 from agentrl_sandboxes.guest.command import Command
-from agentrl_sandboxes.guest.limits import RESERVE, Limits
+from agentrl_sandboxes.guest.limits import RESERVE, LimitWatch
 
 
 def deep(root: Path, levels: int) -> None:
@@ -137,7 +137,7 @@ def test_the_kernels_kill_for_memory_is_told_from_others(
     tmp_path: Path, status: int, counter: str, reason: int
 ) -> None:
     # Fails if every SIGKILL counts, or if only a look at /proc can find that memory ran out.
-    limits = Limits(CONFIG)
+    limits = LimitWatch(CONFIG)
     limits.oom_file = str(tmp_path / "memory.events")
     Path(limits.oom_file).write_text("low 0\noom 5\noom_kill 1\n")
     command = Command(1, REQUEST, 10)
@@ -152,7 +152,7 @@ def test_the_kernels_kill_for_memory_is_told_from_others(
 def test_a_full_container_is_seen_before_the_kernel_acts(tmp_path: Path) -> None:
     # Fails if pages that can be read again count, if nothing is kept free, or if a container
     # without a limit ("max") breaks it.
-    limits = Limits(CONFIG | {"limits": {"memory": 7}})
+    limits = LimitWatch(CONFIG | {"limits": {"memory": 7}})
     assert limits.cgroup_left() == 7
     place = str(tmp_path)
     limits.cgroup = (f"{place}/current", f"{place}/max", f"{place}/stat")

@@ -11,13 +11,14 @@ import torch.distributed as dist
 from agentrl.errors import SyncError
 from agentrl.sync.collective.receiver import CollectiveReceiver
 from agentrl.sync.collective.sender import CollectiveSender, drain
-from tests.sync.sync_weights import nudged, run_python, weights
+from tests.sync.sync_weights import nudged, weights
+from tests.warm_processes import Program
 
 RECEIVER = """
     import json, sys
     from tests.sync.sync_weights import assert_same, nudged, weights
     from agentrl.engine import WeightTicket
-    from agentrl.sync.collective_receiver import CollectiveReceiver
+    from agentrl.sync.collective.receiver import CollectiveReceiver
     from agentrl.errors import SyncError
     receiver = CollectiveReceiver()
     sent = weights(0)
@@ -50,17 +51,15 @@ class Receivers:
     """Processes that receive, ordered about by lines."""
 
     def __init__(self, count: int) -> None:
-        self.processes = [run_python(RECEIVER) for _ in range(count)]
+        self.processes = [Program(RECEIVER, ()) for _ in range(count)]
 
     def order(self, index: int, order: str, value) -> None:
         stream = self.processes[index].stdin
-        assert stream is not None
         stream.write(json.dumps([order, value]) + "\n")
         stream.flush()
 
     def hear(self, index: int) -> str:
         stream = self.processes[index].stdout
-        assert stream is not None
         # gloo says on the standard output, too, that it has connected
         while (line := stream.readline()).startswith("[Gloo]"):
             pass

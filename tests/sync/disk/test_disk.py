@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from agentrl.errors import SyncError
 from agentrl.sync.disk.disk import DiskReceiver, DiskSender
-from tests.sync.sync_weights import assert_same, nudged, run_python, weights
+from tests.sync.sync_weights import assert_same, nudged, weights
+from tests.warm_processes import Program
 
 
 def names(directory: Path) -> list[str]:
@@ -87,13 +88,13 @@ def test_a_flipped_byte_and_a_cut_file_are_found(tmp_path: Path) -> None:
 
 def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path: Path) -> None:
     """Fails if the hidden folder stays, or the error does not say where and what to do."""
-    process = run_python(
+    process = Program(
         """
         import resource, sys
         from pathlib import Path
         from tests.sync.sync_weights import assert_same, weights
         from agentrl.errors import SyncError
-        from agentrl.sync.disk import DiskReceiver, DiskSender
+        from agentrl.sync.disk.disk import DiskReceiver, DiskSender
         sender = DiskSender(Path(sys.argv[1]), dense_every=3)
         first = sender.send(weights(1)[1:], 1)
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
@@ -103,9 +104,9 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path: Path) -> Non
             print(error)
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         """,
-        str(tmp_path),
+        [str(tmp_path)],
     )
-    said, _ = process.communicate(timeout=60)
+    said = process.communicate()
     assert f"cannot write weights to {tmp_path}" in said
     assert "free some space" in said
     assert names(tmp_path) == ["version-00000001"]
@@ -113,18 +114,18 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path: Path) -> Non
 
 def test_what_a_killed_sender_left_is_swept(tmp_path: Path) -> None:
     """Fails if the weights of killed runs fill the disk, or what is not a sender's goes."""
-    process = run_python(
+    process = Program(
         """
         import os, signal, sys
         from pathlib import Path
         from tests.sync.sync_weights import weights
-        from agentrl.sync.disk import DiskSender
+        from agentrl.sync.disk.disk import DiskSender
         DiskSender(Path(sys.argv[1])).send(weights(0), 1)
         os.kill(os.getpid(), signal.SIGKILL)
         """,
-        str(tmp_path),
+        [str(tmp_path)],
     )
-    process.communicate(timeout=60)
+    process.communicate()
     assert names(tmp_path) == ["version-00000001"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "sender-unknown").mkdir()

@@ -12,12 +12,13 @@ import torch
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
 from agentrl.sync.shm.shm import ShmReceiver, ShmSender
-from tests.sync.sync_weights import assert_same, run_python, weights
+from tests.sync.sync_weights import assert_same, weights
+from tests.warm_processes import Program
 
 SENDER = """
     import json, sys
     from tests.sync.sync_weights import weights
-    from agentrl.sync.shm import ShmSender
+    from agentrl.sync.shm.shm import ShmSender
     sender = ShmSender()
     info = sender.connect(1)[0]
     ticket = sender.send(weights(int(sys.argv[1])), 1)
@@ -123,8 +124,7 @@ def test_another_process_reads_it_and_kill_9_leaves_nothing() -> None:
     """Fails with a named segment, which nobody unlinks when its owner is killed."""
     gc.collect()  # what earlier tests mapped
     before = mapped_here()
-    process = run_python(SENDER, "7")
-    assert process.stdout is not None
+    process = Program(SENDER, ["7"])
     info, ticket = ticket_from(process.stdout.readline())
     receiver = ShmReceiver()
     receiver.connect(info)
@@ -133,7 +133,6 @@ def test_another_process_reads_it_and_kill_9_leaves_nothing() -> None:
     process.kill()
     process.wait()
     process.stdout.close()
-    assert process.stdin is not None
     process.stdin.close()
     deadline = time.monotonic() + 5
     while mapped_here() > before and time.monotonic() < deadline:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from agentrl.errors import SyncError
 from agentrl.sync.wire.buckets import BucketHeader, pack, unpack
 from agentrl.sync.wire.checksum import WeightDigest, described
-from agentrl.sync.wire.tensors import ALIGNMENT, Layout
+from agentrl.sync.wire.tensors import ALIGNMENT, WeightLayout
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
@@ -95,7 +95,7 @@ def test_the_checksum_sees_names_shapes_dtypes_order_and_bytes() -> None:
 
 
 def test_a_changed_layout_is_named() -> None:
-    layout = Layout()
+    layout = WeightLayout()
     weights = [("a", torch.zeros(2)), ("b", torch.zeros(3))]
     assert len(list(layout.watch(weights))) == 2
     with pytest.raises(SyncError, match=r"place 1: got 'b' float32 \(4,\)"):
@@ -105,4 +105,4 @@ def test_a_changed_layout_is_named() -> None:
     with pytest.raises(SyncError, match=r"'c'.* had nothing"):
         list(layout.watch([*weights, ("c", torch.zeros(1))]))
     with pytest.raises(SyncError, match="sent before"):
-        list(Layout().watch([weights[0], weights[0]]))
+        list(WeightLayout().watch([weights[0], weights[0]]))

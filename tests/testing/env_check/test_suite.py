@@ -12,6 +12,7 @@ import pytest
 from agentrl_envs.arithmetic import ArithmeticTask
 from agentrl_envs.arithmetic import make_tasks as arithmetic_tasks
 from agentrl_envs.code import CodeTask, make_tasks
+from agentrl_sandboxes import make_backend
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import SandboxError
@@ -309,6 +310,14 @@ async def test_a_planted_fault_gives_exactly_its_finding(fault):
 
 def test_every_code_has_a_planted_fault():
     assert {fault.__name__[:4] for fault in FAULTS} == set(FIXES)
+
+
+@pytest.fixture
+async def backend():
+    """A real backend; the weakest one works on every machine."""
+    made = await make_backend("process")
+    yield made
+    await made.close()
 
 
 async def test_sound_environments_are_clean(backend):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.batch.cut import halves
+from agentrl.batch.halves import halves
 from agentrl.batch.packing import pack_rows, unpack
 from agentrl.batch.records import PackedBatch, Row, RowKey
 from agentrl.errors import TrainError

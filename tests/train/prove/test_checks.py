@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl import estimators
 from agentrl.cli import main
 from agentrl.config.presets import PRESETS
 from agentrl.config.schema import AlgorithmSection
@@ -245,12 +246,16 @@ def test_the_command_fails_with_status_1(tmp_path, capsys):
     assert "instead of" in out
 
 
-def test_the_example_of_the_readme_passes(tmp_path):
-    readme = Path(losses.__file__).parent / "README.md"
+@pytest.mark.parametrize(
+    ("package", "key", "name"),
+    [(losses, "policy_loss", "mine"), (estimators, "advantage_estimator", "median_baseline")],
+)
+def test_the_example_of_the_readme_passes(tmp_path, package, key, name):
+    readme = Path(package.__file__).parent / "README.md"
     (block,) = re.findall(r"(?:^    .*\n|^\n)+", readme.read_text().split("one's own\n")[1], re.M)[
         :1
     ]
     (tmp_path / "readme.py").write_text(textwrap.dedent(block))
-    section = AlgorithmSection(policy_loss="readme.py:mine").resolved(horizon=32)
+    section = AlgorithmSection(**{key: f"readme.py:{name}"}).resolved(horizon=32)
     found = prove(section, base=tmp_path)
     assert found.passed, failures(found)

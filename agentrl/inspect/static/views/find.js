@@ -3,13 +3,12 @@
 
 import { get } from "../api.js";
 import { empty, h } from "../dom.js";
-import { lastPart, num, plural } from "../format.js";
+import { kindName, lastPart, num, plural } from "../format.js";
 import { go, href } from "../router.js";
 import { reward, termination } from "./parts.js";
 import { FILTERS, form } from "./find_form.js";
 import { saved } from "./saved.js";
 import { sqlPanel } from "./sql.js";
-import { kindName } from "./step.js";
 
 const PAGE = 50;
 const NAMES = [

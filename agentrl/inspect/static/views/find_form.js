@@ -1,26 +1,10 @@
 // What one can ask of the rollouts of a run: text, and a field for each filter.
 
 import { h } from "../dom.js";
-import { words } from "../format.js";
+import { kindName, words } from "../format.js";
 import { go } from "../router.js";
-import { kindName } from "./step.js";
+import { endings } from "./parts.js";
 
-const TERMINATIONS = [
-  "env_done",
-  "no_tool_call",
-  "max_turns",
-  "max_tokens",
-  "context_full",
-  "tool_timeout",
-  "output_limit",
-  "oom",
-  "sandbox_failed",
-  "engine_failed",
-  "env_crashed",
-  "grader_crashed",
-  "aborted",
-  "stale",
-];
 const TOOL_STATUS = [
   "any_error",
   "error",
@@ -110,7 +94,7 @@ export function form(data, params) {
       { class: "filters" },
       choice("kind", "kind", data.kinds, kindName),
       FILTERS.slice(0, 5).map((one) => field(...one)),
-      choice("termination", "ended by", TERMINATIONS),
+      choice("termination", "ended by", endings()),
       choice("tool_status", "tool call", TOOL_STATUS),
       FILTERS.slice(5).map((one) => field(...one)),
       tick("truncated", "truncated"),

@@ -2,11 +2,10 @@
 
 import { get } from "../api.js";
 import { h, longText } from "../dom.js";
-import { lastPart, num, plural, seconds, words } from "../format.js";
+import { kindName, lastPart, num, plural, seconds, words } from "../format.js";
 import { go, href } from "../router.js";
 import { around, notes, reward, termination } from "./parts.js";
 import { actionText, patchText } from "./sibling_text.js";
-import { kindName } from "./step.js";
 
 async function load(params, signal) {
   const { run, kind, step, group } = params;

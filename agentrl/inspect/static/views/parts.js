@@ -52,32 +52,35 @@ export function reward(value) {
   return h("span", { class: `reward ${level}` }, num(value));
 }
 
-// How a rollout can end: what it means, and whether a limit or a failure was the cause.
-const ENDS = {
-  env_done: ["", "The environment said it is done."],
-  no_tool_call: ["warn", "The model answered without a tool call."],
-  max_turns: ["warn", "It used all turns it may take."],
-  max_tokens: ["warn", "It used all tokens it may sample."],
-  context_full: ["warn", "The context had no room left."],
-  tool_timeout: ["warn", "Its own action, or the whole rollout, took longer than it may."],
-  output_limit: ["warn", "Its own action printed more than the sandbox keeps."],
-  oom: ["warn", "Its own action used more memory than the sandbox allows."],
-  sandbox_failed: ["fail", "The sandbox broke: no fault of the policy."],
-  engine_failed: ["fail", "The engine that samples broke: no fault of the policy."],
-  env_crashed: ["fail", "The environment raised an error: no fault of the policy."],
-  grader_crashed: ["fail", "The reward could not be computed: no fault of the policy."],
-  aborted: ["fail", "The run was stopped while it was in flight."],
-  stale: ["fail", "Weights older than the bound sampled it."],
-};
+// How a rollout can end, by name: `{mark, meaning, ...}` as the server's table of endings has them.
+let ends = {};
+const LEVELS = { done: "", limit: "warn", fault: "fail" };
+
+export function setEndings(table) {
+  ends = table;
+}
+
+export function endings() {
+  return Object.keys(ends);
+}
 
 export function termination(name, detail) {
-  const [level, what] = ENDS[name] ?? ["", ""];
-  const title = [what, detail].filter(Boolean).join("\n");
-  return h("span", { class: `pill ${level}`, title: title || null }, words(name));
+  const title = [ends[name]?.meaning, detail].filter(Boolean).join("\n");
+  return h("span", { class: `pill ${levelOf(name)}`, title: title || null }, words(name));
 }
 
 export function terminationLevel(name) {
-  return ENDS[name]?.[0] || "good";
+  return levelOf(name) || "good";
+}
+
+// Rollouts among counts by ending that ended as they should.
+export function endedWell(counts) {
+  const well = Object.keys(counts).filter((name) => ends[name]?.mark === "done");
+  return well.reduce((sum, name) => sum + counts[name], 0);
+}
+
+function levelOf(name) {
+  return LEVELS[ends[name]?.mark] ?? "";
 }
 
 // A number as a bar to the left or right of a middle line, so that columns can be compared.

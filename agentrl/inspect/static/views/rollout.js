@@ -1,19 +1,33 @@
 // One rollout as it was lived: turns, tool calls and what they answered, rewards, and the same
 // task at other times of the training.
 
-import { exportAddress, get } from "../api.js";
+import { exportAddress, get, has, isExport } from "../api.js";
 import { h, longText } from "../dom.js";
-import { lastPart, num, plural, seconds, signed } from "../format.js";
+import { kindName, lastPart, num, plural, seconds, signed } from "../format.js";
 import { href } from "../router.js";
 import { notes, reward, termination } from "./parts.js";
 import { taskSlider } from "./slider.js";
-import { kindName } from "./step.js";
 import { unified } from "./sibling_text.js";
 import { turn } from "./turn.js";
 
 async function load(params, signal) {
   const { run, kind, step, rollout } = params;
-  return get("rollout", { run, kind, step, rollout }, signal);
+  const data = await get("rollout", { run, kind, step, rollout }, signal);
+  return isExport ? withoutMissing(data, run, kind, step) : data;
+}
+
+// An exported page links only to what it holds.
+function withoutMissing(data, run, kind, step) {
+  const there = (rollout) => has("rollout", { run, kind, step, rollout });
+  return {
+    ...data,
+    siblings: data.siblings.filter(there),
+    same_task: data.same_task.filter((one) =>
+      has("rollout", { run, kind: one.kind, step: one.step, rollout: one.rollout_id }),
+    ),
+    previous: there(data.previous) ? data.previous : null,
+    next: there(data.next) ? data.next : null,
+  };
 }
 
 function draw(data, params) {
@@ -111,9 +125,9 @@ function header(data, params, up) {
     h(
       "div",
       { class: "actions" },
-      h("a", { class: "button", href: up, "data-key": "group" }, "Group"),
+      !isExport && h("a", { class: "button", href: up, "data-key": "group" }, "Group"),
       h("a", { class: "button", href: tokensAddress(params, 0), "data-key": "tokens" }, "Tokens"),
-      exports(params),
+      !isExport && exports(params),
     ),
   );
 }

@@ -2,9 +2,9 @@
 
 import { get } from "../api.js";
 import { empty, h } from "../dom.js";
-import { column, lastPart, num, percent, plural, words } from "../format.js";
+import { column, kindName, lastPart, num, percent, plural, words } from "../format.js";
 import { go, href } from "../router.js";
-import { notes, stepper, terminationLevel } from "./parts.js";
+import { endedWell, notes, stepper, terminationLevel } from "./parts.js";
 
 const COLUMNS = [
   ["task_id", "task", "Each group tries one task several times"],
@@ -78,10 +78,6 @@ function nothing(data) {
   return `Steps with rollouts of this kind: ${data.steps[0]} to ${data.steps.at(-1)}.`;
 }
 
-export function kindName(kind) {
-  return kind.replace(/^eval\//, "evaluation ");
-}
-
 function summary(data) {
   const { groups } = data;
   if (!groups.length) return null;
@@ -126,7 +122,7 @@ function table(data, run) {
   const fill = () => {
     const { column, down } = order;
     const value = (group) =>
-      column === "terminations" ? -(group.terminations.env_done ?? 0) : group[column];
+      column === "terminations" ? -endedWell(group.terminations) : group[column];
     const groups = column
       ? [...data.groups].sort((a, b) => compare(value(a), value(b)) * (down ? -1 : 1))
       : data.groups;

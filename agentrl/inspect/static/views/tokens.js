@@ -2,11 +2,10 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { lastPart, num, plural } from "../format.js";
+import { kindName, lastPart, num, plural } from "../format.js";
 import { href, replace } from "../router.js";
 import { minimap } from "./minimap.js";
 import { OVERLAYS, outliers, paintOf, present } from "./overlays.js";
-import { kindName } from "./step.js";
 import { legendOf, numbersExplained, outlierList, tokenFacts, verdict } from "./token_side.js";
 import { repaint, showIds, tokenText } from "./token_text.js";
 

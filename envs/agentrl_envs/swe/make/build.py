@@ -23,7 +23,7 @@ from agentrl_envs.swe.make.index import PYPI, Index, NoAnswer
 from agentrl_envs.swe.make.journal import only_one
 from agentrl_envs.swe.make.library import Rules, Workshop, canonical
 from agentrl_envs.swe.make.procedural import procedural_rows
-from agentrl_envs.swe.make.progress import Progress
+from agentrl_envs.swe.make.progress import MakeProgress
 from agentrl_envs.swe.make.releases import release_rows
 from agentrl_envs.swe.make.settings import check_settings, made_so_far, replace_file, write_settings
 from agentrl_envs.swe.make.suite import SuiteRunner
@@ -42,7 +42,7 @@ _SAME_ERRORS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeRequest:
-    """What tasks to make, and where."""
+    """The tasks to be made, and the folder for them."""
 
     out: Path
     """Folder of the data set; made if it is not there."""
@@ -70,7 +70,7 @@ class MakeRequest:
     """Sandboxes at once."""
 
     def settings(self) -> dict[str, Any]:
-        """What decides which tasks are made, as JSON knows it."""
+        """The settings that decide which tasks are made, as JSON knows them."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in dataclasses.asdict(self).items()
@@ -104,7 +104,7 @@ class MakeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What came of it."""
+    """The number of tasks made of each kind, and of those refused."""
 
     file: Path
     """The rows."""
@@ -115,7 +115,7 @@ class Made:
 
     @property
     def total(self) -> int:
-        """How many tasks in all."""
+        """The number of tasks in all."""
         return sum(self.per_library.values())
 
 
@@ -133,7 +133,7 @@ def environment_for(request: MakeRequest) -> Environment:
 
 
 async def make_tasks(
-    request: MakeRequest, environment: Environment, backend: SandboxBackend, progress: Progress
+    request: MakeRequest, environment: Environment, backend: SandboxBackend, progress: MakeProgress
 ) -> Made:
     """Make tasks until there are enough, or no library gives more.
 
@@ -166,7 +166,7 @@ async def make_tasks(
 class _Rounds:
     """Shares the count among the libraries; what one cannot give, the others are asked for."""
 
-    def __init__(self, request: MakeRequest, shop: Workshop, progress: Progress) -> None:
+    def __init__(self, request: MakeRequest, shop: Workshop, progress: MakeProgress) -> None:
         self._request = request
         self._shop = shop
         self._progress = progress

@@ -153,7 +153,7 @@ def _digest(path: Path) -> str:
 def _packaging(
     name: str,
 ) -> tuple[Callable[[str], str | None], Callable[[str], Any], Callable[[str], bool]]:
-    """How to read file names and versions: (version of a file name, sort key, is it final)."""
+    """Functions of file names and versions: (version of a file name, sort key, is it final)."""
     try:
         names = importlib.import_module("packaging.utils")
         versions = importlib.import_module("packaging.version")

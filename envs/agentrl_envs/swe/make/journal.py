@@ -1,4 +1,4 @@
-"""What has been found out so far, so that a run that was killed goes on where it stopped.
+"""The findings so far, kept so that a run that was killed goes on where it stopped.
 
 One file per library and test environment, one line per finding, added and synced as it is made.
 Findings are named by what was tried, not by when, so they hold for every seed and count.
@@ -17,7 +17,7 @@ from typing import Any
 from agentrl.errors import ConfigError, DataError
 
 
-class Journal:
+class MakeJournal:
     """Findings by name, on disk."""
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class Journal:
         return self._found.get(key)
 
     def put(self, key: str, value: Mapping[str, Any]) -> None:
-        """Keep a finding.
+        """Append a finding to the file.
 
         Raises:
             DataError: it cannot be written.

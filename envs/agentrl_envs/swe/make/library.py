@@ -15,20 +15,20 @@ from agentrl.errors import DataError, SandboxError
 from agentrl.sandbox import Snapshot
 from agentrl_envs.swe.make.environment import Environment
 from agentrl_envs.swe.make.index import Index, Release
-from agentrl_envs.swe.make.journal import Journal
+from agentrl_envs.swe.make.journal import MakeJournal
 from agentrl_envs.swe.make.project import TEST_ENV, Project, find_project
 from agentrl_envs.swe.make.sdist import is_permissive, read_sdist
 from agentrl_envs.swe.make.suite import Stalls, Suite, SuiteRun, SuiteRunner
-from agentrl_envs.swe.make.verdict import Baseline, Verdict, baseline_of, judge
+from agentrl_envs.swe.make.verdict import Baseline, ChangeVerdict, baseline_of, judge
 
-_COPIES = Path(__file__).with_name("copies.py")
+_COPIES = Path(__file__).with_name("inside") / "copies.py"
 _FORMAT = 3
 """Raised when verdicts of an older maker no longer hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a library must be like to make tasks of it."""
+    """The conditions on a library of which tasks are made."""
 
     baselines: int = 3
     """How often its tests are run with nothing broken, before they are run as under load; what
@@ -44,7 +44,7 @@ class Rules:
 
 
 class Workshop:
-    """What all libraries of a run share: the index, the sandboxes, the test environment."""
+    """The parts that all libraries of a run share: index, sandboxes, test environment."""
 
     def __init__(
         self, *, index: Index, runner: SuiteRunner, environment: Environment, notes: Path,
@@ -57,14 +57,14 @@ class Workshop:
         self.rules = rules
         self._notes = notes
 
-    def journal(self, *releases: Release) -> Journal:
+    def journal(self, *releases: Release) -> MakeJournal:
         """Findings about these releases, under this test environment and these limits."""
         facts = [_FORMAT, self.environment.id, repr(self.runner.limits), self.rules.baselines]
         facts += [release.sha256 or release.url for release in releases]
         mark = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
         name = releases[0].name
         versions = "-".join(release.version for release in releases)
-        return Journal(self._notes / f"{name}-{versions}-{mark}.jsonl")
+        return MakeJournal(self._notes / f"{name}-{versions}-{mark}.jsonl")
 
     async def project(self, release: Release) -> Project:
         """Fetch and read a release.
@@ -90,7 +90,7 @@ class Workshop:
         return find_project(release, sdist)
 
     def suite(self, project: Project) -> Suite:
-        """How its tests are run."""
+        """The way its tests are run."""
         return Suite(
             command=project.test_command,
             variables=TEST_ENV,
@@ -99,9 +99,9 @@ class Workshop:
         )
 
     async def baseline(
-        self, project: Project, snapshot: Snapshot, journal: Journal, *, cover: bool
+        self, project: Project, snapshot: Snapshot, journal: MakeJournal, *, cover: bool
     ) -> Baseline:
-        """What its tests do with nothing broken.
+        """The results of its tests with nothing broken.
 
         Raises:
             DataError: they do not run, or too few pass, or they take too long; says what was seen.
@@ -155,7 +155,7 @@ class Workshop:
         return found
 
     async def _copy_of(self, project: Project, snapshot: Snapshot) -> str:
-        """Where else in a sandbox the library lies; empty if nowhere."""
+        """Another path of a sandbox where the library lies; empty if there is none."""
         sandbox = await self.runner.backend.create(self.runner.limits, snapshot)
         try:
             files = {
@@ -182,7 +182,7 @@ class Workshop:
         baseline: Baseline,
         snapshot: Snapshot,
         changed: dict[str, bytes] | None = None,
-    ) -> Verdict:
+    ) -> ChangeVerdict:
         """Run the tests with a change, and if it breaks some, once more on clocks that stall.
 
         Args:
@@ -210,7 +210,7 @@ class Workshop:
 
 
 def _refusal(run: SuiteRun, rules: Rules, watched: bool) -> str:
-    """Why a library that is not broken cannot be used; empty if it can."""
+    """The reason a library that is not broken cannot be used; empty if it can."""
     if not run.complete:
         what = f"{run.stuck} did not end" if run.stuck else "pytest did not end by itself"
         return f"its tests do not run: {what}: {_last_line(run.output)}"

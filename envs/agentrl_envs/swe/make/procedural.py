@@ -14,13 +14,13 @@ from typing import Any
 
 from agentrl.sandbox import Snapshot
 from agentrl_envs.swe.make.in_order import in_order
-from agentrl_envs.swe.make.journal import Journal
+from agentrl_envs.swe.make.journal import MakeJournal
 from agentrl_envs.swe.make.library import Workshop, pick_release
 from agentrl_envs.swe.make.mutation.sites import Site, SourceFile
-from agentrl_envs.swe.make.progress import Progress
+from agentrl_envs.swe.make.progress import MakeProgress
 from agentrl_envs.swe.make.project import Project
 from agentrl_envs.swe.make.rows import base_row
-from agentrl_envs.swe.make.verdict import Baseline, Verdict, statement
+from agentrl_envs.swe.make.verdict import Baseline, ChangeVerdict, statement
 from agentrl_envs.swe.patches import make_patch
 from agentrl_envs.swe.trees import TreeFile, TreeStore
 
@@ -30,7 +30,7 @@ _MAX_SOURCE_BYTES = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bug:
-    """A broken file."""
+    """A file with one bug put in."""
 
     operator: str
     path: str
@@ -46,7 +46,7 @@ class _Bug:
 
 async def procedural_rows(
     shop: Workshop, store: TreeStore, wanted: str, *, count: int, seed: int, per_function: int,
-    jobs: int, progress: Progress,
+    jobs: int, progress: MakeProgress,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Up to `count` tasks of one library, always the same for a seed.
 
@@ -84,8 +84,8 @@ async def procedural_rows(
 
 async def _accept(
     shop: Workshop, store: TreeStore, project: Project, baseline: Baseline, snapshot: Snapshot,
-    journal: Journal, bugs: Iterator[_Bug], *, count: int, per_function: int, jobs: int,
-    progress: Progress,
+    journal: MakeJournal, bugs: Iterator[_Bug], *, count: int, per_function: int, jobs: int,
+    progress: MakeProgress,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The first bugs, in their order, that make tasks; tried side by side."""
 
@@ -121,13 +121,13 @@ async def _accept(
     return rows
 
 
-def _noted(found: Verdict) -> dict[str, Any]:
+def _noted(found: ChangeVerdict) -> dict[str, Any]:
     return {"reason": "", "broken": list(found.fail_to_pass), "messages": dict(found.messages),
             "kept": list(found.pass_to_pass)}  # fmt: skip
 
 
-def _read(known: Mapping[str, Any], baseline: Baseline) -> Verdict:
-    return Verdict(
+def _read(known: Mapping[str, Any], baseline: Baseline) -> ChangeVerdict:
+    return ChangeVerdict(
         reason="",
         fail_to_pass=tuple(known["broken"]),
         pass_to_pass=tuple(known["kept"]),
@@ -172,7 +172,7 @@ def _bugs(files: Mapping[str, SourceFile], project: Project, seed: int) -> Itera
 
 def _row(
     shop: Workshop, store: TreeStore, project: Project, baseline: Baseline, bug: _Bug,
-    verdict: Verdict,
+    verdict: ChangeVerdict,
 ) -> dict[str, Any]:  # fmt: skip
     old = project.tree[bug.path]
     new = TreeFile(data=bug.text.encode(), executable=old.executable)

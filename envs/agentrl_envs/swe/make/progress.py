@@ -1,4 +1,4 @@
-"""What a maker tells its caller while it works."""
+"""Progress of a maker, reported to its caller while it works."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentrl_envs.swe.make.index import Release
 from agentrl_envs.swe.make.verdict import Baseline
 
 
-class Progress(Protocol):
+class MakeProgress(Protocol):
     """Told what happens; the command line draws it."""
 
     def phase(self, release: Release, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Which files of a source distribution are the library, which are its tests, and how they run."""
+"""The library and the tests of a source distribution, and the way the tests are run."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ class Project:
         return [path for path in sorted(self.tree) if path.endswith(".py") and self.is_source(path)]
 
     def is_source(self, path: str) -> bool:
-        """Whether a path belongs to the library and is not a test."""
+        """True if a path belongs to the library and is not a test."""
         return below(path, self.source_paths) and not below(path, self.test_paths)
 
 
 def below(path: str, places: Sequence[str]) -> bool:
-    """Whether a path is one of the files or lies in one of the folders."""
+    """True if a path is one of the files or lies in one of the folders."""
     return any(path == place or path.startswith(f"{place}/") for place in places)
 
 

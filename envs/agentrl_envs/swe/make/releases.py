@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.errors import DataError
 from agentrl_envs.swe.make.index import NoAnswer, Release
 from agentrl_envs.swe.make.library import Workshop, canonical, pairs, pick_release
-from agentrl_envs.swe.make.progress import Progress
+from agentrl_envs.swe.make.progress import MakeProgress
 from agentrl_envs.swe.make.project import Project
 from agentrl_envs.swe.make.rows import base_row
 from agentrl_envs.swe.make.verdict import Baseline, statement
@@ -41,7 +41,7 @@ class _Fix:
 
 async def release_rows(
     shop: Workshop, store: TreeStore, wanted: str, *, count: int, most_pairs: int,
-    progress: Progress,
+    progress: MakeProgress,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Up to `count` tasks of one library, the newest releases first.
 
@@ -78,7 +78,7 @@ async def release_rows(
 
 
 async def _pair(
-    shop: Workshop, store: TreeStore, old: Release, new: Release, count: int, progress: Progress
+    shop: Workshop, store: TreeStore, old: Release, new: Release, count: int, progress: MakeProgress
 ) -> list[dict[str, Any]]:
     progress.phase(new, f"reading what changed since {old.version}")
     before, after = await shop.project(old), await shop.project(new)

@@ -1,4 +1,4 @@
-"""What the rows of both kinds of tasks have in common."""
+"""The fields that rows of both kinds of tasks have in common."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from agentrl_envs.swe.make.library import Workshop
 from agentrl_envs.swe.make.project import TEST_ENV, Project
-from agentrl_envs.swe.make.verdict import Baseline, Verdict
+from agentrl_envs.swe.make.verdict import Baseline, ChangeVerdict
 
 
 def base_row(
-    shop: Workshop, project: Project, baseline: Baseline, verdict: Verdict
+    shop: Workshop, project: Project, baseline: Baseline, verdict: ChangeVerdict
 ) -> dict[str, Any]:
     """The fields of `SweTask` that do not depend on how the source was broken."""
     return {

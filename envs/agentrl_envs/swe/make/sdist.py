@@ -76,7 +76,7 @@ _BY_TEXT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sdist:
-    """What a source distribution holds."""
+    """The contents of a source distribution."""
 
     tree: Tree
     """Its files without history, caches, builds and links; relative to its top folder."""
@@ -210,6 +210,6 @@ def _flat(text: str) -> str:
 
 
 def is_permissive(license: str) -> bool:
-    """Whether every way to read an SPDX expression asks for no more than that its text stays."""
+    """True if every way to read an SPDX expression asks for no more than that its text stays."""
     words = [word.strip("()") for word in re.split(r"\s+(?:AND|OR)\s+", license)]
     return bool(license) and all(word in PERMISSIVE for word in words)

@@ -1,4 +1,4 @@
-"""What decides the tasks of a folder, kept beside them so that two kinds are never mixed in one.
+"""The settings that decide the tasks of a folder, kept beside them so that no two are mixed.
 
 Settings bind once a task was made with them: before that a mistyped option costs nothing.
 """

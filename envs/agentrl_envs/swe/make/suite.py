@@ -26,7 +26,7 @@ _STARTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestResult:
-    """What one test did."""
+    """The result of one test."""
 
     __test__ = False  # not a test of ours
 
@@ -40,7 +40,7 @@ class TestResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteRun:
-    """What a run of all tests did."""
+    """The results of a run of all tests."""
 
     results: Mapping[str, TestResult]
     """By node id; tests that began and did not end are missing."""
@@ -65,7 +65,7 @@ class SuiteRun:
 
 
 class Stalls(StrEnum):
-    """How the clocks of a run fall behind; see `stalls`."""
+    """The pauses by which the clocks of a run fall behind; see `inside/stalls.py`."""
 
     NONE = ""
     """Not at all."""
@@ -77,7 +77,7 @@ class Stalls(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """How one library's tests are run."""
+    """The way one library's tests are run."""
 
     command: Sequence[str]
     """See `SweTask.test_command`."""
@@ -111,7 +111,7 @@ class SuiteRunner:
                 self._visible = (await sandbox.exec(probe)).outcome is Outcome.OK
             await upload_tree(tree, sandbox, REPO_FOLDER)
             for name, file in _PLUGINS.items():
-                data = Path(__file__).with_name(file).read_bytes()
+                data = (Path(__file__).with_name("inside") / file).read_bytes()
                 await sandbox.write_file(f"{_PLUGIN_FOLDER}/{name}", data)
             if not self._visible:
                 await sandbox.upload(self.environment, "environment")
@@ -205,7 +205,7 @@ class SuiteRunner:
 
 
 def read_report(lines: bytes, root: str, *, seconds: float, output: str) -> SuiteRun:
-    """What the plugin wrote. Lines that it did not write, such as a watchdog's, are left out.
+    """The lines that the plugin wrote. Others, such as a watchdog's, are left out.
 
     Args:
         lines: the report.

@@ -1,4 +1,4 @@
-"""Whether tasks still hold: the very tests that grading runs, without the gold change and with it.
+"""A second look at tasks: the tests that grading runs, without the gold change and with it.
 
 It uses the runner of the environment, not that of the maker, so an agreement says that a model that
 makes the gold change is paid and one that does nothing is not. A task that disagrees is looked at
@@ -39,8 +39,8 @@ _LOOKS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What a second look at a task found."""
+class TaskFinding:
+    """The findings of a second look at a task."""
 
     instance_id: str
     """The task."""
@@ -55,7 +55,7 @@ class Finding:
 async def validate_tasks(
     folder: Path, environment: Environment, backend: SandboxBackend, *, jobs: int,
     limit: int | None = None,
-) -> AsyncIterator[Finding]:  # fmt: skip
+) -> AsyncIterator[TaskFinding]:  # fmt: skip
     """Look at every task of a data set folder again, in the order of the file.
 
     Args:
@@ -76,9 +76,9 @@ async def validate_tasks(
         tasks = [tasks[number * len(tasks) // limit] for number in range(limit)]
     store = TreeStore(folder / STORE_FOLDER)
 
-    async def look(task: SweTask) -> Finding:
+    async def look(task: SweTask) -> TaskFinding:
         wrong, flips = await _looks(task, store, environment, backend)
-        return Finding(
+        return TaskFinding(
             instance_id=task.instance_id, of=len(tasks), disagreements=wrong, flips=flips
         )
 
@@ -87,7 +87,7 @@ async def validate_tasks(
             yield finding
 
 
-def drop(folder: Path, findings: Sequence[Finding]) -> tuple[int, int]:
+def drop(folder: Path, findings: Sequence[TaskFinding]) -> tuple[int, int]:
     """Leave out of a data set folder what does not hold.
 
     A task that disagrees goes, and one of which a test that is to be mended flips; tests that flip
@@ -125,7 +125,7 @@ def drop(folder: Path, findings: Sequence[Finding]) -> tuple[int, int]:
 async def _looks(
     task: SweTask, store: TreeStore, environment: Environment, backend: SandboxBackend
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What disagrees in every look, and the names of tests that do in some only."""
+    """The disagreements of every look, and the names of tests that disagree in some only."""
     if task.environment != environment.id:
         made = f"made with test environment {task.environment}, this one is {environment.id}"
         return (made,), ()

@@ -1,4 +1,4 @@
-"""Which tests a change breaks, whether that makes a task, and what the task tells the model."""
+"""The tests that a change breaks, the choice if that makes a task, and its text for the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MESSAGE_CHARACTERS = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What a library's tests do when nothing is broken."""
+    """The results of a library's tests when nothing is broken."""
 
     passed: tuple[str, ...]
     """Tests that passed in every run, sorted."""
@@ -30,7 +30,7 @@ class Baseline:
 
 
 def baseline_of(runs: Sequence[SuiteRun], stalled: Sequence[SuiteRun] = ()) -> Baseline:
-    """What several runs of an unbroken library agree on.
+    """The results on which several runs of an unbroken library agree.
 
     Args:
         runs: as the machine is.
@@ -59,8 +59,8 @@ def baseline_of(runs: Sequence[SuiteRun], stalled: Sequence[SuiteRun] = ()) -> B
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a change of the source does to the tests."""
+class ChangeVerdict:
+    """The effect of a change of the source on the tests."""
 
     reason: str
     """Empty if it makes a task; else why not: `not caught`, `stuck`, `crashed`, `too much broken`
@@ -73,7 +73,7 @@ class Verdict:
     """What the broken tests say."""
 
 
-def judge(wanted: Sequence[str], runs: Sequence[SuiteRun]) -> Verdict:
+def judge(wanted: Sequence[str], runs: Sequence[SuiteRun]) -> ChangeVerdict:
     """Compare runs with a change to what passes without it.
 
     Args:
@@ -82,17 +82,17 @@ def judge(wanted: Sequence[str], runs: Sequence[SuiteRun]) -> Verdict:
     """
     for run in runs:
         if not run.complete:
-            return Verdict(reason="stuck" if run.stuck else "crashed")
+            return ChangeVerdict(reason="stuck" if run.stuck else "crashed")
     always = frozenset.intersection(*(run.passed() for run in runs))
     ever = frozenset.union(*(run.passed() for run in runs))
     broken = tuple(name for name in wanted if name not in ever)
     kept = tuple(name for name in wanted if name in always)
     if not broken:
         somewhere = any(name not in always for name in wanted)
-        return Verdict(reason="unsteady" if somewhere else "not caught")
+        return ChangeVerdict(reason="unsteady" if somewhere else "not caught")
     if len(kept) * 2 <= len(wanted):
-        return Verdict(reason="too much broken")
-    return Verdict(
+        return ChangeVerdict(reason="too much broken")
+    return ChangeVerdict(
         reason="",
         fail_to_pass=broken,
         pass_to_pass=kept,
@@ -108,7 +108,7 @@ def _message(run: SuiteRun, name: str) -> str:
     return run.broken.get(file, "the test was not found")
 
 
-def statement(name: str, version: str, verdict: Verdict, *, shown: bool) -> str:
+def statement(name: str, version: str, verdict: ChangeVerdict, *, shown: bool) -> str:
     """The problem as the model reads it: what fails and what it says, nothing of the cause.
 
     Args:

@@ -20,7 +20,7 @@ import pytest
 from agentrl_envs.swe import TreeStore, make, read_tasks
 from agentrl_envs.swe.make import DEFAULT_PACKAGES, MakeRequest, Rules, environment_for, make_tasks
 from agentrl_envs.swe.make.in_order import in_order
-from agentrl_envs.swe.make.journal import Journal, only_one
+from agentrl_envs.swe.make.journal import MakeJournal, only_one
 from agentrl_envs.swe.make.sdist import is_permissive, read_sdist
 from agentrl_envs.swe.make.suite import SuiteRun, TestResult
 from agentrl_envs.swe.make.validate import validate_tasks
@@ -312,7 +312,7 @@ async def test_sandboxes_that_fail_for_one_library_do_not_end_the_others(made, t
 def test_a_link_to_nothing_is_no_copy(tmp_path):
     (tmp_path / "shapes.py").symlink_to("/nowhere")
     asked = {"modules": {"shapes": {"shapes.py": 10}}, "places": [str(tmp_path)]}
-    program = Path(make.__file__).with_name("copies.py")
+    program = Path(make.__file__).with_name("inside") / "copies.py"
     command = [sys.executable, str(program), json.dumps(asked)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
@@ -444,14 +444,14 @@ def test_a_store_sees_damage_and_refuses_paths_that_leave(tmp_path):
 
 def test_findings_survive_a_cut_line(tmp_path):
     path = tmp_path / "findings.jsonl"
-    journal = Journal(path)
+    journal = MakeJournal(path)
     journal.put("a", {"reason": "stuck"})
     journal.put("b", {"reason": ""})
     path.write_bytes(path.read_bytes()[:-5])
-    again = Journal(path)
+    again = MakeJournal(path)
     assert (again.get("a"), again.get("b")) == ({"reason": "stuck"}, None)
     again.put("b", {"reason": "x"})
-    assert Journal(path).get("b") == {"reason": "x"}
+    assert MakeJournal(path).get("b") == {"reason": "x"}
 
 
 async def test_results_come_in_the_order_of_the_work():

@@ -17,7 +17,7 @@ import libcst as cst
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Where a node stands."""
+    """The function and class around a node."""
 
     parent: cst.CSTNode | None
     """The node that holds it."""
@@ -253,7 +253,7 @@ def drop_else(node: cst.CSTNode, scope: Scope) -> Iterator[Change]:
 
 
 def swap_branches(node: cst.CSTNode, scope: Scope) -> Iterator[Change]:
-    """What `if` does and what `else` does change places."""
+    """Exchange the branches of `if` and `else`."""
     if isinstance(node, cst.If) and isinstance(node.orelse, cst.Else):
         yield node.with_changes(
             body=node.orelse.body, orelse=node.orelse.with_changes(body=node.body)

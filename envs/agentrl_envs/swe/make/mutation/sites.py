@@ -1,4 +1,4 @@
-"""Where in a source file the operators apply, and the file with one of them applied."""
+"""The sites of a source file at which operators apply, and the file with one of them applied."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SourceFile:
     """A parsed source file and the changes that could be made to it."""
 
     def __init__(self, text: str, *, covered: Collection[int] | None = None) -> None:
-        """Parse `text`.
+        """Parse the source `text`.
 
         Args:
             text: the file.

@@ -10,7 +10,7 @@ import sys
 
 
 def near(path, size):
-    """Whether a file is about as large: many files are called alike."""
+    """True if a file is about as large: many files are called alike."""
     try:
         return 0.7 < os.path.getsize(path) / max(size, 1) < 1.4  # noqa: PTH202 - sooner started
     except OSError:

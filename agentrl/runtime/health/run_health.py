@@ -1,4 +1,4 @@
-"""What a driver does for rules and detectors: shows them its steps, pauses, ends as they say."""
+"""Rules and detectors of a run: shown every step, they pause it or end it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agentrl.config import RunConfig
-from agentrl.health.rules import Action
+from agentrl.config.health import HealthSection
+from agentrl.health.rules import RuleAction
 from agentrl.runtime.disk.pause import PauseState, clear_pause, wait_for_answer
 from agentrl.runtime.disk.rollback import RollBack, RollbackPlan
 from agentrl.runtime.health.detectors import StepWatch
-from agentrl.runtime.health.rules import Supervisor
+from agentrl.runtime.health.rules import RunRules
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import History, Ruling
 from agentrl.runtime.stop import StopSwitch
@@ -24,56 +24,68 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Oversight:
-    """Rules and detectors of one run."""
+class RunHealth:
+    """The rules and the detectors of one run, as a driver calls them."""
 
     def __init__(
         self,
-        config: RunConfig,
+        section: HealthSection,
         run_dir: RunDir,
         history: History,
+        *,
+        settings: Mapping[str, Any],
         progress: Progress,
         stop: StopSwitch,
     ) -> None:
-        """Go on where earlier processes of the run have stopped."""
+        """Go on where earlier processes of the run have stopped.
+
+        Args:
+            section: the rules, and which rollbacks and detectors are allowed.
+            run_dir: of the run.
+            history: metrics and rollbacks of earlier processes.
+            settings: the config as dotted keys, for the advice of the detectors.
+            progress: told what the user should read.
+            stop: ends a pause.
+        """
         self._run_dir, self._progress, self._stop = run_dir, progress, stop
-        self._rules = Supervisor(
-            config.health,
+        self._rules = RunRules(
+            section,
             run_dir,
             rollbacks=history.rollbacks,
             logged=history.logged,
             note=progress.note,
         )
         self._detectors = StepWatch(
-            config,
+            settings,
             run_dir,
+            on=section.watch,
             rollbacks=history.rollbacks.count,
             logged=history.logged,
             progress=progress,
         )
-        self._rollbacks, self._most = history.rollbacks.count, config.health.max_rollbacks
+        self._rollbacks, self._most = history.rollbacks.count, section.max_rollbacks
         self._halted: Ruling | None = None  # a pause that was answered with `stop`
 
-    def see(self, step: int, values: Mapping[str, float]) -> None:
-        """Metrics of a step."""
-        self._rules.see(step, values)
-        self._detectors.see(step, values)
+    def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Add the metrics of a step."""
+        self._rules.add_metrics(step, values)
+        self._detectors.add_metrics(step, values)
 
     def ruling(self, step: int) -> Ruling | None:
         """The rule that ends the run, or rolls it back, after `step`."""
         return self._halted or self._rules.ending(step)
 
     def rolls_back(self, step: int) -> bool:
-        """Whether it is rolled back, so that nothing of `step` needs to be scored or saved."""
+        """A rule rolls `step` back, so that nothing of it needs to be scored or saved."""
         ruling = self.ruling(step)
-        return ruling is not None and ruling.action is Action.ROLLBACK
+        return ruling is not None and ruling.action is RuleAction.ROLLBACK
 
     def protected(self, step: int) -> Collection[int]:
         """Steps of checkpoints that a rollback may need."""
         return self._rules.protected(step)
 
-    async def obey(self, step: int, rest: Callable[[], Awaitable[None]]) -> float:
-        """After a step, logged and stored: warn, and pause until somebody answers.
+    async def apply_rules(self, step: int, rest: Callable[[], Awaitable[None]]) -> float:
+        """After a step, logged and stored: warn, and pause until the user answers.
 
         Args:
             step: training steps done.
@@ -85,11 +97,11 @@ class Oversight:
         Raises:
             Interrupted: a signal ended the pause.
         """
-        self._detectors.after(step)
+        self._detectors.look_after(step)
         self._rules.warn(step)
         waited_s = 0.0
         while self.ruling(step) is None and (ruling := self._rules.pausing(step)):
-            if self._rules.told_to_stop(ruling):  # and killed before it had ended
+            if self._rules.answered_stop(ruling):  # and killed before it had ended
                 self._halt(ruling)
                 break
             await rest()
@@ -100,7 +112,7 @@ class Oversight:
 
     async def _pause(self, step: int, ruling: Ruling) -> float:
         self._progress.phase("paused")
-        self._tell(f"paused after step {step} by {ruling.text}")
+        self._notify(f"paused after step {step} by {ruling.text}")
         began = time.monotonic()
         path, how = self._run_dir.control_file, f"agentrl control {self._run_dir.path}"
         answer = await self._stop.guard(
@@ -108,21 +120,21 @@ class Oversight:
                 path,
                 step,
                 ruling.text,
-                asked=lambda: self._tell(f"answer it: {how} continue (or stop)"),
+                asked=lambda: self._notify(f"answer it: {how} continue (or stop)"),
             )
         )
         if answer is PauseState.STOP:
             self._halt(ruling)
         self._rules.record(step, ruling, answer, f"told to {answer} at {ruling.text}")
         clear_pause(path)  # another rule may pause the same step, and has an answer of its own
-        self._tell(f"told to {answer}")
+        self._notify(f"told to {answer}")
         return time.monotonic() - began
 
     def _halt(self, pause: Ruling) -> None:
-        self._halted = replace(pause, action=Action.STOP, instead="stopped by hand")
+        self._halted = replace(pause, action=RuleAction.STOP, instead="stopped by hand")
 
-    def carry_out(self, step: int, *, cursor: dict[str, Any], elapsed_s: float) -> None:
-        """No further step follows: note the rule that ends the run, if one does.
+    def end_training(self, step: int, *, cursor: dict[str, Any], elapsed_s: float) -> None:
+        """After the last step: record the rule that ends the run, if one does.
 
         Args:
             step: training steps done.
@@ -137,9 +149,9 @@ class Oversight:
             return
         self._rules.record(step, ruling, ruling.action, ruling.text)
         if ruling.back_to is None:
-            self._tell(f"stopping after step {step}: {ruling.text}")
+            self._notify(f"stopping after step {step}: {ruling.text}")
             return
-        self._tell(
+        self._notify(
             f"going back from step {step} to step {ruling.back_to}, rollback "
             f"{self._rollbacks + 1} of at most {self._most}: {ruling.text}"
         )
@@ -149,9 +161,9 @@ class Oversight:
         raise RollBack(plan)
 
     async def close(self, step: int, *, look: bool) -> None:
-        """End the watching; with `look` after one more look at what was passed over."""
+        """End the detectors; with `look` after one more look at steps that were passed over."""
         await self._detectors.close(step, look=look)
 
-    def _tell(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         logger.info("%s", text)  # for run.log; what is noted is on the terminal already
         self._progress.note(text)

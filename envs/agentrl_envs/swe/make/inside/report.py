@@ -52,7 +52,7 @@ def pytest_configure(config):
 
 
 def pytest_runtest_logstart(nodeid, location):
-    """One test begins."""
+    """Report that one test begins."""
     global _began_s
     _seen[nodeid] = ["passed", ""]
     _began_s = _own_s()
@@ -91,7 +91,7 @@ def pytest_collectreport(report):
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """The last lines."""
+    """Write the last lines of the report."""
     sys.setprofile(None)
     threading.setprofile(None)
     modules = {}
@@ -125,7 +125,7 @@ _STARTED_S = _own_s() - time.process_time()
 
 
 def _message(report):
-    """What a failure says, without the lines of code around it."""
+    """The message of a failure, without the lines of code around it."""
     text = report.longrepr
     crash = getattr(text, "reprcrash", None)
     if crash is not None:

@@ -1,13 +1,14 @@
-"""When a run whose infrastructure is broken should stop instead of burning its budget."""
+"""Ends a run whose infrastructure is broken, instead of burning its budget."""
 
 from __future__ import annotations
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from agentrl.errors import RunError
-from agentrl.runtime.drivers.groups import infrastructure_failure
-from agentrl.runtime.stages import GroupReport
+from agentrl.runtime.stages import GroupReport, RolloutReport
 
 logger = logging.getLogger(__name__)
 
@@ -53,3 +54,25 @@ class FailureWatch:
             )
         logger.error("step %d: no rollout could be scored: %s", step, failure)
         self._note(f"step {step}: no rollout could be scored: {failure}")
+
+
+def infrastructure_failure(groups: Sequence[GroupReport]) -> str | None:
+    """If not one rollout can be trusted, the most frequent reason; else None."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if any(rollout.rule.reward_trusted for rollout in rollouts):
+        return None
+    reasons = Counter(_reason(rollout) for rollout in rollouts)
+    if not reasons:
+        return "no rollout was started"
+    reason, count = reasons.most_common(1)[0]
+    return f"{reason} ({count} of {len(rollouts)} rollouts)"
+
+
+_LOCATION = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def _reason(rollout: RolloutReport) -> str:
+    """One line of a detail that may hold a traceback: what was raised, and where."""
+    text = f"{rollout.termination}: {rollout.detail}".partition("\n")[0].rstrip(": ")
+    places = _LOCATION.findall(rollout.detail)
+    return f"{text} at {places[-1][0]}:{places[-1][1]}" if places else text

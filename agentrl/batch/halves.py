@@ -1,4 +1,4 @@
-"""Micro-batches cut in two between rollouts, so that ranks can be given equal work.
+"""Splits a micro-batch in two between rollouts, so that ranks can be given equal work.
 
 No number of a row changes: weights hold global denominators. Tokens that rows of both parts begin
 with are read in both.
@@ -60,9 +60,9 @@ def halves(micro: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:
     members = list(rollouts.values())
     sizes = [sum(len(tokens_of_path(micro, int(micro.segment_N[r]))) for r in m) for m in members]
     before = np.cumsum(sizes)[:-1]
-    place = int(np.abs(before - sum(sizes) / 2).argmin()) + 1
-    first = sorted(row for part in members[:place] for row in part)
-    second = sorted(row for part in members[place:] for row in part)
+    index = int(np.abs(before - sum(sizes) / 2).argmin()) + 1
+    first = sorted(row for part in members[:index] for row in part)
+    second = sorted(row for part in members[index:] for row in part)
     return take_rows(micro, first), take_rows(micro, second)
 
 

@@ -1,0 +1,97 @@
+"""The names of everything in a run directory; the one place that knows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class RunPaths:
+    """Paths of the files and folders of one run; nothing is opened or made.
+
+    Example:
+        >>> RunPaths(Path("runs/my-run")).metrics_file
+        PosixPath('runs/my-run/metrics.jsonl')
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def config_file(self) -> Path:
+        """Path of the resolved config."""
+        return self.path / "config.yaml"
+
+    @property
+    def identity_file(self) -> Path:
+        """Path of the run's identity: base folder, model, versions."""
+        return self.path / "run.json"
+
+    @property
+    def chosen_file(self) -> Path:
+        """Which tasks the run began with; there only if `pass_rate` chose them."""
+        return self.path / "tasks.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def trajectories(self) -> Path:
+        """Folder of the trajectory store."""
+        return self.path / "trajectories"
+
+    @property
+    def tokens(self) -> Path:
+        """Folder of the trainer's numbers of every trained token."""
+        return self.path / "tokens"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of `step-N` folders."""
+        return self.path / "checkpoints"
+
+    @property
+    def log_file(self) -> Path:
+        """Path of the log, tracebacks included."""
+        return self.path / "run.log"
+
+    @property
+    def logs(self) -> Path:
+        """Output of servers and of other processes."""
+        return self.path / "logs"
+
+    @property
+    def weights(self) -> Path:
+        """Of the `disk` backend."""
+        return self.path / "weights"
+
+    @property
+    def health_file(self) -> Path:
+        """Path of the journal of verdicts and decisions."""
+        return self.path / "health.jsonl"
+
+    @property
+    def control_file(self) -> Path:
+        """Path of the answer that a paused run waits for."""
+        return self.path / "control"
+
+    @property
+    def result_file(self) -> Path:
+        """Path of the final scores."""
+        return self.path / "result.json"
+
+    @property
+    def lock_file(self) -> Path:
+        """Held (flock) by the one process that writes here."""
+        return self.path / ".lock"
+
+    @property
+    def marks(self) -> tuple[Path, ...]:
+        """Any of these makes a folder a run directory."""
+        return self.metrics_file, self.config_file, self.trajectories

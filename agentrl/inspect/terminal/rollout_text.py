@@ -1,0 +1,263 @@
+"""A rollout as lines for a terminal: for `agentrl traj show` and for the terminal view.
+
+Everything that a model, a tool or a dataset wrote passes `visible`, so escape sequences and
+characters that do not print are spelled out, and nothing is read as rich markup. Rows are mappings
+as in the inspector's answers; `stored_row` makes one of a record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from agentrl.data import StoredTrajectory
+from agentrl.inspect.read.safe_terminal import number, visible
+from agentrl.types import Trajectory
+
+Decode = Callable[[Sequence[int]], str]
+Heading = Callable[[str, int | None, str], Text]
+
+_ROLE_COLOURS = {
+    "system": "magenta",
+    "user": "cyan",
+    "prompt": "cyan",
+    "assistant": "green",
+    "tool": "yellow",
+}
+_PLAIN = Console(width=80, force_terminal=False)
+
+
+def stored_row(trajectory: Trajectory) -> dict[str, Any]:
+    """A stored row as the mapping that `row_lines` shows."""
+    return {
+        "prompt_text": trajectory.prompt_text,
+        "prompt_tokens": len(trajectory.prompt_ids),
+        "turns": [dataclasses.asdict(turn) for turn in trajectory.turns],
+    }
+
+
+def stored_rollout_lines(
+    rows: Sequence[StoredTrajectory],
+    *,
+    title: str = "",
+    most_chars: int | None = None,
+    tokens: bool = False,
+    decode: Decode | None = None,
+) -> Iterator[Text]:
+    """The lines of one rollout: what it was worth, then its rows turn by turn.
+
+    Args:
+        rows: the rows of one rollout, in order.
+        title: why it is shown.
+        most_chars: shown of one text; None shows all.
+        tokens: whether every token is listed with mask, log-probability and version.
+        decode: token ids as text, where the run has a tokenizer.
+    """
+    yield from _heading(rows, title, most_chars)
+    for stored in rows:
+        trajectory = stored.trajectory
+        if len(rows) > 1:
+            yield row_title(trajectory.row_index, len(rows))
+        row = stored_row(trajectory)
+        if not row["prompt_text"] and decode is not None:
+            row["prompt_text"] = decode(trajectory.prompt_ids)
+        count = len(trajectory.response_ids)
+        listed = _lister(trajectory, decode) if tokens else None
+        yield from row_lines(
+            row,
+            most_chars=most_chars,
+            more="--full shows them",
+            heading=numbered_heading,
+            listed=listed,
+        )
+        if listed is not None and not trajectory.turns:
+            yield from listed(0, count)
+    yield Text()
+
+
+def row_title(index: int, count: int) -> Text:
+    """Which row of a rollout of several rows follows."""
+    return Text(f"row {index + 1} of {count}", style="bold")
+
+
+def row_lines(
+    row: Mapping[str, Any],
+    *,
+    most_chars: int | None,
+    more: str,
+    heading: Heading,
+    listed: Callable[[int, int], Iterator[Text]] | None = None,
+) -> Iterator[Text]:
+    """Prompt and turns of a row; a text of several lines comes as one.
+
+    Args:
+        row: with `prompt_text`, `prompt_tokens` and `turns`.
+        most_chars: shown of one text, half of it from each end; None shows all.
+        more: how to see what is left out of a text.
+        heading: the line above a prompt or a turn, of its role, place and facts.
+        listed: the lines of some tokens, put after each turn.
+    """
+
+    def short(text: str | None) -> str:
+        return _shortened(text or "", most_chars, more)
+
+    prompt = short(row["prompt_text"])
+    yield heading("prompt", None, f"{row['prompt_tokens']} tokens")
+    yield visible(prompt) if prompt else Text("(no text was stored)", style="dim")
+    for place, turn in enumerate(row["turns"]):
+        yield heading(turn["role"], place, _facts(turn))
+        yield from _turn(turn, short)
+        if listed is not None:
+            yield from listed(turn["start"], turn["end"])
+
+
+def numbered_heading(role: str, place: int | None, facts: str) -> Text:
+    """`-- 0 assistant (2 tokens, 0.10 s)`, for text that is read on after the program ended."""
+    name = role if place is None else f"{place} {role}"
+    return visible(f"-- {name}", _role_style(role)).append_text(visible(f" ({facts})", "dim"))
+
+
+def ruled_heading(role: str, place: int | None, facts: str) -> Text:
+    """The role after a rule, for a screen that is scrolled."""
+    line = visible(f"\u2501\u2501 {role} ", _role_style(role))
+    return line.append_text(visible(facts if place is None else f"turn {place}, {facts}", "dim"))
+
+
+def worth_line(facts: Mapping[str, Any]) -> Text:
+    """One line with reward, score, advantage and ending."""
+    line = Text.assemble(
+        "reward ", (number(facts["reward"]), "bold"), _parts(facts["reward_parts"])
+    )
+    line.append(f"  score {number(facts['score'])}")
+    line.append(f"  advantage {number(facts['advantage'], sign=True)}")
+    return line.append("  ended by ").append_text(visible(facts["termination"], "bold"))
+
+
+def wrapped(text: Text, width: int) -> Iterator[Text]:
+    """A text as lines no wider than `width` cells."""
+    text.expand_tabs(4)
+    for line in text.split("\n", allow_blank=True):
+        if line.cell_len <= width:
+            yield line
+        else:
+            yield from line.wrap(_PLAIN, max(1, width))
+
+
+def _heading(
+    rows: Sequence[StoredTrajectory], title: str, most_chars: int | None
+) -> Iterator[Text]:
+    first, last = rows[0], rows[-1].trajectory
+    line = Text.assemble(("== ", "bold"), visible(first.kind), f" step {first.step}", style="bold")
+    line.append(f"  {title}" if title else "")
+    yield line
+    yield Text.assemble(
+        "task ", visible(last.task_id), "  rollout ", visible(last.rollout_id),
+        "  group ", visible(last.group_id),
+    )  # fmt: skip
+    yield worth_line(
+        {
+            "reward": last.reward,
+            "reward_parts": last.reward_parts,
+            "score": last.score,
+            "advantage": first.advantage,
+            "termination": last.termination,
+        }
+    )
+    if last.termination_detail:
+        detail = _shortened(last.termination_detail, most_chars, "--full shows them")
+        yield Text.assemble("  ", visible(detail))
+    sampled = sum(stored.trajectory.num_action_tokens for stored in rows)
+    total = sum(len(stored.trajectory.response_ids) for stored in rows)
+    versions = sorted({v for stored in rows for v in stored.trajectory.policy_versions if v >= 0})
+    span = "-".join(map(str, dict.fromkeys(versions[:1] + versions[-1:]))) or "-"
+    yield Text(
+        f"prompt {len(rows[0].trajectory.prompt_ids)} tokens, response {total} ({sampled} "
+        f"sampled), weights {span}, temperature {last.temperature:g}, {last.duration_s:.1f} s",
+        style="dim",
+    )
+    if last.extra_logs:
+        yield Text.assemble("logs", _parts(last.extra_logs), style="dim")
+
+
+def _parts(parts: Mapping[str, float | None]) -> Text:
+    out = Text()
+    for index, (name, value) in enumerate(parts.items()):
+        out.append(", " if index else " (").append_text(visible(name)).append(f" {number(value)}")
+    return out.append(")") if parts else out
+
+
+def _facts(turn: Mapping[str, Any]) -> str:
+    facts = [f"{turn['end'] - turn['start']} tokens", f"{turn['duration_s'] or 0:.2f} s"]
+    if turn["finish_reason"]:
+        facts.append(turn["finish_reason"])
+    if turn["reward"] is not None:
+        facts.append(f"reward {number(turn['reward'])}")
+    return ", ".join(facts)
+
+
+def _turn(turn: Mapping[str, Any], short: Callable[[str | None], str]) -> Iterator[Text]:
+    yield visible(short(turn["text"]))
+    yield from (_call(call, short) for call in turn["tool_calls"])
+    yield from (_result(result, turn["text"], short) for result in turn["tool_results"])
+
+
+def _call(call: Mapping[str, Any], short: Callable[[str | None], str]) -> Text:
+    line = Text.assemble("   call ", visible(call["name"] or "(no name)"), " ")
+    line.append_text(_status(call["status"]))
+    if call["arguments"]:
+        arguments = json.dumps(call["arguments"], ensure_ascii=False)
+        line.append(" ").append_text(visible(short(arguments)))
+    if call["error"]:
+        line.append("\n     ").append_text(visible(short(call["error"]), "red"))
+    return line
+
+
+def _result(result: Mapping[str, Any], said: str, short: Callable[[str | None], str]) -> Text:
+    line = Text.assemble("   result ", visible(result["name"] or "(no name)"), " ")
+    line.append_text(_status(result["status"])).append(f" {result['duration_s'] or 0:.2f} s")
+    if result.get("exit_code") is not None:
+        line.append(f" exit {result['exit_code']:g}")
+    line.append(" shortened" if result["truncated"] else "")
+    if result["text"] not in said:
+        line.append("\n     ").append_text(visible(short(result["text"])))
+    return line
+
+
+def _role_style(role: str) -> str:
+    return f"bold {_ROLE_COLOURS.get(role, '')}".strip()
+
+
+def _status(status: str) -> Text:
+    return visible(status, "green" if status == "ok" else "bold red")
+
+
+def _lister(trajectory: Trajectory, decode: Decode | None) -> Callable[[int, int], Iterator[Text]]:
+    def lines(start: int, end: int) -> Iterator[Text]:
+        yield Text("   position      id mask  log-prob version", style="dim")
+        for index in range(start, end):
+            mask = trajectory.response_mask[index]
+            line = Text(
+                f"   {index:8d} {trajectory.response_ids[index]:7d} {mask:4d} "
+                f"{trajectory.rollout_log_probs[index]:9.4f} "
+                f"{trajectory.policy_versions[index]:7d}",
+                style="" if mask else "dim",
+            )
+            if decode is not None:
+                piece = decode([trajectory.response_ids[index]])
+                line.append("  ").append_text(visible(json.dumps(piece, ensure_ascii=False)))
+            yield line
+
+    return lines
+
+
+def _shortened(text: str, most_chars: int | None, more: str) -> str:
+    if most_chars is None or len(text) <= most_chars:
+        return text
+    half = most_chars // 2
+    note = f"[... {len(text) - 2 * half} characters left out; {more} ...]"
+    return f"{text[:half]}\n{note}\n{text[-half:]}"

@@ -1,0 +1,106 @@
+"""The checkpoints of a run: which steps are saved, and a disk that does not take one."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.config.schema import CheckpointSection
+from agentrl.runtime.disk.checkpoint import (
+    CheckpointState,
+    save_checkpoint,
+    score_checkpoint,
+    would_be_kept,
+)
+from agentrl.runtime.drivers.position import RunPosition
+from agentrl.runtime.drivers.run_clock import RunClock
+from agentrl.runtime.progress import Progress
+from agentrl.runtime.scoring.score_book import ScoreBook
+from agentrl.runtime.stages import LearnStage
+from agentrl.serving.threads import run_computing
+
+if TYPE_CHECKING:
+    from agentrl.runtime.disk.run_directory import RunDir
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointKeeper:
+    """Saves the steps of one run."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        section: CheckpointSection,
+        *,
+        learner: LearnStage,
+        position: RunPosition,
+        book: ScoreBook,
+        protected: Callable[[int], Collection[int]],
+        clock: RunClock,
+        progress: Progress,
+    ) -> None:
+        """Go on from the step that the run stands at, which is saved already.
+
+        Args:
+            run_dir: of the run.
+            section: says how often, and how many are kept.
+            learner: writes weights, tokenizer and trainer state.
+            position: of the tasks.
+            book: scores of the step.
+            protected: steps of checkpoints that stay after this step, whatever the section says.
+            clock: told how long a checkpoint takes.
+            progress: told what happens.
+        """
+        self._run_dir, self._section, self._saved = run_dir, section, position.done
+        self._learner, self._position, self._book = learner, position, book
+        self._protected, self._clock, self._progress = protected, clock, progress
+
+    def wanted(self, step: int) -> bool:
+        """The section asks for a checkpoint of this step."""
+        if step % self._section.every_steps == 0:
+            return True
+        return would_be_kept(self._run_dir.checkpoints, self._state(step), self._section)
+
+    async def save(self, step: int) -> None:
+        """Save, or score what was saved when a signal interrupted its evaluation.
+
+        A failure is reported and the run goes on; earlier checkpoints stay as they are.
+        """
+        began = self._clock.now()
+        root, state = self._run_dir.checkpoints, self._state(step)
+        try:
+            keep = self._protected(step)
+            if step <= self._saved:
+                await run_computing(score_checkpoint, root, state, self._section, keep=keep)
+                return
+            self._progress.phase("checkpoint")
+            write = self._learner.save
+            await run_computing(save_checkpoint, root, state, write, self._section, keep=keep)
+        except Exception as error:  # recording boundary: writers raise OSError, RuntimeError, ...
+            logger.exception("checkpoint of step %d failed", step)
+            self._progress.note(disk_full(self._run_dir.path, error))
+            return
+        self._saved = step
+        self._clock.checkpoint_s = self._clock.now() - began
+
+    def _state(self, step: int) -> CheckpointState:
+        return CheckpointState(
+            step=step,
+            version=self._learner.version,
+            cursor=self._position.cursor_state,
+            elapsed_s=self._clock.elapsed_s,
+            scores=self._book.metrics(step),
+        )
+
+
+def disk_full(run: Path, error: BaseException) -> str:
+    """The message for a disk that does not take something of a run."""
+    free = shutil.disk_usage(run).free / 2**30
+    return (
+        f"{run} could not be written ({error}); {free:.1f} GiB are free there; "
+        "earlier checkpoints and trajectories are intact"
+    )

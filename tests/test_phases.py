@@ -1,0 +1,90 @@
+"""`.ci/tests.py`, which `make test` runs: one closing line, and an exit status that means it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / ".ci" / "tests.py"
+
+
+def start(folder: Path, source: str, *arguments: str) -> subprocess.Popen[str]:
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n docker\n fleet\n ray\n")
+    (folder / "test_some.py").write_text(f"import pytest, time, pathlib\n{source}")
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), "-q", "-p", "xdist", "-p", "no:cacheprovider", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def closing_lines(text: str) -> list[str]:
+    return text.strip().splitlines()[-2:]
+
+
+def test_counts_of_all_phases_stand_in_the_last_line(tmp_path: Path) -> None:
+    """Fails if a failure of one phase is lost in those after it, or an error is no failure."""
+    source = """
+def test_plain(): pass
+def test_left_out(): pytest.skip("here")
+@pytest.mark.docker
+def test_docker(broken): pass
+@pytest.mark.ray
+def test_ray(): pass
+"""
+    with start(tmp_path, source) as process:
+        text, _ = process.communicate()
+    assert process.returncode == 1
+    parts, total = closing_lines(text)
+    assert total == "agentrl: 2 passed, 1 failed, 1 skipped"
+    pattern = r"plain 1 in \d+:\d\d, docker 0 in \S+, servers 0 in \S+, ray 1 in \S+; all in \S+"
+    assert re.fullmatch("agentrl: passed: " + pattern, parts), parts
+    assert "fixture 'broken' not found" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "total"),
+    [
+        (["-k", "test_plain"], 0, "1 passed, 0 failed, 0 skipped"),
+        (["-k", "no_such_test"], 1, "0 passed, 0 failed, 0 skipped"),
+        (["--no-such-option"], 1, "0 passed, 4 failed, 0 skipped"),
+    ],
+)
+def test_a_phase_may_select_nothing_but_not_all_of_them(
+    tmp_path: Path, arguments: list[str], status: int, total: str
+) -> None:
+    with start(tmp_path, "def test_plain(): pass", *arguments) as process:
+        text, _ = process.communicate()
+    assert process.returncode == status, text
+    assert closing_lines(text)[1] == f"agentrl: {total}"
+
+
+def test_ctrl_c_shows_what_there_is(tmp_path: Path) -> None:
+    source = """
+@pytest.mark.docker
+def test_first(): pass
+@pytest.mark.docker
+def test_long():
+    pathlib.Path("began").touch()
+    time.sleep(600)
+"""
+    with start(tmp_path, source) as process:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "began").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        text, _ = process.communicate()
+    assert process.returncode == 130, text
+    assert closing_lines(text)[1].startswith("agentrl: 1 passed, ")
