@@ -17,7 +17,7 @@ from agentrl.imports import resolve
 T = TypeVar("T")
 
 
-class KindRegistry(Generic[T]):
+class Registry(Generic[T]):
     """The kinds that one config key can name.
 
     Example:

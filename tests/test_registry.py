@@ -17,7 +17,7 @@ from agentrl.config.schema import ChatSection
 from agentrl.errors import ConfigError, DataError, SyncError
 from agentrl.estimators import ESTIMATORS, find_estimator
 from agentrl.finding import Status
-from agentrl.registry import KindRegistry
+from agentrl.registry import Registry
 from agentrl.sync import find_transfer, make_receiver, make_sender, resolve_backend
 from agentrl.sync.choose import OWN_TRANSFER
 from agentrl.testing import ByteTokenizer
@@ -310,7 +310,7 @@ def test_messages_list_the_registered_names(find) -> None:
 
 
 def test_a_name_is_given_once() -> None:
-    shapes = KindRegistry[object]("shape", own="a shape", entry=lambda name, value: value)
+    shapes = Registry[object]("shape", own="a shape", entry=lambda name, value: value)
     shapes.add("toy", 1, source=write)
     shapes.add("toy", 2, source=write)
     assert (list(shapes), shapes.find("toy"), shapes.get("other")) == (["toy"], 2, None)

@@ -10,7 +10,7 @@ from agentrl.chat.json_calls import HermesParser, Llama3JsonParser, MistralParse
 from agentrl.chat.parser import ToolCallParser
 from agentrl.chat.qwen3_coder import Qwen3CoderParser
 from agentrl.errors import ConfigError
-from agentrl.registry import KindRegistry
+from agentrl.registry import Registry
 
 NO_PARSER = "none"
 """Value of `chat.tool_parser` with which no call is read."""
@@ -29,7 +29,7 @@ def _entry(name: str, value: Any) -> type[ToolCallParser]:
     return value
 
 
-PARSERS = KindRegistry[type[ToolCallParser]](
+PARSERS = Registry[type[ToolCallParser]](
     "chat.tool_parser", own="a parser of your own", entry=_entry, words=(NO_PARSER,)
 )
 for parser in (

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from agentrl.estimators.contract import EstimatorFunction, EstimatorSpec, ValueFunction
 from agentrl.imports import require_callable
-from agentrl.registry import KindRegistry
+from agentrl.registry import Registry
 
 
 def _entry(name: str, value: Any) -> EstimatorSpec:
@@ -17,7 +17,7 @@ def _entry(name: str, value: Any) -> EstimatorSpec:
     return ESTIMATORS.made_of(function) or EstimatorSpec(name=name, function=function)
 
 
-ESTIMATORS = KindRegistry[EstimatorSpec](
+ESTIMATORS = Registry[EstimatorSpec](
     "algorithm.advantage_estimator", own="an estimator of your own", entry=_entry
 )
 

@@ -9,7 +9,6 @@ stays where it is: of two values of one step the later one counts.
 from __future__ import annotations
 
 import math
-import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from agentrl.files import write_whole
 
 _ATTEMPTS = 3
 """So often a tracker is opened before it is given up."""
@@ -58,9 +59,7 @@ class RunIdentity:
     def keep_id(self, sink: str, value: str) -> str:
         """Remember the id of this run at a tracker, and return it."""
         self.sinks.mkdir(parents=True, exist_ok=True)
-        scratch = self.sinks / f".{sink}.{os.getpid()}"
-        scratch.write_text(value + "\n", encoding="utf-8")
-        scratch.replace(self.sinks / f"{sink}.id")
+        write_whole(self.sinks / f"{sink}.id", f"{value}\n".encode())
         return value
 
     def id_for(self, sink: str) -> str:

@@ -1,1 +1,1 @@
-"""Runs: the synchronous driver in one process, its run directory, evaluation and preflight."""
+"""Runs: opening the stages, driving them, and keeping the run directory."""

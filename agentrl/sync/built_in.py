@@ -1,6 +1,6 @@
 """The weight-transfer backends of agentrl, fastest first: what each can do, and where it is.
 
-The halves are imported when they are made, since they need torch, and one of them vllm.
+The halves that need torch or vllm are imported when they are made.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.errors import ConfigError, SyncError
+from agentrl.sync.inprocess import InProcessReceiver, InProcessSender
 from agentrl.sync.transfer import WeightReceiver, WeightSender
 from agentrl.sync.transfer_kind import SenderSetup, TransferRoute, WeightTransfer
 
@@ -30,14 +31,10 @@ class InProcessTransfer(WeightTransfer):
 
     def sender(self, setup: SenderSetup) -> WeightSender:
         """Do what `WeightTransfer.sender` says."""
-        from agentrl.sync.inprocess import InProcessSender
-
         return InProcessSender()
 
     def receiver(self) -> WeightReceiver:
         """Do what `WeightTransfer.receiver` says."""
-        from agentrl.sync.inprocess import InProcessReceiver
-
         return InProcessReceiver()
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from agentrl.config.fleet import SyncSection
 from agentrl.errors import ConfigError, SyncError
 from agentrl.imports import import_string_of
-from agentrl.registry import KindRegistry
+from agentrl.registry import Registry
 from agentrl.sync.built_in import (
     CollectiveTransfer,
     DiskTransfer,
@@ -44,7 +44,7 @@ def _entry(name: str, value: Any) -> WeightTransfer:
     return value()
 
 
-TRANSFERS = KindRegistry[WeightTransfer](
+TRANSFERS = Registry[WeightTransfer](
     "sync.backend", own="a backend of your own", entry=_entry, words=(AUTO,)
 )
 for kind in (

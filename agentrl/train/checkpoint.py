@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import RunError
+from agentrl.files import flush, replacing
 
 TRAINER_FILE = "trainer.pt"
 _FORMAT = 2
@@ -68,7 +66,7 @@ def save_trainer_state(
         "cpu_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
-    with atomic(directory / TRAINER_FILE) as path:
+    with replacing(directory / TRAINER_FILE) as path:
         torch.save(state, path)
 
 
@@ -119,27 +117,6 @@ def save_checkpoint(model: Any, tokenizer: Any, directory: Path) -> None:
         for path in made:
             target = directory / path.relative_to(scratch)
             target.parent.mkdir(parents=True, exist_ok=True)
-            _sync(path)
+            flush(path)
             path.replace(target)
-    _sync(directory)
-
-
-@contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A place to write to; it becomes `path`, flushed to the disk, when the block ends well."""
-    scratch = path.with_name(f".{path.name}.writing-{os.getpid()}")
-    try:
-        yield scratch
-        _sync(scratch)
-        scratch.replace(path)
-        _sync(path.parent)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush(directory)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from agentrl.batch import records
 from agentrl.batch.records import StepBatch
 from agentrl.errors import RunError
+from agentrl.files import replacing
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.checkpoint import atomic
 
 if TYPE_CHECKING:
     pass
@@ -56,7 +56,7 @@ def save_failed_step(directory: Path, batch: StepBatch, *, version: int, error: 
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / f"failed-step-{version + 1}.pt"
     state = {"format": _FORMAT, "version": version, "error": error, "batch": _plain(batch)}
-    with atomic(target) as path:
+    with replacing(target) as path:
         torch.save(state, path)
     return target
 

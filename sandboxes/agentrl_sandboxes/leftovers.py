@@ -40,12 +40,17 @@ class Leftover:
     """Whether it is gone now."""
 
 
-async def collect(*, dry_run: bool = False) -> list[Leftover]:
+async def collect(*, dry_run: bool = False, folder: Path | None = None) -> list[Leftover]:
     """Find what has lost its owner and, unless `dry_run`, end and delete it.
 
     A place that cannot be searched, as containers without a daemon, is an entry without a name.
+
+    Args:
+        dry_run: only find.
+        folder: where `process` sandboxes have their folders; by default the temporary directory.
     """
-    found = await asyncio.to_thread(_folders, dry_run)
+    temporary = folder or Path(tempfile.gettempdir())
+    found = await asyncio.to_thread(_folders, temporary, dry_run)
     try:
         async with contextlib.aclosing(Client()) as client:
             found += await _containers(client, dry_run)
@@ -55,10 +60,10 @@ async def collect(*, dry_run: bool = False) -> list[Leftover]:
     return found
 
 
-def _folders(dry_run: bool) -> list[Leftover]:
+def _folders(temporary: Path, dry_run: bool) -> list[Leftover]:
     """Folders of `process` sandboxes whose process is gone."""
     found: list[Leftover] = []
-    for path in sorted(Path(tempfile.gettempdir()).glob("agentrl-*")):
+    for path in sorted(temporary.glob("agentrl-*")):
         match = FOLDER.fullmatch(path.name)
         if match is None or path.is_symlink() or started(int(match[1])):
             continue

@@ -76,7 +76,7 @@ from agentrl_sandboxes import BACKENDS
 async def main():
     assert os.getuid() != 0
     backend = BACKENDS[sys.argv[2]]()
-    found = {r.check.name: [r.verdict, r.detail] for r in await run_suite(
+    found = {r.check.name: [r.status, r.detail] for r in await run_suite(
         backend, names=sys.argv[4:], at_once=4)}
     await backend.close()
     print(json.dumps(found))
@@ -108,6 +108,6 @@ def test_backend_works_for_an_ordinary_user(backend_name: str) -> None:
     )
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout.splitlines()[-1])
-    failed = {name: detail for name, (verdict, detail) in found.items() if verdict == "failed"}
+    failed = {name: detail for name, (status, detail) in found.items() if status == Status.FAIL}
     assert not failed
     assert set(found) == set(IMPORTANT)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from agentrl.errors import DataError
+from agentrl.files import replacing
 
 _ABANDONED_S = 3600.0
 """A temporary file this old has lost its writer; no single file takes an hour to write."""
@@ -26,37 +25,16 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         DataError: the file cannot be written (disk full, no permission); nothing is left behind.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
-        try:
-            with temporary.open("xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            # Also on cancellation and Ctrl-C: the half file goes, the exception stays.
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(path.parent)
+        with replacing(path) as temporary, temporary.open("xb") as file:
+            yield file
     except OSError as error:
         raise DataError(
             f"cannot write {path}: {error.strerror or error}; free some space or mend the "
             "permissions of the folder"
         ) from error
-
-
-def sync_directory(directory: Path) -> None:
-    """Put the names in `directory` on the disk, where the file system can do that."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        # Some network file systems refuse to sync a directory; there is nothing more to do there.
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sweep(directory: Path) -> None:

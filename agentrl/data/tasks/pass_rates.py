@@ -111,7 +111,7 @@ class Measured:
         limits: str = "",
     ) -> Measured:
         """Sum up the rollouts of one task."""
-        interval = share_interval(scores)
+        interval = wilson_interval(scores)
         return cls(
             task_id=task.id,
             digest=task_digest(task),
@@ -127,7 +127,7 @@ class Measured:
         )
 
 
-def share_interval(scores: Sequence[float]) -> tuple[float, float] | None:
+def wilson_interval(scores: Sequence[float]) -> tuple[float, float] | None:
     """Wilson's 95 % interval of a mean of scores from 0 to 1.
 
     Wilson 1927, "Probable inference, the law of succession, and statistical inference", as in
@@ -135,7 +135,7 @@ def share_interval(scores: Sequence[float]) -> tuple[float, float] | None:
     0 and 1 it is made for, so the interval is then too wide rather than too narrow.
 
     Example:
-        >>> [round(end, 2) for end in share_interval([0.0] * 8)]
+        >>> [round(end, 2) for end in wilson_interval([0.0] * 8)]
         [0.0, 0.32]
     """
     n = len(scores)

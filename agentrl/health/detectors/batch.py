@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from agentrl.estimators import ESTIMATORS
 from agentrl.finding import Status
 from agentrl.health import levers_system
 from agentrl.health.curves import Stretch, change, number, smoothed
@@ -42,7 +43,7 @@ def empty_gradient(history: History, limits: Limits) -> Verdict:
     series = history.metrics.get(metric)
     if series is None or history.config.get("rollout.n_samples_per_prompt") == 1:
         return unknown(name, f"{metric} is not logged, or groups have one rollout each")
-    if history.config.get("algorithm.advantage_estimator") in ("gae", "reinforce"):
+    if not _compares_siblings(history):
         return unknown(name, "this advantage does not come from comparing siblings")
     steps = limits["empty_gradient/steps"]
     bound, warn = limits["empty_gradient/bound"], limits["empty_gradient/warn"]
@@ -76,6 +77,15 @@ def empty_gradient(history: History, limits: Limits) -> Verdict:
         *evidence,
         levers=levers_system.difficulty(history.config),
     )
+
+
+def _compares_siblings(history: History) -> bool:
+    """What the estimator declares; of one that only the run could load, what the run counted."""
+    name = history.config.get("algorithm.advantage_estimator")
+    spec = ESTIMATORS.get(name)
+    if spec is not None:
+        return spec.compares_siblings
+    return ":" not in str(name) or "batch/groups_singleton" in history.metrics
 
 
 def _nothing_left(history: History, series: Series, limits: Limits) -> Verdict:

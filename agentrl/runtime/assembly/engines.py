@@ -314,9 +314,7 @@ def _devices(section: VllmServing) -> list[tuple[int, ...]]:
     ]
 
 
-def make_client(
-    engines: Sequence[Engine], *, wait_s: float, offset: int = 0
-) -> TokenClient:
+def make_client(engines: Sequence[Engine], *, wait_s: float, offset: int = 0) -> TokenClient:
     """The client of a config over engines.
 
     Args:

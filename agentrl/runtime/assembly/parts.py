@@ -248,7 +248,9 @@ def load_model(section: ModelSection, *, path: str | None = None) -> Pretrained:
     return load_pretrained(section.model_copy(update={"path": source}))
 
 
-def load_trained(section: ModelSection, lora: LoraSection | None, *, checkpoint: str | None) -> Pretrained:
+def load_trained(
+    section: ModelSection, lora: LoraSection | None, *, checkpoint: str | None
+) -> Pretrained:
     """The policy that a run trains.
 
     Args:
@@ -281,7 +283,9 @@ def model_source(section: ModelSection, *, path: str | None = None) -> str:
     return str(folder.absolute()) if folder.is_dir() else source
 
 
-def served_source(section: ModelSection, lora: LoraSection | None, *, checkpoint: str | None) -> str:
+def served_source(
+    section: ModelSection, lora: LoraSection | None, *, checkpoint: str | None
+) -> str:
     """The model that the servers of a run start with: the checkpoint, or what adapters stand on."""
     return model_source(section, path=checkpoint if lora is None else None)
 

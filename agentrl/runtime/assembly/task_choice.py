@@ -11,8 +11,8 @@ from typing import Any
 from agentrl.config.renamed import translate
 from agentrl.config.schema import DatasetSection
 from agentrl.errors import RunError
+from agentrl.files import write_whole
 from agentrl.runtime.assembly.parts import TRAIN, Chosen, TaskSets, eval_name
-from agentrl.runtime.disk.checkpoint import write_atomic
 
 
 def write_chosen(path: Path, datasets: Mapping[str, DatasetSection], tasks: TaskSets) -> None:
@@ -33,7 +33,7 @@ def write_chosen(path: Path, datasets: Mapping[str, DatasetSection], tasks: Task
         for name, section in _by_pass_rate(datasets).items()
     }
     if document:
-        write_atomic(path, json.dumps(document).encode())
+        write_whole(path, json.dumps(document).encode())
 
 
 def read_chosen(path: Path, datasets: Mapping[str, DatasetSection]) -> Mapping[str, Chosen]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 from agentrl.config.schema import CheckpointSection
 from agentrl.errors import RunError
+from agentrl.files import flush, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -74,21 +74,6 @@ class Checkpoint:
     """What was saved with it."""
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader sees the old or the new content and nothing between."""
-    scratch = path.with_name(f"{_MAKING}{path.name}")
-    try:
-        with scratch.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
-    _fsync(path.parent)
-
-
 def save_checkpoint(
     root: Path,
     state: CheckpointState,
@@ -122,7 +107,7 @@ def save_checkpoint(
             if path.is_file()
         }
         document = {**asdict(state), "files": sizes}
-        write_atomic(making / STATE_FILE, json.dumps(document, indent=1).encode())
+        write_whole(making / STATE_FILE, json.dumps(document, indent=1).encode())
 
     target = make_folder(root / f"step-{state.step}", write_all)
     _prune(root, section, keep)
@@ -151,7 +136,7 @@ def score_checkpoint(
         return
     file = ours.path / STATE_FILE
     document = {**json.loads(file.read_bytes()), "scores": dict(state.scores)}
-    write_atomic(file, json.dumps(document, indent=1).encode())
+    write_whole(file, json.dumps(document, indent=1).encode())
     _prune(root, section, keep)
 
 
@@ -182,7 +167,7 @@ def make_folder(target: Path, write: Callable[[Path], None]) -> Path:
         if target.exists():
             _remove(target)
         making.rename(target)
-        _fsync(target.parent)
+        flush(target.parent)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
         raise
@@ -293,13 +278,5 @@ def _remove(path: Path) -> None:
 def flush_tree(root: Path) -> None:
     """Bring a folder and everything in it onto the disk."""
     for path in sorted(root.rglob("*")):
-        _fsync(path)
-    _fsync(root)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush(path)
+    flush(root)

@@ -23,7 +23,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from agentrl.errors import RunError
-from agentrl.runtime.disk.checkpoint import write_atomic
+from agentrl.files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def write_pause(path: Path, pause: Pause) -> None:
     Raises:
         OSError: the disk does not take it.
     """
-    write_atomic(path, json.dumps(asdict(pause)).encode() + b"\n")
+    write_whole(path, json.dumps(asdict(pause)).encode() + b"\n")
 
 
 def read_pause(path: Path) -> Pause | None:

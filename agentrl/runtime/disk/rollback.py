@@ -28,7 +28,6 @@ import errno
 import json
 import logging
 import math
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -36,7 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import RunError
-from agentrl.runtime.disk.checkpoint import flush_tree, write_atomic
+from agentrl.files import flush, write_whole
+from agentrl.runtime.disk.checkpoint import flush_tree
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def begin_rollback(run: Path, plan: RollbackPlan) -> None:
     number = max((int(folder.name) for folder in _folders(run)), default=0) + 1
     folder = run / "rolled-back" / str(number)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / _PLAN, json.dumps(asdict(plan), indent=1).encode())
+    write_whole(folder / _PLAN, json.dumps(asdict(plan), indent=1).encode())
     flush_tree(run / "rolled-back")
 
 
@@ -217,8 +217,8 @@ def _cut_metrics(path: Path, aside: Path, *, after: int) -> None:
     for line in path.read_bytes().splitlines(keepends=True):
         (later if _step_of(line) > after else kept).append(line)
     if later:
-        write_atomic(aside, b"".join(later))
-        write_atomic(path, b"".join(kept))
+        write_whole(aside, b"".join(later))
+        write_whole(path, b"".join(kept))
 
 
 def _step_of(line: bytes) -> int:
@@ -233,8 +233,4 @@ def _step_of(line: bytes) -> int:
 def flush_folders(root: Path) -> None:
     """Bring the names in a folder, and in those below it, onto the disk."""
     for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        flush(folder)

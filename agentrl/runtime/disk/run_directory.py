@@ -41,7 +41,8 @@ from agentrl.config.load import load_stored_config
 from agentrl.config.schema import ModelSection
 from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError, RunError
-from agentrl.runtime.disk.checkpoint import resolve_model_path, write_atomic
+from agentrl.files import write_whole
+from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.run_name import (
     IDENTITY_FILE,
     empty,
@@ -154,7 +155,7 @@ class RunDir(RunPaths):
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write the final scores."""
-        write_atomic(self.result_file, json.dumps(result, indent=2).encode() + b"\n")
+        write_whole(self.result_file, json.dumps(result, indent=2).encode() + b"\n")
 
     def discard(self) -> None:
         """Delete a run that failed before it produced anything, and let go of the lock.
@@ -205,8 +206,8 @@ class RunDir(RunPaths):
             "python": platform.python_version(),
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        write_atomic(self.path / IDENTITY_FILE, json.dumps(identity, indent=1).encode())
-        write_atomic(self.config_file, dump_config(config).encode())
+        write_whole(self.path / IDENTITY_FILE, json.dumps(identity, indent=1).encode())
+        write_whole(self.config_file, dump_config(config).encode())
 
 
 def read_identity(path: Path) -> tuple[RunConfig, Path]:

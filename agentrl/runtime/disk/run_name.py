@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from agentrl.config.schema import RunSection
+from agentrl.files import is_temporary
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 
 CHOSEN_FILE = "tasks.json"
@@ -57,7 +58,7 @@ def free_name(path: Path) -> str:
 
 
 def _is_debris(entry: Path) -> bool:
-    return entry.name.startswith(".making-")
+    return entry.name.startswith(".making-") or is_temporary(entry)
 
 
 def empty(path: Path, *, but: Collection[str] = ()) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 from agentrl.runtime.scoring.intervals import (
     Interval,
+    clipped_t_interval,
     mean_interval,
     paired_difference,
     pass_at_k,
-    share_interval,
 )
 from agentrl.runtime.stages import GroupReport
 
@@ -85,7 +85,7 @@ def summarise(
             scores.setdefault(group.task_id, []).append(rollout.verdict)
     by_task = {task: fmean(values) for task, values in scores.items()}
     passed = {
-        k: share_interval(
+        k: clipped_t_interval(
             [
                 pass_at_k(sum(value >= 1.0 for value in values), len(values), min(k, len(values)))
                 for values in scores.values()

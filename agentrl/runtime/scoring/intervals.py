@@ -67,7 +67,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return Interval(mean=mean, low=mean - half, high=mean + half, n=n)
 
 
-def share_interval(values: Sequence[float]) -> Interval:
+def clipped_t_interval(values: Sequence[float]) -> Interval:
     """As `mean_interval` for values between 0 and 1, which is where the ends stay, too."""
     found = mean_interval(values)
     if math.isnan(found.low):

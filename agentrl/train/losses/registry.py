@@ -10,7 +10,7 @@ from agentrl.batch.records import MASK_KEYS, LossNeeds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError, choices
 from agentrl.imports import require_callable
-from agentrl.registry import KindRegistry
+from agentrl.registry import Registry
 from agentrl.train.losses.contract import LossFunction, LossSpec
 
 
@@ -20,7 +20,7 @@ def _entry(name: str, value: Any) -> LossSpec:
     return LOSSES.made_of(function) or LossSpec(name=name, function=function)
 
 
-LOSSES = KindRegistry[LossSpec]("algorithm.policy_loss", own="a loss of your own", entry=_entry)
+LOSSES = Registry[LossSpec]("algorithm.policy_loss", own="a loss of your own", entry=_entry)
 
 
 def policy_loss(

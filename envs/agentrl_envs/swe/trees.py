@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import secrets
 import tempfile
 import zlib
 from collections.abc import Mapping
@@ -19,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from agentrl.errors import DataError
+from agentrl.files import write_whole
 from agentrl.sandbox import Sandbox
 
 
@@ -107,19 +106,10 @@ class TreeStore:
         place = self._place(digest)
         if place.exists():
             return digest
-        temporary = place.with_name(f".{place.name}.{secrets.token_hex(6)}.tmp")
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with temporary.open("xb") as file:
-                    file.write(zlib.compress(data))
-                    file.flush()
-                    # A name must never stand for a file that a power cut emptied.
-                    os.fsync(file.fileno())
-                temporary.replace(place)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+            # A name must never stand for a file that a power cut emptied.
+            write_whole(place, zlib.compress(data))
         except OSError as error:
             raise DataError(
                 f"cannot write {place}: {error.strerror or error}; free some space or mend the "

@@ -55,6 +55,11 @@ class Starts:
         """How many wait for a turn."""
 
     @property
+    def running(self) -> int:
+        """The number of starts under way."""
+        return len(self._running)
+
+    @property
     def calm(self) -> bool:
         """True if a start ahead of use would delay no other."""
         return not (self.waiting or self._breaker.open or self._turns.locked() or self._closed)

@@ -18,9 +18,9 @@ from agentrl.data.tasks.pass_rates import (
     end_torn_line,
     profile_file,
     read_measured,
-    share_interval,
     task_digest,
     variance_weight,
+    wilson_interval,
 )
 from agentrl.errors import DataError
 from agentrl.types import Task
@@ -71,11 +71,11 @@ def test_a_torn_line_loses_only_itself(tmp_path: Path) -> None:
 
 
 def test_intervals_of_few_rollouts() -> None:
-    low, high = share_interval([1.0, 0.0]) or (0, 0)
+    low, high = wilson_interval([1.0, 0.0]) or (0, 0)
     assert (round(low, 3), round(high, 3)) == (0.095, 0.905)
-    assert share_interval([1.0] * 8) == pytest.approx((0.6756, 1.0), abs=1e-4)
-    assert share_interval([]) is None
-    assert share_interval([2.0, 0.0]) is None
+    assert wilson_interval([1.0] * 8) == pytest.approx((0.6756, 1.0), abs=1e-4)
+    assert wilson_interval([]) is None
+    assert wilson_interval([2.0, 0.0]) is None
 
 
 def test_bounds_and_weights_come_from_a_profile(tmp_path: Path) -> None:

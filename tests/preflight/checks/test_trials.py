@@ -120,13 +120,15 @@ def test_what_is_kept_is_counted_exactly(project: Path) -> None:
 
 def test_caches_and_activations_follow_the_limits(project: Path) -> None:
     config = load_config(project)
-    assert kv_cache_bytes(config, EmbeddedServing(), SHAPE) == 16 * 2 * 4 * 2 * 2 * 128
+    assert kv_cache_bytes(EmbeddedServing(), config.model, SHAPE, context=128) == (
+        16 * 2 * 4 * 2 * 2 * 128
+    )
     tokens = 512
     layer = tokens * (4 * (7 * 4 + 3 * 2 + 4 * 8) + 16 * 4)
     head = tokens * 16 * 4
-    assert activation_bytes(config, SHAPE) == 2 * layer + head
+    assert activation_bytes(config.train, config.model, SHAPE) == 2 * layer + head
     saved = load_config(project, ["model.gradient_checkpointing=true"])
-    assert activation_bytes(saved, SHAPE) == layer + 2 * tokens * 4 * 4 + head
+    assert activation_bytes(saved.train, saved.model, SHAPE) == layer + 2 * tokens * 4 * 4 + head
 
 
 def test_ranks_and_servers_are_counted(project: Path) -> None:

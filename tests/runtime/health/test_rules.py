@@ -15,6 +15,7 @@ from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
+from agentrl.files import is_temporary
 from agentrl.health.journal import Event, HealthJournal
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.disk.checkpoint import list_checkpoints
@@ -416,7 +417,7 @@ def disk_fuse() -> Iterator[DiskFuse]:
 
 def tree(run: Path) -> dict[str, bytes]:
     """Every file but what a kill left half-written, which nobody looks at."""
-    files = (path for path in run.rglob("*") if path.is_file() and path.name[:8] != ".making-")
+    files = (path for path in run.rglob("*") if path.is_file() and not is_temporary(path))
     return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 

@@ -214,9 +214,8 @@ async def test_containers_go_with_their_host() -> None:
 
 
 async def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
-    docker: DockerBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    docker: DockerBackend, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     await docker.create(LIMITS)
     dead = own_name().rpartition(":")[0] + ":1"
     name = f"agentrl-test-{secrets.token_hex(4)}"
@@ -233,10 +232,10 @@ async def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
         (left,) = containers(dead)
         wanted = {str(folder), left[:12]}
         # Others may have died on this machine, too.
-        assert wanted <= {item.name for item in await collect(dry_run=True)}
+        assert wanted <= {item.name for item in await collect(dry_run=True, folder=tmp_path)}
         assert containers(dead)
         assert folder.exists()
-        assert wanted <= {item.name for item in await collect() if item.removed}
+        assert wanted <= {item.name for item in await collect(folder=tmp_path) if item.removed}
         assert not containers(dead)
         assert not folder.exists()
         assert mine.exists()

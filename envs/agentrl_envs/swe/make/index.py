@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, DataError
+from agentrl.files import write_whole
 
 PYPI = "https://pypi.org/simple"
 """The default index."""
@@ -97,9 +98,7 @@ class Index:
                 f"{release.sha256}; do not use this file"
             )
         self._downloads.mkdir(parents=True, exist_ok=True)
-        temporary = kept.with_name(f".{kept.name}.tmp")
-        temporary.write_bytes(data)
-        temporary.replace(kept)
+        write_whole(kept, data)
         return data
 
     def _listed(self, name: str, parse: Callable[[str], str | None]) -> Iterable[Release]:

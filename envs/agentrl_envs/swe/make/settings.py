@@ -5,15 +5,13 @@ Settings bind once a task was made with them: before that a mistyped option cost
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, DataError
+from agentrl.files import write_whole
 from agentrl_envs.swe.make.library import canonical
 from agentrl_envs.swe.record import TASKS_FILE, read_tasks
 
@@ -83,17 +81,8 @@ def replace_file(file: Path, data: bytes) -> None:
     Raises:
         DataError: it cannot be written.
     """
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(6)}.tmp")
     try:
-        try:
-            with temporary.open("xb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(file)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
+        write_whole(file, data)
     except OSError as error:
         raise DataError(
             f"cannot write {file}: {error.strerror or error}; free some space and run the same "

@@ -1,0 +1,61 @@
+"""Files that are either whole or not there, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary neighbour of `path`, which takes its place when the block ends well.
+
+    The bytes are on the disk before the name is, and the name before this returns. Two writers of
+    one path do not meet: each has its own temporary file, and the last to finish wins. A kill
+    leaves a file that `is_temporary` knows.
+
+    Raises:
+        OSError: as while writing (a full disk, no permission); `path` stays as it was and nothing
+            is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        yield temporary
+        flush(temporary)
+        temporary.replace(path)
+    except BaseException:
+        # Also on cancellation and Ctrl-C: the half file goes, the exception stays.
+        temporary.unlink(missing_ok=True)
+        raise
+    flush(path.parent)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file so that a reader sees the old or the new content and nothing between.
+
+    Raises:
+        OSError: see `replacing`.
+    """
+    with replacing(path) as temporary, temporary.open("xb") as file:
+        file.write(data)
+
+
+def is_temporary(path: Path) -> bool:
+    """A writer that was killed may have left this file."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def flush(path: Path) -> None:
+    """Bring a file, or the names in a folder, onto the disk.
+
+    Some network file systems refuse that for a folder; there is nothing more to do there.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
