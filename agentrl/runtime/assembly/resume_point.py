@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from agentrl.data import TaskCursor
 from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.runtime.disk.checkpoint import Checkpoint, damaged_after, latest_checkpoint
 from agentrl.runtime.disk.rollback import logged_metrics, read_rollbacks
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.records import History
-
-if TYPE_CHECKING:
-    from agentrl.data import TaskCursor
 
 _ELAPSED = "timing_s/elapsed"
 
@@ -42,7 +39,6 @@ def resume_point(directory: RunDir, tasks: TaskSets, *, seed: int) -> ResumePoin
         DataError: the dataset is not the one the run was begun with.
         RunError: a rollback cannot be read.
     """
-    from agentrl.data import TaskCursor
 
     checkpoint = latest_checkpoint(directory.checkpoints)
     rollbacks = read_rollbacks(directory.path)
