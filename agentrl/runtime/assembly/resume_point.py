@@ -11,7 +11,7 @@ from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.runtime.disk.checkpoint import Checkpoint, damaged_after, latest_checkpoint
 from agentrl.runtime.disk.rollback import logged_metrics, read_rollbacks
 from agentrl.runtime.disk.run_directory import RunDir
-from agentrl.runtime.records import History
+from agentrl.runtime.records import RunHistory
 
 _ELAPSED = "timing_s/elapsed"
 
@@ -28,7 +28,7 @@ class ResumePoint:
     """After the last task of the checkpoint."""
     leaps: Mapping[int, TaskCursor]
     """Later steps to which a rollback went back, and the cursor that takes over after each."""
-    history: History
+    history: RunHistory
     """Steps done, lines logged, time spent."""
 
 
@@ -60,7 +60,7 @@ def resume_point(directory: RunDir, tasks: TaskSets, *, seed: int) -> ResumePoin
     elapsed = [values[_ELAPSED] for values in logged.values() if _ELAPSED in values]
     if checkpoint:
         elapsed.append(checkpoint.state.elapsed_s)
-    history = History(
+    history = RunHistory(
         done=done,
         logged=logged,
         elapsed_s=max([*elapsed, rollbacks.elapsed_s]),
