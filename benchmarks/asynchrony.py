@@ -56,7 +56,7 @@ ROLLOUT_SHARE = 0.7
 MODES: dict[str, dict[str, Any]] = {
     "a: on-policy": {},
     "b: trigger 2": {"trigger_parameter_sync_step": 2},
-    "one step off": {"one_step_off": True},
+    "one step off": {"staleness_threshold": 1.0},
     "c: staleness 1": {"staleness_threshold": 1.0},
     "d: staleness 1.5, lag 8": {
         "staleness_threshold": 1.5,

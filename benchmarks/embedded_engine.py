@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import EmbeddedServing
 from agentrl.config.schema import ModelSection
 from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.train.model.pretrained import load_pretrained
@@ -55,7 +55,7 @@ def run_generate(pretrained, batch: list[list[int]]) -> float:
 
 async def run_engine(pretrained, batch: list[list[int]]) -> float:
     engine = EmbeddedEngine(
-        pretrained.model, section=ServingSection(max_batch_size=len(batch)), max_context_tokens=256
+        pretrained.model, section=EmbeddedServing(max_batch_size=len(batch)), max_context_tokens=256
     )
     sampling = SamplingParams(max_tokens=NEW_TOKENS)
     started = time.perf_counter()

@@ -128,8 +128,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "algorithm__kl_coef": 0.05,
         "algorithm__old_log_probs": "recompute",
         "algorithm__kl_controller": "window",
-        "algorithm__ref_update_every": 2,
-        "algorithm__ref_polyak": 0.5,
+        "algorithm__reference_update": {"every_steps": 2, "polyak": 0.5},
         "critic__learning_rate": 1e-2,
         "critic__warmup_steps": 1,
     },
@@ -164,7 +163,7 @@ SCHEDULES: dict[str, tuple[dict[str, Any], str]] = {
         {"staleness_threshold": 1.0, "partial_rollout": True},
         "embedded",
     ),
-    "asynchronous, one step off": ({"one_step_off": True}, "vllm"),
+    "asynchronous, one step off": ({"staleness_threshold": 1.0}, "vllm"),
     "asynchronous, old groups dropped": (
         {"staleness_threshold": 3.0, "partial_rollout": True, "max_version_lag": 0},
         "vllm",

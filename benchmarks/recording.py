@@ -28,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.batch.records import StepBatch
-from agentrl.config import RunConfig, load_config
+from agentrl.config import RunConfig
+from agentrl.config.load import load_stored_config
 from agentrl.data import TokenStore, TrajectoryStore
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.disk.checkpoint import list_checkpoints
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("--from-step", type=int, default=1)
     parser.add_argument("--to-step", type=int, default=10**9)
     args = parser.parse_args()
-    config = load_config(args.run / "config.yaml")
+    config = load_stored_config(args.run / "config.yaml")
     found = TrajectoryStore(args.run / "trajectories").steps("train")
     steps = [step for step in found if args.from_step <= step <= args.to_step]
     with tempfile.TemporaryDirectory() as folder:

@@ -38,7 +38,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import VllmServing
 from agentrl.engine import Engine, Generator
 from agentrl.serving import LoadBalancer, TokenClient
 from agentrl.serving.vllm import VllmEngine
@@ -125,7 +125,7 @@ async def serve(generator: Generator, seed: str, options, max_tokens: int) -> Me
 
 
 def commands(options) -> list[ServerCommand]:
-    section = ServingSection(
+    section = VllmServing(
         replicas=SERVERS,
         max_batch_size=32,
         kv_cache_gb=options.kv_cache_gb,

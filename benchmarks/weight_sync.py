@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import EmbeddedServing, VllmServing
 from agentrl.engine import WeightTicket
 from agentrl.serving.client import TokenClient
 from agentrl.serving.embedded import EmbeddedEngine
@@ -199,7 +199,7 @@ async def measure_pause(model: Any, repeats: int, quick: bool) -> None:
     receiver = make_receiver("shm")
     engine = EmbeddedEngine(
         model,
-        section=ServingSection(max_batch_size=4),
+        section=EmbeddedServing(max_batch_size=4),
         max_context_tokens=2048,
         receive=receiver.receive,
     )
@@ -247,7 +247,7 @@ async def measure_vllm(folder: Path, repeats: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     weights = weights_of(model)
     targets = [torch.zeros_like(tensor) for _, tensor in weights]
-    section = ServingSection(engine="vllm", max_batch_size=4, kv_cache_gb=0.5)
+    section = VllmServing(max_batch_size=4, kv_cache_gb=0.5)
     command = server_command(section, model_path=folder, max_context_tokens=2048, dtype="float32")
     server = VllmServer(command, name="vllm-0", log=Path("/tmp/weight_sync_vllm.log"))
     await server.start()

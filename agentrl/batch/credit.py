@@ -121,7 +121,7 @@ def finish_credit(
     final = list(advantages)
     if algorithm.whiten_advantages and final:
         ends = np.cumsum([len(part) for part in final])
-        white = whiten(np.concatenate(final), no_std_norm=algorithm.no_std_norm)
+        white = whiten(np.concatenate(final), no_std_norm=algorithm.whiten_advantages == "mean")
         final = np.split(white, ends[:-1])
     by_row: dict[RowKey, FloatArray] = {}
     by_rollout: dict[str, float] = {}

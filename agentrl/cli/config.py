@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
-from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
 from agentrl.config import RunConfig, dump_config, leaves, load_config
 from agentrl.config.blocks import describe_blocks
+from agentrl.config.keys import ConfigKey
 from agentrl.estimators import find_estimator
 
 app = typer.Typer(help="Show the keys and values of run files.", no_args_is_help=True)
-
-_REQUIRED = "(required)"
 
 
 @app.command()
@@ -52,15 +49,17 @@ def schema(
         typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
         return
     console = Console(highlight=False)
-    section = ""
-    for key, meaning in leaves():
-        parent = key.rpartition(".")[0]
-        if parent != section:
-            section = parent
+    before: tuple[str, tuple[str, ...]] = ("", ())
+    for key in leaves():
+        section = key.name.rpartition(".")[0]
+        if (section, key.kinds) != before:
+            before = section, key.kinds
             console.print()
-        line = Text.assemble((key, "bold green"), " = ", (default_of(key), "cyan"))
+            if text := _only_with(key, section):
+                console.print(Text(f"# {text}", style="dim"), soft_wrap=True)
+        line = Text.assemble((key.name, "bold green"), " = ", (key.default, "cyan"))
         console.print(line, soft_wrap=True)
-        console.print(Text(f"    {meaning}"), soft_wrap=True)
+        console.print(Text(f"    {key.meaning}"), soft_wrap=True)
 
 
 @app.command()
@@ -86,22 +85,8 @@ def metrics(
         console.print(Text(f"    {entry.meaning}"), soft_wrap=True)
 
 
-def default_of(key: str) -> str:
-    """The default of a dotted key as YAML would write it, or that it has to be given."""
-    *sections, leaf = key.split(".")
-    model: type[BaseModel] = RunConfig
-    for name in sections:
-        # A name of the user's choice: the section it stands for is the value type of the field.
-        if name in model.model_fields:
-            model = _section(model.model_fields[name].annotation)
-    value = model.model_fields[leaf].get_default(call_default_factory=True)
-    if model.model_fields[leaf].is_required():
-        return _REQUIRED
-    value = list(value) if isinstance(value, tuple) else value
-    return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
-
-
-def _section(annotation: Any) -> type[BaseModel]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return annotation.__args__[1]
+def _only_with(key: ConfigKey, section: str) -> str:
+    """When keys can be there at all; empty if they always are."""
+    if key.kinds:
+        return "with " + " or ".join(key.kinds)
+    return f"{section} is left out by default" if key.optional else ""

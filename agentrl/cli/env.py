@@ -18,7 +18,7 @@ from rich.text import Text
 
 from agentrl.cli.env_scaffold import scaffold
 from agentrl.config import resolve
-from agentrl.config.sandboxes import SandboxSection
+from agentrl.config.sandboxes import sandbox_section
 from agentrl.config.schema import DatasetSection, EnvSection
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.finding import Finding
@@ -121,7 +121,7 @@ async def _check(
     make = load_env_class(section.target, base=Path.cwd())
     backend = None
     if sandbox != "none":
-        backend = await open_sandboxes(SandboxSection(backend=sandbox), base=Path.cwd())
+        backend = await open_sandboxes(sandbox_section(sandbox), base=Path.cwd())
     try:
         async with open_tools(section, base=Path.cwd()) as offered:
             return await check_env(

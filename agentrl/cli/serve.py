@@ -15,7 +15,7 @@ from rich.console import Console
 
 from agentrl.cli.console.start import open_console, prepare
 from agentrl.config import RunConfig, parse_config
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import VllmServing
 from agentrl.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -51,13 +51,15 @@ def command(
 
     prepare()
     config = _settings(model, options or [])
+    section = config.serving
+    assert section.engine == "vllm"
     server = VllmServer(
-        _command(config, max_context, dtype),
+        _command(config, section, max_context, dtype),
         name="server",
         log=log or Path(tempfile.gettempdir()) / f"agentrl-serve-{port}.log",
         host=host,
         port=port,
-        start_limit_s=config.serving.start_timeout_s,
+        start_limit_s=section.start_timeout_s,
     )
     console = open_console()
     try:
@@ -75,7 +77,7 @@ def _settings(model: str, options: list[str]) -> RunConfig:
         if not equals:
             raise ConfigError(f"expected key=value, got {option!r}")
         key = key.removeprefix("serving.").lstrip("-").replace("-", "_")
-        known = key.partition(".")[0] in ServingSection.model_fields
+        known = key.partition(".")[0] in VllmServing.model_fields
         words.append(f"serving.{key if known else f'args.{key}'}={value}")
     data = {
         "run": {"name": "serve"},
@@ -87,7 +89,9 @@ def _settings(model: str, options: list[str]) -> RunConfig:
     return parse_config(data, words, where="the command line")
 
 
-def _command(config: RunConfig, max_context: int, dtype: str) -> ServerCommand:
+def _command(
+    config: RunConfig, section: VllmServing, max_context: int, dtype: str
+) -> ServerCommand:
     from agentrl.runtime.assembly.engines import LEAN
     from agentrl.runtime.assembly.parts import model_source
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
@@ -97,7 +101,7 @@ def _command(config: RunConfig, max_context: int, dtype: str) -> ServerCommand:
     source = model_source(config.model)
     check_model_path(source)
     return server_command(
-        config.serving,
+        section,
         model_path=source,
         max_context_tokens=max_context,
         dtype=dtype,
@@ -135,7 +139,7 @@ def _told(server: VllmServer, host: str) -> list[str]:
         f"what it prints goes to {server.log}",
         "to use it, write in a run file:",
         "serving:",
-        "  engine: vllm",
+        "  engine: external",
         f'  urls: ["{server.url}"]',
     ]
     local = host == "localhost"

@@ -51,8 +51,12 @@ def routing(
     sigma: Annotated[
         float, typer.Option(min=0, help="Spread of the log-normal lengths; 0 for none.")
     ] = 1.0,
-    alpha: Annotated[float, typer.Option(min=0, help="As serving.repin_alpha.")] = 0.01,
-    moves: Annotated[int, typer.Option(min=0, help="As serving.repin_moves.")] = 2,
+    alpha: Annotated[
+        float, typer.Option(min=0, help="Requests that one token to prefill again weighs.")
+    ] = 0.01,
+    moves: Annotated[
+        int, typer.Option(min=0, help="Times a session may leave a crowded server.")
+    ] = 2,
     prefill_rate: Annotated[
         float, typer.Option(min=1, help="Prompt tokens that a server computes a second.")
     ] = 20_000.0,

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from agentrl.cli import tasks_profile
 from agentrl.config import resolve
-from agentrl.config.sandboxes import SandboxSection
+from agentrl.config.sandboxes import sandbox_section
 from agentrl.errors import ConfigError
 from agentrl.sandbox import SandboxBackend
 
@@ -207,14 +207,14 @@ async def _with_sandboxes(name: str, shown: Path, work: Any) -> Any:
 
     hidden = any(shown.is_relative_to(place) for place in _HIDDEN)
     # What cannot be shown is copied into each sandbox instead.
-    section = SandboxSection(backend=name, read_only=() if hidden else (str(shown),))
+    section = sandbox_section(name, read_only=() if hidden else (str(shown),))
     try:
         backend = await open_sandboxes(section, base=Path.cwd())
     except ConfigError:
         if not section.read_only:
             raise
         # A backend of the user's own need not be able to show folders.
-        section = SandboxSection(backend=name)
+        section = sandbox_section(name)
         backend = await open_sandboxes(section, base=Path.cwd())
     try:
         return await work(backend)

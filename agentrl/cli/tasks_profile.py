@@ -24,7 +24,7 @@ def command(
         Path | None, typer.Option(help="File of pass rates; default: beside the data.")
     ] = None,
 ) -> None:
-    """Measure how often each task of the dataset is solved, for dataset.pass_rate and weight_by.
+    """Measure how often each task of the dataset is solved, for dataset.difficulty.
 
     Each task is written down as soon as it is done. A killed profile goes on where it stopped when
     the same command is given again.
@@ -49,7 +49,7 @@ def command(
         stopped="stopped; the same command goes on where this one was",
     )
     where = "profile" if out is None else json.dumps(_seen_from(base, file), ensure_ascii=False)
-    for line in [*_lines(found), f"    pass_rate_from: {where}", f"measured in {file}"]:
+    for line in [*_lines(found), f"      source: {where}", f"measured in {file}"]:
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -63,11 +63,12 @@ def _lines(found: Profile) -> list[str]:
         f"solved {found.mean:.0%} of the time",
         f"  too hard (below {low:g}): {hard:.0%}   too easy (above {high:g}): {easy:.0%}",
         f"  groups of {found.group} that would teach nothing: {found.flat():.0%} of all tasks, "
-        f"{_percent(found.flat(low, high))} with dataset.pass_rate, "
+        f"{_percent(found.flat(low, high))} with difficulty.keep, "
         f"{found.flat_weighted():.0%} with weight_by: variance",
         "use it:",
         "  dataset:",
-        f"    pass_rate: [{low:g}, {high:g}]    # or weight_by: variance, or both",
+        "    difficulty:",
+        f"      keep: [{low:g}, {high:g}]    # or weight_by: variance, or both",
     ]
     return lines
 

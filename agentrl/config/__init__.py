@@ -1,6 +1,7 @@
 """Run files: schema, loading, import strings. Imports nothing that runs."""
 
-from agentrl.config.load import dump_config, leaves, load_config, parse_config
+from agentrl.config.keys import leaves
+from agentrl.config.load import dump_config, load_config, parse_config
 from agentrl.config.schema import RunConfig
 from agentrl.imports import load_module, resolve, resolve_callable
 

@@ -3,7 +3,7 @@
 A   what a rollout's reward is compared with         advantage_estimator
 B   penalty for leaving the reference policy         kl_*, use_kl_loss
 C   how rewards become advantages of tokens          advantage_estimator, gamma, lam
-D   whitening over the whole batch                   whiten_advantages, no_std_norm
+D   whitening over the whole batch                   whiten_advantages
 E   policy loss, and correction for the sampler      policy_loss, eps_clip_*, is_correction_*
 F   value loss of a critic                           section `critic`
 G   several updates on the same rollouts             train.epochs_per_batch, train.minibatches
@@ -13,11 +13,11 @@ A preset names a known assembly; every block can be set beside it.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from agentrl.config.base import FiniteSection
+from agentrl.config.base import FiniteSection, KindSection, OneOf
 from agentrl.config.presets import (
     ALIASES,
     IS_BOUNDS,
@@ -28,6 +28,59 @@ from agentrl.config.presets import (
     Preset,
 )
 from agentrl.estimators import ESTIMATORS, EstimatorSpec
+
+
+class FixedKl(KindSection):
+    """A KL penalty whose weight stays `kl_coef`."""
+
+    kind: Literal["fixed"] = "fixed"
+    """How the weight of the penalty changes: `fixed` leaves it at `kl_coef`."""
+
+
+class ProportionalKl(KindSection):
+    """A KL penalty whose weight steers the measured KL to one value."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    kind: Literal["proportional"] = "proportional"
+    """`proportional` steers the measured KL to `target`."""
+    target: float = Field(default=0.05, ge=0)
+    """The measured KL that is wanted, in nats a token: one number."""
+    horizon: int = Field(default=10000, ge=1)
+    """Rollouts over which the controller acts."""
+
+
+class WindowKl(KindSection):
+    """A KL penalty whose weight keeps the measured KL between two values."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    kind: Literal["window"] = "window"
+    """`window` multiplies or divides the weight by 1.5 while the KL is outside `target`."""
+    target: Bounds = (0.05, 0.2)
+    """With `window` two numbers, the lowest and the highest."""
+
+    @field_validator("target")
+    @classmethod
+    def _ordered(cls, target: Bounds) -> Bounds:
+        return _at_least_zero("target", target)
+
+
+KlController = Annotated[
+    FixedKl | ProportionalKl | WindowKl, OneOf(FixedKl, ProportionalKl, WindowKl)
+]
+"""How the weight of the KL penalty changes."""
+
+
+class ReferenceUpdate(FiniteSection):
+    """A reference policy that follows the policy; a number alone is `every_steps`."""
+
+    bare: ClassVar[str] = "every_steps"
+
+    every_steps: int = Field(ge=1)
+    """The reference follows the policy after every so many steps."""
+    polyak: float = Field(default=1.0, gt=0, le=1)
+    """Share of the policy in the reference at such an update; 1 copies it."""
 
 
 class AlgorithmSection(FiniteSection):
@@ -52,10 +105,9 @@ class AlgorithmSection(FiniteSection):
     turns without a critic. Elsewhere a rollout has one advantage, and nothing is discounted."""
     lam: float = Field(default=0.95, ge=0, le=1)
     """Lambda of `gae`."""
-    whiten_advantages: bool | None = None
-    """Block D: zero mean and unit variance over all action tokens of the step."""
-    no_std_norm: bool = False
-    """Whitening only removes the mean."""
+    whiten_advantages: bool | Literal["mean"] | None = None
+    """Block D: zero mean and unit variance over all action tokens of the step; `mean` only removes
+    the mean."""
     policy_loss: str | None = None
     """Block E: `ppo_clip`, `gspo`, `cispo`, `tis_reinforce`, the name of a loss made known with
     `@policy_loss`, or an import string of one."""
@@ -89,17 +141,10 @@ class AlgorithmSection(FiniteSection):
     kl_estimator: Literal["k1", "k2", "k3", "k3+"] | None = None
     """Estimator of the penalty: k1 in the reward, k2 or k3 in the loss; `k3+` has the value of k3
     and the gradient of k2."""
-    kl_controller: Literal["fixed", "proportional", "window"] = "fixed"
-    """`proportional` steers the measured KL to `kl_target[0]`; `window` multiplies or divides the
-    weight by 1.5 while it is outside `kl_target`."""
-    kl_target: Bounds = (0.05, 0.2)
-    """Where the controllers want the KL, in nats a token."""
-    kl_horizon: int = Field(default=10000, ge=1)
-    """Rollouts over which the proportional controller acts."""
-    ref_update_every: int = Field(default=0, ge=0)
-    """The reference follows the policy after every so many steps; 0 never."""
-    ref_polyak: float = Field(default=1.0, gt=0, le=1)
-    """Share of the policy in the reference at such an update; 1 copies it."""
+    kl_controller: KlController = FixedKl()
+    """How the weight of the penalty changes."""
+    reference_update: ReferenceUpdate | None = None
+    """How the reference follows the policy; None keeps the model the run began with."""
     mask_truncated: bool = False
     """Leave truncated rollouts out of the loss (they stay in the baseline)."""
 
@@ -114,13 +159,11 @@ class AlgorithmSection(FiniteSection):
 
     @model_validator(mode="after")
     def _bounds(self) -> AlgorithmSection:
-        for name in ("is_correction_threshold", "kl_target"):
-            bounds = getattr(self, name)
-            if bounds is not None and not 0 <= bounds[0] < bounds[1]:
-                raise ValueError(f"{name} is {list(bounds)}, expected [low, high], 0 <= low < high")
-        if self.kl_coef == 0.0 and (self.kl_controller != "fixed" or self.ref_update_every):
+        if self.is_correction_threshold is not None:
+            _at_least_zero("is_correction_threshold", self.is_correction_threshold)
+        if self.kl_coef == 0.0 and (self.kl_controller.kind != "fixed" or self.reference_update):
             raise ValueError(
-                "kl_controller and ref_update_every steer a penalty that is not there: kl_coef is "
+                "kl_controller and reference_update steer a penalty that is not there: kl_coef is "
                 "0; set it, or leave them at their defaults"
             )
         if self.is_correction_type != "none" and self.old_log_probs != "recompute":
@@ -166,8 +209,6 @@ class AlgorithmSection(FiniteSection):
     def _idle_keys(self) -> list[str]:
         """Keys that were set and that nothing reads in this assembly."""
         idle = {
-            "no_std_norm has no effect without whiten_advantages": self.no_std_norm
-            and not self.whiten_advantages,
             f"lam has no effect with advantage_estimator {self.advantage_estimator}": self.lam
             != AlgorithmSection.model_fields["lam"].default
             and not self.needs_values,
@@ -225,3 +266,9 @@ class CriticSection(FiniteSection):
     value_clip: float | None = Field(default=0.2, gt=0)
     """A value may move this far from what it was before the step until its loss no longer falls;
     None does not clip."""
+
+
+def _at_least_zero(name: str, bounds: Bounds) -> Bounds:
+    if not 0 <= bounds[0] < bounds[1]:
+        raise ValueError(f"{name} is {list(bounds)}, expected [low, high], 0 <= low < high")
+    return bounds

@@ -72,14 +72,15 @@ def _penalty(algorithm: AlgorithmSection) -> str:
         return "none: kl_coef is 0 and no reference is loaded"
     where = "added to the loss" if algorithm.use_kl_loss else "taken off the reward of each token"
     text = f"{algorithm.kl_coef:g} * KL ({algorithm.kl_estimator}), {where}"
-    low, high = algorithm.kl_target
-    if algorithm.kl_controller == "proportional":
-        text += f"; the weight steers it to {low:g}"
-    elif algorithm.kl_controller == "window":
+    controller, update = algorithm.kl_controller, algorithm.reference_update
+    if controller.kind == "proportional":
+        text += f"; the weight steers it to {controller.target:g}"
+    elif controller.kind == "window":
+        low, high = controller.target
         text += f"; the weight keeps it in [{low:g}, {high:g}]"
-    if algorithm.ref_update_every:
-        text += f"; every {algorithm.ref_update_every} steps the reference takes over "
-        text += f"{algorithm.ref_polyak:g} of the policy"
+    if update is not None:
+        text += f"; every {update.every_steps} steps the reference takes over "
+        text += f"{update.polyak:g} of the policy"
     return text
 
 
@@ -99,7 +100,7 @@ def _credit(algorithm: AlgorithmSection) -> str:
 def _whitening(algorithm: AlgorithmSection) -> str:
     if not algorithm.whiten_advantages:
         return "none"
-    rest = "A - mean" if algorithm.no_std_norm else "(A - mean) / std"
+    rest = "A - mean" if algorithm.whiten_advantages == "mean" else "(A - mean) / std"
     return f"{rest} over all action tokens of the step"
 
 

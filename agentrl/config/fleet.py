@@ -1,45 +1,86 @@
-"""Keys of what serves, moves weights and runs ahead: engines, syncs, schedule, Ray."""
+"""Keys of what serves, moves weights and runs ahead: engines, syncs, schedule, processes."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from agentrl.config.base import Section
+from agentrl.config.base import KindSection, OneOf, Section
 
 
-class ServingSection(Section):
-    """The inference engines."""
+class EmbeddedServing(KindSection):
+    """The engine that samples beside the trainer, from the trainer's own weights."""
 
-    engine: Literal["embedded", "vllm"] = "embedded"
-    """`embedded` samples beside the trainer from the trainer's own weights; `vllm` starts vLLM
-    servers, or uses those of `urls`."""
-    replicas: int = Field(default=1, ge=1)
-    """vLLM servers to start."""
-    urls: tuple[str, ...] = ()
-    """vLLM servers that already run, as `http://host:port`; none is started then. A run brings its
-    own weights to them first, whatever they hold; give no two runs the same servers."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """More options of each vLLM server, as `tensor_parallel_size: 2`; win over ours. With `urls`,
-    only `tensor_parallel_size` and `pipeline_parallel_size`, if those servers have them."""
-    start_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds a server may take until it answers."""
-    transport: Literal["auto", "http", "lean"] = "auto"
-    """How turns reach a vLLM server: `http` works with any; `lean` keeps one connection and sends
-    only new tokens; `auto` is `lean` for the servers that are started here."""
-    repin_alpha: float = Field(default=0.01, ge=0)
-    """Requests in flight that one token to prefill again weighs as much as; decides whether a
-    session leaves a crowded server."""
-    repin_moves: int = Field(default=2, ge=0)
-    """Times a session may leave its server because it is crowded; 0 keeps it for good."""
+    bare: ClassVar[str] = "engine"
+
+    engine: Literal["embedded"] = "embedded"
+    """`embedded` samples beside the trainer from the trainer's own weights."""
     max_batch_size: int = Field(default=64, ge=1)
     """Sequences decoded at once, by each engine."""
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds a server, and with `runtime: ray` any process, may take until it answers."""
     max_prefill_tokens: int = Field(default=4096, ge=16)
     """Prompt tokens computed in one forward pass."""
     kv_cache_gb: float = Field(default=4.0, gt=0)
     """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of servers that already run: none."""
+        return ()
+
+
+class VllmServing(KindSection):
+    """vLLM servers that the run starts."""
+
+    bare: ClassVar[str] = "engine"
+
+    engine: Literal["vllm"] = "vllm"
+    """`vllm` starts vLLM servers."""
+    replicas: int = Field(default=1, ge=1)
+    """vLLM servers to start."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """More options of each vLLM server, as `tensor_parallel_size: 2`; win over ours."""
+    transport: Literal["auto", "http", "lean"] = "auto"
+    """How turns reach a vLLM server: `http` works with any; `lean` keeps one connection and sends
+    only new tokens; `auto` is `lean` for the servers that are started here."""
+    max_batch_size: int = Field(default=64, ge=1)
+    """Sequences decoded at once, by each engine."""
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds a server, and with `runtime: ray` any process, may take until it answers."""
+    max_prefill_tokens: int = Field(default=4096, ge=16)
+    """Prompt tokens computed in one forward pass."""
+    kv_cache_gb: float = Field(default=4.0, gt=0)
+    """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of servers that already run: none."""
+        return ()
+
+
+class ExternalServing(KindSection):
+    """vLLM servers that already run."""
+
+    bare: ClassVar[str] = "engine"
+
+    engine: Literal["external"] = "external"
+    """`external` uses the vLLM servers of `urls`, which already run."""
+    urls: tuple[str, ...] = Field(min_length=1)
+    """vLLM servers that already run, as `http://host:port`. A run brings its own weights to them
+    first, whatever they hold; give no two runs the same servers."""
+    devices_per_server: int = Field(default=1, ge=1)
+    """Devices of each of these servers: its `tensor_parallel_size` times its
+    `pipeline_parallel_size`."""
+    max_batch_size: int = Field(default=64, ge=1)
+    """Sequences decoded at once, by each engine."""
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds a server, and with `runtime: ray` any process, may take until it answers."""
+    transport: Literal["auto", "http", "lean"] = "auto"
+    """How turns reach a vLLM server: `http` works with any; `lean` keeps one connection and sends
+    only new tokens; `auto` is `lean` for the servers that are started here."""
 
     @field_validator("urls")
     @classmethod
@@ -57,6 +98,13 @@ class ServingSection(Section):
         return urls
 
 
+ServingSection = Annotated[
+    EmbeddedServing | VllmServing | ExternalServing,
+    OneOf(EmbeddedServing, VllmServing, ExternalServing),
+]
+"""The inference engines."""
+
+
 class SyncSection(Section):
     """How new weights reach the engines."""
 
@@ -64,8 +112,6 @@ class SyncSection(Section):
     """`inprocess` (embedded: nothing moves), `shm` (one host), `disk` (a shared folder),
     `collective` (gloo or NCCL broadcast), `ipc` (CUDA, one device), `nccl` (vLLM's own engine);
     `auto` takes the fastest that reaches every engine. Or an import string of one's own."""
-    bucket_mb: int = Field(default=64, ge=1)
-    """MiB of one transfer buffer; there are two. For `collective` and `nccl`."""
     dense_every: int = Field(default=1, ge=1)
     """All weights go with every so many syncs, between them only those that changed; 1 always
     sends all. Lossless, for `disk` and `collective`."""
@@ -79,12 +125,11 @@ class ScheduleSection(Section):
     trigger_parameter_sync_step: int = Field(default=1, ge=1)
     """Training steps between two weight syncs."""
     staleness_threshold: float = Field(default=0.0, ge=0)
-    """Share of rollouts that may be begun beyond what the next sync consumes; 0 waits."""
+    """Share of rollouts that may be begun beyond what the next sync consumes; 0 waits, 1 rolls out
+    the next step while this one trains."""
     partial_rollout: bool = False
     """At a sync, interrupt rollouts in flight and go on with the new weights, instead of waiting
     for them to end."""
-    one_step_off: bool = False
-    """Roll out the next step while this one trains, and nothing beyond it."""
     max_version_lag: int | None = Field(default=None, ge=0)
     """Most versions between a sampled token and the weights it trains; what is older is dropped or
     masked. None waits for late rollouts instead, so that nothing exceeds the bound that the other
@@ -96,9 +141,18 @@ class ScheduleSection(Section):
     their own, so every task still comes once an epoch. On-policy only."""
 
 
-class RaySection(Section):
-    """What `runtime: ray` starts, and where."""
+class LocalRuntime(KindSection):
+    """One process for rollouts and trainer."""
 
+    kind: Literal["local"] = "local"
+    """`local` keeps rollouts and trainer in this process."""
+
+
+class RayRuntime(KindSection):
+    """Processes of their own for agent loops, engines and trainer ranks."""
+
+    kind: Literal["ray"] = "ray"
+    """`ray` gives them processes of their own, on one machine or many."""
     address: str | None = None
     """An existing cluster (`auto`, `host:port`); None starts one on this machine."""
     rollout_workers: int = Field(default=2, ge=1)
@@ -111,3 +165,7 @@ class RaySection(Section):
     """GPUs of each engine; 0 samples on the CPU."""
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
     """Engines on devices of their own, or on those of the trainer ranks."""
+
+
+RuntimeSection = Annotated[LocalRuntime | RayRuntime, OneOf(LocalRuntime, RayRuntime)]
+"""The processes of a run."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-import types
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from agentrl.config.base import KindSection
+from agentrl.config.keys import kind_of, leaves, plain_location, sections_at
+from agentrl.config.renamed import keep_kind, old_keys, put, translate
 from agentrl.config.schema import RunConfig
 from agentrl.errors import ConfigError, choices
 
@@ -22,6 +23,41 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: missing or unreadable file, unknown key, bad value, impossible combination.
     """
+    return parse_config(_read(path), overrides, where=str(path))
+
+
+def load_stored_config(path: Path) -> RunConfig:
+    """Read the resolved config of a run directory, whichever version of agentrl wrote it.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    return parse_config(translate(_read(path)), where=str(path))
+
+
+def parse_config(
+    data: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config"
+) -> RunConfig:
+    """As `load_config`, from a mapping; `where` names it in messages."""
+    merged = _copy(data)
+    for place, value in _kinds_first(_parsed(override) for override in overrides):
+        _apply(merged, place, value)
+    old = [f"  {text}" for text in old_keys(merged)]
+    if old:
+        raise ConfigError(f"{where} is written for an older agentrl:\n" + "\n".join(old))
+    try:
+        return RunConfig.model_validate(merged)
+    except ValidationError as error:
+        lines = [_explain(item, merged) for item in error.errors()]
+        raise ConfigError(f"{where} cannot be used:\n" + "\n".join(lines)) from None
+
+
+def dump_config(config: RunConfig) -> str:
+    """The config as YAML with every default written out; `load_config` reads it back."""
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, width=100)
+
+
+def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         near = sorted(str(p) for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
         raise ConfigError(f"config {path} does not exist: {choices(str(path), near)}")
@@ -33,37 +69,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(
             f"config {path} must hold a mapping of sections, got {type(data).__name__}"
         )
-    return parse_config(data, overrides, where=str(path))
-
-
-def parse_config(
-    data: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config"
-) -> RunConfig:
-    """As `load_config`, from a mapping; `where` names it in messages."""
-    merged = _copy(data)
-    for override in overrides:
-        _apply(merged, override)
-    try:
-        return RunConfig.model_validate(merged)
-    except ValidationError as error:
-        lines = [_explain(item) for item in error.errors()]
-        raise ConfigError(f"{where} cannot be used:\n" + "\n".join(lines)) from None
-
-
-def dump_config(config: RunConfig) -> str:
-    """The config as YAML with every default written out; `load_config` reads it back."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, width=100)
-
-
-def leaves(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every key as `(dotted name, description)`; `NAME` stands for a name the user chooses."""
-    for name, info in model.model_fields.items():
-        inner = _section(info.annotation)
-        if inner is not None:
-            free = "NAME." if typing.get_origin(info.annotation) is dict else ""
-            yield from leaves(inner, f"{prefix}{name}.{free}")
-        else:
-            yield f"{prefix}{name}", (info.description or "").replace("\n", " ")
+    return data
 
 
 class _Loader(yaml.SafeLoader):
@@ -88,7 +94,11 @@ def _copy(value: Any) -> Any:
     return value
 
 
-def _apply(data: dict[str, Any], override: str) -> None:
+Override = tuple[tuple[str, ...], Any]
+"""The parts of a dotted key, and the value."""
+
+
+def _parsed(override: str) -> Override:
     dotted, equals, text = override.partition("=")
     if not equals or not dotted:
         raise ConfigError(
@@ -98,46 +108,80 @@ def _apply(data: dict[str, Any], override: str) -> None:
         value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override!r}: {text!r} is not a YAML value: {error}") from None
-    *sections, leaf = dotted.split(".")
-    node = data
-    for section in sections:
-        child = node.setdefault(section, {})
-        if not isinstance(child, dict):
-            raise ConfigError(f"override {override!r}: {section!r} is not a section")
-        node = child
-    node[leaf] = value
+    place = tuple(dotted.split("."))
+    kinds = sections_at(place)
+    if len(kinds) > 1 and isinstance(value, str):
+        return (*place, kinds[0].bare), value
+    return place, value
 
 
-def _explain(item: Any) -> str:
-    location = [str(part) for part in item["loc"]]
+def _kinds_first(overrides: Iterable[Override]) -> list[Override]:
+    """In the order given, but for those that name a kind: they decide what the others may say."""
+    return sorted(overrides, key=lambda item: not _names_kind(item[0]))
+
+
+def _names_kind(place: tuple[str, ...]) -> bool:
+    kinds = sections_at(place[:-1])
+    return len(kinds) > 1 and kinds[0].bare == place[-1]
+
+
+def _apply(data: dict[str, Any], place: tuple[str, ...], value: Any) -> None:
+    try:
+        put(data, place, value)
+    except ValueError as error:
+        raise ConfigError(f"override {'.'.join(place)!r}: {error}") from None
+    if _names_kind(place):  # what only the kind in the file has was not meant for this one
+        *parents, section = place[:-1]
+        node = data
+        for name in parents:
+            node = node[name]
+        node[section] = keep_kind(node[section], sections_at(place[:-1]))
+
+
+def _explain(item: Any, data: Mapping[str, Any]) -> str:
+    location = plain_location(item["loc"])
     dotted = ".".join(location) or "(whole file)"
     if item["type"] == "extra_forbidden":
-        *parents, key = location
-        return f"  {dotted}: unknown key: {choices(key, _keys_at(parents))}"
+        return f"  {dotted}: {_unknown(location, data)}"
     if item["type"] == "missing":
         return f"  {dotted}: missing; this key is required"
+    if item["type"] == "union_tag_invalid":
+        kinds = [kind for kind in sections_at(location) if issubclass(kind, KindSection)]
+        names = [name for kind in kinds for name in kind.kinds()]
+        return f"  {dotted}.{kinds[0].bare}: {choices(item['ctx']['tag'], names)}"
     message = item["msg"].removeprefix("Value error, ")
     got = "" if item["type"] == "value_error" else f" (got {item['input']!r})"
     return f"  {dotted}: {message}{got}"
 
 
-def _keys_at(path: Sequence[str]) -> list[str]:
-    model: type[BaseModel] | None = RunConfig
-    for part in path:
-        info = model.model_fields.get(part) if model else None
-        if info is not None:
-            model = _section(info.annotation)
-        else:
-            # A name chosen by the user (as in eval.datasets.NAME): the section is its value type.
-            continue
-    return list(model.model_fields) if model else []
+def _unknown(location: Sequence[str], data: Mapping[str, Any]) -> str:
+    """Why a key may not stand where it does: another kind has it, or no section."""
+    *parents, key = location
+    for known in leaves():
+        if known.kinds and f"{known.name}.".startswith(".".join(location) + "."):
+            settings = " or ".join(known.kinds)
+            name = known.kinds[0].partition(": ")[0]
+            return f"{key} belongs to {settings}, and {name} is {_setting(name, data)}"
+    return f"unknown key: {choices(key, _keys_at(parents, data))}"
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if typing.get_origin(annotation) in (dict, typing.Union, types.UnionType):
-        for argument in typing.get_args(annotation):
-            if isinstance(argument, type) and issubclass(argument, BaseModel):
-                return argument
-    return None
+def _setting(name: str, data: Mapping[str, Any]) -> Any:
+    """What names a kind in a run file, or its default."""
+    *parents, key = name.split(".")
+    value: Any = data
+    for part in parents:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, Mapping):
+        value = value.get(key)
+    default = sections_at(parents)[0].model_fields[key].default
+    return default if value is None else value
+
+
+def _keys_at(path: Sequence[str], data: Mapping[str, Any]) -> list[str]:
+    """Keys of the section at a place, of the kind that it is in this file."""
+    kinds, value = sections_at(path), data
+    for name in path:
+        inner = value.get(name) if isinstance(value, Mapping) else None
+        value = inner if isinstance(inner, Mapping) else {}
+    kind = kind_of(kinds, value) or (kinds[0] if kinds else None)
+    return [] if kind is None else list(kind.model_fields)

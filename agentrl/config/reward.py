@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from agentrl.config.base import Section
 from agentrl.config.presets import Bounds
@@ -22,6 +22,33 @@ class RewardFunction(Section):
     """More keyword arguments."""
 
 
+class OverlongSection(Section):
+    """DAPO's penalty for responses near the end of their budget; a number alone is `buffer_len`."""
+
+    bare: ClassVar[str] = "buffer_len"
+
+    buffer_len: int = Field(ge=1)
+    """A penalty grows linearly over the last so many tokens of the response budget."""
+    penalty_factor: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """The penalty at the end of that buffer."""
+
+
+class DynamicFilter(Section):
+    """DAPO's filter of groups that teach nothing; two numbers alone are `keep`."""
+
+    bare: ClassVar[str] = "keep"
+
+    keep: Bounds
+    """Train only on groups whose mean score lies strictly between these."""
+    rounds: int = Field(default=2, ge=0)
+    """Times a step asks for more tasks to replace filtered groups; on-policy only."""
+
+    @field_validator("keep")
+    @classmethod
+    def _ordered(cls, keep: Bounds) -> Bounds:
+        return in_order("keep", keep)
+
+
 class RewardSection(Section):
     """What is done to a rollout's reward before advantages are formed, in the order of the keys."""
 
@@ -29,10 +56,8 @@ class RewardSection(Section):
     """Name to function; their weighted values are added to the environment's reward."""
     env_weight: float = Field(default=1.0, allow_inf_nan=False)
     """Factor of the environment's own reward; 0 leaves only `functions`."""
-    overlong_buffer_len: int | None = Field(default=None, ge=1)
-    """DAPO: a penalty grows linearly over the last so many tokens of the response budget."""
-    overlong_penalty_factor: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """The penalty at the end of that buffer."""
+    overlong: OverlongSection | None = None
+    """DAPO's penalty for long responses; None takes nothing off."""
     stop_properly_penalty_coef: float | None = Field(default=None, le=1, allow_inf_nan=False)
     """ProRL, truncated rollouts only: 0 to 1 multiplies the reward, below 0 replaces it."""
     missing_eos_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -44,15 +69,21 @@ class RewardSection(Section):
     running mean."""
     clip_shaped: Bounds | None = None
     """Bounds of what the group baseline leaves of a rollout's reward."""
-    dynamic_filtering: Bounds | None = None
-    """Train only on groups whose mean score lies strictly between these."""
-    filter_rounds: Annotated[int, Field(ge=0)] = 2
-    """Times a step asks for more tasks to replace filtered groups; on-policy only."""
+    dynamic_filtering: DynamicFilter | None = None
+    """DAPO's filter of groups that teach nothing; None trains on all."""
 
-    @model_validator(mode="after")
-    def _bounds(self) -> RewardSection:
-        for name in ("clip", "clip_shaped", "dynamic_filtering"):
-            bounds = getattr(self, name)
-            if bounds is not None and not bounds[0] < bounds[1]:
-                raise ValueError(f"{name} is {list(bounds)}, expected [low, high] with low < high")
-        return self
+    @field_validator("clip", "clip_shaped")
+    @classmethod
+    def _ordered(cls, bounds: Bounds | None, info: ValidationInfo) -> Bounds | None:
+        return bounds if bounds is None else in_order(str(info.field_name), bounds)
+
+
+def in_order(name: str, bounds: Bounds) -> Bounds:
+    """The bounds, if the first is below the second.
+
+    Raises:
+        ValueError: they are equal or the wrong way round.
+    """
+    if not bounds[0] < bounds[1]:
+        raise ValueError(f"{name} is {list(bounds)}, expected [low, high] with low < high")
+    return bounds

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, Any, ClassVar
 
-from agentrl.config.base import Section
+from pydantic import Field, TypeAdapter
+
+from agentrl.config.base import KindSection, OneOf, Section
 
 
 class LimitsSection(Section):
@@ -20,40 +22,92 @@ class LimitsSection(Section):
     """KiB of stdout and of stderr kept."""
     disk_mb: int = Field(default=64, ge=1)
     """MiB the sandbox may write."""
-    cpus: float = Field(default=1.0, gt=0)
-    """CPU cores; kept by docker only."""
     lifetime_s: float = Field(default=3600.0, gt=0)
     """Seconds after which a sandbox ends itself."""
 
 
+class ContainerLimits(LimitsSection):
+    """Hard limits of one container."""
+
+    cpus: float = Field(default=1.0, gt=0)
+    """CPU cores of all processes together."""
+
+
 class PoolSection(Section):
-    """How sandboxes are made in numbers. With `runtime: ray` the workers share the first three."""
+    """How many sandboxes there are. With `runtime: ray` the workers share these numbers."""
 
     warm: int = Field(default=0, ge=0)
     """Sandboxes started ahead of use, of each image and limits in use."""
     max_open: int = Field(default=256, ge=1)
     """Rollouts with a sandbox at once; those beyond it wait, outside their time limits. One that
     grades in a second sandbox does not wait for it."""
+
+
+class ContainerPool(PoolSection):
+    """How many containers there are, and how often each is used."""
+
     starts_at_once: int = Field(default=4, ge=1)
     """Containers started at the same time; a daemon saturates early."""
     max_uses: int = Field(default=1, ge=1)
-    """Rollouts a container serves, wiped between them; 1 gives each a container of its own. Only
-    for docker; other sandboxes start in less time than a wipe takes."""
+    """Rollouts a container serves, wiped between them; 1 gives each a container of its own."""
 
 
-class SandboxSection(Section):
-    """Where the model's code runs."""
+class HostSandbox(KindSection):
+    """Sandboxes of this machine's own kernel, without a daemon."""
+
+    bare: ClassVar[str] = "backend"
 
     backend: str = "auto"
-    """`auto` takes the first of `bubblewrap`, `userns` and `process` that works here; or one of
-    these, `docker`, or an import string of a `SandboxBackend`."""
+    """Where the model's code runs: `bubblewrap`, `userns` or `process`; `auto` takes the first of
+    these that works here."""
+    read_only: tuple[str, ...] = ()
+    """Directories of this machine that programs see, read-only, at the same paths."""
+    limits: LimitsSection = LimitsSection()
+    """Hard limits of every sandbox."""
+    pool: PoolSection = PoolSection()
+    """How many sandboxes there are."""
+
+    @classmethod
+    def is_kind(cls, name: Any) -> bool:
+        """True for any name that is not one of a container sandbox."""
+        return isinstance(name, str) and not ContainerSandbox.is_kind(name)
+
+
+class ContainerSandbox(KindSection):
+    """Containers, or what an import string names."""
+
+    bare: ClassVar[str] = "backend"
+
+    backend: str = "docker"
+    """Or `docker`, or the import string of a `SandboxBackend`."""
     image: str = "agentrl-sandbox"
     """Container image of tasks that name none, made by `agentrl sandbox image build`."""
     runtime: str = ""
     """Container runtime of the daemon, as `runsc` for gVisor; empty takes its default."""
     read_only: tuple[str, ...] = ()
     """Directories of this machine that programs see, read-only, at the same paths."""
-    limits: LimitsSection = LimitsSection()
+    limits: ContainerLimits = ContainerLimits()
     """Hard limits of every sandbox."""
-    pool: PoolSection = PoolSection()
-    """How sandboxes are made in numbers."""
+    pool: ContainerPool = ContainerPool()
+    """How many sandboxes there are."""
+
+    @classmethod
+    def is_kind(cls, name: Any) -> bool:
+        """True for `docker` and for an import string."""
+        return isinstance(name, str) and (name == "docker" or ":" in name)
+
+
+SandboxSection = Annotated[HostSandbox | ContainerSandbox, OneOf(HostSandbox, ContainerSandbox)]
+"""Where the model's code runs."""
+
+_SECTION: TypeAdapter[HostSandbox | ContainerSandbox] = TypeAdapter(SandboxSection)
+
+
+def sandbox_section(backend: str, **keys: Any) -> HostSandbox | ContainerSandbox:
+    """The section of a backend, as a run file with these keys would have it.
+
+    Example:
+        >>> sandbox_section("docker").image
+        'agentrl-sandbox'
+    """
+    return _SECTION.validate_python({"backend": backend, **keys})

@@ -12,11 +12,20 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.base import Section
-from agentrl.config.fleet import RaySection, ScheduleSection, ServingSection, SyncSection
+from agentrl.config.fleet import (
+    EmbeddedServing,
+    LocalRuntime,
+    RayRuntime,
+    RuntimeSection,
+    ScheduleSection,
+    ServingSection,
+    SyncSection,
+)
 from agentrl.config.health import HealthSection
 from agentrl.config.machine import fast_dtype
+from agentrl.config.presets import Bounds
 from agentrl.config.reward import RewardSection
-from agentrl.config.sandboxes import SandboxSection
+from agentrl.config.sandboxes import HostSandbox, SandboxSection
 from agentrl.config.training import TrainSection
 from agentrl.estimators import ESTIMATORS
 
@@ -103,6 +112,52 @@ class EnvSection(Section):
     function), or `{target: ..., args: {...}}` for what is made with arguments."""
 
 
+class DifficultySection(Section):
+    """Tasks left out by how often they were solved."""
+
+    source: str
+    """Where pass rates were measured: `profile` for what `agentrl tasks profile` wrote without
+    `--out`, a file that it wrote with it, a run directory, a folder that `agentrl eval` or
+    `agentrl rollout` wrote, `.../trajectories/eval/NAME` for one evaluation of them, or
+    `column:NAME`. A run keeps the tasks that it began with, whatever is measured there later."""
+    keep: Bounds | None = None
+    """Leave out tasks whose measured mean score lies outside these bounds; tasks that were not
+    measured stay."""
+
+    @model_validator(mode="after")
+    def _decides_something(self) -> DifficultySection:
+        if self.keep is not None and not 0 <= self.keep[0] <= self.keep[1] <= 1:
+            raise ValueError(
+                f"keep is {list(self.keep)}, expected [low, high], 0 <= low <= high <= 1"
+            )
+        if self.idle:
+            names = [name for name in type(self).model_fields if name != "source"]
+            raise ValueError(
+                f"source is {self.source!r}, but nothing is decided by it; set "
+                f"{' or '.join(names)}, or remove difficulty"
+            )
+        return self
+
+    @property
+    def idle(self) -> bool:
+        """True if no task is left out or weighed."""
+        return self.keep is None
+
+
+class TrainDifficulty(DifficultySection):
+    """Tasks left out, or trained on less, by how often they were solved."""
+
+    weight_by: Literal["none", "variance"] = "none"
+    """How often a task is trained on: `none` once an epoch; `variance` in proportion to how much
+    rewards of its groups are expected to differ by `source`, so that tasks solved half of the time
+    come most often and none is lost."""
+
+    @property
+    def idle(self) -> bool:
+        """True if no task is left out or weighed."""
+        return self.keep is None and self.weight_by == "none"
+
+
 class DatasetSection(Section):
     """Where tasks come from."""
 
@@ -117,33 +172,16 @@ class DatasetSection(Section):
     """Keyword arguments for a function source (which is also given `split`)."""
     limit: int | None = Field(default=None, ge=1)
     """Take only the first so many tasks."""
-    pass_rate: tuple[float, float] | None = None
-    """Of these, leave out tasks whose measured mean score lies outside these bounds; tasks that
-    were not measured stay."""
-    pass_rate_from: str | None = None
-    """Where that was measured: `profile` for what `agentrl tasks profile` wrote without `--out`, a
-    file that it wrote with it, a run directory, a folder that `agentrl eval` or `agentrl rollout`
-    wrote, `.../trajectories/eval/NAME` for one evaluation of them, or `column:NAME`. A run keeps
-    the tasks that it began with, whatever is measured there later."""
-    weight_by: Literal["none", "variance"] = "none"
-    """How often a task is trained on: `none` once an epoch; `variance` in proportion to how much
-    rewards of its groups are expected to differ by `pass_rate_from`, so that tasks solved half of
-    the time come most often and none is lost."""
+    difficulty: DifficultySection | None = None
+    """How measured pass rates decide which tasks come; None takes all equally often."""
 
-    @model_validator(mode="after")
-    def _measured(self) -> DatasetSection:
-        used = self.pass_rate is not None or self.weight_by != "none"
-        if used != (self.pass_rate_from is not None):
-            raise ValueError(
-                f"pass_rate is {self.pass_rate}, weight_by is {self.weight_by!r} and "
-                f"pass_rate_from is {self.pass_rate_from}: set both, or neither; pass_rate_from "
-                "says where the one or the other of the first two was measured"
-            )
-        if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
-            raise ValueError(
-                f"pass_rate is {list(self.pass_rate)}, expected [low, high], 0 <= low <= high <= 1"
-            )
-        return self
+
+class TrainDatasetSection(DatasetSection):
+    """Where the tasks that are trained on come from."""
+
+    difficulty: TrainDifficulty | None = None
+    """How measured pass rates decide which tasks come, and how often; None takes all equally
+    often."""
 
 
 class RolloutSection(Section):
@@ -227,10 +265,10 @@ class RunConfig(Section):
     model: ModelSection = ModelSection()
     chat: ChatSection = ChatSection()
     env: EnvSection
-    sandbox: SandboxSection = SandboxSection()
-    dataset: DatasetSection
+    sandbox: SandboxSection = HostSandbox()
+    dataset: TrainDatasetSection
     rollout: RolloutSection = RolloutSection()
-    serving: ServingSection = ServingSection()
+    serving: ServingSection = EmbeddedServing()
     reward: RewardSection = RewardSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     critic: CriticSection = CriticSection()
@@ -241,21 +279,19 @@ class RunConfig(Section):
     health: HealthSection = HealthSection()
     sync: SyncSection = SyncSection()
     schedule: ScheduleSection = ScheduleSection()
-    ray: RaySection = RaySection()
-    runtime: Literal["local", "ray"] = "local"
-    """`local` keeps rollouts and trainer in this process; `ray` gives them processes of their own,
-    on one machine or many."""
+    runtime: RuntimeSection = LocalRuntime()
+    """The processes of a run."""
+
+    @property
+    def ray(self) -> RayRuntime:
+        """The runtime of a run on Ray. Ask only where `runtime.kind` is ray."""
+        assert self.runtime.kind == "ray", self.runtime.kind
+        return self.runtime
 
     @model_validator(mode="after")
     def _combinations(self) -> RunConfig:
         rollout, train = self.rollout, self.train
         algorithm = self.resolved_algorithm()
-        weighted = [k for k, section in self.eval.datasets.items() if section.weight_by != "none"]
-        if weighted:
-            raise ValueError(
-                f"eval.datasets.{weighted[0]}.weight_by has no effect: every task of an evaluation "
-                "is rolled out equally often; remove it"
-            )
         # The file of a user's own estimator is found later, from the folder of the run file.
         known = ESTIMATORS.get(algorithm.advantage_estimator)
         compares = known is not None and known.compares_siblings
@@ -275,12 +311,12 @@ class RunConfig(Section):
                 f"rollout.max_response_tokens ({rollout.max_response_tokens}) leaves no room for "
                 f"a prompt in rollout.max_context_tokens ({rollout.max_context_tokens})"
             )
-        buffer = self.reward.overlong_buffer_len
-        if buffer is not None and buffer > rollout.max_response_tokens:
+        overlong = self.reward.overlong
+        if overlong is not None and overlong.buffer_len > rollout.max_response_tokens:
             raise ValueError(
-                f"reward.overlong_buffer_len ({buffer}) is larger than rollout.max_response_tokens "
-                f"({rollout.max_response_tokens}), so that the shortest response would be "
-                "penalised; lower the first"
+                f"reward.overlong.buffer_len ({overlong.buffer_len}) is larger than "
+                f"rollout.max_response_tokens ({rollout.max_response_tokens}), so that the "
+                "shortest response would be penalised; lower the first"
             )
         if rollout.temperature == 0 and train.steps > 0:
             raise ValueError(
@@ -302,13 +338,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _cut_up_model(self) -> RunConfig:
-        backend = self.train.backend
+        backend = self.train.backend.kind
         if backend == "torch":
             return self
-        if self.runtime != "ray":
+        if self.runtime.kind != "ray":
             raise ValueError(
                 f"train.backend is {backend}, whose ranks are processes of their own, and runtime "
-                "is local; set runtime: ray (ray.trainer_ranks: 1 will do), or train.backend: torch"
+                "is local; set runtime: ray (one rank will do), or train.backend: torch"
             )
         if self.serving.engine == "embedded":
             raise ValueError(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from agentrl.config.base import FiniteSection
+from agentrl.config.base import FiniteSection, KindSection, OneOf
 
 
 class LoraSection(FiniteSection):
-    """Train low-rank adapters (peft) instead of all weights."""
+    """Low-rank adapters (peft), trained instead of all weights; a number alone is their rank."""
 
-    rank: int = Field(default=0, ge=0)
-    """Rank of the adapters; 0 trains all weights."""
+    bare: ClassVar[str] = "rank"
+
+    rank: int = Field(ge=1)
+    """Rank of the adapters, which are trained instead of all weights."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapters' output is scaled by this over the rank."""
     targets: tuple[str, ...] = Field(default=("all-linear",), min_length=1)
@@ -21,6 +23,13 @@ class LoraSection(FiniteSection):
     sync: Literal["adapters", "merged"] = "adapters"
     """What goes to vLLM servers: `adapters` alone, which they merge into the model they were
     started with, or all weights. The `nccl` backend always sends all."""
+
+    @field_validator("rank", mode="before")
+    @classmethod
+    def _some(cls, rank: Any) -> Any:
+        if rank == 0:
+            raise ValueError("a rank of 0 would be no adapters; leave train.lora out for that")
+        return rank
 
     @field_validator("targets")
     @classmethod
@@ -31,6 +40,41 @@ class LoraSection(FiniteSection):
                 "alone, or name the layers without it"
             )
         return targets
+
+
+class TorchTraining(KindSection):
+    """A whole model on every rank, data parallel if there are several."""
+
+    kind: Literal["torch"] = "torch"
+    """What holds the model: `torch` a copy on every rank (data parallel if there are several)."""
+
+
+class Fsdp2Training(KindSection):
+    """A part of the model on every rank, by PyTorch."""
+
+    kind: Literal["fsdp2"] = "fsdp2"
+    """`fsdp2` a part on every rank."""
+    offload: bool = False
+    """Keep parameters and optimizer in main memory."""
+
+
+class DeepspeedTraining(KindSection):
+    """A part of the model on every rank, by DeepSpeed."""
+
+    kind: Literal["deepspeed"] = "deepspeed"
+    """`deepspeed` a part on every rank, as `zero_stage` says. With `runtime: ray`,
+    `runtime.trainer_ranks` says how many ranks there are."""
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    """What is divided among the ranks: nothing, optimizer, gradients too, parameters too."""
+    offload: bool = False
+    """Keep parameters and optimizer in main memory."""
+
+
+TrainBackendSection = Annotated[
+    TorchTraining | Fsdp2Training | DeepspeedTraining,
+    OneOf(TorchTraining, Fsdp2Training, DeepspeedTraining),
+]
+"""What holds the model, and how many parts it is in."""
 
 
 class TrainSection(FiniteSection):
@@ -64,23 +108,18 @@ class TrainSection(FiniteSection):
     """Gradients are scaled down to this global norm; 1e9 leaves them as they are."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` orthogonalises the updates of matrices inside the layers; AdamW has the rest."""
-    backend: Literal["torch", "fsdp2", "deepspeed"] = "torch"
-    """Who holds the model: `torch` a copy on every rank (data parallel if there are several),
-    `fsdp2` and `deepspeed` a part on every rank. How many there are is `ray.trainer_ranks`."""
-    zero_stage: Literal[0, 1, 2, 3] = 2
-    """What `deepspeed` cuts up: nothing, optimizer, gradients too, parameters too."""
-    offload: bool = False
-    """`fsdp2` and `deepspeed` keep parameters and optimizer in main memory."""
+    backend: TrainBackendSection = TorchTraining()
+    """What holds the model."""
     prefix_sharing: bool = True
     """Compute tokens that rows of a group begin with in common once; never changes the result."""
-    lora: LoraSection = LoraSection()
-    """Adapters instead of all weights."""
+    lora: LoraSection | None = None
+    """Adapters instead of all weights; None trains all weights."""
 
     @model_validator(mode="after")
     def _whole_matrices(self) -> TrainSection:
-        if self.lora.rank and self.backend != "torch":
+        if self.lora is not None and self.backend.kind != "torch":
             raise ValueError(
-                f"train.lora.rank is {self.lora.rank}, but train.backend {self.backend} cuts the "
-                "model up, and adapters are trained on a whole one; set train.backend: torch"
+                f"train.lora.rank is {self.lora.rank}, but train.backend {self.backend.kind} cuts "
+                "the model up, and adapters are trained on a whole one; set train.backend: torch"
             )
         return self

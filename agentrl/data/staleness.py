@@ -56,14 +56,14 @@ class Pace:
 
     @classmethod
     def of(cls, section: ScheduleSection, *, prompts_per_step: int) -> Pace:
-        """The numbers of a section. `one_step_off` is the schedule with s = 1 and K = 1.
+        """The numbers of a section. One step off is the schedule with s = 1 and K = 1.
 
         Example:
             >>> Pace.of(ScheduleSection(staleness_threshold=0.5), prompts_per_step=4).limit
             6
         """
-        staleness = 1.0 if section.one_step_off else section.staleness_threshold
-        trigger = 1 if section.one_step_off else section.trigger_parameter_sync_step
+        staleness = section.staleness_threshold
+        trigger = section.trigger_parameter_sync_step
         # Through the decimal text: 0.1 is one tenth, so that (1 + 0.1) * 10 is 11 and not above.
         ahead = (1 + Fraction(str(staleness))) * trigger
         return cls(

@@ -16,7 +16,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from agentrl.config import load_config
+from agentrl.config.keys import plain_location
+from agentrl.config.load import load_stored_config
+from agentrl.config.renamed import translate
 from agentrl.config.schema import RunConfig
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import require_run
@@ -107,7 +109,7 @@ def read_config(path: Path, notes: list[str]) -> dict[str, Any]:
         if trouble := _trouble(path):
             notes.append(f"{path.name} was not read: {trouble}")
             return {}
-        return _finite_thresholds(flat_config(load_config(path)), notes)
+        return _finite_thresholds(flat_config(load_stored_config(path)), notes)
     except OSError as error:
         notes.append(f"{path.name} cannot be read: {error.strerror or error}")
         return {}
@@ -120,6 +122,7 @@ def read_config(path: Path, notes: list[str]) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         return {}
+    data = translate(data)
     refused = _refused(data)
     kept = {key: value for key, value in _leaves(data) if key not in refused}
     return _finite_thresholds(kept, notes)
@@ -142,7 +145,11 @@ def _refused(data: Mapping[Any, Any]) -> set[str]:
     try:
         RunConfig.model_validate(data)
     except ValidationError as error:
-        wrong = [item["loc"] for item in error.errors() if item["type"] != "extra_forbidden"]
+        wrong = [
+            plain_location(item["loc"])
+            for item in error.errors()
+            if item["type"] != "extra_forbidden"
+        ]
     else:
         return set()
     found: set[str] = set()

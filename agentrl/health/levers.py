@@ -47,10 +47,10 @@ def stronger_kl(config: Config) -> list[Lever]:
             why="The reference still has its entropy and its language: pull towards it (7.2.1).",
         )
     ]
-    if coef and value_of(config, "algorithm.kl_controller", "fixed") == "fixed":
+    if coef and value_of(config, "algorithm.kl_controller.kind", "fixed") == "fixed":
         found.append(
             Lever(
-                key="algorithm.kl_controller",
+                key="algorithm.kl_controller.kind",
                 value="window",
                 why="A fixed weight does not fit every model: steer it by the measured KL (7.3).",
             )
@@ -157,10 +157,10 @@ def shorter(config: Config) -> list[Lever]:
     """Length must not pay (DAPO, ProRL)."""
     found: list[Lever] = []
     budget = value_of(config, "rollout.max_response_tokens", 2048)
-    if config.get("reward.overlong_buffer_len") is None:
+    if config.get("reward.overlong.buffer_len") is None:
         found.append(
             Lever(
-                key="reward.overlong_buffer_len",
+                key="reward.overlong.buffer_len",
                 value=max(1, budget // 5),
                 why="A penalty that grows over the last fifth of the budget (7.2.2, DAPO).",
             )

@@ -46,25 +46,25 @@ def more_room(config: Config, *, turns: bool) -> list[Lever]:
 def difficulty(config: Config) -> list[Lever]:
     """Prompts of the right difficulty, and more of a chance that siblings differ."""
     found: list[Lever] = []
-    if config.get("dataset.pass_rate") is None:
+    if config.get("dataset.difficulty.keep") is None:
         found.append(
             Lever(
-                key="dataset.pass_rate",
+                key="dataset.difficulty.keep",
                 value=[0.05, 0.9],
                 why="Leave out what is too hard and too easy (7.2.5).",
             )
         )
         found.append(
             Lever(
-                key="dataset.pass_rate_from",
+                key="dataset.difficulty.source",
                 value="what agentrl tasks profile wrote",
                 why="Where that was measured.",
             )
         )
-    if config.get("reward.dynamic_filtering") is None:
+    if config.get("reward.dynamic_filtering.keep") is None:
         found.append(
             Lever(
-                key="reward.dynamic_filtering",
+                key="reward.dynamic_filtering.keep",
                 value=[0.0, 1.0],
                 why="Replace groups in which all succeed or all fail (7.2.5, DAPO).",
             )

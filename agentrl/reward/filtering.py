@@ -19,7 +19,7 @@ def why_filtered(scores: Sequence[float], bounds: tuple[float, float] | None) ->
     Args:
         scores: of the rollouts that can be trusted. Without any nothing is known of the task, and
             the group is not the filter's business: its rollouts are dropped for reasons of theirs.
-        bounds: `reward.dynamic_filtering`; None filters nothing.
+        bounds: `reward.dynamic_filtering.keep`; None filters nothing.
 
     Example:
         >>> why_filtered([1.0, 1.0, 1.0], (0.0, 1.0))

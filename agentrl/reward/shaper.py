@@ -124,12 +124,12 @@ class RewardShaper:
             if math.isfinite(value):  # parts are for reading, so a broken one costs itself
                 bag.mean(f"rewards/{name}/mean", value)
         item = _Shaped(rows=rows, reward=first.reward, scale=section.env_weight)
-        if section.overlong_buffer_len is not None:
+        if section.overlong is not None:
             taken = overlong(
                 sum(row.num_action_tokens for row in rows),
                 most=self._most,
-                buffer=section.overlong_buffer_len,
-                factor=section.overlong_penalty_factor,
+                buffer=section.overlong.buffer_len,
+                factor=section.overlong.penalty_factor,
             )
             _note(bag, "overlong", taken)
             item.reward += taken
@@ -164,9 +164,9 @@ class RewardShaper:
         item.scale *= max(coef, 0.0)
 
     def _filtered(self, groups: Sequence[TrajectoryGroup], bag: MetricBag) -> dict[str, str]:
-        bounds = self._section.dynamic_filtering
-        if bounds is None:
+        if self._section.dynamic_filtering is None:
             return {}
+        bounds = self._section.dynamic_filtering.keep
         skip = {}
         for group in groups:
             reason = why_filtered([_score(rows[0]) for rows in _trusted_of(group)], bounds)

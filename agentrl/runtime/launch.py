@@ -222,8 +222,9 @@ def in_flight(config: RunConfig) -> int:
     places until its last rollout has ended.
     """
     section = config.serving
-    engines = len(section.urls) or section.replicas
-    if section.engine == "embedded" and config.runtime == "ray":
-        engines = config.ray.trainer_ranks  # each has one
+    if section.engine == "embedded":  # each trainer rank has one
+        engines = config.runtime.trainer_ranks if config.runtime.kind == "ray" else 1
+    else:
+        engines = len(section.urls) if section.engine == "external" else section.replicas
     places = section.max_batch_size * engines
     return places * (3 if runs_ahead(config.schedule) else 2)

@@ -56,7 +56,7 @@ async def open_stages(
     progress: Progress,
 ) -> AsyncIterator[OpenStages]:
     """As `runtime` says: in this process, or on Ray."""
-    if config.runtime == "ray":
+    if config.runtime.kind == "ray":
         from agentrl.runtime.ray.launch import open_ray_stages
 
         async with open_ray_stages(
@@ -143,7 +143,7 @@ async def syncing(
     trainer: Trainer,
     *,
     device: str,
-    lora: LoraSection,
+    lora: LoraSection | None,
     directory: Path,
 ) -> AsyncIterator[Push]:
     """Connect the trainer's weights to the engines; what moves them is closed at the end.

@@ -1,7 +1,7 @@
 """The difficulty of every task, measured before training: `agentrl tasks profile`.
 
 A group whose rollouts all earn the same teaches nothing. So tasks that the policy always or never
-solves are better left out (`dataset.pass_rate`) or drawn less (`dataset.weight_by`).
+solves are better left out (`difficulty.keep` of a dataset) or drawn less (`difficulty.weight_by`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agentrl.runtime.stop import StopSwitch
 from agentrl.types import Task
 
 BAND = (0.05, 0.9)
-"""Pass rates of tasks that are worth training on, as a first choice of `dataset.pass_rate`."""
+"""Pass rates of tasks that are worth training on, as a first choice of `difficulty.keep`."""
 _NAME = "profile"
 _LIMITS = (
     "top_p", "max_assistant_turns", "max_user_turns", "max_turn_tokens", "max_response_tokens",
@@ -82,7 +82,7 @@ class Profile:
         return fmean(p**self.group + (1 - p) ** self.group for p in rates) if rates else None
 
     def flat_weighted(self) -> float:
-        """The same with tasks drawn as `dataset.weight_by: variance` does."""
+        """The same with tasks drawn as `dataset.difficulty.weight_by: variance` does."""
         weights = [
             variance_weight(PassRate(mean=item.mean or 0.0, n=item.n)) for item in self.measured
         ]
@@ -107,7 +107,7 @@ async def profile(
     """Measure how often each task of `dataset` is solved; tasks that `out` holds are not repeated.
 
     Args:
-        config: of the run; `dataset.pass_rate` is left aside, everything is measured.
+        config: of the run; `dataset.difficulty` is left aside, everything is measured.
         base: where its relative paths start.
         model_path: overrides `model.path`; a run directory stands for its latest checkpoint.
         n: rollouts per task, sampled as in training.
@@ -125,7 +125,7 @@ async def profile(
     with stop.on_signals():
         check_parts(config, base=base)
         model = resolve_model_path(model_path or config.model.path)
-        everything = {"pass_rate": None, "pass_rate_from": None, "weight_by": "none"}
+        everything = {"difficulty": None}
         tasks = load_tasks(config.dataset.model_copy(update=everything), base=base)
         left = _left(tasks, _known(out, model, config.rollout), n)
         if left:

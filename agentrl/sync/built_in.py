@@ -102,7 +102,7 @@ class CollectiveTransfer(WeightTransfer):
     """One broadcast over gloo or NCCL."""
 
     name = "collective"
-    reads = ("bucket_mb", "dense_every")
+    reads = ("dense_every",)
 
     def preferred(self, route: TransferRoute) -> bool:
         """It reaches every engine."""
@@ -159,7 +159,7 @@ class NcclTransfer(WeightTransfer):
     """vLLM's own NCCL engine."""
 
     name = "nccl"
-    reads = ("bucket_mb",)
+    reads = ()
     merges_adapters = False
     needs_cuda = True
     server_plugin = "nccl"

@@ -132,7 +132,7 @@ def make_sender(
     """Make the trainer's half of a backend.
 
     Args:
-        section: bucket size and patches.
+        section: folder, and how often all weights are sent.
         backend: from `resolve_backend`.
         directory: see `SenderSetup`, as the others.
         address: of this host as the engines reach it.

@@ -15,7 +15,8 @@ from typing import Literal
 from agentrl.config.fleet import SyncSection
 from agentrl.sync.transfer import WeightReceiver, WeightSender
 
-MIB = 1 << 20
+BUCKET_BYTES = 64 << 20
+"""Of one transfer buffer; a sender that fills one while another travels has two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class SenderSetup:
     """Everything a sender may need to know of its run."""
 
     section: SyncSection
-    """Bucket size and patches."""
+    """Folder, and how often all weights are sent."""
     directory: Path | None = None
     """Folder of this run for files, where `sync.directory` names none."""
     address: str = "127.0.0.1"
@@ -65,7 +66,7 @@ class SenderSetup:
     @property
     def bucket_bytes(self) -> int:
         """Size of one transfer buffer."""
-        return self.section.bucket_mb * MIB
+        return BUCKET_BYTES
 
 
 class WeightTransfer(ABC):
@@ -73,7 +74,7 @@ class WeightTransfer(ABC):
 
     name: str
     """As in `sync.backend`."""
-    reads: tuple[str, ...] = ("bucket_mb", "dense_every", "directory")
+    reads: tuple[str, ...] = ("dense_every", "directory")
     """Keys of `sync` that have an effect."""
     merges_adapters: bool = True
     """Whether its receiver can merge adapters into the engine's own weights."""

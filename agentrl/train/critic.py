@@ -60,7 +60,7 @@ class Critic:
         """How far a value may move in a step; None without a bound."""
         self._warmup = section.warmup_steps
         self._schedule = train.model_copy(update={"learning_rate": section.learning_rate})
-        whole = train.model_copy(update={"lora": train.lora.model_copy(update={"rank": 0})})
+        whole = train.model_copy(update={"lora": None})
         self.backend: TrainBackend = make_backend(
             model, train=whole, gradient_checkpointing=gradient_checkpointing, ranks=ranks
         )
@@ -171,9 +171,9 @@ def check_critic_backend(train: TrainSection) -> None:
     Raises:
         ConfigError: it cuts models up.
     """
-    if train.backend != "torch":
+    if train.backend.kind != "torch":
         raise ConfigError(
-            f"train.backend is {train.backend}, but a critic (advantage_estimator gae) is only "
-            "trained with the backend torch, whole on every rank; set train.backend: torch, or "
-            "choose an algorithm without a critic"
+            f"train.backend is {train.backend.kind}, but a critic (advantage_estimator gae) is "
+            "only trained with the backend torch, whole on every rank; set train.backend: torch, "
+            "or choose an algorithm without a critic"
         )

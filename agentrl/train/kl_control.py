@@ -22,8 +22,8 @@ def next_kl_coef(
         proportional  b (1 + clip(KL / target - 1, -0.2, 0.2) min(n, horizon) / horizon)
         window        1.5 b if KL > high, b / 1.5 if KL < low, else b
 
-    `proportional` is section 2.2 of https://arxiv.org/abs/1909.08593 with its target in
-    `kl_target[0]` and its horizon in rollouts; the min, which is not in there, keeps the weight
+    `proportional` is section 2.2 of https://arxiv.org/abs/1909.08593 with its horizon in rollouts;
+    the min, which is not in there, keeps the weight
     positive in steps of more than five horizons.
 
     Args:
@@ -31,30 +31,35 @@ def next_kl_coef(
         measured: mean KL of this step in nats a trained token; None where no token was trained,
             which leaves the weight alone.
         rollouts: n, rollouts of this step.
-        algorithm: resolved; `kl_controller`, `kl_target`, `kl_horizon`.
+        algorithm: resolved; its `kl_controller`.
 
     Raises:
         TrainError: a KL that is not finite.
 
     Example:
-        >>> section = AlgorithmSection(kl_coef=0.1, kl_controller="window")
+        >>> section = AlgorithmSection.model_validate({"kl_controller": "window", "kl_coef": 0.1})
         >>> next_kl_coef(0.1, measured=0.01, rollouts=64, algorithm=section)
         0.06666666666666667
     """
-    if measured is None or algorithm.kl_controller == "fixed":
+    controller = algorithm.kl_controller
+    if measured is None or controller.kind == "fixed":
         return kl_coef
     if not math.isfinite(measured):
         raise TrainError(
-            f"the KL controller ({algorithm.kl_controller}) got a KL of {measured}, expected a "
+            f"the KL controller ({controller.kind}) got a KL of {measured}, expected a "
             "finite number of nats a token"
         )
-    low, high = algorithm.kl_target
-    if algorithm.kl_controller == "window":
+    if controller.kind == "window":
+        low, high = controller.target
         if measured > high:
             return kl_coef * WINDOW_FACTOR
         return kl_coef / WINDOW_FACTOR if measured < low else kl_coef
     # A target of 0 would ask for a policy that never moves: every KL above it is too large.
-    error = (measured - low) / low if low > 0.0 else measured * math.inf if measured else 0.0
+    target = controller.target
+    if target > 0.0:
+        error = (measured - target) / target
+    else:
+        error = measured * math.inf if measured else 0.0
     error = max(-MAX_CORRECTION, min(MAX_CORRECTION, error))
-    share = min(rollouts, algorithm.kl_horizon) / algorithm.kl_horizon
+    share = min(rollouts, controller.horizon) / controller.horizon
     return kl_coef * (1.0 + error * share)

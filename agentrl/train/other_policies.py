@@ -42,10 +42,11 @@ def check_parts(
             f"algorithm.kl_coef is {algorithm.kl_coef}, but the trainer was given no reference "
             "policy; load one (load_reference), or set algorithm.kl_coef: 0"
         )
-    if algorithm.ref_update_every and not isinstance(reference, Reference):
+    if algorithm.reference_update and not isinstance(reference, Reference):
         raise TrainError(
-            f"algorithm.ref_update_every is {algorithm.ref_update_every}, but a "
-            f"{type(reference).__name__} cannot follow the policy; give the trainer a Reference"
+            f"algorithm.reference_update.every_steps is {algorithm.reference_update.every_steps}, "
+            f"but a {type(reference).__name__} cannot follow the policy; give the trainer a "
+            "Reference"
         )
     if algorithm.needs_values and critic is None:
         raise TrainError(

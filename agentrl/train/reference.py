@@ -1,6 +1,6 @@
 """The reference policy: the model that the run began with, beside the one that learns.
 
-It is frozen, unless `algorithm.ref_update_every` lets it follow the policy from time to time.
+It is frozen, unless `algorithm.reference_update` lets it follow the policy from time to time.
 """
 
 from __future__ import annotations

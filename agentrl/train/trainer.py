@@ -216,16 +216,16 @@ class Trainer:
 
     def _steer_penalty(self, batch: StepBatch, metrics: MetricBag) -> None:
         """The weight of the penalty in the next step, and the reference it is a penalty from."""
-        section = self._algorithm
+        section, update = self._algorithm, self._algorithm.reference_update
         self._kl_coef = next_kl_coef(
             self._kl_coef,
             measured=metrics.result().get("kl"),
             rollouts=sum(update.global_sequences for update in batch.updates if not update.epoch),
             algorithm=section,
         )
-        if section.ref_update_every and self._version % section.ref_update_every == 0:
+        if update is not None and self._version % update.every_steps == 0:
             assert isinstance(self._reference, Reference)
-            self._reference.follow(self._backend.weights(), share=section.ref_polyak)
+            self._reference.follow(self._backend.weights(), share=update.polyak)
             metrics.sum("train/reference_updates", 1)
 
     def _clear_gradients(self) -> None:
@@ -248,7 +248,7 @@ class Trainer:
         Rank 0 writes. The ranks of a sharded backend all call it, and go on when it is written.
         """
         moved = None
-        if self._algorithm.ref_update_every and isinstance(self._reference, Reference):
+        if self._algorithm.reference_update and isinstance(self._reference, Reference):
             moved = self._reference.state_dict()
         optimizer = self._backend.state_dict()
         if self._backend.rank == 0:
@@ -274,15 +274,15 @@ class Trainer:
             if state.critic is None:
                 raise RunError(f"{directory} was saved without a critic, the algorithm needs one")
             self._critic.load_state_dict(state.critic)
-        if self._algorithm.ref_update_every and isinstance(self._reference, Reference):
+        if self._algorithm.reference_update and isinstance(self._reference, Reference):
             if state.reference is None:
                 raise RunError(
-                    f"{directory} holds no reference policy, but algorithm.ref_update_every is "
-                    f"{self._algorithm.ref_update_every}; go on with the algorithm it was saved "
+                    f"{directory} holds no reference policy, but algorithm.reference_update is "
+                    f"set; go on with the algorithm it was saved "
                     "under"
                 )
             self._reference.load_state_dict(state.reference)
-        if self._algorithm.kl_controller != "fixed":
+        if self._algorithm.kl_controller.kind != "fixed":
             self._kl_coef = state.kl_coef
         self._backend.load_state_dict(state.optimizer)
         self._version = state.version

@@ -20,13 +20,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from agentrl_envs.swe import RepairTask, SweTask, swe_tasks
 from agentrl_envs.swe.changes import patched_files
 from agentrl_envs.swe.record import REPO_FOLDER
 from agentrl_tools.submit import submit
 
-from agentrl.config.sandboxes import LimitsSection, SandboxSection
+from agentrl.config.sandboxes import SandboxSection, sandbox_section
 from agentrl.env import Action, EnvContext
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.runtime.assembly.parts import open_sandboxes, sandbox_limits
@@ -141,12 +142,13 @@ async def main() -> None:
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--limit", type=int, default=None)
     given = parser.parse_args()
-    section = SandboxSection(
-        backend=given.backend,
-        image=given.image,
-        read_only=tuple(given.read_only),
-        limits=LimitsSection(wall_s=120, memory_mb=1024, processes=64, disk_mb=256),
-    )
+    keys: dict[str, Any] = {
+        "read_only": tuple(given.read_only),
+        "limits": {"wall_s": 120, "memory_mb": 1024, "processes": 64, "disk_mb": 256},
+    }
+    if given.backend == "docker":
+        keys["image"] = given.image
+    section = sandbox_section(given.backend, **keys)
     tasks = list(swe_tasks(given.tasks, split="all"))
     if given.limit is not None and given.limit < len(tasks):
         tasks = [tasks[number * len(tasks) // given.limit] for number in range(given.limit)]

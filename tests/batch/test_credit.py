@@ -253,7 +253,7 @@ def test_whitening_comes_last_and_weighs_tokens():
     want = {name: (a - mean) / math.sqrt(variance + 1e-8) for name, a in (("a", 0.5), ("b", -0.5))}
     assert tokens(step)[key("a")] == pytest.approx([want["a"]] * 3)
     assert step.advantages == pytest.approx(want)
-    shifted, _ = build(group(*rows), whiten_advantages=True, no_std_norm=True)
+    shifted, _ = build(group(*rows), whiten_advantages="mean")
     assert shifted.advantages == pytest.approx({"a": 0.5 - mean, "b": -0.5 - mean})
     pending, section = build(group(*rows), whiten_advantages=True, **KL)
     done = settle(pending, section, old=lambda k, i: float(k.rollout_id == "a" and i == 3))

@@ -7,8 +7,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from agentrl.cli.config import app, default_of
+from agentrl.cli.config import app
 from agentrl.config import leaves, load_config
+from agentrl.config.keys import REQUIRED
 from agentrl.errors import ConfigError
 
 RUN = "env: {target: my_env.py:MyEnv}\ndataset: {source: train.jsonl}\n"
@@ -38,9 +39,9 @@ def test_show_refuses_with_the_loaders_words(tmp_path: Path) -> None:
 
 def test_schema_lists_every_key_once_with_its_default_and_meaning() -> None:
     text = run("schema")
-    for key, meaning in leaves():
-        assert text.count(f"\n{key} = ") == 1
-        assert meaning in text
+    for key in leaves():
+        assert text.count(f"\n{key.name} = ") == 1
+        assert key.meaning in text
     assert "\nenv.target = (required)\n" in text
     assert "\neval.datasets.NAME.source = (required)\n" in text
     assert "\ntrain.betas = [0.9, 0.95]\n" in text
@@ -58,8 +59,25 @@ def test_defaults_are_written_as_a_run_file_would(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(RUN)
     overrides = [
-        f"{key}={default_of(key)}"
-        for key, _ in leaves()
-        if "NAME" not in key and default_of(key) != "(required)"
+        f"{key.name}={key.default}"
+        for key in leaves()
+        if "NAME" not in key.name and not key.kinds and not key.optional and key.default != REQUIRED
     ]
+    assert len(overrides) > 90
     assert load_config(file, overrides) == load_config(file)
+
+
+def test_keys_of_one_kind_stand_under_it() -> None:
+    text = run("schema")
+    assert "\n# with train.backend.kind: deepspeed\ntrain.backend.zero_stage = 2\n" in text
+    assert "\n# train.lora is left out by default\ntrain.lora.rank = (required)\n" in text
+
+
+def test_show_prints_the_keys_of_the_kind_alone(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(RUN)
+    plain = yaml.safe_load(run("show", str(file)))
+    assert plain["runtime"] == {"kind": "local"}
+    assert plain["train"]["lora"] is None
+    ray = yaml.safe_load(run("show", str(file), "runtime=ray", "runtime.trainer_ranks=3"))
+    assert ray["runtime"]["trainer_ranks"] == 3

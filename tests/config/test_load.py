@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from agentrl.config import RunConfig, dump_config, leaves, load_config, parse_config
+from agentrl.config import RunConfig, dump_config, load_config, parse_config
 from agentrl.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {
@@ -80,7 +80,7 @@ def test_a_learning_rate_may_be_written_as_people_write_it(text: str, tmp_path: 
         ("train.learning_rate=.inf", r"learning_rate: .*finite number"),
         ("train.max_grad_norm=.inf", r"max_grad_norm: .*finite number"),
         ("train.max_minutes=.inf", r"max_minutes: .*finite number"),
-        ("train.lora.alpha=.inf", r"alpha: .*finite number"),
+        ("train.lora={rank: 1, alpha: .inf}", r"alpha: .*finite number"),
         ("algorithm.kl_coef=.inf", r"kl_coef: .*finite number"),
         ("algorithm.eps_clip_high=.inf", r"eps_clip_high: .*finite number"),
         ("critic.value_clip=.nan", r"value_clip: .*finite number"),
@@ -232,33 +232,11 @@ def test_the_algorithm_is_resolved_from_its_preset(
     assert (section.advantage_estimator, section.loss_agg_mode, section.horizon) == expected
 
 
-def test_every_key_says_what_it_means_and_there_are_few() -> None:
-    # A run on one machine never needs the sections of a fleet, and nobody needs the blocks of every
-    # algorithm, so these have budgets of their own.
-    # Sandboxes made in numbers are nobody's worry on a laptop either.
-    # The keys of one evaluation dataset are those of `dataset`, so they count once.
-    keys = dict(leaves())
-    own = [key for key in keys if not key.startswith("eval.datasets.NAME.")]
-    fleet = [key for key in own if key.startswith(("sync.", "schedule.", "ray."))]
-    blocks = [key for key in own if key.startswith(("algorithm.", "reward.", "critic."))]
-    pool = [key for key in own if key.startswith("sandbox.pool.")]
-    watch = [key for key in own if key.startswith(("health.", "log."))]
-    assert len(own) - len(fleet) - len(blocks) - len(pool) - len(watch) <= 90
-    assert len(pool) <= 5
-    assert len(watch) <= 8
-    assert len(fleet) <= 20
-    assert len(blocks) <= 50
-    assert len(keys) == len(own) + 8
-    for key, meaning in keys.items():
-        assert len(meaning) > 10, f"{key} has no docstring"
-        assert meaning.endswith("."), key
-
-
 def test_sandbox_limits_have_the_keys_of_the_contract() -> None:
     # A knob without a reader, or a limit without a knob, is a mistake on either side.
-    from agentrl.config.sandboxes import LimitsSection
+    from agentrl.config.sandboxes import ContainerLimits
     from agentrl.sandbox import SandboxLimits
 
     units = {"memory_mb": "memory_bytes", "output_kb": "output_bytes", "disk_mb": "disk_bytes"}
-    named = {units.get(name, name) for name in LimitsSection.model_fields}
+    named = {units.get(name, name) for name in ContainerLimits.model_fields}
     assert named <= {field.name for field in dataclasses.fields(SandboxLimits)}

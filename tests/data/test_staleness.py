@@ -163,7 +163,7 @@ def test_no_group_begins_that_the_run_will_not_train() -> None:
 
 
 def test_one_step_off_is_a_point_of_the_same_rule() -> None:
-    pace = Pace.of(ScheduleSection(one_step_off=True), prompts_per_step=5)
+    pace = Pace.of(ScheduleSection(staleness_threshold=1.0), prompts_per_step=5)
     assert (pace.limit, pace.lag_bound, pace.trigger) == (10, 1, 1)
 
 

@@ -57,58 +57,42 @@ async def test_what_is_wrong_is_named(
 @pytest.mark.parametrize(
     ("overrides", "name", "words"),
     [
-        (["serving.replicas=2"], "engines", ["'embedded'", "serving.engine: vllm"]),
         (
-            ["serving.engine=vllm", "serving.urls=[http://127.0.0.1:1]"],
+            ["serving.engine=external", "serving.urls=[http://127.0.0.1:1]"],
             "engines",
             ["http://127.0.0.1:1", "nobody", "agentrl serve"],
         ),
         (["serving.engine=vllm", "serving.args={port: 1}"], "engines", ["port", "launcher"]),
         (["serving.engine=vllm", "sync.backend=ipc"], "engines", ["ipc", "CUDA", "'shm'"]),
-        (
-            ["serving.engine=vllm", "serving.urls=[http://127.0.0.1:1]", "serving.replicas=2"],
-            "engines",
-            ["serving.urls", "serving.replicas", "no effect"],
-        ),
-        (
-            [
-                "serving.engine=vllm",
-                "serving.urls=[http://127.0.0.1:1]",
-                "serving.args={max_num_seqs: 4, tensor-parallel-size: 2}",
-            ],
-            "engines",
-            ["so serving.args.max_num_seqs would have no effect"],
-        ),
         (["sync.dense_every=4"], "engines", ["sync.dense_every", "'inprocess'"]),
-        (["serving.engine=vllm", "sync.bucket_mb=8"], "engines", ["sync.bucket_mb", "'shm'"]),
         (["serving.engine=vllm", "sync.directory=x"], "engines", ["sync.directory", "'shm'"]),
         (
             [
                 "runtime=ray",
                 "serving.engine=vllm",
-                "sync.backend=collective",
+                "runtime.gpus_per_trainer=1",
+                "runtime.gpus_per_engine=1",
                 "sync.directory=x",
                 "sync.dense_every=2",
             ],
             "engines",
             ["sync.directory would have no effect", "'collective'"],
         ),
-        (["runtime=ray", "ray.gpus_per_engine=1"], "cluster", ["gpus_per_engine", "embedded"]),
+        (["runtime=ray", "runtime.gpus_per_engine=1"], "cluster", ["gpus_per_engine", "embedded"]),
         (
             [
                 "runtime=ray",
-                "ray.placement=colocated",
-                "serving.engine=vllm",
+                "runtime.placement=colocated",
+                "serving.engine=external",
                 "serving.urls=[http://127.0.0.1:1]",
             ],
             "cluster",
-            ["ray.placement", "serving.urls"],
+            ["runtime.placement", "serving.urls"],
         ),
         (["schedule.staleness_threshold=1"], "schedule", ["partial_rollout: true"]),
-        (["schedule.oversample=2", "schedule.one_step_off=true"], "schedule", ["oversample"]),
-        (["ray.trainer_ranks=2"], "cluster", ["no effect", "runtime: ray"]),
-        (["runtime=ray", "ray.address=127.0.0.1:1"], "cluster", ["127.0.0.1:1", "ray start"]),
-        (["runtime=ray", "ray.gpus_per_trainer=64"], "cluster", ["too small", "GPU"]),
+        (["schedule.oversample=2", "schedule.staleness_threshold=1"], "schedule", ["oversample"]),
+        (["runtime=ray", "runtime.address=127.0.0.1:1"], "cluster", ["127.0.0.1:1", "ray start"]),
+        (["runtime=ray", "runtime.gpus_per_trainer=64"], "cluster", ["too small", "GPU"]),
     ],
 )
 async def test_a_fleet_that_cannot_be_had_is_named(

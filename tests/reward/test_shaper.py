@@ -43,7 +43,7 @@ def test_the_order_is_overlong_stop_eos_clip() -> None:
         "a", 1.0, sampled=9, finish=FinishReason.LENGTH, termination=Termination.MAX_TOKENS
     )
     options: dict[str, Any] = {
-        "overlong_buffer_len": 2,
+        "overlong": 2,
         "stop_properly_penalty_coef": 0.25,
         "missing_eos_penalty": 0.5,
     }
@@ -65,7 +65,7 @@ def test_length_is_what_the_policy_sampled_over_all_rows() -> None:
         rollout("a", 1.0, sampled=5, environment=40),
         rollout("a", 1.0, sampled=4, environment=9, row_index=1),
     ]
-    shaped = shaper(overlong_buffer_len=4).shape([group_of(*rows)])
+    shaped = shaper(overlong=4).shape([group_of(*rows)])
     assert [row.reward for row in shaped.groups[0].trajectories] == [0.25, 0.25]
 
 
@@ -136,7 +136,7 @@ def test_rows_of_a_rollout_count_once() -> None:
 @given(st.permutations(range(5)))
 def test_the_order_of_rollouts_changes_no_bit(order: list[int]) -> None:
     rows = [rollout(f"r{i}", 0.1 * i**2, sampled=i + 5) for i in range(5)]
-    options: dict[str, Any] = {"normalize": True, "overlong_buffer_len": 4}
+    options: dict[str, Any] = {"normalize": True, "overlong": 4}
     plain = rewards(shaper(**options).shape([group_of(*rows)]).groups)
     mixed = rewards(shaper(**options).shape([group_of(*(rows[i] for i in order))]).groups)
     assert plain == mixed

@@ -28,7 +28,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     status, text = agentrl(folder / "out.txt", "tasks", "profile", file, "--n", "4")
     assert status == 0, text
     assert "12 of 12 tasks measured, 12 of them now" in text
-    assert "pass_rate_from: profile" in text
+    assert "source: profile" in text
     return file
 
 
@@ -140,7 +140,8 @@ async def test_a_run_draws_tasks_by_weight_and_keeps_to_it(measured: Path, tmp_p
         row["mean"], row["n"] = (0.5, 1000) if solved else (0.0, 1000)
     rates.write_text("".join(json.dumps(row) + "\n" for row in rows))
     weighted = [
-        f"dataset.pass_rate_from={rates}", "dataset.weight_by=variance", "eval.datasets={}",
+        f"dataset.difficulty.source={rates}", "dataset.difficulty.weight_by=variance",
+        "eval.datasets={}",
         f"run.dir={tmp_path / 'runs'}", "train.steps=2", "log.tensorboard=false",
     ]  # fmt: skip
     config = load_config(measured, weighted)
@@ -169,6 +170,6 @@ async def test_tasks_that_nothing_can_score_are_an_error(measured: Path, tmp_pat
             out=tmp_path / "r",
             progress=Progress(),
         )
-    weights = ["eval.datasets.held.weight_by=variance", "eval.datasets.held.pass_rate_from=x"]
-    with pytest.raises(ConfigError, match=r"eval\.datasets\.held\.weight_by has no effect"):
+    weights = ["eval.datasets.held.difficulty={source: x, weight_by: variance}"]
+    with pytest.raises(ConfigError, match=r"held\.difficulty\.weight_by: unknown key"):
         load_config(measured, weights)

@@ -40,14 +40,13 @@ REWARD = {
         "digits": {"target": "scores.py:digits", "weight": 0.25},
     },
     "env_weight": 2.0,
-    "overlong_buffer_len": 40,
+    "overlong": 40,
     "missing_eos_penalty": 0.125,
     "stop_properly_penalty_coef": 0.5,
     "clip": [-0.5, 1.5],
     "normalize": True,
     # About a third of the groups of a random model have a mean score outside.
-    "dynamic_filtering": [0.2, 0.5],
-    "filter_rounds": 1,
+    "dynamic_filtering": {"keep": [0.2, 0.5], "rounds": 1},
 }
 
 
@@ -143,7 +142,7 @@ def test_two_ranks_shape_as_one_process_does(project: Path, tmp_path: Path) -> N
 
     shutil.copytree(project.parent / "model", tmp_path / "model")
     path = write(tmp_path, train__steps=3)
-    asyncio.run(drive(path, "ray.trainer_ranks=2", "ray.rollout_workers=2"))
+    asyncio.run(drive(path, "runtime.trainer_ranks=2", "runtime.rollout_workers=2"))
     run = tmp_path / "runs" / "tiny"
     assert_same_first_step(run, project.parent / "runs" / "tiny")
     config = load_config(path)

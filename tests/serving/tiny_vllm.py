@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import VllmServing
 from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
 from agentrl.serving.vllm.command import ServerCommand, server_command
 
@@ -99,9 +99,7 @@ def transfer_backend() -> str | None:
 
 def tiny_command(model_dir: Path) -> ServerCommand:
     """How the tiny server is started."""
-    section = ServingSection(
-        engine="vllm", max_batch_size=32, max_prefill_tokens=1024, kv_cache_gb=0.25
-    )
+    section = VllmServing(max_batch_size=32, max_prefill_tokens=1024, kv_cache_gb=0.25)
     command = server_command(
         section,
         model_path=model_dir,

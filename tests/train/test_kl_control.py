@@ -13,7 +13,9 @@ from agentrl.train.kl_control import next_kl_coef
 
 
 def section(controller, **changes):
-    return AlgorithmSection(kl_coef=0.1, kl_controller=controller, **changes).resolved(horizon=1)
+    return AlgorithmSection(kl_coef=0.1, kl_controller={"kind": controller, **changes}).resolved(
+        horizon=1
+    )
 
 
 def after(measured, controller, *, rollouts=64, **changes):
@@ -35,16 +37,16 @@ def after(measured, controller, *, rollouts=64, **changes):
 def test_proportional_by_hand(measured, error):
     """Fails with the error left unclipped, or with the high target, or its sign turned."""
     want = Fraction(1, 10) * (1 + error * Fraction(64, 1000))
-    assert after(measured, "proportional", kl_horizon=1000) == pytest.approx(float(want))
+    assert after(measured, "proportional", horizon=1000) == pytest.approx(float(want))
 
 
 def test_proportional_stays_positive_however_many_rollouts():
     # Without the bound: 0.1 (1 - 0.2 * 600 / 100) = -0.02, a reward for leaving the reference.
-    assert after(0.0, "proportional", rollouts=600, kl_horizon=100) == pytest.approx(0.08)
+    assert after(0.0, "proportional", rollouts=600, horizon=100) == pytest.approx(0.08)
 
 
 def test_a_target_of_zero_is_always_too_low():
-    many = {"rollouts": 100, "kl_horizon": 100, "kl_target": (0.0, 0.1)}
+    many = {"rollouts": 100, "horizon": 100, "target": 0.0}
     assert after(1e-9, "proportional", **many) == pytest.approx(0.12)
     assert after(-1e-9, "proportional", **many) == pytest.approx(0.08)
 

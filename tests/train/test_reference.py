@@ -59,7 +59,7 @@ def test_a_copy_of_the_policy_is_at_distance_zero():
 
     Fails if it follows one step late, or is asked by other code than the policy.
     """
-    trainer, section = following(tiny_model(), ref_update_every=2)
+    trainer, section = following(tiny_model(), reference_update=2)
     found = kl_of_steps(trainer, section, 5)
     assert [m["kl"] == 0.0 for m in found] == [True, False, True, False, True]
     assert [m.get("train/reference_updates", 0) for m in found] == [0, 1, 0, 1, 0]
@@ -77,7 +77,7 @@ def test_polyak_holds_the_reference_between_both():
 def test_a_reference_of_its_own_is_needed_to_follow():
     fixed = LogProbWorker(FrozenPolicy(tiny_model()), name="reference policy")
     with pytest.raises(TrainError, match="LogProbWorker cannot follow the policy"):
-        following(tiny_model(), reference=fixed, ref_update_every=1)
+        following(tiny_model(), reference=fixed, reference_update=1)
 
 
 def test_weights_of_another_model_are_refused():
@@ -93,14 +93,14 @@ def test_weights_of_another_model_are_refused():
 def test_what_was_saved_without_a_moving_reference_cannot_move_it(tmp_path):
     trainer, _ = following(tiny_model())
     trainer.save(tmp_path)
-    moving, _ = following(tiny_model(), ref_update_every=1)
+    moving, _ = following(tiny_model(), reference_update=1)
     with pytest.raises(RunError, match=r"holds no reference policy, .*ref_update_every is 1"):
         moving.load(tmp_path)
 
 
 def test_the_controller_moves_the_weight_that_the_loss_is_made_with():
     """Fails if the loss is made with the weight of the config: it would not fall by 1.5 a step."""
-    section = algorithm(kl_coef=0.3, kl_controller="window", kl_target=(1e3, 1e4))
+    section = algorithm(kl_coef=0.3, kl_controller={"kind": "window", "target": (1e3, 1e4)})
     trainer = Trainer(
         tiny_model(), train=TrainSection(learning_rate=1e-12), algorithm=section,
         reference=Reference(tiny_model(seed=1)),
@@ -118,7 +118,7 @@ def test_kl_in_the_reward_is_measured_and_steers_too():
     """With one row and one token k1 = d, so the reward falls by kl_coef d."""
     section = algorithm(
         preset="reinforce++", advantage_estimator=None, loss_agg_mode=None, kl_coef=0.2,
-        old_log_probs="recompute", kl_controller="window", kl_target=(0.0, 1e-9),
+        old_log_probs="recompute", kl_controller={"kind": "window", "target": (0.0, 1e-9)},
     )  # fmt: skip
     trainer = Trainer(
         tiny_model(), train=TRAIN, algorithm=section, reference=Reference(tiny_model(seed=1))

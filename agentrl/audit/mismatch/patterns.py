@@ -79,7 +79,8 @@ def few_rollouts(table: GapTable, serving: ServingSection) -> Cause | None:
         return None
     order = bad[np.argsort(-mean[bad])]
     named = ", ".join(table.rollout_ids[index] for index in order[:5])
-    several = serving.replicas > 1 or len(serving.urls) > 1
+    started = serving.replicas if serving.engine == "vllm" else 0
+    several = started > 1 or len(serving.urls) > 1
     return Cause(
         name="few_rollouts",
         title=f"{len(bad)} of {number} rollouts hold {held:.0%} of the gap",

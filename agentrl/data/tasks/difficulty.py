@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from agentrl.config.schema import DatasetSection
+from agentrl.config.schema import DatasetSection, TrainDatasetSection
 from agentrl.data.store.columns import unescape
 from agentrl.data.store.trajectory_store import TrajectoryStore
 from agentrl.data.tasks.pass_rates import (
@@ -37,7 +37,7 @@ _COLUMN_N = 8
 def keep_by_pass_rate(
     tasks: Sequence[Task], section: DatasetSection, *, base: Path | None = None
 ) -> list[Task]:
-    """Tasks whose pass rate lies inside `section.pass_rate`, bounds included, and unmeasured ones.
+    """Tasks whose pass rate lies inside `difficulty.keep`, bounds included, and unmeasured ones.
 
     Says how many were left out.
 
@@ -50,18 +50,19 @@ def keep_by_pass_rate(
         DataError: nothing was measured there, no task of this dataset was, a column that is no
             number, or no task is left.
     """
-    bounds, source = section.pass_rate, section.pass_rate_from
-    if bounds is None or source is None:
+    difficulty = section.difficulty
+    if difficulty is None or difficulty.keep is None:
         return list(tasks)
-    rates = {name: rate.mean for name, rate in _known(tasks, section, base).items()}
+    bounds, source = difficulty.keep, difficulty.source
+    rates = {name: rate.mean for name, rate in _known(tasks, section, source, base).items()}
     known = list(rates)
     easy = {name for name in known if rates[name] > bounds[1]}
     hard = {name for name in known if rates[name] < bounds[0]}
     kept = [task for task in tasks if task.id not in easy and task.id not in hard]
     said = (
-        f"dataset {section.source}: pass_rate {list(bounds)} leaves {len(easy) + len(hard)} of "
-        f"{len(tasks)} tasks out ({len(easy)} too easy, {len(hard)} too hard) and keeps "
-        f"{len(kept)}, {len(tasks) - len(known)} of them not measured in {source}"
+        f"dataset {section.source}: difficulty.keep {list(bounds)} leaves "
+        f"{len(easy) + len(hard)} of {len(tasks)} tasks out ({len(easy)} too easy, {len(hard)} too "
+        f"hard) and keeps {len(kept)}, {len(tasks) - len(known)} of them not measured in {source}"
     )
     if not kept:
         raise DataError(f"{said}; widen it")
@@ -70,7 +71,7 @@ def keep_by_pass_rate(
 
 
 def sampling_weights(
-    tasks: Sequence[Task], section: DatasetSection, *, base: Path | None = None
+    tasks: Sequence[Task], section: TrainDatasetSection, *, base: Path | None = None
 ) -> dict[str, float] | None:
     """Weights to draw each task with, up to a common factor; None for equal ones.
 
@@ -82,25 +83,24 @@ def sampling_weights(
     Raises:
         DataError: as `keep_by_pass_rate`.
     """
-    if section.weight_by == "none":
+    difficulty = section.difficulty
+    if difficulty is None or difficulty.weight_by == "none":
         return None
-    rates = _known(tasks, section, base)
+    rates = _known(tasks, section, difficulty.source, base)
     return {task.id: variance_weight(rates.get(task.id)) for task in tasks}
 
 
 def _known(
-    tasks: Sequence[Task], section: DatasetSection, base: Path | None
+    tasks: Sequence[Task], section: DatasetSection, source: str, base: Path | None
 ) -> dict[str, PassRate]:
     """What was measured of these tasks, as they are now."""
-    source = section.pass_rate_from
-    assert source is not None  # the section says so
     if source.startswith(_COLUMN):
         rates = _rates_of_column(tasks, source.removeprefix(_COLUMN))
     elif source == _PROFILE:
         file = profile_file(section, base or Path.cwd())
         if not file.is_file():
             raise DataError(
-                f"dataset.pass_rate_from is 'profile', but {file} is not there; measure first, "
+                f"dataset.difficulty.source is 'profile', but {file} is not there; measure first, "
                 "with 'agentrl tasks profile' and this run file"
             )
         rates = measured_pass_rates(file)
@@ -117,7 +117,7 @@ def _known(
     if not known:
         why = f", {changed} of which were other tasks then" if changed else ""
         raise DataError(
-            f"dataset.pass_rate_from {source!r} holds pass rates of {len(rates)} tasks, but of "
+            f"dataset.difficulty.source {source!r} holds pass rates of {len(rates)} tasks, but of "
             f"none of the {len(tasks)} tasks of {section.source!r}{why}; ids there are like "
             f"{list(rates)[:3]}, here like {[task.id for task in tasks[:3]]}"
         )
@@ -174,7 +174,7 @@ def measured_pass_rates(folder: Path) -> Mapping[str, PassRate]:
     )
     if root is None:
         raise DataError(
-            f"dataset.pass_rate_from: {folder} holds no trajectories; expected a run directory, "
+            f"dataset.difficulty.source: {folder} holds no trajectories; expected a run directory, "
             "a folder written by 'agentrl eval --out' or 'agentrl rollout --out', or a file "
             "written by 'agentrl tasks profile'"
         )
@@ -185,7 +185,7 @@ def measured_pass_rates(folder: Path) -> Mapping[str, PassRate]:
         if row["row_index"] == 0 and row["score"] is not None and math.isfinite(row["score"]):
             scores.setdefault(unescape(row["task_id"]), []).append(row["score"])
     if not scores:
-        raise DataError(f"dataset.pass_rate_from: no rollout in {folder} was scored")
+        raise DataError(f"dataset.difficulty.source: no rollout in {folder} was scored")
     return {
         task: PassRate(mean=math.fsum(values) / len(values), n=len(values))
         for task, values in scores.items()
@@ -203,13 +203,13 @@ def _kind(store: TrajectoryStore, folder: Path) -> str:
         named = [kind for kind in kinds if store.path(0, kind).parent == folder]
         if not named:
             raise DataError(
-                f"dataset.pass_rate_from: {folder} holds no trajectories; there are {choices}"
+                f"dataset.difficulty.source: {folder} holds no trajectories; there are {choices}"
             )
         return named[0]
     if "train" in kinds or len(kinds) == 1:
         return kinds[0]  # `train` is the first of them
     raise DataError(
-        f"dataset.pass_rate_from: {folder} holds several evaluations, whose task ids may mean "
+        f"dataset.difficulty.source: {folder} holds several evaluations, whose task ids may mean "
         f"different tasks; name one: {choices}"
     )
 

@@ -45,7 +45,7 @@ async def disk(config: RunConfig) -> Finding | str:
     # Weights plus float32 masters and two moments, 14 bytes for every 2-byte weight; masters of
     # adapters are too small to count. One checkpoint more than is kept exists while it is written.
     width = 2 if config.model.dtype == "bfloat16" else 4
-    section, trained = config.checkpoint, 0 if config.train.lora.rank else 12
+    section, trained = config.checkpoint, 0 if config.train.lora else 12
     needed = size * (width + trained) // 2 * (section.keep_last + section.keep_best + 1)
     text = (
         f"{needed / GIB:.1f} GiB for checkpoints, at most {stored / GIB:.1f} GiB for trajectories, "
@@ -93,11 +93,15 @@ async def memory(config: RunConfig) -> Finding | str:
         )
     from agentrl.train.model.pretrained import pick_device
 
-    gpu = pick_device(config.model.device).type == "cuda" or config.ray.gpus_per_trainer > 0
+    runtime = config.runtime
+    elsewhere = runtime.address if runtime.kind == "ray" else None
+    gpu = pick_device(config.model.device).type == "cuda" or (
+        runtime.kind == "ray" and runtime.gpus_per_trainer > 0
+    )
     processes = estimate(config, shape, on_gpu=gpu)
     text = "; ".join(process.text() for process in processes)
-    if config.runtime == "ray" and config.ray.address is not None:
-        return f"{text}; not compared: the machines of {config.ray.address} are elsewhere"
+    if elsewhere is not None:
+        return f"{text}; not compared: the machines of {elsewhere} are elsewhere"
     host = sum(process.total for process in processes if not process.on_gpu)
     free = available_bytes()
     if free is None:
@@ -195,8 +199,9 @@ def _lower(config: RunConfig) -> str:
         ways.append(f"set train.micro_batch_tokens: {config.rollout.max_context_tokens}")
     if not config.model.gradient_checkpointing:
         ways.append("set model.gradient_checkpointing: true")
-    ways.append(f"lower serving.kv_cache_gb (it is {config.serving.kv_cache_gb:g})")
-    if not config.train.lora.rank:
+    if config.serving.engine != "external":
+        ways.append(f"lower serving.kv_cache_gb (it is {config.serving.kv_cache_gb:g})")
+    if config.train.lora is None:
         ways.append("set train.lora.rank: 16")
     return "; ".join(ways)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.config import RunConfig
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import EmbeddedServing, RuntimeSection, VllmServing
 from agentrl.config.schema import ModelSection
 from agentrl.config.training import TrainSection
 
@@ -98,39 +98,39 @@ def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Proc
         shape: of the policy; a critic with a path of its own is taken to be as large.
         on_gpu: whether the trainer computes on a GPU.
     """
-    embedded, ray = config.serving.engine == "embedded", config.runtime == "ray"
+    serving, runtime = config.serving, config.runtime
     trainer = _trained(config, shape)
     trainer.append(
         Part(what="activations", size=activation_bytes(config.train, config.model, shape))
     )
-    if embedded:
+    if serving.engine == "embedded":
         context = config.rollout.max_context_tokens
-        cache = kv_cache_bytes(config.serving, config.model, shape, context=context)
+        cache = kv_cache_bytes(serving, config.model, shape, context=context)
         trainer.append(Part(what="keys and values", size=cache))
     trainer.insert(0, Part(what="process", size=_CUDA if on_gpu else _PROCESS))
-    name = "trainer with engine" if embedded else "trainer"
-    ranks = config.ray.trainer_ranks if ray else 1
+    name = "trainer with engine" if serving.engine == "embedded" else "trainer"
+    ranks = _ranks(runtime)
     found = [ProcessMemory(name=name, count=ranks, on_gpu=on_gpu, parts=tuple(trainer))]
     if on_gpu:
         host = (Part(what="process", size=_PROCESS),)
         found.append(
             ProcessMemory(name="trainer on the host", count=ranks, on_gpu=False, parts=host)
         )
-    if ray:
+    if runtime.kind == "ray":
         worker = (Part(what="process", size=_WORKER),)
-        count = config.ray.rollout_workers
+        count = runtime.rollout_workers
         found.append(ProcessMemory(name="rollout worker", count=count, on_gpu=False, parts=worker))
-    if not embedded and not config.serving.urls:
+    if serving.engine == "vllm":
         server = (
             Part(what="process", size=_SERVER),
             Part(
                 what="weights",
-                size=shape.parameters * _width(config.model) // _parallel(config.serving),
+                size=shape.parameters * _width(config.model) // _parallel(serving),
             ),
-            Part(what="keys and values", size=int(config.serving.kv_cache_gb * GIB)),
+            Part(what="keys and values", size=int(serving.kv_cache_gb * GIB)),
         )
-        count = config.serving.replicas * _parallel(config.serving)
-        gpu = config.ray.gpus_per_engine > 0 if ray else on_gpu
+        count = serving.replicas * _parallel(serving)
+        gpu = runtime.gpus_per_engine > 0 if runtime.kind == "ray" else on_gpu
         found.append(ProcessMemory(name="vLLM server", count=count, on_gpu=gpu, parts=server))
     return found
 
@@ -153,7 +153,7 @@ def trained_bytes(
 
 
 def kv_cache_bytes(
-    serving: ServingSection, model: ModelSection, shape: ModelShape, *, context: int
+    serving: EmbeddedServing, model: ModelSection, shape: ModelShape, *, context: int
 ) -> int:
     """Of an embedded engine: whole sequences, as many as fit and are ever decoded at once."""
     row = 2 * _width(model) * shape.layers * shape.kv_width * context
@@ -186,8 +186,8 @@ def activation_bytes(train: TrainSection, model: ModelSection, shape: ModelShape
 def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
     """Weights, optimizer and gradients, of policy and critic, and the reference."""
     width, algorithm = _width(config.model), config.resolved_algorithm()
-    weights, optimizer, gradients = _shards(config.train, config.ray.trainer_ranks)
-    rank = config.train.lora.rank
+    weights, optimizer, gradients = _shards(config.train, _ranks(config.runtime))
+    rank = 0 if config.train.lora is None else config.train.lora.rank
     count = shape.adapters * rank if rank else shape.parameters
     state, _ = trained_bytes(config.train, config.model, count, kept=optimizer)
     _, sums = trained_bytes(config.train, config.model, count, kept=gradients)
@@ -209,10 +209,11 @@ def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
 
 def _shards(train: TrainSection, ranks: int) -> tuple[int, int, int]:
     """Number of ranks that weights, optimizer state and gradients are sharded over."""
-    if train.backend == "fsdp2":
+    backend = train.backend
+    if backend.kind == "fsdp2":
         return ranks, ranks, ranks
-    if train.backend == "deepspeed":
-        stage = train.zero_stage
+    if backend.kind == "deepspeed":
+        stage = backend.zero_stage
         return (
             ranks if stage >= 3 else 1,
             ranks if stage >= 1 else 1,
@@ -221,7 +222,12 @@ def _shards(train: TrainSection, ranks: int) -> tuple[int, int, int]:
     return 1, 1, 1
 
 
-def _parallel(serving: ServingSection) -> int:
+def _ranks(runtime: RuntimeSection) -> int:
+    """Processes that train."""
+    return runtime.trainer_ranks if runtime.kind == "ray" else 1
+
+
+def _parallel(serving: VllmServing) -> int:
     """Devices of one vLLM server."""
     args = {key.replace("-", "_"): value for key, value in serving.args.items()}
     sizes = (args.get("tensor_parallel_size", 1), args.get("pipeline_parallel_size", 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.config.algorithm import AlgorithmSection, CriticSection
+from agentrl.config.algorithm import AlgorithmSection, CriticSection, WindowKl
 from agentrl.config.health import HealthSection
 from agentrl.config.reward import RewardSection
 from agentrl.config.schema import EvalSection, RolloutSection
@@ -100,16 +100,18 @@ async def kl(algorithm: AlgorithmSection, health: HealthSection) -> Finding | st
             f"memory, health.rules: [{_RULES[1]!r}]",
         )
     text = (
-        f"weight {algorithm.kl_coef:g}, {algorithm.kl_controller} controller, "
+        f"weight {algorithm.kl_coef:g}, {algorithm.kl_controller.kind} controller, "
         f"{'in the loss' if algorithm.use_kl_loss else 'in the reward'} ({algorithm.kl_estimator})"
     )
-    if algorithm.kl_controller == "fixed":
+    controller = algorithm.kl_controller
+    if controller.kind == "fixed":
         return warn(
             "kl",
             f"{text}: one weight does not fit every model and stage",
-            f"set algorithm.kl_controller: window (target {list(algorithm.kl_target)})",
+            f"set algorithm.kl_controller: window (target {list(WindowKl().target)})",
         )
-    return f"{text}, target {list(algorithm.kl_target)}"
+    target = controller.target
+    return f"{text}, target {list(target) if isinstance(target, tuple) else target}"
 
 
 async def evaluation(

@@ -114,7 +114,7 @@ def _doubts_of_samples(
     flat = sum(len(values) == 1 for values in groups.values()) / len(groups)
     if flat > _MOST_FLAT and min(rewards) < max(rewards):
         found.append(f"in {flat:.0%} of {len(groups)} groups all earned the same")
-        fixes.append("agentrl tasks profile, then dataset.pass_rate; or reward.dynamic_filtering")
+        fixes.append("agentrl tasks profile, then dataset.difficulty; or reward.dynamic_filtering")
     scores = [answer.score for answer in trusted if answer.score is not None]
     if scores and not _HARD <= fmean(scores) <= _EASY:
         kind = "easy" if fmean(scores) > _EASY else "hard"

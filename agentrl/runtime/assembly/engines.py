@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.config.fleet import ServingSection, SyncSection
+from agentrl.config.fleet import (
+    EmbeddedServing,
+    ExternalServing,
+    ServingSection,
+    SyncSection,
+    VllmServing,
+)
 from agentrl.config.schema import ModelSection
 from agentrl.engine import Engine
 from agentrl.errors import ConfigError
@@ -95,7 +101,7 @@ async def open_engines(
     """
     if section.engine == "embedded":
         opened = _embedded(section, model, version, max_context_tokens, wait_s)
-    elif section.urls:
+    elif section.engine == "external":
         opened = await _connected(section, version, max_context_tokens, wait_s)
     else:
         secret = secrets.token_hex(16)
@@ -123,7 +129,7 @@ async def open_engines(
 
 
 def _embedded(
-    section: ServingSection, model: Any, version: int, max_context_tokens: int, wait_s: float
+    section: EmbeddedServing, model: Any, version: int, max_context_tokens: int, wait_s: float
 ) -> OpenEngines:
     from agentrl.serving.embedded import EmbeddedEngine
 
@@ -131,7 +137,7 @@ def _embedded(
         model, section=section, max_context_tokens=max_context_tokens, version=version
     )
     return OpenEngines(
-        client=make_client(section, [engine], wait_s=wait_s),
+        client=make_client([engine], wait_s=wait_s),
         shares_weights=True,
         same_host=True,
         text="embedded in this process",
@@ -140,7 +146,7 @@ def _embedded(
 
 
 async def _connected(
-    section: ServingSection, version: int, max_context_tokens: int, wait_s: float
+    section: ExternalServing, version: int, max_context_tokens: int, wait_s: float
 ) -> OpenEngines:
 
     engines = await connected(
@@ -156,7 +162,7 @@ async def _connected(
         for index, url in enumerate(section.urls)
     )
     return OpenEngines(
-        client=make_client(section, engines, wait_s=wait_s),
+        client=make_client(engines, wait_s=wait_s),
         shares_weights=False,
         same_host=urls_are_local(section.urls),
         text=f"{len(engines)} vLLM servers that run already",
@@ -166,7 +172,7 @@ async def _connected(
 
 @contextlib.asynccontextmanager
 async def _launched(
-    section: ServingSection,
+    section: VllmServing,
     commands: Sequence[Any],
     connect: ServerConnection,
     wait_s: float,
@@ -183,7 +189,7 @@ async def _launched(
     try:
         kept = [_OwnServer(server, connect) for server in servers]
         engines = await connected(server.connect() for server in kept)
-        client = make_client(section, engines, wait_s=wait_s)
+        client = make_client(engines, wait_s=wait_s)
         keeping = asyncio.create_task(Keeper(client, kept, note=note).run())
         try:
             yield OpenEngines(
@@ -242,7 +248,7 @@ class _OwnServer:
 
 
 def server_commands(
-    section: ServingSection,
+    section: VllmServing,
     sync: SyncSection,
     policy: ModelSection,
     *,
@@ -287,7 +293,7 @@ def server_commands(
     return [replace(c, env={**c.env, **more}) for c in commands]
 
 
-def _devices(section: ServingSection) -> list[tuple[int, ...]]:
+def _devices(section: VllmServing) -> list[tuple[int, ...]]:
     """The GPUs of each replica: those the trainer leaves free, if they are enough."""
     import torch
 
@@ -307,24 +313,20 @@ def _devices(section: ServingSection) -> list[tuple[int, ...]]:
     ]
 
 
-def make_client(
-    section: ServingSection, engines: Sequence[Engine], *, wait_s: float, offset: int = 0
-) -> TokenClient:
+def make_client(engines: Sequence[Engine], *, wait_s: float, offset: int = 0) -> TokenClient:
     """The client of a config over engines.
 
     Args:
-        section: says when a conversation moves to another engine.
         engines: connected.
         wait_s: see `engine_wait_s`.
         offset: of the balancer, where several clients share the engines.
     """
-    balancer = LoadBalancer(alpha=section.repin_alpha, max_moves=section.repin_moves, offset=offset)
-    return TokenClient(engines, balancer, wait_s=wait_s)
+    return TokenClient(engines, LoadBalancer(offset=offset), wait_s=wait_s)
 
 
 def engine_wait_s(section: ServingSection, *, on_ray: bool) -> float:
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
-    if section.engine == "vllm" and not section.urls:
+    if section.engine == "vllm":
         return section.start_timeout_s
     # On Ray, a connection to an engine that is well may be lost.
     return WAIT_S if section.urls or on_ray else 0.0

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from agentrl.config.fleet import RaySection, ServingSection
+from agentrl.config.fleet import RayRuntime, ServingSection
 from agentrl.errors import ConfigError
 
 Resources = Mapping[str, float]
@@ -51,21 +51,22 @@ class Layout:
         """Resources of all bundles together.
 
         Example:
-            >>> section = RaySection(rollout_workers=2, gpus_per_trainer=1)
-            >>> dict(plan(section, ServingSection()).total)
+            >>> from agentrl.config.fleet import EmbeddedServing
+            >>> section = RayRuntime(rollout_workers=2, gpus_per_trainer=1)
+            >>> dict(plan(section, EmbeddedServing()).total)
             {'CPU': 3.0, 'GPU': 1.0}
         """
         names = sorted({name for bundle in self.bundles for name in bundle})
         return {name: sum(bundle.get(name, 0.0) for bundle in self.bundles) for name in names}
 
 
-def plan(section: RaySection, serving: ServingSection) -> Layout:
+def plan(section: RayRuntime, serving: ServingSection) -> Layout:
     """Lay out the actors of a run.
 
     Raises:
         ConfigError: colocated engines that cannot share the devices of the trainer ranks.
     """
-    started = serving.replicas if serving.engine == "vllm" and not serving.urls else 0
+    started = serving.replicas if serving.engine == "vllm" else 0
     bundles: list[Resources] = [_bundle(cpus=1, gpus=0) for _ in range(section.rollout_workers)]
     workers = [Slot(bundle=index, cpus=1, gpus=0) for index in range(section.rollout_workers)]
     shared = section.placement == "colocated" and started > 0
@@ -131,7 +132,9 @@ def missing(needed: Sequence[Resources], have: Sequence[Resources]) -> str:
 
 
 def engine_width(serving: ServingSection) -> int:
-    """Devices, and worker processes, of one vLLM server."""
+    """Devices, and worker processes, of one engine."""
+    if serving.engine != "vllm":
+        return serving.devices_per_server if serving.engine == "external" else 1
     widths = (
         int(value)
         for name, value in serving.args.items()
@@ -149,16 +152,16 @@ def _bundle(*, cpus: float, gpus: float) -> Resources:
     return {"CPU": float(cpus), **({"GPU": float(gpus)} if gpus else {})}
 
 
-def _check_colocated(section: RaySection, engines: int) -> None:
+def _check_colocated(section: RayRuntime, engines: int) -> None:
     if engines > section.trainer_ranks:
         raise ConfigError(
-            f"ray.placement is colocated, but {engines} engines (serving.replicas) cannot lie on "
-            f"{section.trainer_ranks} trainer ranks; raise ray.trainer_ranks, lower "
+            f"runtime.placement is colocated, but {engines} engines (serving.replicas) cannot lie "
+            f"on {section.trainer_ranks} trainer ranks; raise runtime.trainer_ranks, lower "
             "serving.replicas, or use disaggregated"
         )
     for name in ("gpus_per_trainer", "gpus_per_engine"):
         if (value := getattr(section, name)) > 1:
             raise ConfigError(
-                f"ray.placement is colocated with ray.{name}: {value:g}, but only one device can "
-                "be shared; use at most 1, or disaggregated"
+                f"runtime.placement is colocated with runtime.{name}: {value:g}, but only one "
+                "device can be shared; use at most 1, or disaggregated"
             )

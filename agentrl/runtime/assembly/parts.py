@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config import RunConfig, resolve_callable
-from agentrl.config.sandboxes import LimitsSection, SandboxSection
-from agentrl.config.schema import DatasetSection, EnvSection, ModelSection
+from agentrl.config.sandboxes import (
+    ContainerLimits,
+    ContainerPool,
+    ContainerSandbox,
+    LimitsSection,
+    SandboxSection,
+)
+from agentrl.config.schema import DatasetSection, EnvSection, ModelSection, TrainDatasetSection
 from agentrl.config.training import LoraSection
 from agentrl.data import load_tasks
 from agentrl.data.tasks.difficulty import sampling_weights
@@ -82,7 +88,9 @@ async def open_sandboxes(
         ConfigError: an unknown name, a wrong import string, or an option it does not have.
     """
     read_only = [str((base / Path(path).expanduser()).absolute()) for path in section.read_only]
-    given = {"image": section.image, "runtime": section.runtime, "read_only": read_only}
+    given: dict[str, Any] = {"read_only": read_only}
+    if isinstance(section, ContainerSandbox):
+        given |= {"image": section.image, "runtime": section.runtime}
     if ":" not in section.backend:
         made = resolve_callable(SANDBOX_FACTORY)(section.backend, **given)
     else:
@@ -93,20 +101,21 @@ async def open_sandboxes(
             f"sandbox.backend {section.backend!r} gives a {type(backend).__name__}, expected a "
             "SandboxBackend"
         )
-    pool, fast = section.pool, backend.starts_fast
+    pool = section.pool
+    slow = pool if isinstance(pool, ContainerPool) and not backend.starts_fast else None
     return resolve_callable(SANDBOX_POOL)(
         backend,
         warm=ceil(pool.warm / sharers),
         max_open=ceil(pool.max_open / sharers),
-        starts_at_once=pool.max_open if fast else ceil(pool.starts_at_once / sharers),
-        max_uses=1 if fast else pool.max_uses,
+        starts_at_once=ceil(slow.starts_at_once / sharers) if slow else pool.max_open,
+        max_uses=slow.max_uses if slow else 1,
     )
 
 
 def _own_backend(section: SandboxSection, base: Path, given: Mapping[str, Any]) -> Any:
     """What an import string gives, called with those options that are not left at their default."""
     target = resolve_callable(section.backend, base=base)
-    usual = SandboxSection()
+    usual = ContainerSandbox()
     options = {
         name: value
         for name, value in given.items()
@@ -132,7 +141,7 @@ def sandbox_limits(section: LimitsSection) -> SandboxLimits:
         processes=section.processes,
         output_bytes=section.output_kb * 2**10,
         disk_bytes=section.disk_mb * 2**20,
-        cpus=section.cpus,
+        cpus=section.cpus if isinstance(section, ContainerLimits) else SandboxLimits().cpus,
         lifetime_s=section.lifetime_s,
     )
 
@@ -160,7 +169,7 @@ class Chosen:
 
 
 def load_task_sets(
-    dataset: DatasetSection,
+    dataset: TrainDatasetSection,
     evals: Mapping[str, DatasetSection],
     *,
     base: Path,
@@ -237,19 +246,21 @@ def load_model(section: ModelSection, *, path: str | None = None) -> Pretrained:
     return load_pretrained(section.model_copy(update={"path": source}))
 
 
-def load_trained(section: ModelSection, lora: LoraSection, *, checkpoint: str | None) -> Pretrained:
+def load_trained(
+    section: ModelSection, lora: LoraSection | None, *, checkpoint: str | None
+) -> Pretrained:
     """The policy that a run trains.
 
     Args:
         section: with the `path` that the run began with.
-        lora: adapters that are trained, if any are.
+        lora: adapters that are trained; None trains all weights.
         checkpoint: folder to go on from. Adapters belong on the model they were begun on, so with
             `train.lora` that one is loaded; the state of the trainer brings the adapters back.
 
     Raises:
         ConfigError: as `load_model`, or adapters that do not fit the model.
     """
-    if lora.rank == 0:
+    if lora is None:
         return load_model(section, path=checkpoint)
     # The engines begin with the same one: see `served_source`.
     from agentrl.train.model.lora import add_adapters
@@ -270,9 +281,11 @@ def model_source(section: ModelSection, *, path: str | None = None) -> str:
     return str(folder.absolute()) if folder.is_dir() else source
 
 
-def served_source(section: ModelSection, lora: LoraSection, *, checkpoint: str | None) -> str:
+def served_source(
+    section: ModelSection, lora: LoraSection | None, *, checkpoint: str | None
+) -> str:
     """The model that the servers of a run start with: the checkpoint, or what adapters stand on."""
-    return model_source(section, path=None if lora.rank else checkpoint)
+    return model_source(section, path=checkpoint if lora is None else None)
 
 
 def describe_model(pretrained: Pretrained) -> str:

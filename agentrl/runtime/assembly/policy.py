@@ -106,7 +106,7 @@ async def open_policy(
                 config.sync,
                 config.model,
                 max_context_tokens=config.rollout.max_context_tokens,
-                wait_s=engine_wait_s(config.serving, on_ray=config.runtime == "ray"),
+                wait_s=engine_wait_s(config.serving, on_ray=config.runtime.kind == "ray"),
                 model=pretrained.model if pretrained else None,
                 source=source,
                 logs=logs,

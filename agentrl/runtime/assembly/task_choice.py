@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.renamed import translate
 from agentrl.config.schema import DatasetSection
 from agentrl.errors import RunError
 from agentrl.files import write_whole
@@ -48,12 +49,12 @@ def read_chosen(path: Path, datasets: Mapping[str, DatasetSection]) -> Mapping[s
         return {
             name: Chosen(ids=tuple(kept[name]["ids"]), weights=kept[name].get("weights"))
             for name, section in _by_pass_rate(datasets).items()
-            if name in kept and kept[name]["section"] == _document(section)
+            if name in kept and _of_today(kept[name]["section"]) == _document(section)
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{path} cannot be read ({type(error).__name__}: {error}); without it the tasks are "
-            "chosen again by what dataset.pass_rate_from holds now: delete it if that is unchanged"
+            "chosen again by what dataset.difficulty holds now: delete it if that is unchanged"
         ) from error
 
 
@@ -65,7 +66,12 @@ def dataset_sections(
 
 
 def _by_pass_rate(datasets: Mapping[str, DatasetSection]) -> dict[str, DatasetSection]:
-    return {name: section for name, section in datasets.items() if section.pass_rate_from}
+    return {name: section for name, section in datasets.items() if section.difficulty}
+
+
+def _of_today(kept: dict[str, Any]) -> dict[str, Any]:
+    """A section that any version has written out, with the keys of today."""
+    return translate({"dataset": kept})["dataset"]
 
 
 def _document(section: DatasetSection) -> dict[str, Any]:

@@ -105,13 +105,13 @@ def check_learner(config: RunConfig) -> str:
     from agentrl.train.backends.choose import check_backend
 
     check_backend(train, dtype=config.model.dtype)
-    if train.lora.rank:
+    if train.lora is not None:
         from agentrl.train.model.lora import load_peft
 
         load_peft()
-    ranks = config.ray.trainer_ranks if config.runtime == "ray" else 1
-    what = f"adapters of rank {train.lora.rank}" if train.lora.rank else "all weights"
-    text = f"{train.optimizer} on {what}, backend {train.backend}, ranks: {ranks}"
+    ranks = config.runtime.trainer_ranks if config.runtime.kind == "ray" else 1
+    what = "all weights" if train.lora is None else f"adapters of rank {train.lora.rank}"
+    text = f"{train.optimizer} on {what}, backend {train.backend.kind}, ranks: {ranks}"
     if not config.resolved_algorithm().needs_values:
         return text
     from agentrl.train.critic import check_critic_backend

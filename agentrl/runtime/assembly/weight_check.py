@@ -43,7 +43,7 @@ async def require_first_weights(urls: Sequence[str], *, path: str) -> None:
             "serving.urls: "
             + "; ".join(lines)
             + f", so nobody can say that it would be {path} what is scored; restart "
-            "it with that model, or remove serving.urls to have servers started"
+            "it with that model, or set serving.engine: vllm to have servers started"
         )
 
 

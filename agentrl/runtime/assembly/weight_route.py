@@ -10,7 +10,7 @@ import socket
 from collections.abc import Sequence
 from urllib.parse import SplitResult, urlsplit
 
-from agentrl.config.fleet import RaySection, ServingSection, SyncSection
+from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection, VllmServing
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.sync import find_transfer, resolve_backend
@@ -25,7 +25,7 @@ def section_backend(serving: ServingSection, sync: SyncSection, *, device: str) 
     """
     return resolve_backend(
         sync,
-        engine_kind=serving.engine,
+        engine_kind="embedded" if serving.engine == "embedded" else "vllm",
         same_host=urls_are_local(serving.urls),
         shared_weights=serving.engine == "embedded",
         cuda=device_to_device(serving, sync, device=device),
@@ -57,14 +57,14 @@ def device_to_device(serving: ServingSection, sync: SyncSection, *, device: str)
 
     if serving.engine == "embedded" or pick_device(device).type != "cuda":
         return False
-    if serving.urls:
+    if serving.engine == "external":
         return strangers_take_cuda(serving.urls, sync)
     if vllm_device() != "cuda":
         return False
     return _shares_device(sync) or torch.cuda.device_count() > gpus_needed(serving)
 
 
-def rank_to_engine(section: RaySection, serving: ServingSection, sync: SyncSection) -> bool:
+def rank_to_engine(section: RayRuntime, serving: ServingSection, sync: SyncSection) -> bool:
     """Weights can go from the GPUs of ranks to those of engines, on Ray."""
     if serving.engine == "embedded" or section.gpus_per_trainer == 0:
         return False
@@ -118,7 +118,7 @@ def urls_are_local(urls: Sequence[str]) -> bool:
     return all(_is_local(urlsplit(url)) for url in urls)
 
 
-def gpus_needed(section: ServingSection) -> int:
+def gpus_needed(section: VllmServing) -> int:
     """GPUs of all servers that are started on this machine."""
     return engine_width(section) * section.replicas
 

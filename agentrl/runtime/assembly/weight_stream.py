@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def sent_weights(
-    lora: LoraSection, model: Any, trainer: Trainer, *, backend: str
+    lora: LoraSection | None, model: Any, trainer: Trainer, *, backend: str
 ) -> Callable[[], Iterator[tuple[str, Tensor]]]:
     """A function that gives the stream of one push.
 
@@ -27,7 +27,7 @@ def sent_weights(
     """
     kind = find_transfer(backend)
     assert kind is not None, backend
-    if lora.rank == 0 or lora.sync == "merged" or not kind.merges_adapters:
+    if lora is None or lora.sync == "merged" or not kind.merges_adapters:
         return trainer.weights
     from agentrl.sync.adapters import AdapterWeights
     from agentrl.train.model.lora import adapters, base_weights

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from agentrl.config import RunConfig
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.blocks import describe_blocks
-from agentrl.config.reward import RewardSection
 from agentrl.config.schema import CheckpointSection, EvalSection
-from agentrl.config.training import LoraSection, TrainSection
 from agentrl.errors import ConfigError
 from agentrl.estimators import find_estimator
 from agentrl.finding import Finding, Status
@@ -48,10 +46,11 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
             f"'recompute' and is_correction_type 'none' {algorithm.policy_loss} takes them for the "
             "trainer's own; set is_correction_type: tis, or old_log_probs: rollout or decoupled"
         )
-    if reward.dynamic_filtering and config.rollout.n_samples_per_prompt == 1:
+    filtering = reward.dynamic_filtering
+    if filtering and config.rollout.n_samples_per_prompt == 1:
         found.append(
             "reward.dynamic_filtering with rollout.n_samples_per_prompt 1: a group's mean is one "
-            f"score, and only one strictly between {list(reward.dynamic_filtering)} is trained on"
+            f"score, and only one strictly between {list(filtering.keep)} is trained on"
         )
     if reward.env_weight == 0.0 and not reward.functions:
         found.append(
@@ -60,7 +59,7 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
         )
     return (
         found
-        + _idle_sections(config)
+        + _idle_critic(config.critic, algorithm)
         + _best_checkpoints(config.checkpoint, config.eval, steps=config.train.steps)
     )
 
@@ -102,29 +101,12 @@ def _loss_doubts(algorithm: AlgorithmSection, loss: LossSpec) -> list[str]:
     return found
 
 
-def _idle_sections(config: RunConfig) -> list[str]:
-    """Keys outside `algorithm` that were set beside the one that makes anything read them."""
-    train, reward, algorithm = config.train, config.reward, config.resolved_algorithm()
-    estimator = algorithm.advantage_estimator
-    idle = {
-        f"critic: with algorithm.advantage_estimator {estimator} there is no critic": not (
-            algorithm.needs_values or config.critic == CriticSection()
-        ),
-        "train.lora: rank is 0, so all weights are trained": not (
-            train.lora.rank or train.lora == LoraSection()
-        ),
-        "train.zero_stage has no effect without train.backend deepspeed": not (
-            train.backend == "deepspeed" or train.zero_stage == TrainSection().zero_stage
-        ),
-        "reward.overlong_penalty_factor has no effect without overlong_buffer_len": not (
-            reward.overlong_buffer_len
-            or reward.overlong_penalty_factor == RewardSection().overlong_penalty_factor
-        ),
-        "algorithm.ref_polyak has no effect without ref_update_every": not (
-            algorithm.ref_update_every or algorithm.ref_polyak == AlgorithmSection().ref_polyak
-        ),
-    }
-    return [text for text, found in idle.items() if found]
+def _idle_critic(critic: CriticSection, algorithm: AlgorithmSection) -> list[str]:
+    """A critic that was set beside an algorithm that has none."""
+    if algorithm.needs_values or critic == CriticSection():
+        return []
+    name = algorithm.advantage_estimator
+    return [f"critic: with algorithm.advantage_estimator {name} there is no critic"]
 
 
 def _best_checkpoints(

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
-from agentrl.config.fleet import RaySection, ServingSection, SyncSection
+from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
 from agentrl.finding import Finding, Status
 from agentrl.runtime.assembly.engines import server_commands
-from agentrl.runtime.assembly.layout import WIDTHS
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
@@ -39,7 +38,7 @@ async def schedule(config: RunConfig) -> str:
     ways = "go on with new weights" if schedule.partial_rollout else "end before a sync"
     return (
         f"a sync every {schedule.trigger_parameter_sync_step} steps, rollouts run ahead by "
-        f"{1.0 if schedule.one_step_off else schedule.staleness_threshold:g} of what it takes and "
+        f"{schedule.staleness_threshold:g} of what it takes and "
         f"{ways}"
     )
 
@@ -56,12 +55,11 @@ async def engines(
     """
     section = config.serving
     find_transfer(config.sync.backend, base=base)
-    _refuse_idle_serving(section)
     backend = _backend(config)
     _refuse_idle_sync(config.sync, backend)
     if section.engine == "embedded":
         return "embedded: samples from the trainer's own weights"
-    if section.urls:
+    if section.engine == "external":
         return await _strangers(
             section.urls,
             tokenizer,
@@ -70,7 +68,7 @@ async def engines(
             max_context_tokens=config.rollout.max_context_tokens,
         )
     limit = config.rollout.max_context_tokens
-    if config.runtime == "local":
+    if config.runtime.kind == "local":
         server_commands(
             section,
             config.sync,
@@ -106,32 +104,14 @@ async def require_fleet(config: RunConfig) -> None:
     await cluster(config)
 
 
-def _refuse_idle_serving(section: ServingSection) -> None:
-    if section.engine == "embedded" and (section.urls or section.replicas > 1 or section.args):
-        raise ConfigError(
-            "serving.engine is 'embedded', so serving.urls, serving.replicas and serving.args "
-            "have no effect; set serving.engine: vllm or remove them"
-        )
-    if not section.urls:
-        return
-    idle = [key for key in section.args if key.lstrip("-").replace("-", "_") not in WIDTHS]
-    if section.replicas > 1 or idle:
-        names = ["serving.replicas"] * (section.replicas > 1)
-        names += [f"serving.args.{key}" for key in idle]
-        raise ConfigError(
-            f"serving.urls names servers that run already, so {', '.join(names)} would have no "
-            "effect; remove it, or remove serving.urls to have servers started"
-        )
-
-
 def _backend(config: RunConfig) -> str:
     """The weight backend, as far as it is known before the machines of a cluster are."""
-    if config.runtime == "local":
+    if config.runtime.kind == "local":
         return section_backend(config.serving, config.sync, device=config.model.device)
     section, asked = config.serving, config.sync.backend
     return resolve_backend(
         config.sync,
-        engine_kind=section.engine,
+        engine_kind="embedded" if section.engine == "embedded" else "vllm",
         same_host=not section.urls and (config.ray.address is None or asked != "auto"),
         shared_weights=section.engine == "embedded",
         cuda=rank_to_engine(config.ray, config.serving, config.sync),
@@ -153,12 +133,12 @@ def _refuse_idle_sync(section: SyncSection, backend: str) -> None:
         )
 
 
-def _refuse_idle_ray(section: RaySection, serving: ServingSection) -> None:
-    default = RaySection()
-    if serving.engine == "vllm" and not serving.urls:
+def _refuse_idle_ray(section: RayRuntime, serving: ServingSection) -> None:
+    default = RayRuntime()
+    if serving.engine == "vllm":
         return
     keys = ("gpus_per_engine", "placement")
-    idle = [f"ray.{key}" for key in keys if getattr(section, key) != getattr(default, key)]
+    idle = [f"runtime.{key}" for key in keys if getattr(section, key) != getattr(default, key)]
     if idle:
         what = "serving.urls names servers that run already"
         if serving.engine == "embedded":
@@ -179,7 +159,6 @@ async def require_engines(config: RunConfig, *, model_path: str | None) -> None:
     """
     from agentrl.train.model.pretrained import load_tokenizer
 
-    _refuse_idle_serving(config.serving)
     urls = config.serving.urls
     if not urls:
         return
@@ -231,9 +210,7 @@ def _vocabulary(section: ModelSection) -> int:
 
 async def cluster(config: RunConfig) -> str:
     """Check that the cluster of a run has room, and describe it."""
-    if config.runtime == "local":
-        if config.ray != RaySection():
-            raise ConfigError("the ray section has no effect with runtime: local; set runtime: ray")
+    if config.runtime.kind == "local":
         return "none: everything runs on this machine"
     from agentrl.runtime.ray.launch import check_cluster
 

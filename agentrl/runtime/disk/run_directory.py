@@ -3,7 +3,7 @@
     RUN/config.yaml       the resolved config
     RUN/run.json          where relative paths of the config start, which model it began with,
                           versions, when it was written
-    RUN/tasks.json        ids of the tasks that dataset.pass_rate left when the run began
+    RUN/tasks.json        ids of the tasks that dataset.difficulty left when the run began
     RUN/metrics.jsonl     one line a step
     RUN/tensorboard/      the same numbers for TensorBoard
     RUN/trajectories/     every rollout; also the log that `--resume` trains from again
@@ -36,7 +36,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import agentrl
-from agentrl.config import RunConfig, dump_config, load_config
+from agentrl.config import RunConfig, dump_config
+from agentrl.config.load import load_stored_config
 from agentrl.config.schema import ModelSection
 from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError, RunError
@@ -58,8 +59,6 @@ _MAY_CHANGE = (
     "train.micro_batch_tokens",
     "train.lora.sync",
     "train.backend",
-    "train.zero_stage",
-    "train.offload",
     "train.prefix_sharing",
     "eval.",
     "checkpoint.",
@@ -67,7 +66,6 @@ _MAY_CHANGE = (
     "health.",
     "serving.",
     "sync.",
-    "ray.",
     "runtime",
     "sandbox.",
     "run.dir",
@@ -129,7 +127,7 @@ class RunDir(RunPaths):
         Raises:
             RunError: a key differs that decides what finished steps were trained on.
         """
-        old = _flatten(load_config(self.config_file).model_dump(mode="json"))
+        old = _flatten(load_stored_config(self.config_file).model_dump(mode="json"))
         new = _flatten(config.model_dump(mode="json"))
         wrong = [
             f"  {key}: {old.get(key)!r} in the run, {new.get(key)!r} now"
@@ -224,7 +222,7 @@ def read_identity(path: Path) -> tuple[RunConfig, Path]:
         raise RunError(f"{path} {what}, so it is not a run directory")
     try:
         identity = json.loads((path / IDENTITY_FILE).read_bytes())
-        return load_config(path / "config.yaml"), Path(identity["base"])
+        return load_stored_config(path / "config.yaml"), Path(identity["base"])
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError) as error:

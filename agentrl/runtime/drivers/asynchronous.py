@@ -18,7 +18,7 @@
   part of no stored step: their tasks are the first to be rolled out again after a resume.
 
 The modes of `schedule` are points of this one loop: trigger 1 with staleness 0 is on-policy, a
-trigger above 1 streams off-policy, staleness above 0 overlaps, and `one_step_off` is trigger 1 with
+trigger above 1 streams off-policy, staleness above 0 overlaps, and one step off is trigger 1 with
 staleness 1.
 
 Evaluation: the weights of the step are synced first. Training rollouts in flight go on beside it

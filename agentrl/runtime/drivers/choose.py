@@ -82,11 +82,7 @@ def driver_kind(schedule: ScheduleSection) -> type[Driver]:
 
 def runs_ahead(schedule: ScheduleSection) -> bool:
     """Rollouts may be older than the weights they train."""
-    return (
-        schedule.one_step_off
-        or schedule.trigger_parameter_sync_step > 1
-        or schedule.staleness_threshold > 0
-    )
+    return schedule.trigger_parameter_sync_step > 1 or schedule.staleness_threshold > 0
 
 
 def check_schedule(schedule: ScheduleSection, *, shares_weights: bool) -> None:
@@ -99,7 +95,6 @@ def check_schedule(schedule: ScheduleSection, *, shares_weights: bool) -> None:
     Raises:
         ConfigError: the first thing found, with what to write instead.
     """
-    _check_one_step_off(schedule)
     _check_partial(schedule)
     _check_lag(schedule)
     _check_oversample(schedule)
@@ -107,22 +102,11 @@ def check_schedule(schedule: ScheduleSection, *, shares_weights: bool) -> None:
         _check_shared(schedule)
 
 
-def _check_one_step_off(schedule: ScheduleSection) -> None:
-    if not schedule.one_step_off:
-        return
-    if schedule.trigger_parameter_sync_step > 1 or schedule.staleness_threshold > 0:
-        raise ConfigError(
-            "schedule.one_step_off is trigger_parameter_sync_step 1 with staleness_threshold 1, "
-            f"but they are set to {schedule.trigger_parameter_sync_step} and "
-            f"{schedule.staleness_threshold}; set either one_step_off or the other two"
-        )
-
-
 def _check_partial(schedule: ScheduleSection) -> None:
-    if schedule.partial_rollout and not (schedule.one_step_off or schedule.staleness_threshold > 0):
+    if schedule.partial_rollout and schedule.staleness_threshold == 0:
         raise ConfigError(
             "schedule.partial_rollout is set, but with staleness_threshold 0 no rollout is in "
-            "flight when weights are synced; set staleness_threshold above 0, or one_step_off"
+            "flight when weights are synced; set staleness_threshold above 0"
         )
 
 
@@ -140,7 +124,7 @@ def _check_lag(schedule: ScheduleSection) -> None:
             "on-policy and no token is ever older than the weights it trains; remove it, or set "
             "staleness_threshold"
         )
-    least = 1 if schedule.one_step_off else schedule.trigger_parameter_sync_step - 1
+    least = schedule.trigger_parameter_sync_step - 1
     if schedule.max_version_lag < least:
         raise ConfigError(
             f"schedule.max_version_lag is {schedule.max_version_lag}, but between two syncs tokens "
@@ -153,8 +137,7 @@ def _check_oversample(schedule: ScheduleSection) -> None:
     if schedule.oversample > 1 and (runs_ahead(schedule) or schedule.partial_rollout):
         raise ConfigError(
             f"schedule.oversample is {schedule.oversample}, which is for on-policy runs: "
-            "remove it, or trigger_parameter_sync_step, staleness_threshold, partial_rollout and "
-            "one_step_off"
+            "remove it, or trigger_parameter_sync_step, staleness_threshold and partial_rollout"
         )
 
 

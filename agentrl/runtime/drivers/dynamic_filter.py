@@ -21,8 +21,13 @@ def missing_groups(groups: Iterable[GroupReport], section: RewardSection, *, wan
     kept = 0
     for group in groups:
         scores = [r.verdict for r in group.rollouts if r.rule.in_baseline and r.verdict is not None]
-        kept += not why_filtered(scores, section.dynamic_filtering)
+        kept += not why_filtered(scores, section.dynamic_filtering.keep)
     return max(0, wanted - kept)
+
+
+def most_rounds(section: RewardSection) -> int:
+    """Times a step may ask for more tasks."""
+    return 0 if section.dynamic_filtering is None else section.dynamic_filtering.rounds
 
 
 def note_rounds(bag: MetricBag, section: RewardSection, *, rounds: int, missing: int) -> None:

@@ -24,7 +24,7 @@ from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.driver import DriverParts
-from agentrl.runtime.drivers.dynamic_filter import missing_groups, note_rounds
+from agentrl.runtime.drivers.dynamic_filter import missing_groups, most_rounds, note_rounds
 from agentrl.runtime.drivers.groups import note_rollouts, stable_seed
 from agentrl.runtime.records import RunResult
 from agentrl.runtime.stages import GroupHandle
@@ -114,7 +114,7 @@ class SynchronousRun:
             missing = missing_groups(
                 [handle.report for handle in groups], self._reward, wanted=section.prompts_per_step
             )
-            if rounds == self._reward.filter_rounds:
+            if rounds == most_rounds(self._reward):
                 break
             rounds += bool(missing)
         seconds = parts.clock.now() - began

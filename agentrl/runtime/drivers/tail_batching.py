@@ -34,7 +34,7 @@ from agentrl.data.tasks.cursor import Claim
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.driver import DriverParts
-from agentrl.runtime.drivers.dynamic_filter import missing_groups, note_rounds
+from agentrl.runtime.drivers.dynamic_filter import missing_groups, most_rounds, note_rounds
 from agentrl.runtime.drivers.groups import note_aborted, note_rollouts
 from agentrl.runtime.records import RunResult
 from agentrl.runtime.stages import GroupHandle
@@ -163,7 +163,7 @@ class TailBatchingRun:
             missing = missing_groups(
                 [item.group.report for item in finished], reward, wanted=wanted
             )
-            if rounds == reward.filter_rounds:
+            if rounds == most_rounds(reward):
                 break
             rounds += bool(missing)
         reports = [item.group.report for item in finished]

@@ -71,8 +71,8 @@ class Cast:
         """Whether weights can go from device to device."""
         self.backend = resolve_backend(
             config.sync,
-            engine_kind=config.serving.engine,
-            same_host=one_machine and not config.serving.urls,
+            engine_kind="embedded" if config.serving.engine == "embedded" else "vllm",
+            same_host=one_machine and config.serving.engine != "external",
             shared_weights=config.serving.engine == "embedded",
             cuda=self.cuda,
         )

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.fleet import RaySection, ServingSection
+from agentrl.config.fleet import RayRuntime, ServingSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.layout import Layout, Resources, describe, missing, plan
 
@@ -36,7 +36,7 @@ ASK_S = 60.0
 """Seconds until a head must list its machines."""
 HOW_TO_START = (
     "start one with `ray start --head --port=6379` on the first machine and `ray start "
-    "--address=HEAD:6379` on the others, or leave ray.address out to use this machine alone; a "
+    "--address=HEAD:6379` on the others, or leave runtime.address out to use this machine alone; a "
     "cluster that wants a token is joined with RAY_AUTH_MODE=token in the environment"
 )
 
@@ -65,7 +65,7 @@ _ASK = (
 )
 
 
-async def check_cluster(section: RaySection, serving: ServingSection) -> str:
+async def check_cluster(section: RayRuntime, serving: ServingSection) -> str:
     """Check, without starting anything, that the cluster has room for the actors of a run.
 
     Returns:
@@ -93,7 +93,7 @@ async def check_cluster(section: RaySection, serving: ServingSection) -> str:
 
 @contextlib.asynccontextmanager
 async def open_cluster(
-    section: RaySection, serving: ServingSection, layout: Layout
+    section: RayRuntime, serving: ServingSection, layout: Layout
 ) -> AsyncIterator[None]:
     """Connect this process to Ray, and start it first if there is no address.
 
@@ -158,7 +158,7 @@ def _joined_cluster(ray: Any, address: str) -> Any:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"ray.address {address!r} cannot be joined: {error}; {HOW_TO_START}"
+            f"runtime.address {address!r} cannot be joined: {error}; {HOW_TO_START}"
         ) from error
     try:
         yield
@@ -214,14 +214,14 @@ def _check_reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
         raise ConfigError(
-            f"ray.address is {address!r}, expected 'auto' or HOST:PORT of the head; the driver "
+            f"runtime.address is {address!r}, expected 'auto' or HOST:PORT of the head; the driver "
             "must run on a machine of the cluster"
         )
     try:
         socket.create_connection((host, int(port)), timeout=REACH_S).close()
     except OSError as error:
         raise ConfigError(
-            f"ray.address {address}: no Ray head answers ({error}); {HOW_TO_START}"
+            f"runtime.address {address}: no Ray head answers ({error}); {HOW_TO_START}"
         ) from error
 
 
@@ -239,12 +239,12 @@ def _ask_cluster(address: str) -> Sequence[Resources]:
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
-            f"ray.address {address}: the head does not say what it has within {ASK_S:g} s; "
+            f"runtime.address {address}: the head does not say what it has within {ASK_S:g} s; "
             "look at `ray status` there"
         ) from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ConfigError(f"ray.address {address!r} cannot be joined: {last}; {HOW_TO_START}")
+        raise ConfigError(f"runtime.address {address!r} cannot be joined: {last}; {HOW_TO_START}")
     said = json.loads(done.stdout.strip().splitlines()[-1])
     return [{name: machine.get(name, 0.0) for name in ("CPU", "GPU")} for machine in said]
 
@@ -255,16 +255,17 @@ def _gpus_here() -> int:
     return torch.cuda.device_count()
 
 
-def _check_gpus_here(section: RaySection, serving: ServingSection, layout: Layout) -> None:
+def _check_gpus_here(section: RayRuntime, serving: ServingSection, layout: Layout) -> None:
     machine = {**layout.total, "GPU": float(_gpus_here())}
     if short := missing(layout.bundles, [machine]):
         raise ConfigError(f"ray: this machine is too small: {short}; {_advice(section, serving)}")
 
 
-def _advice(section: RaySection, serving: ServingSection) -> str:
+def _advice(section: RayRuntime, serving: ServingSection) -> str:
+    servers = serving.replicas if serving.engine == "vllm" else 0
     return (
-        f"ray.rollout_workers ({section.rollout_workers}) take a CPU each, ray.trainer_ranks "
-        f"({section.trainer_ranks}) a CPU and {section.gpus_per_trainer:g} GPU, engines "
-        f"({serving.replicas}) a CPU and {section.gpus_per_engine:g} GPU; lower one of "
-        "them, or join more machines"
+        f"runtime.rollout_workers ({section.rollout_workers}) take a CPU each, "
+        f"runtime.trainer_ranks ({section.trainer_ranks}) a CPU and "
+        f"{section.gpus_per_trainer:g} GPU, engines ({servers}) a CPU and "
+        f"{section.gpus_per_engine:g} GPU; lower one of them, or join more machines"
     )

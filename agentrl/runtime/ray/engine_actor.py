@@ -86,6 +86,7 @@ class EngineActor:
 
     def _report(self) -> EngineReport:
         spec = self._spec
+        assert spec.config.serving.engine == "vllm"
         address = EngineAddress(
             name=spec.name,
             address=self._server.url,
@@ -108,6 +109,7 @@ def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
     from agentrl.serving.vllm.command import server_command, vllm_device
 
     section = spec.config.serving
+    assert section.engine == "vllm"
     device = vllm_device()
     command = server_command(
         section,

@@ -67,10 +67,10 @@ async def open_fleet(
     """
     section = cast.config.serving
     embedded = [report.engine for report in reports if report.engine is not None]
-    entries = embedded or [report.engine for report in served] or _urls(cast.config)
+    entries = embedded or [report.engine for report in served] or _external(cast.config)
     addresses = {entry.name: entry for entry in entries}
     # Before any worker asks: what an earlier run left on a server has a number of that run.
-    client = TokenClient(await connect_all(entries, adopt=bool(section.urls)))
+    client = TokenClient(await connect_all(entries, adopt=section.engine == "external"))
     stack.push_async_callback(client.close)
     if embedded:
 
@@ -126,16 +126,18 @@ async def _open_sync(
     return lambda version: sync.push(tuple, version)
 
 
-def _urls(config: RunConfig) -> list[EngineAddress]:
+def _external(config: RunConfig) -> list[EngineAddress]:
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
 
+    section = config.serving
+    assert section.engine == "external"
     return [
         EngineAddress(
             name=f"server-{index}",
             address=url,
             secret=os.environ.get(SECRET_VARIABLE, ""),
-            transport=config.serving.transport,
+            transport=section.transport,
             max_context_tokens=config.rollout.max_context_tokens,
         )
-        for index, url in enumerate(config.serving.urls)
+        for index, url in enumerate(section.urls)
     ]

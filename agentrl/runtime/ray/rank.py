@@ -125,11 +125,12 @@ class Rank:
         from agentrl.serving.embedded import EmbeddedEngine
         from agentrl.serving.lean import EngineServer
 
-        if self._config.serving.engine != "embedded":
+        section = self._config.serving
+        if section.engine != "embedded":
             return None
         engine = EmbeddedEngine(
             self._pretrained.model,
-            section=self._config.serving,
+            section=section,
             max_context_tokens=self._config.rollout.max_context_tokens,
             version=self.version,
             name=f"embedded-{self._place.rank}",

@@ -44,7 +44,7 @@ class ResourcePool:
                 f"ray: {describe(layout.total)} in {len(layout.bundles)} bundles (the largest "
                 f"{describe(max(layout.bundles, key=lambda b: (b.get('GPU', 0), b['CPU'])))}) are "
                 f"not free within {limit_s:g} s: {found}; wait for other jobs, join more machines, "
-                "or lower ray.rollout_workers, ray.trainer_ranks or serving.replicas"
+                "or lower runtime.rollout_workers, runtime.trainer_ranks or serving.replicas"
             ) from None
         return cls(layout, group)
 

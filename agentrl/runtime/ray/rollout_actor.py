@@ -59,7 +59,6 @@ class RolloutActor:
         tools = await self._stack.enter_async_context(open_tools(spec.config.env, base=spec.base))
         held = await connect_all(engines)
         self._client = make_client(
-            spec.config.serving,
             held,
             wait_s=engine_wait_s(spec.config.serving, on_ray=True),
             offset=self._index,

@@ -11,7 +11,7 @@ from collections import deque
 
 import torch
 
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import EmbeddedServing
 from agentrl.errors import ConfigError, EngineRefused
 from agentrl.serving.embedded.forward import CacheSegment, RowModel
 from agentrl.serving.embedded.kv_cache import KvCache
@@ -176,7 +176,7 @@ class Batch:
         deliver(request, generation)
 
 
-def make_cache(model: RowModel, section: ServingSection, max_context_tokens: int) -> KvCache:
+def make_cache(model: RowModel, section: EmbeddedServing, max_context_tokens: int) -> KvCache:
     """Rows for as many sequences as `section` asks for and memory holds.
 
     Raises:

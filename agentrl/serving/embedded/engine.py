@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import EmbeddedServing
 from agentrl.engine import Engine, EngineHealth, WeightTicket
 from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.serving.embedded.batch import Batch, make_cache
@@ -37,7 +37,7 @@ class EmbeddedEngine(Engine):
         self,
         model: Any,
         *,
-        section: ServingSection,
+        section: EmbeddedServing,
         max_context_tokens: int,
         version: int = 0,
         name: str = "embedded-0",

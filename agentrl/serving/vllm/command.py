@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import VllmServing
 from agentrl.errors import ConfigError
 
 Device = Literal["cpu", "cuda"]
@@ -64,7 +64,7 @@ def vllm_device() -> Device:
 
 
 def server_command(
-    section: ServingSection,
+    section: VllmServing,
     *,
     model_path: str | Path,
     max_context_tokens: int,

@@ -26,25 +26,24 @@ def check_backend(train: TrainSection, *, dtype: str) -> None:
     Raises:
         ConfigError: settings that do not go together.
     """
-    wrong = ""
-    if train.backend == "torch":
-        if train.offload:
-            wrong = "train.offload is true, but torch offloads nothing; use fsdp2 or deepspeed"
-    elif train.optimizer == "muon":
+    wrong, backend = "", train.backend
+    if backend.kind == "torch":
+        return
+    if train.optimizer == "muon":
         wrong = (
             "train.optimizer muon needs whole matrices, which it cuts up; set train.optimizer: "
             "adamw, or train.backend: torch"
         )
-    elif train.backend == "deepspeed" and train.zero_stage == 0:
-        if train.offload:
-            wrong = "train.offload is true, but ZeRO 0 offloads nothing; set train.zero_stage: 1"
+    elif backend.kind == "deepspeed" and backend.zero_stage == 0:
+        if backend.offload:
+            wrong = "offload is true, but ZeRO 0 offloads nothing; set train.backend.zero_stage: 1"
         elif dtype == "bfloat16":
             wrong = (
-                "ZeRO 0 adds gradients up in bfloat16; set train.zero_stage: 1, or train.backend: "
-                "torch, which keeps a copy on every rank too and adds up in float32"
+                "ZeRO 0 adds gradients up in bfloat16; set train.backend.zero_stage: 1, or "
+                "train.backend: torch, which keeps a copy on every rank too and adds up in float32"
             )
     if wrong:
-        raise ConfigError(f"train.backend is {train.backend}: {wrong}")
+        raise ConfigError(f"train.backend is {backend.kind}: {wrong}")
 
 
 def make_backend(
@@ -73,7 +72,7 @@ def make_backend(
     """
     check_readable(model)
     check_backend(train, dtype=str(next(model.parameters()).dtype).removeprefix("torch."))
-    if train.backend == "torch":
+    if train.backend.kind == "torch":
         if ranks is None or ranks.world_size == 1:
             return TorchBackend(
                 model,
@@ -92,10 +91,10 @@ def make_backend(
         )
     if ranks is None:
         raise ConfigError(
-            f"train.backend is {train.backend}, which needs a group of ranks, even if it is one; "
-            "set runtime: ray, or train.backend: torch"
+            f"train.backend is {train.backend.kind}, which needs a group of ranks, even if it is "
+            "one; set runtime: ray, or train.backend: torch"
         )
-    if train.backend == "fsdp2":
+    if train.backend.kind == "fsdp2":
         from agentrl.train.backends.fsdp import FsdpBackend as Backend
     else:
         from agentrl.train.backends.deepspeed_backend import DeepspeedBackend as Backend

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agentrl.batch.packing import padding_micro_batch
 from agentrl.batch.tensors import TensorBatch
-from agentrl.config.schema import TrainSection
+from agentrl.config.training import DeepspeedTraining, TrainSection
 from agentrl.errors import ConfigError
 from agentrl.train.backends.contract import compensation
 from agentrl.train.backends.lockstep import LockstepBackend, Whole
@@ -63,7 +63,7 @@ class DeepspeedBackend(LockstepBackend):
         self._shapes = {name: param.shape for name, param in self._params.items()}
         with ranks.naming("starting DeepSpeed"):
             self._engine = self._start()
-        self._parts: ZeroParts = zero_parts(self._engine, train.zero_stage)
+        self._parts: ZeroParts = zero_parts(self._engine, _sharding(train).zero_stage)
         self.clear_gradients()
 
     def _start(self) -> Any:
@@ -92,7 +92,7 @@ class DeepspeedBackend(LockstepBackend):
             config=_settings(self._train, self._dtype, self._ranks.world_size),
             dist_init_required=False,
         )
-        if self._train.zero_stage == 3 and head is not None:
+        if _sharding(self._train).zero_stage == 3 and head is not None:
             # The head is not called: its weights are read by the pass around it.
             for param in head.parameters():
                 deepspeed.zero.register_external_parameter(whole, param)
@@ -194,11 +194,17 @@ def _check(dtype: torch.dtype, device: torch.device) -> None:
         )
 
 
+def _sharding(train: TrainSection) -> DeepspeedTraining:
+    assert train.backend.kind == "deepspeed", train.backend.kind
+    return train.backend
+
+
 def _settings(train: TrainSection, dtype: torch.dtype, world_size: int) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": train.zero_stage}
-    if train.offload:
+    sharding = _sharding(train)
+    zero: dict[str, Any] = {"stage": sharding.zero_stage}
+    if sharding.offload:
         zero["offload_optimizer"] = {"device": "cpu"}
-        if train.zero_stage == 3:
+        if sharding.zero_stage == 3:
             zero["offload_param"] = {"device": "cpu"}
     return {
         "train_batch_size": world_size,

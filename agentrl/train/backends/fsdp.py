@@ -68,6 +68,8 @@ class FsdpBackend(LockstepBackend):
         mesh = init_device_mesh(self._device.type, (self.world_size,))
         master = torch.promote_types(self._dtype, torch.float32)
         narrow = master != self._dtype
+        sharding = self._train.backend
+        assert sharding.kind == "fsdp2", sharding.kind
         settings: dict[str, Any] = {
             "mesh": mesh,
             "mp_policy": MixedPrecisionPolicy(
@@ -76,7 +78,7 @@ class FsdpBackend(LockstepBackend):
                 cast_forward_inputs=False,
             ),
             "offload_policy": CPUOffloadPolicy()
-            if self._train.offload and self._device.type == "cuda"
+            if sharding.offload and self._device.type == "cuda"
             else OffloadPolicy(),
         }
         # Layer by layer: the whole model is never there in float32.

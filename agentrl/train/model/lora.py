@@ -229,6 +229,6 @@ def load_peft() -> Any:
     except ImportError:
         raise ConfigError(
             "train.lora needs the package peft, which is not installed; run pip install "
-            "'agentrl[lora]', or set train.lora.rank: 0"
+            "'agentrl[lora]', or leave train.lora out"
         ) from None
     return peft

@@ -203,4 +203,6 @@ def _(d: Draw) -> History:
     n = d.steps(1000)
     period = n // 5
     kl = 0.002 + d.between(0.25, 0.35) * (np.arange(n) % period) / period
-    return Run(d, plain(d, n, kl=kl, config={"algorithm.ref_update_every": period})).history()
+    return Run(
+        d, plain(d, n, kl=kl, config={"algorithm.reference_update.every_steps": period})
+    ).history()

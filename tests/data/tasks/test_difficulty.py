@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.schema import DatasetSection
+from agentrl.config.schema import DatasetSection, TrainDatasetSection
 from agentrl.data import TrajectoryStore, load_tasks
 from agentrl.data.tasks.difficulty import measured_pass_rates
 from agentrl.errors import DataError
@@ -55,7 +55,7 @@ def load(folder: Path, source: str, bounds: tuple[float, float] = (0.1, 0.9)) ->
     rates = [0, 0.5, 1.0, None]
     rows = [{"id": i, "prompt": "?", "rate": r} for i, r in zip(ids, rates, strict=True)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    section = DatasetSection(source=path.name, pass_rate=bounds, pass_rate_from=source)
+    section = DatasetSection(source=path.name, difficulty={"keep": bounds, "source": source})
     return [task.id for task in load_tasks(section, base=folder)]
 
 
@@ -113,7 +113,9 @@ def test_what_measures_nothing_is_an_error(
 def test_no_task_left_and_a_rate_that_is_no_number(tmp_path: Path) -> None:
     path = tmp_path / "tasks.csv"
     path.write_text("id,prompt,rate\na,?,0.25\nb,?,\n")
-    section = DatasetSection(source=path.name, pass_rate=(0.2, 0.3), pass_rate_from="column:rate")
+    section = DatasetSection(
+        source=path.name, difficulty={"keep": (0.2, 0.3), "source": "column:rate"}
+    )
     assert [task.id for task in load_tasks(section, base=tmp_path)] == ["a", "b"]
     path.write_text("id,prompt,rate\na,?,0.75\n")
     with pytest.raises(DataError, match=r"leaves 1 of 1 tasks out .1 too easy.*; widen it"):
@@ -126,12 +128,12 @@ def test_no_task_left_and_a_rate_that_is_no_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"pass_rate": (0.1, 0.9)}, "set both, or neither"),
-        ({"pass_rate_from": "runs/a"}, "set both, or neither"),
-        ({"pass_rate": (0.9, 0.1), "pass_rate_from": "x"}, "expected .low, high."),
-        ({"pass_rate": (0.1, 9.0), "pass_rate_from": "x"}, "expected .low, high."),
+        ({"keep": (0.1, 0.9)}, r"difficulty\.source\n  Field required"),
+        ({"source": "runs/a"}, "nothing is decided by it; set keep or weight_by"),
+        ({"keep": (0.9, 0.1), "source": "x"}, "expected .low, high."),
+        ({"keep": (0.1, 9.0), "source": "x"}, "expected .low, high."),
     ],
 )
 def test_contradictions_in_the_config(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        DatasetSection(source="x.jsonl", **values)
+        TrainDatasetSection.model_validate({"source": "x.jsonl", "difficulty": values})

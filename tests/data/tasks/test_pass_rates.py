@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.schema import DatasetSection
+from agentrl.config.schema import DatasetSection, TrainDatasetSection
 from agentrl.data import TaskCursor, load_tasks
 from agentrl.data.tasks.difficulty import sampling_weights
 from agentrl.data.tasks.pass_rates import (
@@ -82,13 +82,14 @@ def test_bounds_and_weights_come_from_a_profile(tmp_path: Path) -> None:
     profile(tmp_path / "rates.jsonl")
     source = write_tasks(tmp_path, EASY, HALF, HARD, NEW)
     section = DatasetSection(
-        source=source, pass_rate=(0.05, 0.9), pass_rate_from="rates.jsonl", weight_by="variance"
+        source=source,
+        difficulty={"keep": (0.05, 0.9), "source": "rates.jsonl", "weight_by": "variance"},
     )
     tasks = load_tasks(section, base=tmp_path)
     assert [task.id for task in tasks] == ["half", "new"]
     weights = sampling_weights(tasks, section, base=tmp_path)
     assert weights == {"half": 25 / 110, "new": 1 / 6}
-    assert sampling_weights(tasks, DatasetSection(source=source)) is None
+    assert sampling_weights(tasks, TrainDatasetSection(source=source)) is None
 
 
 def test_a_task_that_was_changed_is_not_measured(
@@ -100,7 +101,8 @@ def test_a_task_that_was_changed_is_not_measured(
     assert task_digest(Task(id="x", prompt="easy")) == task_digest(EASY)
     profile(tmp_path / "rates.jsonl", digest_of={"easy": other})
     section = DatasetSection(
-        source=write_tasks(tmp_path, EASY, HALF), pass_rate=(0, 0.9), pass_rate_from="rates.jsonl"
+        source=write_tasks(tmp_path, EASY, HALF),
+        difficulty={"keep": (0, 0.9), "source": "rates.jsonl"},
     )
     assert [task.id for task in load_tasks(section, base=tmp_path)] == ["easy", "half"]
     assert "1 tasks were changed since rates.jsonl measured them" in caplog.text
@@ -181,7 +183,7 @@ def test_a_profile_is_found_by_its_word(tmp_path: Path) -> None:
         "def tasks(split, n): return [Task(id=str(i), prompt=str(i)) for i in range(n)]\n"
     )
     section = DatasetSection(
-        source="made.py:tasks", args={"n": 2}, pass_rate=(0.1, 0.9), pass_rate_from="profile"
+        source="made.py:tasks", args={"n": 2}, difficulty={"keep": (0.1, 0.9), "source": "profile"}
     )
     with pytest.raises(DataError, match=r"is not there; measure first, with 'agentrl tasks prof"):
         load_tasks(section, base=tmp_path)

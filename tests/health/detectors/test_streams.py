@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import parse_config
-from agentrl.config.load import leaves
+from agentrl.config import leaves, parse_config
 from agentrl.errors import ConfigError
 from agentrl.health import (
     DASHBOARD,
@@ -46,7 +45,7 @@ def test_every_detector_finds_something_among_the_streams(judged) -> None:
 
 
 def test_findings_carry_evidence_and_levers_that_the_config_knows(judged) -> None:
-    keys = {name for name, _ in leaves()}
+    keys = {key.name for key in leaves()}
     for item in judged:
         history = item.stream.history
         last = max(series.steps[-1] for series in history.metrics.values())

@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.chat import build_chat
 from agentrl.config import RunConfig, load_config
+from agentrl.config.fleet import EmbeddedServing
 from agentrl.finding import Finding, Status
 from agentrl.preflight.checks import machine, trials
 from agentrl.preflight.checks.facts import PreflightFacts
@@ -119,7 +120,7 @@ def test_what_is_kept_is_counted_exactly(project: Path) -> None:
 
 def test_caches_and_activations_follow_the_limits(project: Path) -> None:
     config = load_config(project)
-    assert kv_cache_bytes(config.serving, config.model, SHAPE, context=128) == (
+    assert kv_cache_bytes(EmbeddedServing(), config.model, SHAPE, context=128) == (
         16 * 2 * 4 * 2 * 2 * 128
     )
     tokens = 512
@@ -131,7 +132,12 @@ def test_caches_and_activations_follow_the_limits(project: Path) -> None:
 
 
 def test_ranks_and_servers_are_counted(project: Path) -> None:
-    ray = ["runtime=ray", "ray.trainer_ranks=4", "ray.rollout_workers=3", "serving.engine=vllm"]
+    ray = [
+        "runtime=ray",
+        "runtime.trainer_ranks=4",
+        "runtime.rollout_workers=3",
+        "serving.engine=vllm",
+    ]
     cut = load_config(project, [*ray, "train.backend=fsdp2", "serving.replicas=2"])
     found = {process.name: process for process in estimate(cut, SHAPE, on_gpu=False)}
     assert {name: process.count for name, process in found.items()} == {

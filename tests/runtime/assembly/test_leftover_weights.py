@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import RunConfig, load_config
+from agentrl.config.fleet import ExternalServing
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, RunError
 from agentrl.metrics import MetricBag
@@ -49,7 +50,7 @@ class Nothing:
 
 def with_urls(tmp_path: Path, *urls: str) -> RunConfig:
     config = fake_config(tmp_path, engine="vllm")
-    serving = config.serving.model_copy(update={"urls": urls, "transport": "http"})
+    serving = ExternalServing(urls=urls, transport="http")
     return config.model_copy(update={"serving": serving})
 
 
@@ -161,5 +162,5 @@ def surer(folder: Path) -> Path:
 
 def at(config: RunConfig, url: str) -> RunConfig:
     """The same on a server that runs already."""
-    serving = config.serving.model_copy(update={"urls": (url,)})
+    serving = ExternalServing(urls=(url,))
     return config.model_copy(update={"serving": serving})

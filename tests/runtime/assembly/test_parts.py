@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.sandboxes import PoolSection, SandboxSection
+from agentrl.config.sandboxes import PoolSection, sandbox_section
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.parts import open_sandboxes
 from agentrl.sandbox import SandboxLimits, SandboxSpec
@@ -36,16 +36,16 @@ def base(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("backend", ["userns", "mine.py:refuses"])
 async def test_folders_of_the_config_start_where_the_config_lies(base: Path, backend: str) -> None:
     """Fails if `read_only` is not handed on, or starts from the working directory."""
-    section = SandboxSection(backend=backend, read_only=("nowhere",))
+    section = sandbox_section(backend, read_only=("nowhere",))
     with pytest.raises(ConfigError, match=f"'{base}/nowhere'"):
         await open_sandboxes(section, base=base)
-    section = SandboxSection(backend=backend, read_only=("~/nowhere",))
+    section = sandbox_section(backend, read_only=("~/nowhere",))
     with pytest.raises(ConfigError, match=f"'{Path.home()}/nowhere'"):
         await open_sandboxes(section, base=base)
 
 
 async def test_a_backend_of_ones_own_is_pooled_too(base: Path) -> None:
-    section = SandboxSection(backend="mine.py:Plain", pool=PoolSection(max_open=3))
+    section = sandbox_section("mine.py:Plain", pool=PoolSection(max_open=3))
     sandboxes = await open_sandboxes(section, base=base, sharers=2)
     try:
         assert sandboxes.name == "mine"
@@ -76,4 +76,4 @@ async def test_options_that_do_not_fit_are_named(
     base: Path, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        await open_sandboxes(SandboxSection(**options), base=base)  # type: ignore[arg-type]
+        await open_sandboxes(sandbox_section(**options), base=base)  # type: ignore[arg-type]

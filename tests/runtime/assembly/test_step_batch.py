@@ -94,7 +94,7 @@ def test_prefix_sharing_is_the_configs(shares: bool, tokens: int) -> None:
 
 
 def test_what_is_too_old_is_dropped_before_anything_is_measured() -> None:
-    ahead = {"one_step_off": True, "partial_rollout": True, "max_version_lag": 1}
+    ahead = {"staleness_threshold": 1.0, "partial_rollout": True, "max_version_lag": 1}
     groups = [group("a", 0, 1, versions=(0, 1, 2)), group("b", 0, 1, versions=(2, 2, 2))]
     drop = config(schedule=ahead, serving={"engine": "vllm"}, reward={"normalize": True})
     made = StepMaker(drop).prepare(3, groups)

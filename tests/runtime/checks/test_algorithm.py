@@ -81,9 +81,11 @@ CUT = ["runtime=ray", "serving.engine=vllm"]
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["train.offload=true"], "torch offloads nothing"),
         ([*CUT, "train.backend=deepspeed", "train.optimizer=muon"], "needs whole matrices"),
-        ([*CUT, "train.backend=deepspeed", "train.zero_stage=0"], "set train.zero_stage: 1"),
+        (
+            [*CUT, "train.backend=deepspeed", "train.backend.zero_stage=0"],
+            "set train.backend.zero_stage: 1",
+        ),
         ([*CUT, "train.backend=fsdp2", "algorithm.preset=ppo"], "only trained with the backend"),
         (["critic.path=./nowhere", "algorithm.preset=ppo"], "critic.path './nowhere' does not"),
     ],
@@ -111,7 +113,7 @@ async def test_adapters_without_peft_are_refused_before_anything_is_loaded(
     assert (await check(project))["trainer"].status is Status.OK
 
 
-AHEAD = ["schedule.one_step_off=true", "schedule.partial_rollout=true"]
+AHEAD = ["schedule.staleness_threshold=1", "schedule.partial_rollout=true"]
 
 
 async def test_running_ahead_without_a_correction_warns(project: Path) -> None:
@@ -155,14 +157,9 @@ def test_a_loss_of_ones_own_is_found_from_the_run_file(project: Path) -> None:
         (["reward.env_weight=0"], "every reward is 0"),
         (["algorithm.is_correction_threshold=[0.5, 2]"], "is_correction_threshold has no effect"),
         (["algorithm.importance_level=sequence"], "importance_level has no effect"),
-        (["algorithm.no_std_norm=true"], "no_std_norm has no effect without whiten_advantages"),
         (["algorithm.lam=0.9"], "lam has no effect with advantage_estimator dr_grpo"),
         (["algorithm.preset=grpo", "algorithm.turn_rewards=return_to_go"], "use rloo or dr_grpo"),
         (["critic.warmup_steps=2"], "there is no critic"),
-        (["train.lora.targets=[q_proj]"], "rank is 0, so all weights are trained"),
-        (["train.zero_stage=3"], "zero_stage has no effect without train.backend deepspeed"),
-        (["reward.overlong_penalty_factor=0.5"], "no effect without overlong_buffer_len"),
-        (["algorithm.ref_polyak=0.5"], "no effect without ref_update_every"),
         (["checkpoint.best_by=eval/held/scores"], "'eval/held/scores' is no metric"),
         (["checkpoint.keep_best=1", "eval.every_steps=0"], "only the last step is evaluated"),
     ],
@@ -181,10 +178,10 @@ def test_doubts(project: Path, overrides: list[str], words: str) -> None:
             "algorithm.old_log_probs=recompute",
             "algorithm.is_correction_threshold=[0, 3]",
         ],
-        ["algorithm.preset=ppo", "algorithm.lam=0.9", "algorithm.no_std_norm=true"],
+        ["algorithm.preset=ppo", "algorithm.lam=0.9", "algorithm.whiten_advantages=mean"],
         ["algorithm.preset=ppo", "critic.warmup_steps=2", "train.lora={rank: 1, alpha: 2}"],
-        ["reward.overlong_buffer_len=4", "reward.overlong_penalty_factor=0.5"],
-        ["algorithm.kl_coef=1", "algorithm.ref_update_every=3", "algorithm.ref_polyak=0.5"],
+        ["reward.overlong.buffer_len=4", "reward.overlong.penalty_factor=0.5"],
+        ["algorithm.kl_coef=1", "algorithm.reference_update={every_steps: 3, polyak: 0.5}"],
         ["checkpoint.keep_best=1", "checkpoint.best_by=eval/held/pass@3", "eval.n_samples=3"],
     ],
 )
@@ -193,5 +190,5 @@ def test_keys_that_are_read_are_no_doubt(project: Path, overrides: list[str]) ->
 
 
 def test_a_buffer_longer_than_the_budget_is_refused(project: Path) -> None:
-    with pytest.raises(ValueError, match=r"overlong_buffer_len .49. is larger than .* .48."):
-        load_config(project, ["reward.overlong_buffer_len=49"])
+    with pytest.raises(ValueError, match=r"overlong.buffer_len .49. is larger than .* .48."):
+        load_config(project, ["reward.overlong.buffer_len=49"])

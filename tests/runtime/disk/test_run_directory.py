@@ -162,7 +162,7 @@ def test_a_resumed_run_may_move_to_other_machines_but_not_to_another_schedule(
     RunDir.create(config(tmp_path), base=tmp_path).close()
     run, stored, _ = RunDir.resume(tmp_path / "one")
     data = stored.model_dump(mode="json")
-    data |= {"runtime": "ray", "ray": {"trainer_ranks": 2}, "sync": {"backend": "collective"}}
+    data |= {"runtime": {"kind": "ray", "trainer_ranks": 2}, "sync": {"backend": "collective"}}
     run.adopt(parse_config(data), base=tmp_path)
     data["schedule"] = {"oversample": 2.0}
     with pytest.raises(RunError, match=r"schedule\.oversample: 1\.0 in the run, 2\.0 now"):

@@ -45,7 +45,7 @@ MODES: dict[str, dict[str, Any]] = {
         "engine": "vllm",
     },
     "d, shared weights": {"schedule": {"staleness_threshold": 1.0, "partial_rollout": True}},
-    "one step off": {"schedule": {"one_step_off": True}, "engine": "vllm"},
+    "one step off": {"schedule": {"staleness_threshold": 1.0}, "engine": "vllm"},
     "drop": {
         "schedule": {"staleness_threshold": 2.0, "partial_rollout": True, "max_version_lag": 1},
         "engine": "vllm",

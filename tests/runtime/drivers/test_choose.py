@@ -19,7 +19,7 @@ from tests.runtime.driver_fakes import fake_config
     ("schedule", "kind"),
     [
         ({}, SynchronousRun),
-        ({"one_step_off": True}, AsynchronousRun),
+        ({"staleness_threshold": 1.0}, AsynchronousRun),
         ({"trigger_parameter_sync_step": 2}, AsynchronousRun),
         ({"staleness_threshold": 0.1}, AsynchronousRun),
         ({"staleness_threshold": 1, "partial_rollout": True}, AsynchronousRun),
@@ -36,16 +36,12 @@ def test_the_driver_of_a_schedule(tmp_path: Path, schedule: dict[str, Any], kind
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        ({"one_step_off": True, "staleness_threshold": 0.5}, "either one_step_off or the other"),
-        ({"one_step_off": True, "trigger_parameter_sync_step": 2}, "they are set to 2 and 0.0"),
         ({"partial_rollout": True}, "no rollout is in flight"),
         ({"partial_rollout": True, "trigger_parameter_sync_step": 2}, "no rollout is in flight"),
         ({"stale": "mask", "staleness_threshold": 1}, "without max_version_lag no token is too"),
         ({"max_version_lag": 2}, "this schedule is on-policy"),
         ({"max_version_lag": 1, "trigger_parameter_sync_step": 3}, "at least 2"),
-        ({"max_version_lag": 0, "one_step_off": True}, "at least 1"),
         ({"oversample": 2, "staleness_threshold": 1}, "schedule.oversample is 2.0"),
-        ({"oversample": 2, "one_step_off": True}, "schedule.oversample is 2.0"),
     ],
 )
 def test_schedules_that_make_no_sense(
@@ -60,7 +56,6 @@ def test_schedules_that_make_no_sense(
     [
         ({"trigger_parameter_sync_step": 2}, "which are new after every step; set it to 1"),
         ({"staleness_threshold": 1}, "set schedule.partial_rollout: true"),
-        ({"one_step_off": True}, "set schedule.partial_rollout: true"),
     ],
 )
 def test_what_the_embedded_engine_cannot_do(

@@ -43,7 +43,7 @@ def config_with(
     return config.model_copy(update={"reward": RewardSection(**reward), "algorithm": algorithm})
 
 
-NORMALIZE = {"normalize": True, "clip": (-1.0, 0.45), "overlong_buffer_len": 1}
+NORMALIZE = {"normalize": True, "clip": (-1.0, 0.45), "overlong": 1}
 FILTER = {"dynamic_filtering": (0.15, 0.45)}
 """Groups of the fake have mean scores 0.1 to 0.5, by their seed: two in five are filtered."""
 
@@ -139,8 +139,13 @@ def score_of(group: TrajectoryGroup) -> float:
     return sum(rewards) / len(rewards)
 
 
+def nothing_kept(rounds: int) -> dict[str, Any]:
+    """A filter that no group passes."""
+    return {"dynamic_filtering": {"keep": (5.0, 6.0), "rounds": rounds}}
+
+
 async def test_rounds_are_bounded_when_everything_is_filtered(tmp_path: Path) -> None:
-    config = config_with(tmp_path, {"dynamic_filtering": (5.0, 6.0), "filter_rounds": 2}, steps=2)
+    config = config_with(tmp_path, nothing_kept(rounds=2), steps=2)
     result, _ = await drive(config)
     assert result.steps == 2
     assert [len(tasks) for tasks in trained_tasks(config).values()] == [9, 9]
@@ -151,14 +156,16 @@ async def test_rounds_are_bounded_when_everything_is_filtered(tmp_path: Path) ->
 
 
 async def test_no_round_where_none_is_wanted(tmp_path: Path) -> None:
-    config = config_with(tmp_path, {**FILTER, "filter_rounds": 0}, steps=4)
+    config = config_with(
+        tmp_path, {"dynamic_filtering": {"keep": (0.15, 0.45), "rounds": 0}}, steps=4
+    )
     await drive(config)
     assert [len(tasks) for tasks in trained_tasks(config).values()] == [3, 3, 3, 3]
     assert any(line.get("rollout/groups_missing") for line in lines(config))
 
 
 async def test_a_run_that_runs_ahead_filters_and_takes_no_more(tmp_path: Path) -> None:
-    schedule = {"one_step_off": True, "partial_rollout": True}
+    schedule = {"staleness_threshold": 1.0, "partial_rollout": True}
     config = config_with(tmp_path, FILTER, schedule=schedule, steps=4)
     _, trainer = await drive(config)
     assert [len(tasks) for tasks in trained_tasks(config).values()] == [3, 3, 3, 3]
@@ -196,7 +203,7 @@ async def test_groups_of_further_rounds_have_seeds_of_their_own(tmp_path: Path) 
                 task, group_id=group_id, n=n, sampling=sampling, seed=seed
             )
 
-    config = config_with(tmp_path, {"dynamic_filtering": (5.0, 6.0), "filter_rounds": 1}, steps=1)
+    config = config_with(tmp_path, nothing_kept(rounds=1), steps=1)
     one = TaskSets(train=TASKS.train[:1], evals=TASKS.evals)
     worker = Noting(Fuse())
     await drive(config, worker=worker, tasks=one)

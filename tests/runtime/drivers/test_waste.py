@@ -23,7 +23,7 @@ from tests.runtime.drivers.test_driver import StopAt
 
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {},
-    "one step off": {"one_step_off": True},
+    "one step off": {"staleness_threshold": 1.0},
     "asynchronous": {"staleness_threshold": 1.0, "max_version_lag": 0, "stale": "drop"},
     "masking": {"staleness_threshold": 1.0, "max_version_lag": 0, "stale": "mask"},
     "tail": {"oversample": 1.5},

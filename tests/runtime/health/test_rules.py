@@ -354,7 +354,7 @@ async def test_the_checkpoint_to_go_back_to_outlives_a_long_streak(tmp_path: Pat
     [
         ({"oversample": 1.5}, "embedded"),
         ({"staleness_threshold": 1.0}, "vllm"),
-        ({"one_step_off": True, "partial_rollout": True}, "embedded"),
+        ({"staleness_threshold": 1.0, "partial_rollout": True}, "embedded"),
     ],
 )
 async def test_every_schedule_rolls_back(

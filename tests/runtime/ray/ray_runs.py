@@ -29,7 +29,7 @@ async def drive(
     path: Path, *overrides: str, watch: Watch | None = None, stop: StopSwitch | None = None
 ) -> RunResult:
     """Run, or go on with, the run of a config; `watch` runs beside it."""
-    config: RunConfig = load_config(path, overrides)
+    config: RunConfig = load_config(path, ("runtime=ray", *overrides))
     base = path.parent
     tasks = load_task_sets(config.dataset, config.eval.datasets, base=base)
     if holds_a_run(run_path(config.run)):

@@ -33,7 +33,7 @@ RAY = {"rollout_workers": 2, "trainer_ranks": 1}
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a run in one process in `runs/local`."""
     folder = tmp_path_factory.mktemp("ray")
-    path = write_project(folder, train__steps=3, ray=RAY)
+    path = write_project(folder, train__steps=3)
     status, text = agentrl(folder / "out.txt", "train", path, "run.name=local")
     assert status == 0, text
     return path
@@ -82,7 +82,7 @@ async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path)
         assert opened.sandbox.startswith("nothing")
 
     run = project.parent / "runs" / "two"
-    result = await drive(project, "run.name=two", "ray.trainer_ranks=2", watch=watch)
+    result = await drive(project, "run.name=two", "runtime.trainer_ranks=2", watch=watch)
     assert result.reason == "all steps done"
     assert len(niceness) == 1, niceness
     local = project.parent / "runs" / "local"

@@ -31,8 +31,7 @@ async def test_a_server_samples_with_what_the_slices_put_together(tmp_path: Path
     path = write_project(
         tmp_path,
         model__dtype="float32",
-        runtime="ray",
-        ray={"rollout_workers": 1, "trainer_ranks": 2},
+        runtime={"kind": "ray", "rollout_workers": 1, "trainer_ranks": 2},
         serving={"engine": "vllm", "kv_cache_gb": 0.1, "max_batch_size": 16},
         train={
             "steps": 2, "learning_rate": 1e-2, "micro_batch_tokens": 512, "backend": "fsdp2",
@@ -44,7 +43,7 @@ async def test_a_server_samples_with_what_the_slices_put_together(tmp_path: Path
     assert (await drive(path)).steps == 2
     run = tmp_path / "runs" / "tiny"
     await asyncio.to_thread(roll_back, run, to=1)
-    further = ("train.steps=4", "train.backend=deepspeed", "train.zero_stage=3")
+    further = ("train.steps=4", "train.backend=deepspeed", "train.backend.zero_stage=3")
     assert (await drive(path, *further)).steps == 4
     lines = list(read_metrics(run / "metrics.jsonl"))
     gaps = [

@@ -32,7 +32,7 @@ async def test_a_server_whose_actor_is_killed_comes_back_with_the_newest_weights
         tmp_path,
         train__steps=100_000,
         serving={"engine": "vllm", "replicas": 2, "kv_cache_gb": 0.1, "max_batch_size": 16},
-        ray={"rollout_workers": 1},
+        runtime={"kind": "ray", "rollout_workers": 1},
         eval={"datasets": {}},
     )
     write_larger_model(tmp_path / "model")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import EmbeddedServing
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, EngineError
 from agentrl.serving.embedded import EmbeddedEngine
@@ -41,7 +41,7 @@ def make_engine(model: LlamaForCausalLM, receive=None, **section: float) -> Embe
     settings = {"max_batch_size": 8, "max_prefill_tokens": 64, **section}
     return EmbeddedEngine(
         model,
-        section=ServingSection.model_validate(settings),
+        section=EmbeddedServing.model_validate(settings),
         max_context_tokens=CONTEXT,
         receive=receive,
     )
@@ -301,7 +301,7 @@ def test_a_cache_without_room_for_one_sequence_is_refused(model):
 
 def test_a_context_beyond_the_model_is_refused(model):
     with pytest.raises(ConfigError, match="128 positions"):
-        EmbeddedEngine(model, section=ServingSection(), max_context_tokens=4096)
+        EmbeddedEngine(model, section=EmbeddedServing(), max_context_tokens=4096)
 
 
 def test_draws_follow_the_softmax():

@@ -155,7 +155,7 @@ def served(
         line = process.stdout.readline()
         assert line, said
         said += line
-    assert f'serving:\n  engine: vllm\n  urls: ["http://127.0.0.1:{free_port}"]\n' in said
+    assert f'serving:\n  engine: external\n  urls: ["http://127.0.0.1:{free_port}"]\n' in said
     yield process, f"http://127.0.0.1:{free_port}"
     process.kill()
     process.stdout.close()

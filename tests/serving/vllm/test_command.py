@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import VllmServing
 from agentrl.errors import ConfigError
 from agentrl.serving.vllm.command import ServerCommand, server_command
 
 
 def command(args: dict[str, Any] | None = None, **changes: Any) -> ServerCommand:
-    section = ServingSection(
-        engine="vllm",
+    section = VllmServing(
         max_batch_size=16,
         max_prefill_tokens=512,
         kv_cache_gb=0.5,

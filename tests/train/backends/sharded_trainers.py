@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.config.schema import TrainSection
+from agentrl.config.schema import TorchTraining, TrainSection
 from agentrl.train.backends.agreement import check_shares
 from agentrl.train.backends.choose import full_weights, make_backend
 from agentrl.train.trainer import Trainer
@@ -17,12 +17,12 @@ from tests.train.tiny_llama import algorithm, reference, tiny_model
 
 KINDS: dict[str, dict[str, Any]] = {
     "fsdp2": {"backend": "fsdp2"},
-    "zero0": {"backend": "deepspeed", "zero_stage": 0},
-    "zero1": {"backend": "deepspeed", "zero_stage": 1},
-    "zero2": {"backend": "deepspeed", "zero_stage": 2},
-    "zero3": {"backend": "deepspeed", "zero_stage": 3},
-    "zero2-offload": {"backend": "deepspeed", "zero_stage": 2, "offload": True},
-    "zero3-offload": {"backend": "deepspeed", "zero_stage": 3, "offload": True},
+    "zero0": {"backend": {"kind": "deepspeed", "zero_stage": 0}},
+    "zero1": {"backend": {"kind": "deepspeed", "zero_stage": 1}},
+    "zero2": {"backend": {"kind": "deepspeed", "zero_stage": 2}},
+    "zero3": {"backend": {"kind": "deepspeed", "zero_stage": 3}},
+    "zero2-offload": {"backend": {"kind": "deepspeed", "zero_stage": 2, "offload": True}},
+    "zero3-offload": {"backend": {"kind": "deepspeed", "zero_stage": 3, "offload": True}},
 }
 PLACE_AND_TIME = {"train/tokens_per_second"}
 
@@ -102,7 +102,7 @@ def train_together(
 
 def train_alone(steps: Any, dtype: Any, options: dict[str, Any]) -> dict[str, Any]:
     """`run` in this process under the torch backend."""
-    plain = {"backend": "torch", "offload": False}
+    plain = {"backend": TorchTraining()}
     options = {**options, "train": options["train"].model_copy(update=plain)}
     return run(tiny_model(dtype, tied=options.pop("tied", True)), None, steps, **options)
 

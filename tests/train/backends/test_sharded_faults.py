@@ -225,9 +225,11 @@ def test_shares_that_are_not_the_whole_are_refused(crew):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"offload": True}, "torch offloads nothing"),
         ({"backend": "fsdp2", "optimizer": "muon"}, "needs whole matrices"),
-        ({"backend": "deepspeed", "zero_stage": 0, "offload": True}, "ZeRO 0 offloads nothing"),
+        (
+            {"backend": {"kind": "deepspeed", "zero_stage": 0, "offload": True}},
+            "ZeRO 0 offloads nothing",
+        ),
         ({"backend": "deepspeed"}, "needs a group of ranks"),
     ],
 )
@@ -243,7 +245,7 @@ def test_settings_that_do_not_go_together_are_named(changes, message):
 
 def test_gradients_are_not_added_up_in_bfloat16():
     """Fails if the model's own dtype is not looked at: a config may say another."""
-    train = section(backend="deepspeed", zero_stage=0)
+    train = section(backend={"kind": "deepspeed", "zero_stage": 0})
     with pytest.raises(ConfigError, match="adds gradients up in bfloat16"):
         make_backend(
             tiny_model(torch.bfloat16), train=train, gradient_checkpointing=False, ranks=None

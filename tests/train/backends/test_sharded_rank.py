@@ -38,8 +38,7 @@ def specs(folder, kind, rank):
             "dataset": {"source": "train.jsonl"},
             "model": {"path": str(folder / "model"), "dtype": "float32"},
             "serving": {"engine": "vllm"},
-            "runtime": "ray",
-            "ray": {"trainer_ranks": 2},
+            "runtime": {"kind": "ray", "trainer_ranks": 2},
             "train": train,
         }
     )

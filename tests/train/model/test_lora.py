@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.config.fleet import ServingSection
+from agentrl.config.fleet import EmbeddedServing
 from agentrl.config.schema import TrainSection
 from agentrl.config.training import LoraSection
 from agentrl.errors import ConfigError
@@ -159,7 +159,7 @@ async def test_the_embedded_engine_samples_with_the_adapters() -> None:
 
     model = adapted(torch.float32)
     engine = EmbeddedEngine(
-        model, section=ServingSection(max_batch_size=2, kv_cache_gb=0.01), max_context_tokens=32
+        model, section=EmbeddedServing(max_batch_size=2, kv_cache_gb=0.01), max_context_tokens=32
     )
     try:
         sampling = SamplingParams(max_tokens=6, seed=1)

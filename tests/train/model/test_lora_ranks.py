@@ -23,7 +23,7 @@ def made(train: TrainSection, rank: int) -> Any:
     # Ranks whose generators stand elsewhere, as they do in a run.
     model = tiny_model()
     torch.manual_seed(100 + rank)
-    if train.lora.rank:
+    if train.lora is not None:
         add_adapters(model, train.lora, base="b")
     return model
 

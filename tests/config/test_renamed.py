@@ -1,0 +1,152 @@
+"""Run files and run directories of older versions."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agentrl.config import dump_config, leaves, load_config, parse_config
+from agentrl.config.load import load_stored_config
+from agentrl.config.renamed import RENAMED, old_keys, put, translate
+from agentrl.errors import ConfigError
+
+OLD = Path(__file__).parent / "old"
+"""`agentrl config show` of an older version, and `keys.txt`: every key that it had."""
+FILES = sorted(OLD.glob("*.yaml"))
+MINIMAL: dict[str, Any] = {"env": {"target": "a:B"}, "dataset": {"source": "x.jsonl"}}
+
+
+def old_defaults() -> dict[str, Any]:
+    lines = (OLD / "keys.txt").read_text().splitlines()
+    return {key: yaml.safe_load(text) for key, _, text in (line.partition(" = ") for line in lines)}
+
+
+def test_every_old_key_is_one_of_today_or_has_a_successor_or_is_gone() -> None:
+    today = {key.name for key in leaves()}
+    moved = {renamed.old.replace("*", "NAME"): renamed for renamed in RENAMED}
+    old = old_defaults()
+    assert len(old) == 168
+    changed = {"runtime", "train.backend", "reward.dynamic_filtering", "algorithm.kl_controller"}
+    for key in old:
+        assert (key in today) != (key in moved) or key in changed, key
+    gone_from_a_section = {"eval.datasets.NAME.difficulty.weight_by"}
+    for key, renamed in moved.items():
+        assert key in old, key
+        new = renamed.new.replace("*", "NAME")
+        assert not new or new in today | gone_from_a_section | {"algorithm.whiten_advantages"}, new
+        assert renamed.new or renamed.reason
+
+
+def test_every_old_default_is_translated_to_the_default_of_today() -> None:
+    tree: dict[str, Any] = {}
+    for key, value in old_defaults().items():
+        if "NAME" not in key and value != "(required)":
+            put(tree, key.split("."), value)
+    for section, values in MINIMAL.items():
+        tree[section] = {**tree.get(section, {}), **values}
+    assert parse_config(translate(tree)) == parse_config(MINIMAL)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_stored_config_is_read_and_says_the_same(file: Path, tmp_path: Path) -> None:
+    config = load_stored_config(file)
+    again = tmp_path / "config.yaml"
+    again.write_text(dump_config(config))
+    assert load_stored_config(again) == config
+    assert load_config(again) == config
+    with pytest.raises(ConfigError, match="is written for an older agentrl"):
+        load_config(file)
+
+
+def test_values_arrive_where_they_are_read() -> None:
+    config = load_stored_config(OLD / "deepspeed_ray.yaml")
+    assert config.train.backend.model_dump() == {
+        "kind": "deepspeed", "zero_stage": 3, "offload": True,
+    }  # fmt: skip
+    assert (config.ray.trainer_ranks, config.ray.address) == (2, "auto")
+    assert config.serving.engine == "vllm"
+    assert config.serving.replicas == 2
+    assert config.sync.model_dump() == {"backend": "collective", "dense_every": 4}
+    assert config.algorithm.kl_controller.model_dump() == {"kind": "window", "target": (0.05, 0.2)}
+    assert config.algorithm.reference_update is not None
+    assert config.algorithm.reference_update.model_dump() == {"every_steps": 5, "polyak": 0.5}
+    assert config.sandbox.model_dump()["limits"]["cpus"] == 2
+
+    config = load_stored_config(OLD / "external_lora.yaml")
+    assert config.serving.model_dump() == {
+        "engine": "external", "urls": ("http://a:8000", "http://b:8000"), "devices_per_server": 4,
+        "max_batch_size": 64, "start_timeout_s": 600.0, "transport": "auto",
+    }  # fmt: skip
+    assert config.train.lora is not None
+    assert (config.train.lora.rank, config.train.lora.sync) == (8, "merged")
+    assert config.schedule.staleness_threshold == 1.0
+    assert config.sync.model_dump() == {"backend": "disk", "dense_every": 1, "directory": "shared"}
+
+    config = load_stored_config(OLD / "filters.yaml")
+    assert config.reward.overlong is not None
+    assert config.reward.overlong.model_dump() == {"buffer_len": 16, "penalty_factor": 0.5}
+    assert config.reward.dynamic_filtering is not None
+    assert config.reward.dynamic_filtering.model_dump() == {"keep": (0.0, 1.0), "rounds": 5}
+    assert config.dataset.difficulty is not None
+    assert config.dataset.difficulty.model_dump() == {
+        "source": "profile", "keep": (0.1, 0.9), "weight_by": "variance",
+    }  # fmt: skip
+    held = config.eval.datasets["new_tasks"].difficulty
+    assert held is not None
+    assert held.model_dump() == {"source": "column:rate", "keep": (0.0, 0.5)}
+    assert config.algorithm.whiten_advantages == "mean"
+    assert config.train.backend.kind == "fsdp2"
+
+    config = load_stored_config(OLD / "ppo.yaml")
+    assert config.algorithm.kl_controller.model_dump() == {
+        "kind": "proportional", "target": 0.02, "horizon": 500,
+    }  # fmt: skip
+    assert config.algorithm.resolved(horizon=1).advantage_estimator == "gae"
+
+
+def test_a_run_is_told_what_has_no_effect_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load_stored_config(OLD / "quickstart.yaml")
+        assert caplog.text == ""
+        load_stored_config(OLD / "deepspeed_ray.yaml")
+    assert "serving.repin_moves was 0 and has no effect" in caplog.text
+    assert "sync.bucket_mb was 16 and has no effect" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ray.trainer_ranks=2", r"now runtime\.trainer_ranks; write runtime\.trainer_ranks: 2"),
+        (
+            "train.zero_stage=3",
+            r"now train\.backend\.zero_stage; write .*zero_stage: 3",
+        ),
+        ("dataset.pass_rate=[0.1, 0.9]", r"write dataset\.difficulty\.keep: \[0\.1, 0\.9\]"),
+        ("eval.datasets.a b.weight_by=none", r"eval\.datasets\.a b\.weight_by: .*; remove it"),
+        ("reward.filter_rounds=3", r"write reward\.dynamic_filtering\.rounds: 3"),
+        ("algorithm.no_std_norm=true", r"algorithm\.whiten_advantages"),
+        ("schedule.one_step_off=true", r"write schedule\.staleness_threshold: 1\.0"),
+        ("serving.repin_moves=0", r"serving\.repin_moves: this key is gone: .*; remove it"),
+    ],
+)
+def test_an_old_key_is_answered_with_the_new_one(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(MINIMAL, [override])
+
+
+def test_every_old_key_of_a_file_is_named_at_once() -> None:
+    data = yaml.safe_load((OLD / "quickstart.yaml").read_text())
+    said = "\n".join(old_keys(data))
+    for renamed in RENAMED:
+        assert renamed.old.replace("*", "held_out") + ":" in said
+
+
+def test_what_is_no_key_of_any_version_stays_for_the_reader() -> None:
+    data = {**MINIMAL, "ray": {"trainer_rank": 2}, "serving": "odd", "train": {"lora": 3}}
+    assert translate(data) == data
+    with pytest.raises(ConfigError, match=r"ray: unknown key"):
+        parse_config(translate(data))
