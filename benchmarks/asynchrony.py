@@ -46,7 +46,7 @@ from agentrl.runtime.drivers.asynchronous import AsynchronousRun
 from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.drivers.driver import make_driver_parts
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.records import History, Parts
+from agentrl.runtime.records import Parts, RunHistory
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import StopSwitch
 from agentrl.types import Task
@@ -128,7 +128,7 @@ async def drive(
             metrics=MetricsLog([]),
             in_flight=args.in_flight * args.slots,
         )
-        rest = {"history": History(), "progress": Progress(), "stop": StopSwitch()}
+        rest = {"history": RunHistory(), "progress": Progress(), "stop": StopSwitch()}
         if always_async:
             made = make_driver_parts(config, directory, parts, **rest)
             run = AsynchronousRun(

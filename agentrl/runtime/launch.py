@@ -9,8 +9,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from agentrl.chat import build_parser
 from agentrl.config import RunConfig
+from agentrl.data import TrajectoryStore
 from agentrl.errors import AgentrlError, RunError
+from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.metric_sinks import check_sinks, open_metrics
 from agentrl.runtime.assembly.parts import TaskSets, load_task_sets, make_env_factory
 from agentrl.runtime.assembly.resume_point import resume_point
@@ -88,8 +91,6 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     Raises:
         AgentrlError: the first thing that does not resolve.
     """
-    from agentrl.chat import build_parser
-    from agentrl.reward import load_reward_functions
     from agentrl.train.model.pretrained import check_model_path
 
     check_schedule(config.schedule, shares_weights=config.serving.engine == "embedded")
@@ -164,7 +165,6 @@ async def _run_from_disk(
     progress: Progress,
     stop: StopSwitch,
 ) -> RunResult:
-    from agentrl.data import TrajectoryStore
 
     sweep(directory.checkpoints)
     point = resume_point(directory, tasks, seed=config.run.seed)

@@ -24,6 +24,7 @@ from agentrl.runtime.disk.checkpoint import Checkpoint
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stages import Stages
+from agentrl.sync import WeightSync, make_sender
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
@@ -156,7 +157,6 @@ async def syncing(
         lora: adapters that may go alone.
         directory: folder of the `disk` backend.
     """
-    from agentrl.sync import WeightSync, make_sender
 
     backend = section_backend(serving, section, device=device)
     sender = make_sender(

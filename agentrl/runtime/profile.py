@@ -17,6 +17,7 @@ from statistics import fmean
 
 from agentrl.config import RunConfig
 from agentrl.config.schema import RolloutSection
+from agentrl.data import load_tasks
 from agentrl.data.tasks.pass_rates import (
     Measured,
     PassRate,
@@ -119,7 +120,6 @@ async def profile(
         AgentrlError: anything else that does not fit.
         Interrupted: SIGINT or SIGTERM; what was measured is in `out`.
     """
-    from agentrl.data import load_tasks
 
     stop = StopSwitch()
     with stop.on_signals():

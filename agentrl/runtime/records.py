@@ -99,7 +99,7 @@ class Parts:
 
 
 @dataclass(slots=True, kw_only=True)
-class History:
+class RunHistory:
     """State that earlier processes of the run left; a fresh run starts with the defaults."""
 
     done: int = 0

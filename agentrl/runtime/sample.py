@@ -9,6 +9,7 @@ from statistics import fmean
 
 from agentrl.config import RunConfig
 from agentrl.config.schema import RolloutSection
+from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.policy import Policy, open_policy
@@ -55,7 +56,6 @@ async def evaluate(
         AgentrlError: anything that does not fit, or not one rollout could be scored.
         Interrupted: SIGINT or SIGTERM.
     """
-    from agentrl.data import TrajectoryStore
 
     stop = StopSwitch()
     with stop.on_signals():
@@ -105,7 +105,6 @@ async def collect(
 
     Args and errors as `evaluate`; the sampling is that of training.
     """
-    from agentrl.data import TrajectoryStore
 
     stop = StopSwitch()
     with stop.on_signals():

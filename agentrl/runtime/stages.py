@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from agentrl.batch.ledger import spent_before
 from agentrl.metrics import MetricBag
 from agentrl.runtime.engine_wait import Guard
 from agentrl.serving.records import EngineStats
@@ -101,7 +102,6 @@ class GroupReport:
 
 def report_of(group: TrajectoryGroup) -> GroupReport:
     """The report of a group."""
-    from agentrl.batch.ledger import spent_before
 
     reports = []
     for rows in group.rollouts():

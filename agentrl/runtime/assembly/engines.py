@@ -31,7 +31,10 @@ from agentrl.runtime.assembly.weight_route import (
 )
 from agentrl.serving.balancer import LoadBalancer
 from agentrl.serving.client import TokenClient
+from agentrl.serving.connect import connect_engine
 from agentrl.serving.keeper import Keeper
+from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
+from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 
 if TYPE_CHECKING:
     from agentrl.serving.connect import Transport
@@ -145,7 +148,6 @@ def _embedded(
 async def _connected(
     section: ExternalServing, version: int, max_context_tokens: int, wait_s: float
 ) -> OpenEngines:
-    from agentrl.serving.connect import connect_engine
 
     engines = await connected(
         connect_engine(
@@ -177,7 +179,6 @@ async def _launched(
     logs: Path,
     note: Callable[[str], None],
 ) -> AsyncIterator[OpenEngines]:
-    from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 
     servers = await launch_servers(
         commands,
@@ -235,7 +236,6 @@ class _OwnServer:
         return await self.connect()
 
     async def connect(self) -> Engine:
-        from agentrl.serving.connect import connect_engine
 
         return await connect_engine(
             self._server.url,
@@ -269,7 +269,6 @@ def server_commands(
     Raises:
         ConfigError: vLLM is not installed, or an option is not the user's to set.
     """
-    from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
     from agentrl.serving.vllm.command import server_command, vllm_device
 
     device = vllm_device()

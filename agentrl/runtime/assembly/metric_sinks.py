@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
 from agentrl.config.schema import LogSection
+from agentrl.metrics import external
+from agentrl.metrics.sinks import JsonlSink, MetricSink, MetricsLog, TensorBoardSink
+from agentrl.metrics.tracker import RunIdentity
 
 if TYPE_CHECKING:
-    from agentrl.metrics.sinks import MetricsLog
     from agentrl.runtime.disk.run_directory import RunDir
 
 
@@ -18,9 +20,6 @@ def open_metrics(directory: RunDir, config: RunConfig) -> MetricsLog:
     Raises:
         ConfigError: a sink that the config gets wrong, or whose library is not installed.
     """
-    from agentrl.metrics.external import open_sinks
-    from agentrl.metrics.sinks import JsonlSink, MetricSink, MetricsLog, TensorBoardSink
-    from agentrl.metrics.tracker import RunIdentity
 
     run = RunIdentity(
         directory=directory.path,
@@ -28,7 +27,7 @@ def open_metrics(directory: RunDir, config: RunConfig) -> MetricsLog:
         config=_dotted(config.model_dump(mode="json")),
         n_samples=config.eval.n_samples,
     )
-    slow = open_sinks(config.log.sinks, run)
+    slow = external.open_sinks(config.log.sinks, run)
     sinks: list[MetricSink] = [JsonlSink(directory.metrics_file)]
     if config.log.tensorboard:
         sinks.append(TensorBoardSink(directory.tensorboard))
@@ -44,9 +43,8 @@ def check_sinks(section: LogSection) -> str:
     Raises:
         ConfigError: see `open_metrics`.
     """
-    from agentrl.metrics.external import check_sinks
 
-    check_sinks(section.sinks)
+    external.check_sinks(section.sinks)
     places = ["metrics.jsonl", *(["TensorBoard"] if section.tensorboard else [])]
     return ", ".join([*places, *section.sinks])
 

@@ -10,6 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.chat import build_chat, build_parser
 from agentrl.config import RunConfig, resolve_callable
 from agentrl.config.sandboxes import (
     ContainerLimits,
@@ -20,7 +21,11 @@ from agentrl.config.sandboxes import (
 )
 from agentrl.config.schema import DatasetSection, EnvSection, ModelSection, TrainDatasetSection
 from agentrl.config.training import LoraSection
+from agentrl.data import load_tasks
+from agentrl.data.tasks.difficulty import sampling_weights
 from agentrl.errors import AgentrlError, ConfigError
+from agentrl.reward import load_reward_functions
+from agentrl.rollout import RolloutWorker, load_env_class
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
 from agentrl.sandbox import SandboxBackend, SandboxLimits
@@ -30,7 +35,6 @@ from agentrl.types import Task
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
     from agentrl.engine import Generator
-    from agentrl.rollout import RolloutWorker
     from agentrl.train.model.pretrained import Pretrained
 
 logger = logging.getLogger(__name__)
@@ -49,7 +53,6 @@ def make_env_factory(section: EnvSection, *, base: Path) -> Callable[[], Any]:
     Raises:
         ConfigError: the import string is wrong, or the class cannot be made with `env.args`.
     """
-    from agentrl.rollout import load_env_class
 
     target = load_env_class(section.target, base=base)
 
@@ -183,8 +186,6 @@ def load_task_sets(
     Raises:
         DataError, ConfigError: one cannot be read, or is empty; names it.
     """
-    from agentrl.data import load_tasks
-    from agentrl.data.tasks.difficulty import sampling_weights
 
     kept = {name: item.ids for name, item in (chosen or {}).items()}
     train = load_tasks(dataset, base=base, chosen=kept.get(TRAIN))
@@ -217,9 +218,6 @@ def make_worker(
     base: Path,
 ) -> tuple[RolloutWorker, ChatFormat]:
     """The rollout worker, and the chat format whose stop tokens end its turns."""
-    from agentrl.chat import build_chat, build_parser
-    from agentrl.reward import load_reward_functions
-    from agentrl.rollout import RolloutWorker
 
     parser = build_parser(config.chat.tool_parser, base=base)
     chat = build_chat(tokenizer, config.chat)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from agentrl.data import TaskCursor
 from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.runtime.disk.checkpoint import Checkpoint, damaged_after, latest_checkpoint
 from agentrl.runtime.disk.rollback import logged_metrics, read_rollbacks
 from agentrl.runtime.disk.run_directory import RunDir
-from agentrl.runtime.records import History
-
-if TYPE_CHECKING:
-    from agentrl.data import TaskCursor
+from agentrl.runtime.records import RunHistory
 
 _ELAPSED = "timing_s/elapsed"
 
@@ -31,7 +28,7 @@ class ResumePoint:
     """After the last task of the checkpoint."""
     leaps: Mapping[int, TaskCursor]
     """Later steps to which a rollback went back, and the cursor that takes over after each."""
-    history: History
+    history: RunHistory
     """Steps done, lines logged, time spent."""
 
 
@@ -42,7 +39,6 @@ def resume_point(directory: RunDir, tasks: TaskSets, *, seed: int) -> ResumePoin
         DataError: the dataset is not the one the run was begun with.
         RunError: a rollback cannot be read.
     """
-    from agentrl.data import TaskCursor
 
     checkpoint = latest_checkpoint(directory.checkpoints)
     rollbacks = read_rollbacks(directory.path)
@@ -64,7 +60,7 @@ def resume_point(directory: RunDir, tasks: TaskSets, *, seed: int) -> ResumePoin
     elapsed = [values[_ELAPSED] for values in logged.values() if _ELAPSED in values]
     if checkpoint:
         elapsed.append(checkpoint.state.elapsed_s)
-    history = History(
+    history = RunHistory(
         done=done,
         logged=logged,
         elapsed_s=max([*elapsed, rollbacks.elapsed_s]),

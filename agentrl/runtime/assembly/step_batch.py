@@ -14,10 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl.batch import build_step
+from agentrl.batch.ledger import step_ledger
 from agentrl.config import RunConfig
 from agentrl.config.fleet import ScheduleSection
+from agentrl.data.staleness import drop_stale, oldest_allowed
 from agentrl.estimators import find_estimator
 from agentrl.metrics import MetricBag
+from agentrl.reward import RewardShaper
+from agentrl.rollout import rollout_metrics
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.types import TrajectoryGroup
 
@@ -55,7 +60,6 @@ class StepMaker:
             ConfigError: there is no such estimator or loss.
             DataError: the statistics cannot be read.
         """
-        from agentrl.reward import RewardShaper
         from agentrl.train.losses import needs_of
 
         self._train, self._schedule = config.train, config.schedule
@@ -79,7 +83,6 @@ class StepMaker:
         Raises:
             DataError: a reward, a mask or a log-probability that must not be trained on.
         """
-        from agentrl.rollout import rollout_metrics
 
         held = drop_too_old(self._schedule, step, groups)
         bag = rollout_metrics(held)
@@ -95,7 +98,6 @@ class StepMaker:
         self._shaper.save(folder)
 
     def _count_waste(self, step: int, shaped: ShapedStep, batch: StepBatch, bag: MetricBag) -> None:
-        from agentrl.batch.ledger import step_ledger
 
         step_ledger(
             shaped.groups,
@@ -108,13 +110,11 @@ class StepMaker:
 
     def _oldest_unmasked(self, step: int) -> int | None:
         """Tokens of older weights are masked; None masks none."""
-        from agentrl.data.staleness import oldest_allowed
 
         schedule = self._schedule
         return oldest_allowed(schedule, step - 1) if schedule.stale == "mask" else None
 
     def _build(self, step: int, shaped: ShapedStep) -> StepBatch:
-        from agentrl.batch import build_step
 
         train = self._train
         return build_step(
@@ -139,7 +139,6 @@ def drop_too_old(
 
     Step n is trained from version n - 1.
     """
-    from agentrl.data.staleness import drop_stale, oldest_allowed
 
     oldest = oldest_allowed(schedule, step - 1)
     if oldest is None or schedule.stale != "drop":

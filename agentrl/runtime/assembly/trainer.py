@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
+from agentrl.data import TokenStore
 from agentrl.estimators import find_estimator
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.disk.checkpoint import resolve_model_path
@@ -125,7 +126,6 @@ def check_learner(config: RunConfig) -> str:
 
 def _token_record(run_dir: Path, ranks: Ranks | None) -> TokenListener:
     """Stores what the trainer made of the tokens; the trainer lets no failure of it through."""
-    from agentrl.data import TokenStore
 
     world_size = 1 if ranks is None else ranks.world_size
     return partial(TokenStore(run_dir / "tokens").write, ranks=world_size)

@@ -19,7 +19,7 @@ from agentrl.runtime.assembly.weight_check import load_score, require_first_weig
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
 from agentrl.runtime.drivers.choose import check_schedule, runs_ahead
 from agentrl.serving.threads import run_computing
-from agentrl.serving.vllm.check import Score
+from agentrl.serving.vllm.check import Expected, Score, check_server, require
 from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
 
@@ -183,7 +183,6 @@ async def _strangers(
     score: Score | None = None,
 ) -> str:
     """Servers that somebody else started must be what this run needs, each of them."""
-    from agentrl.serving.vllm.check import Expected, check_server, require
 
     kind = find_transfer(backend)
     assert kind is not None, backend

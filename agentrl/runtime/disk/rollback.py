@@ -36,6 +36,7 @@ from typing import Any
 
 from agentrl.errors import RunError
 from agentrl.files import flush, write_whole
+from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.disk.checkpoint import flush_tree
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,6 @@ def logged_metrics(path: Path) -> dict[int, dict[str, float]]:
     Raises:
         OSError: no such file.
     """
-    from agentrl.metrics.sinks import read_metrics
 
     logged: dict[int, dict[str, float]] = {}
     for line in read_metrics(path):

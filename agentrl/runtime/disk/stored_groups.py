@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agentrl.data.store.columns import unescape
 from agentrl.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -24,6 +25,5 @@ def stored_groups(store: TrajectoryStore, kind: str, step: int) -> list[Trajecto
 
 def stored_names(store: TrajectoryStore, kind: str, step: int) -> set[str]:
     """Ids of these groups, without reading the groups."""
-    from agentrl.data.store.columns import unescape
 
     return {unescape(name) for name in store.table(["group_id"], kind, step=step)[0].to_pylist()}

@@ -14,7 +14,7 @@ from agentrl.runtime.drivers.driver import make_driver_parts
 from agentrl.runtime.drivers.synchronous import SynchronousRun
 from agentrl.runtime.drivers.tail_batching import TailBatchingRun
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.records import History, Parts, RunResult
+from agentrl.runtime.records import Parts, RunHistory, RunResult
 from agentrl.runtime.stop import StopSwitch
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def make_run(
     run_dir: RunDir,
     parts: Parts,
     *,
-    history: History,
+    history: RunHistory,
     progress: Progress,
     stop: StopSwitch,
     now: Callable[[], float] = time.monotonic,

@@ -49,7 +49,7 @@ from agentrl.runtime.drivers.weight_sync import EngineWeights
 from agentrl.runtime.health.failure_watch import FailureWatch
 from agentrl.runtime.health.run_health import RunHealth
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.records import History, Parts, RunResult
+from agentrl.runtime.records import Parts, RunHistory, RunResult
 from agentrl.runtime.scoring.score_book import ScoreBook, last_value
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import Interrupted, StopSwitch
@@ -223,7 +223,7 @@ def make_driver_parts(
     run_dir: RunDir,
     parts: Parts,
     *,
-    history: History,
+    history: RunHistory,
     progress: Progress,
     stop: StopSwitch,
     now: Callable[[], float] = time.monotonic,

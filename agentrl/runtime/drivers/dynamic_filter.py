@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from agentrl.config.schema import RewardSection
 from agentrl.metrics import MetricBag
+from agentrl.reward import why_filtered
 from agentrl.runtime.stages import GroupReport
 
 
@@ -14,7 +15,6 @@ def missing_groups(groups: Iterable[GroupReport], section: RewardSection, *, wan
 
     The same judgement as that of the learner, from what the reports say.
     """
-    from agentrl.reward import why_filtered
 
     if section.dynamic_filtering is None:
         return 0

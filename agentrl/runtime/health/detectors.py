@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.data import TrajectoryStore
 from agentrl.health.journal import Event, HealthJournal
 from agentrl.health.records import Verdict
 from agentrl.health.rollouts import rollouts_of_step, sampled_steps
@@ -25,7 +26,6 @@ from agentrl.health.watch import Look, RunWatch
 from agentrl.runtime.progress import Progress
 
 if TYPE_CHECKING:
-    from agentrl.data import TrajectoryStore
     from agentrl.runtime.disk.run_directory import RunDir
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,6 @@ class StepWatch:
         return self._watch.look()
 
     def _read_rollouts(self, until: int) -> None:
-        from agentrl.data import TrajectoryStore
 
         if self._store is None:
             self._store = TrajectoryStore(self._trajectories)

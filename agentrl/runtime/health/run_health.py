@@ -15,7 +15,7 @@ from agentrl.runtime.disk.rollback import RollBack, RollbackPlan
 from agentrl.runtime.health.detectors import StepWatch
 from agentrl.runtime.health.rules import RunRules
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.records import History, Ruling
+from agentrl.runtime.records import Ruling, RunHistory
 from agentrl.runtime.stop import StopSwitch
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class RunHealth:
         self,
         section: HealthSection,
         run_dir: RunDir,
-        history: History,
+        history: RunHistory,
         *,
         settings: Mapping[str, Any],
         progress: Progress,
