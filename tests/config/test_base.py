@@ -94,7 +94,7 @@ def test_names_that_are_no_kind_of_their_own() -> None:
         ),
         (["serving.replicas=2"], r"belongs to serving\.engine: vllm, and serving\.engine is embed"),
         (
-            ["serving.engine=external", "serving.urls=[http://a:1]"],
+            ["serving.engine=vllm", "serving.urls=[http://a:1]"],
             r"serving\.engine: external, and",
         ),
         (["sandbox.limits.cpus=2"], r"cpus belongs to sandbox\.backend: docker, and .* is auto"),

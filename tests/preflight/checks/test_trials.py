@@ -120,9 +120,9 @@ def test_what_is_kept_is_counted_exactly(project: Path) -> None:
 
 def test_caches_and_activations_follow_the_limits(project: Path) -> None:
     config = load_config(project)
-    assert kv_cache_bytes(EmbeddedServing(), config.model, SHAPE, context=128) == (
-        16 * 2 * 4 * 2 * 2 * 128
-    )
+    assert isinstance(config.serving, EmbeddedServing)
+    cache = kv_cache_bytes(config.serving, config.model, SHAPE, context=128)
+    assert cache == 16 * 2 * 4 * 2 * 2 * 128
     tokens = 512
     layer = tokens * (4 * (7 * 4 + 3 * 2 + 4 * 8) + 16 * 4)
     head = tokens * 16 * 4
