@@ -163,6 +163,11 @@ async def test_backend_of_ones_own_is_named_by_an_import_string(tmp_path: Path) 
         await open_sandboxes(sandbox_section("toy.py:ToyBackends"), base=tmp_path)
 
 
+async def test_a_runtime_is_for_containers() -> None:
+    with pytest.raises(ConfigError, match="only containers have a runtime"):
+        await make_backend("userns", runtime="runsc")
+
+
 def test_order_is_from_strong_to_weak() -> None:
     strengths = [kind.isolation for kind in BACKENDS.values()]
     assert strengths == sorted(strengths, reverse=True)
