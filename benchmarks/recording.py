@@ -29,6 +29,7 @@ from rich.table import Table
 
 from agentrl.batch.records import StepBatch
 from agentrl.config import RunConfig
+from agentrl.config.load import load_stored_config
 from agentrl.data import TokenStore, TrajectoryStore
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.disk.checkpoint import list_checkpoints

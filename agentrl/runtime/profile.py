@@ -50,7 +50,7 @@ _LIMITS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What is known of a dataset."""
+    """Measured pass rates of a dataset."""
 
     file: Path
     """Where it is written, a line a task."""

@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it. The base class tells nobody; views override methods."""
+"""Callbacks of a run for a live view. The base class does nothing; views override methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What is about to happen."""
+    """Size and parts of a run that is about to begin."""
 
     run_dir: Path
     """Where it is written."""
@@ -40,7 +40,7 @@ class Progress:
     """Callbacks of a run, all from the event loop's thread except `trained`."""
 
     def started(self, plan: RunPlan) -> None:
-        """Everything is loaded."""
+        """Called when everything is loaded."""
 
     def phase(self, name: str, total: int = 0) -> None:
         """A stage begins: `rollout`, `train`, `sync`, `eval NAME`, `checkpoint`, `replay`.
@@ -63,7 +63,7 @@ class Progress:
         """A training step is complete."""
 
     def engines(self, stats: Mapping[str, EngineStats]) -> None:
-        """How the engines stand; about once a second."""
+        """Counts of the engines; about once a second."""
 
     def verdicts(self, verdicts: Sequence[Verdict]) -> None:
         """All that the detectors say, each time they have looked; what changed is noted too."""

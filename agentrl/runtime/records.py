@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """What a rule does to the run now."""
+    """The effect of a rule on the run now."""
 
     rule: Rule
     """Which."""
@@ -40,7 +40,7 @@ class Ruling:
         return f"{text}; {self.instead}" if self.instead else text
 
     def as_dict(self) -> dict[str, Any]:
-        """For `result.json`."""
+        """The entry of `result.json`."""
         return {
             "rule": self.rule.text,
             "evidence": self.streak.evidence,
@@ -51,7 +51,7 @@ class Ruling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """How a run ended."""
+    """The end of a run and its scores."""
 
     run_dir: Path
     """Where everything is."""
@@ -67,7 +67,7 @@ class RunResult:
     """The rule that ended it."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For `result.json`."""
+        """The entry of `result.json`."""
         ruled = {} if self.ruling is None else {"rule": self.ruling.as_dict()}
         return {
             "steps": self.steps,
@@ -80,7 +80,7 @@ class RunResult:
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """What a run is put together from; see `agentrl.runtime.assembly.parts`."""
+    """The opened stages and the disk of a run, for its driver."""
 
     stages: Stages
     """Who rolls out, samples and learns."""
@@ -100,7 +100,7 @@ class Parts:
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """What earlier processes of the same run left; a fresh run starts with the defaults."""
+    """State that earlier processes of the run left; a fresh run starts with the defaults."""
 
     done: int = 0
     """Steps whose weights are loaded."""

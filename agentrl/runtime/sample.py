@@ -25,7 +25,7 @@ from agentrl.types import SamplingParams, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
-    """What `collect` made."""
+    """Counts of the rollouts that `collect` made."""
 
     rollouts: int
     """Rollouts started."""

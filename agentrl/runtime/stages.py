@@ -1,4 +1,4 @@
-"""What a driver asks of the parts of a run, wherever they live.
+"""The interfaces that a driver calls, in one process or on many machines.
 
     RolloutStage   task   -> GroupHandle          agent loops on CPUs
     LearnStage     groups -> MetricBag            store, batch, optimizer
@@ -34,7 +34,7 @@ from agentrl.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutReport:
-    """What a driver needs to know of one rollout."""
+    """Report of one rollout for a driver, without its tokens."""
 
     rollout_id: str
     """As in its rows."""
@@ -62,13 +62,13 @@ class RolloutReport:
 
     @property
     def rule(self) -> TerminationRule:
-        """What the termination means downstream."""
+        """The rule of its termination for loss, baseline and reward."""
         return TERMINATION_RULES[self.termination]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReport:
-    """What a driver needs to know of one group."""
+    """Report of one group for a driver, without its tokens."""
 
     group_id: str
     """Unique in the run."""
@@ -134,7 +134,7 @@ class GroupHandle(Protocol):
 
     @property
     def report(self) -> GroupReport:
-        """What a driver needs to know."""
+        """Report of the group, without its tokens."""
         ...
 
 
@@ -154,7 +154,7 @@ class HeldGroup:
 
 
 class RolloutStage(Protocol):
-    """Who rolls tasks out."""
+    """The stage that rolls tasks out."""
 
     async def run_group(
         self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
@@ -167,12 +167,12 @@ class RolloutStage(Protocol):
         ...
 
     def counts(self) -> MetricBag:
-        """What has happened since this was last asked, beside the groups that came back."""
+        """Metrics since the last call, without those of finished groups."""
         ...
 
 
 class LearnStage(Protocol):
-    """Who stores, batches and trains."""
+    """The stage that stores, batches and trains."""
 
     @property
     def version(self) -> int:
@@ -211,7 +211,7 @@ class LearnStage(Protocol):
 
 
 class EngineStage(Protocol):
-    """Who samples: one engine or a fleet, as seen by a driver."""
+    """The stage that samples: one engine or a fleet."""
 
     guard: Guard
     """Set by the driver: cuts the wait of a sync for an engine to come back, and nothing else."""
@@ -223,7 +223,7 @@ class EngineStage(Protocol):
 
     @property
     def shares_weights(self) -> bool:
-        """Whether they sample from the very tensors that training changes."""
+        """They sample from the same tensors that training changes."""
         ...
 
     async def pause(self) -> None:
@@ -241,13 +241,13 @@ class EngineStage(Protocol):
         ...
 
     def stats(self) -> Mapping[str, EngineStats]:
-        """What is known of each engine without asking it, by name."""
+        """Latest counts of each engine by name, without a request."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Stages:
-    """The three together."""
+    """The three stages of a run."""
 
     rollouts: RolloutStage
     """Who rolls out."""

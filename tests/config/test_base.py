@@ -94,7 +94,10 @@ def test_names_that_are_no_kind_of_their_own() -> None:
             r"zero_stage belongs to train\.backend\.kind: deepspeed, and .*kind is fsdp2",
         ),
         (["serving.replicas=2"], r"belongs to serving\.engine: vllm, and serving\.engine is embed"),
-        (["serving.engine=vllm", "serving.urls=[http://a:1]"], r"serving\.engine: external, and"),
+        (
+            ["serving.engine=external", "serving.urls=[http://a:1]"],
+            r"serving\.engine: external, and",
+        ),
         (["sandbox.limits.cpus=2"], r"cpus belongs to sandbox\.backend: docker, and .* is auto"),
         (["sandbox.backend=process", "sandbox.image=i"], r"sandbox\.backend is process"),
         (["sync.backend=shm", "sync.directory=x"], r"sync\.backend: auto or sync\.backend: disk"),

@@ -50,7 +50,7 @@ LEAN = "agentrl.serving.lean.vllm_app:LeanMiddleware"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEngines:
-    """Engines that answer."""
+    """Connected engines that answer requests."""
 
     client: TokenClient
     """In front of them."""

@@ -23,7 +23,7 @@ WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """Where one actor goes and what it holds there."""
+    """The bundle of one actor, and its share of it."""
 
     bundle: int
     """Index into `Layout.bundles`."""
@@ -48,7 +48,7 @@ class Layout:
 
     @property
     def total(self) -> Resources:
-        """What all bundles need together.
+        """Resources of all bundles together.
 
         Example:
             >>> from agentrl.config.fleet import EmbeddedServing
@@ -95,7 +95,7 @@ def plan(section: RayRuntime, serving: ServingSection) -> Layout:
 
 
 def missing(needed: Sequence[Resources], have: Sequence[Resources]) -> str:
-    """What stands between these bundles and these machines; empty if they fit.
+    """Resources that these machines lack for these bundles; empty if they fit.
 
     Bundles are put where they fit first, largest first, as Ray does when it packs; a plan that
     only a cleverer order would fit is called too large.

@@ -50,18 +50,18 @@ class LocalRollouts:
     async def run_group(
         self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
     ) -> HeldGroup:
-        """See `RolloutStage`."""
+        """`run_group` as in `RolloutStage.run_group`."""
         group = await self._worker.run_group(
             task, group_id=group_id, n=n, sampling=sampling, seed=seed
         )
         return HeldGroup.of(group)
 
     def adopt(self, group: TrajectoryGroup) -> HeldGroup:
-        """See `RolloutStage`."""
+        """`adopt` as in `RolloutStage.adopt`."""
         return HeldGroup.of(group)
 
     def counts(self) -> MetricBag:
-        """See `RolloutStage`."""
+        """`counts` as in `RolloutStage.counts`."""
         bag = MetricBag()
         if self._cut is not None:
             cut, (tokens, seconds) = self._cut(), self._told
@@ -96,7 +96,7 @@ class LocalLearner:
 
     @property
     def version(self) -> int:
-        """See `LearnStage`."""
+        """`version` as in `LearnStage.version`."""
         return self._trainer.version
 
     async def learn(
@@ -107,7 +107,7 @@ class LocalLearner:
         stored: bool,
         on_progress: Callable[[int, int], None],
     ) -> MetricBag:
-        """See `LearnStage`."""
+        """`learn` as in `LearnStage.learn`."""
         # Rollouts go on beside it, so none of it runs on the event loop.
         prepared = await asyncio.to_thread(self._prepare, step, _held(groups), stored)
         batch, bag = prepared.batch, prepared.metrics
@@ -124,11 +124,11 @@ class LocalLearner:
         return prepared
 
     async def keep(self, step: int, kind: str, groups: Sequence[GroupHandle]) -> None:
-        """See `LearnStage`."""
+        """`keep` as in `LearnStage.keep`."""
         await asyncio.to_thread(self._store.write, step, kind, _held(groups), None)
 
     def save(self, folder: Path) -> None:
-        """See `LearnStage`."""
+        """`save` as in `LearnStage.save`."""
         self._save(folder)
         self._maker.save(folder)
 
@@ -153,30 +153,30 @@ class LocalEngines:
         self._shared = shared
         self._wait_s = wait_s
         self.guard: Guard = to_the_end
-        """See `EngineStage`."""
+        """`guard` as in `EngineStage.guard`."""
 
     @property
     def version(self) -> int:
-        """See `EngineStage`."""
+        """`version` as in `EngineStage.version`."""
         return self._client.version
 
     @property
     def shares_weights(self) -> bool:
-        """See `EngineStage`."""
+        """`shares_weights` as in `EngineStage.shares_weights`."""
         return self._shared
 
     async def pause(self) -> None:
-        """See `EngineStage`."""
+        """`pause` as in `EngineStage.pause`."""
         await self._client.pause_all()
 
     async def sync(self, version: int) -> MetricBag:
-        """See `EngineStage`."""
+        """`sync` as in `EngineStage.sync`."""
         return await push_or_wait(
             self._client, self._push, version, wait_s=self._wait_s, guard=self.guard
         )
 
     def stats(self) -> Mapping[str, EngineStats]:
-        """See `EngineStage`."""
+        """`stats` as in `EngineStage.stats`."""
         return self._client.stats()
 
 

@@ -157,7 +157,7 @@ class TaskSets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What pass rates made of a dataset when a run began."""
+    """Tasks that pass rates left of a dataset when a run began."""
 
     ids: tuple[str, ...]
     """Of the tasks that were kept."""
@@ -203,7 +203,7 @@ def load_task_sets(
 
 
 def eval_name(name: str) -> str:
-    """What an entry of `eval.datasets` is called in a config."""
+    """The dotted name of an entry of `eval.datasets` in a config."""
     return f"eval.datasets.{name}"
 
 

@@ -1,4 +1,4 @@
-"""Where a run directory says its run stands."""
+"""Reads from a run directory the point at which its run goes on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ELAPSED = "timing_s/elapsed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """Where a run directory says its run stands; for a new run, at the start."""
+    """The point at which a run goes on; for a new run, its start."""
 
     checkpoint: Checkpoint | None
     """The newest complete one."""

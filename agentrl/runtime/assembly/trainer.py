@@ -89,7 +89,7 @@ def make_trainer(
 
 
 def check_learner(config: RunConfig) -> str:
-    """What `make_trainer` would refuse and that can be known before anything is loaded.
+    """Refuse what `make_trainer` would refuse, as far as it is known before anything is loaded.
 
     Returns:
         Who trains what, in words.

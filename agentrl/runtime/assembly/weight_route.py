@@ -1,4 +1,4 @@
-"""How weights reach the engines of a run: by which backend, from which address, over which device.
+"""The route of weights to the engines of a run: backend, address and device.
 
 Where it cannot be known whether a device can be shared or reached, the way through the host's
 memory is taken, which always works; `sync.backend` overrides that.
@@ -40,7 +40,7 @@ def transfer_name(backend: str) -> str:
 
 
 def transfer_environment(backend: str) -> dict[str, str]:
-    """What the environment of a vLLM server needs so that it may load a user's own backend."""
+    """Environment variables of a vLLM server, with which it may load a user's own backend."""
     return {OWN_TRANSFER: backend} if ":" in backend else {}
 
 

@@ -1,4 +1,4 @@
-"""What a push sends: the weights of the trainer, or only its adapters."""
+"""The stream that a push sends: the weights of the trainer, or only its adapters."""
 
 from __future__ import annotations
 

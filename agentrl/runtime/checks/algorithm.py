@@ -1,4 +1,4 @@
-"""What a config's algorithm is, and what about it is allowed but rarely meant."""
+"""Describes a config's algorithm, and finds what about it is allowed but rarely meant."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14"
 
 
 async def schedule(config: RunConfig) -> str:
-    """What the schedule means, in words."""
+    """Describe in words how a schedule runs."""
     check_schedule(config.schedule, shares_weights=config.serving.engine == "embedded")
     schedule = config.schedule
     if schedule.oversample > 1:
@@ -46,7 +46,7 @@ async def schedule(config: RunConfig) -> str:
 async def engines(
     config: RunConfig, *, base: Path | None = None, tokenizer: Any = None
 ) -> Finding | str:
-    """Whether the engines that the config names can be had, and fit the policy's tokenizer.
+    """Check that the engines of the config are available and fit the policy's tokenizer.
 
     Args:
         config: of the run.
@@ -210,7 +210,7 @@ def _vocabulary(section: ModelSection) -> int:
 
 
 async def cluster(config: RunConfig) -> str:
-    """Where the actors of a run would be."""
+    """Check that the cluster of a run has room, and describe it."""
     if config.runtime.kind == "local":
         return "none: everything runs on this machine"
     from agentrl.runtime.ray.launch import check_cluster

@@ -36,7 +36,7 @@ _DELETING = ".deleting-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """What a run needs beside weights and optimizer to go on."""
+    """State of a run beside weights and optimizer, with which it goes on."""
 
     step: int
     """Training steps done."""
@@ -50,7 +50,7 @@ class CheckpointState:
     """`eval/...` metrics of the evaluation at this step; none if there was none."""
 
     def score(self, best_by: str) -> float | None:
-        """How good this checkpoint is; None if nobody knows.
+        """The score of this checkpoint; None without an evaluation.
 
         Args:
             best_by: as `checkpoint.best_by`: a metric, or empty for the mean of all
@@ -66,7 +66,7 @@ class CheckpointState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One complete checkpoint."""
+    """A complete checkpoint on the disk."""
 
     path: Path
     """A folder that `AutoModelForCausalLM.from_pretrained` loads."""
@@ -175,7 +175,7 @@ def make_folder(target: Path, write: Callable[[Path], None]) -> Path:
 
 
 def would_be_kept(root: Path, state: CheckpointState, section: CheckpointSection) -> bool:
-    """Whether a checkpoint of this state would be among the best that are kept."""
+    """A checkpoint of this state would be among the best that are kept."""
     if section.keep_best == 0 or state.score(section.best_by) is None:
         return False
     found = [item for item in list_checkpoints(root) if item.state.step != state.step]

@@ -26,7 +26,7 @@ _OF_THE_TRAINER = ("trainer", "critic", "reference", "reward")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What `export` made."""
+    """The folder that `export` made."""
 
     path: Path
     """A folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included; or that peft

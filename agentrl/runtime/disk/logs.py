@@ -1,4 +1,4 @@
-"""Where log records go while a run lasts, and which libraries keep quiet."""
+"""Sends log records to the run directory while a run lasts, and quiets some libraries."""
 
 from __future__ import annotations
 

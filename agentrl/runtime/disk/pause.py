@@ -33,7 +33,7 @@ _LOOK_S = 0.5
 
 
 class PauseState(StrEnum):
-    """What stands in the file."""
+    """Content of the control file."""
 
     PAUSED = "paused"
     """The run waits."""
@@ -56,7 +56,7 @@ class Pause:
 
 
 def write_pause(path: Path, pause: Pause) -> None:
-    """Replace the file.
+    """Replace the control file of a run.
 
     Raises:
         OSError: the disk does not take it.
@@ -65,7 +65,7 @@ def write_pause(path: Path, pause: Pause) -> None:
 
 
 def read_pause(path: Path) -> Pause | None:
-    """What the file says; None where there is none, or what stands there is not ours."""
+    """The content of the file; None where there is none, or one that is not ours."""
     try:
         with path.open("rb") as file:
             data = json.loads(file.read(_BYTES))

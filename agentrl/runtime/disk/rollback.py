@@ -47,7 +47,7 @@ _CHECKPOINT = re.compile(r"^step-(\d+)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackPlan:
-    """What is rolled back, and what goes on from there."""
+    """The plan of a rollback, as it stands on the disk."""
 
     step: int
     """Steps that were done."""
@@ -66,7 +66,7 @@ class RollBack(Exception):
 
     @property
     def plan(self) -> RollbackPlan:
-        """What to do."""
+        """The plan to carry out."""
         return self.args[0]
 
 

@@ -1,4 +1,4 @@
-"""What stands where a run is to live: nothing, what a failed start left, or a run to be kept."""
+"""Tells a run that must be kept from what a failed start left in its place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_path(section: RunSection) -> Path:
 
 
 def holds_a_run(path: Path) -> bool:
-    """Whether there is something at `path` that must not be overwritten.
+    """The folder at `path` holds something that must not be overwritten.
 
     A folder that holds no trajectory and no checkpoint is a run that never got anywhere, or a run
     killed while it started; anything else that is not ours counts as worth keeping.

@@ -1,4 +1,4 @@
-"""How many groups a step still lacks when the dynamic filter leaves some out."""
+"""Counts the groups that a step still lacks when the dynamic filter drops some."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def most_rounds(section: RewardSection) -> int:
 
 
 def note_rounds(bag: MetricBag, section: RewardSection, *, rounds: int, missing: int) -> None:
-    """How often a step asked again, and how many groups it lacks all the same."""
+    """Note the rounds of a step, and the groups that it lacks all the same."""
     if section.dynamic_filtering is not None:
         bag.sum("rollout/filter_rounds", rounds)
         bag.sum("rollout/groups_missing", missing)

@@ -1,4 +1,4 @@
-"""What the engines did in each step, from counts that only grow."""
+"""Turns, moves and failures of the engines in each step, from counts that only grow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ServingCounts:
         self._before: Mapping[str, EngineStats] = {}
 
     def since_last(self, stats: Mapping[str, EngineStats]) -> MetricBag:
-        """What was done since the last call; counts of engines that restarted begin anew."""
+        """Counts since the last call; those of engines that restarted begin anew."""
         bag = MetricBag()
         for name, now in stats.items():
             before = self._before.get(name)

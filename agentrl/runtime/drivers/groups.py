@@ -16,7 +16,7 @@ G = TypeVar("G", covariant=True)
 
 
 class GroupRunner(Protocol[G]):
-    """Who makes one group: a rollout worker, or the stage in front of many."""
+    """Makes one group: a rollout worker, or the stage in front of many."""
 
     def run_group(
         self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
@@ -89,7 +89,7 @@ async def run_groups(
 def sampling_of(
     section: RolloutSection, temperature: float, stop_token_ids: tuple[int, ...]
 ) -> SamplingParams:
-    """How the turns of a run are sampled at a temperature."""
+    """Sampling parameters of the turns of a run at a temperature."""
     return SamplingParams(
         temperature=temperature,
         top_p=section.top_p,

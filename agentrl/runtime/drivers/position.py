@@ -63,7 +63,7 @@ class RunPosition:
 
     @property
     def done(self) -> int:
-        """Training steps done."""
+        """Count of training steps done."""
         return self._done
 
     @property

@@ -1,4 +1,4 @@
-"""How long a run has run over all its processes, and whether `train.max_minutes` leaves a step."""
+"""Time of a run over all its processes, against `train.max_minutes`."""
 
 from __future__ import annotations
 

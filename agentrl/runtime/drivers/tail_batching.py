@@ -52,7 +52,7 @@ class Round:
 
 
 def plan_round(*, size: int, oversample: float, deferred: int, left: int) -> Round:
-    """The next round.
+    """Plan the groups of the next round.
 
     Args:
         size: B, groups that a step trains.

@@ -1,4 +1,4 @@
-"""How old the rollouts of a step are, from their reports alone."""
+"""Ages of the rollouts of a step, from their reports alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.types import Termination
 
 
 def is_stale(rollout: RolloutReport, oldest_version: int | None) -> bool:
-    """Whether a rollout is dropped for its age, or was when it was stored; see `drop_stale`."""
+    """The rollout is dropped for its age, or was when it was stored; see `drop_stale`."""
     if rollout.termination is Termination.STALE:
         return True
     began = rollout.oldest_version
@@ -25,7 +25,7 @@ def is_stale(rollout: RolloutReport, oldest_version: int | None) -> bool:
 
 
 def is_too_old(group: GroupReport, oldest_version: int | None) -> bool:
-    """Whether age leaves nothing of a group to train on, so that another must come for it."""
+    """Age leaves nothing of a group to train on, so that another must come for it."""
     stale = sum(is_stale(rollout, oldest_version) for rollout in group.rollouts)
     useful = sum(rollout.rule.in_loss for rollout in group.rollouts)
     return 0 < stale == useful

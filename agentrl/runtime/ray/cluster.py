@@ -265,7 +265,7 @@ def _advice(section: RayRuntime, serving: ServingSection) -> str:
     servers = serving.replicas if serving.engine == "vllm" else 0
     return (
         f"runtime.rollout_workers ({section.rollout_workers}) take a CPU each, "
-        f"runtime.trainer_ranks ({section.trainer_ranks}) a CPU and {section.gpus_per_trainer:g} GPU, engines "
-        f"({servers}) a CPU and {section.gpus_per_engine:g} GPU; lower one of "
-        "them, or join more machines"
+        f"runtime.trainer_ranks ({section.trainer_ranks}) a CPU and "
+        f"{section.gpus_per_trainer:g} GPU, engines ({servers}) a CPU and "
+        f"{section.gpus_per_engine:g} GPU; lower one of them, or join more machines"
     )

@@ -56,7 +56,7 @@ class EvalSummary:
 
 
 def metric_keys(n_samples: int) -> tuple[str, ...]:
-    """What follows `eval/NAME/` in the metrics of a dataset with so many rollouts per task."""
+    """Names after `eval/NAME/` in the metrics of a dataset with so many rollouts per task."""
     names = ("score", *(f"pass@{k}" for k in passes_of(n_samples)))
     ends = (f"{name}{end}" for name in names for end in ("", "_low", "_high"))
     return (*ends, "mean_length", "truncated", "untrusted")
