@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.chat import build_chat
 from agentrl.config import RunConfig, load_config
+from agentrl.config.fleet import EmbeddedServing
 from agentrl.finding import Finding, Status
 from agentrl.preflight.checks import machine, trials
 from agentrl.preflight.checks.facts import PreflightFacts
