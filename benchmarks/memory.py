@@ -25,7 +25,7 @@ def main(file: str, *overrides: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         usual = (f"run.dir={folder}", "eval.datasets={}", "train.steps=1")
         config = load_config(Path(file), (*usual, *overrides))
-        processes = estimate(config, model_shape(config), on_gpu=False)
+        processes = estimate(config, model_shape(config.model), on_gpu=False)
         for process in processes:
             print("expected:", process.text())
         started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -99,7 +99,12 @@ def full_plan(
         ("normalisation", lambda: preflight_setup.normalisation(algorithm(), config.reward, found)),
         ("kl", lambda: preflight_setup.kl(algorithm(), config.health)),
         ("evaluation", lambda: preflight_setup.evaluation(config.eval, config.train, found)),
-        ("early stop", lambda: preflight_setup.early_stop(config)),
+        (
+            "early stop",
+            lambda: preflight_setup.early_stop(
+                algorithm(), config.health, datasets=config.eval.datasets
+            ),
+        ),
         ("async", lambda: preflight_setup.asynchrony(config, base)),
         ("critic", lambda: preflight_setup.critic(algorithm(), config.critic, config.train)),
     ]
@@ -134,11 +139,11 @@ def _places(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) 
         ("schedule", lambda: fleet_checks.schedule(config)),
         ("engines", lambda: fleet_checks.engines(config, base=base, tokenizer=found.tokenizer)),
         ("cluster", lambda: fleet_checks.cluster(config)),
-        ("run directory", lambda: preflight_parts.run_directory(config, resume)),
-        ("rules", lambda: preflight_parts.rules(config)),
-        ("metrics", lambda: preflight_parts.metrics(config)),
+        ("run directory", lambda: preflight_parts.run_directory(config.run, resume)),
+        ("rules", lambda: preflight_parts.rules(config.health, datasets=config.eval.datasets)),
+        ("metrics", lambda: preflight_parts.metrics(config.log)),
         ("disk", lambda: machine.disk(config)),
-        ("context", lambda: machine.context(config)),
+        ("context", lambda: machine.context(config.model, config.rollout.max_context_tokens)),
         ("memory", lambda: machine.memory(config)),
         ("budget", lambda: preflight_parts.budget(config.rollout, config.train, found)),
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import RunConfig, parse_config
-from agentrl.config.fleet import DirectSync, ExternalServing, LocalRuntime, RayRuntime, VllmServing
+from agentrl.config.fleet import ExternalServing, LocalRuntime, RayRuntime, VllmServing
 from agentrl.config.sandboxes import ContainerSandbox, HostSandbox
 from agentrl.config.training import DeepspeedTraining, Fsdp2Training, LoraSection
 from agentrl.errors import ConfigError
@@ -77,7 +77,6 @@ def test_an_override_of_the_kind_leaves_what_the_file_said_of_the_other() -> Non
 def test_names_that_are_no_kind_of_their_own() -> None:
     assert isinstance(with_keys("sandbox.backend=mine.py:Own").sandbox, ContainerSandbox)
     assert isinstance(with_keys("sandbox.backend=bubblewrap").sandbox, HostSandbox)
-    assert with_keys("sync.backend=shm").sync == DirectSync(backend="shm")
     config = with_keys("serving.engine=external", "serving.urls=[http://a:1]")
     assert config.serving == ExternalServing(urls=("http://a:1",))
 
@@ -95,12 +94,11 @@ def test_names_that_are_no_kind_of_their_own() -> None:
         ),
         (["serving.replicas=2"], r"belongs to serving\.engine: vllm, and serving\.engine is embed"),
         (
-            ["serving.engine=external", "serving.urls=[http://a:1]"],
+            ["serving.engine=vllm", "serving.urls=[http://a:1]"],
             r"serving\.engine: external, and",
         ),
         (["sandbox.limits.cpus=2"], r"cpus belongs to sandbox\.backend: docker, and .* is auto"),
         (["sandbox.backend=process", "sandbox.image=i"], r"sandbox\.backend is process"),
-        (["sync.backend=shm", "sync.directory=x"], r"sync\.backend: auto or sync\.backend: disk"),
         (["runtime.trainer_ranks=2"], r"belongs to runtime\.kind: ray, and .* is local"),
         (["runtime.trainer_rank=2"], r"runtime\.trainer_rank: unknown key"),
         (["runtime=rya"], r"runtime\.kind: got 'rya'; did you mean 'ray'\? valid: local, ray"),

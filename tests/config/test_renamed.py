@@ -70,7 +70,9 @@ def test_values_arrive_where_they_are_read() -> None:
     assert (config.ray.trainer_ranks, config.ray.address) == (2, "auto")
     assert config.serving.engine == "vllm"
     assert config.serving.replicas == 2
-    assert config.sync.model_dump() == {"backend": "collective", "dense_every": 4}
+    assert config.sync.model_dump() == {
+        "backend": "collective", "dense_every": 4, "directory": None,
+    }  # fmt: skip
     assert config.algorithm.kl_controller.model_dump() == {"kind": "window", "target": (0.05, 0.2)}
     assert config.algorithm.reference_update is not None
     assert config.algorithm.reference_update.model_dump() == {"every_steps": 5, "polyak": 0.5}

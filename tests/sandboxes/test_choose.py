@@ -15,7 +15,7 @@ from agentrl_sandboxes import (
     make_backend,
 )
 
-from agentrl.config.sandboxes import SandboxSection
+from agentrl.config.sandboxes import sandbox_section
 from agentrl.errors import ConfigError, SandboxUnavailable
 from agentrl.finding import Status
 from agentrl.imports import resolve
@@ -154,13 +154,18 @@ async def test_new_backend_is_a_file_and_a_line_of_the_registry(tmp_path: Path) 
 
 async def test_backend_of_ones_own_is_named_by_an_import_string(tmp_path: Path) -> None:
     (tmp_path / "toy.py").write_text(TOY)
-    section = SandboxSection(backend="toy.py:ToyBackend", image="own")
+    section = sandbox_section("toy.py:ToyBackend", image="own")
     backend = await open_sandboxes(section, base=tmp_path)
     (result,) = await run_suite(backend, names=["output_is_captured"])
     await backend.close()
     assert (backend.name, result.status) == ("toy", Status.OK)
     with pytest.raises(ConfigError, match=r"has no 'ToyBackends': .*did you mean 'ToyBackend'"):
-        await open_sandboxes(SandboxSection(backend="toy.py:ToyBackends"), base=tmp_path)
+        await open_sandboxes(sandbox_section("toy.py:ToyBackends"), base=tmp_path)
+
+
+async def test_a_runtime_is_for_containers() -> None:
+    with pytest.raises(ConfigError, match="only containers have a runtime"):
+        await make_backend("userns", runtime="runsc")
 
 
 def test_order_is_from_strong_to_weak() -> None:

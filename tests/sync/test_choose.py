@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 
-from agentrl.config.fleet import AutoSync, SyncSection
+from agentrl.config.fleet import SyncSection
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, SyncError
 from agentrl.sync import make_receiver, make_sender, resolve_backend
@@ -22,10 +21,7 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is mis
 def resolve(backend: str, **changes) -> str:
     settings = {"engine_kind": "vllm", "same_host": True, "shared_weights": False, "cuda": False}
     directory = changes.pop("directory", None)
-    keys = (
-        {"backend": backend} if directory is None else {"backend": backend, "directory": directory}
-    )
-    section = TypeAdapter(SyncSection).validate_python(keys)
+    section = SyncSection(backend=backend, directory=directory)
     return resolve_backend(section, **{**settings, **changes})  # type: ignore[arg-type]
 
 
@@ -59,7 +55,7 @@ def test_what_cannot_work_is_said_with_what_would(backend: str, changes: dict, w
 
 @pytest.mark.parametrize("backend", ["shm", "disk"])
 def test_both_halves_fit(backend: str, tmp_path: Path) -> None:
-    sender = make_sender(AutoSync(), backend=backend, directory=tmp_path)
+    sender = make_sender(SyncSection(), backend=backend, directory=tmp_path)
     receiver = make_receiver(backend)
     receiver.connect(sender.connect(1)[0])
     assert_same(receiver.receive(sender.send(weights(), 1)), weights())
@@ -69,11 +65,11 @@ def test_both_halves_fit(backend: str, tmp_path: Path) -> None:
 
 def test_unknown_and_incomplete_backends() -> None:
     with pytest.raises(ConfigError, match="did you mean 'shm'"):
-        make_sender(AutoSync(), backend="shn")
+        make_sender(SyncSection(), backend="shn")
     with pytest.raises(SyncError, match="did you mean 'shm'"):
         make_receiver("shn")
     with pytest.raises(ConfigError, match=r"sync\.directory"):
-        make_sender(AutoSync(), backend="disk")
+        make_sender(SyncSection(), backend="disk")
     with pytest.raises(SyncError, match="received by vLLM itself"):
         make_receiver("nccl")
     with pytest.raises(SyncError, match="does not share the trainer's"):
@@ -84,7 +80,7 @@ def test_unknown_and_incomplete_backends() -> None:
 @pytest.mark.parametrize("backend", ["ipc", "nccl"])
 def test_gpu_backends_say_what_is_missing(backend: str) -> None:
     with pytest.raises(ConfigError, match="CUDA device here"):
-        make_sender(AutoSync(), backend=backend)
+        make_sender(SyncSection(), backend=backend)
 
 
 @NO_CUDA

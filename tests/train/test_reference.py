@@ -68,7 +68,8 @@ def test_a_copy_of_the_policy_is_at_distance_zero():
 def test_polyak_holds_the_reference_between_both():
     apart = {}
     for share in (0.0, 0.5, 1.0):
-        changes = {"ref_update_every": 1, "ref_polyak": share} if share else {}
+        update = {"every_steps": 1, "polyak": share}
+        changes = {"reference_update": update} if share else {}
         trainer, section = following(tiny_model(), **changes)
         apart[share] = kl_of_steps(trainer, section, 4)[-1]["kl"]
     assert apart[1.0] == 0.0 < apart[0.5] < apart[0.0]
@@ -94,7 +95,7 @@ def test_what_was_saved_without_a_moving_reference_cannot_move_it(tmp_path):
     trainer, _ = following(tiny_model())
     trainer.save(tmp_path)
     moving, _ = following(tiny_model(), reference_update=1)
-    with pytest.raises(RunError, match=r"holds no reference policy, .*ref_update_every is 1"):
+    with pytest.raises(RunError, match=r"holds no reference policy, .*reference_update is set"):
         moving.load(tmp_path)
 
 

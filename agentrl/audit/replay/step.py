@@ -23,6 +23,7 @@ from agentrl.audit.replay.batch import no_tokens, same_batch, without_model
 from agentrl.audit.replay.compare import Agreement, compare_metrics, compare_tokens
 from agentrl.audit.replay.recorded_run import RecordedRun, pick_step
 from agentrl.config import RunConfig
+from agentrl.config.training import TorchTraining
 from agentrl.data import TokenStore
 from agentrl.errors import AgentrlError, RunError, TrainError
 from agentrl.runtime.assembly.parts import load_trained
@@ -239,7 +240,7 @@ def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Itera
 
 def _alone(config: RunConfig) -> RunConfig:
     """The same training on one process: how it is cut up never changes what is computed."""
-    train = config.train.model_copy(update={"backend": "torch"})
+    train = config.train.model_copy(update={"backend": TorchTraining()})
     log = config.log.model_copy(update={"tokens": True})
     return config.model_copy(update={"train": train, "log": log})
 

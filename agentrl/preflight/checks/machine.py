@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from agentrl.config import RunConfig
+from agentrl.config.schema import ModelSection
 from agentrl.errors import AgentrlError, RunError
 from agentrl.finding import Finding, fail, warn
 from agentrl.preflight.checks.memory_estimate import GIB, ModelShape, estimate
@@ -59,13 +60,12 @@ async def disk(config: RunConfig) -> Finding | str:
     return text
 
 
-async def context(config: RunConfig) -> Finding | str:
+async def context(model: ModelSection, wanted: int) -> Finding | str:
     """Compare the longest sequence of the run with what the model was made for."""
     from transformers import AutoConfig
 
-    wanted = config.rollout.max_context_tokens
     try:
-        found = await asyncio.to_thread(AutoConfig.from_pretrained, model_source(config.model))
+        found = await asyncio.to_thread(AutoConfig.from_pretrained, model_source(model))
     except (AgentrlError, OSError, ValueError) as error:
         return warn("context", f"not checked: {error}", "mend model")
     text = getattr(found, "text_config", None) or found
@@ -84,7 +84,7 @@ async def context(config: RunConfig) -> Finding | str:
 async def memory(config: RunConfig) -> Finding | str:
     """Every process of the run against the memory of this machine and its GPUs."""
     try:
-        shape = await asyncio.to_thread(model_shape, config)
+        shape = await asyncio.to_thread(model_shape, config.model)
     except (AgentrlError, OSError, ValueError, AttributeError) as error:
         return warn(
             "memory",
@@ -121,7 +121,7 @@ async def memory(config: RunConfig) -> Finding | str:
     return f"{host / GIB:.1f} of {free / GIB:.1f} GiB: {text}"
 
 
-def model_shape(config: RunConfig) -> ModelShape:
+def model_shape(section: ModelSection) -> ModelShape:
     """The shape of the policy, from its config file alone; no weight is read.
 
     Raises:
@@ -131,7 +131,7 @@ def model_shape(config: RunConfig) -> ModelShape:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    found = AutoConfig.from_pretrained(model_source(config.model))
+    found = AutoConfig.from_pretrained(model_source(section))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(found)
     text = getattr(found, "text_config", None) or found

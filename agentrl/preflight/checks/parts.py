@@ -8,15 +8,23 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl.chat import ChatFormat, build_chat, build_parser
 from agentrl.config import RunConfig
+from agentrl.config.health import HealthSection
 from agentrl.config.reward import RewardSection
 from agentrl.config.sandboxes import SandboxSection
-from agentrl.config.schema import ChatSection, EnvSection, ModelSection, RolloutSection
+from agentrl.config.schema import (
+    ChatSection,
+    EnvSection,
+    LogSection,
+    ModelSection,
+    RolloutSection,
+    RunSection,
+)
 from agentrl.config.training import TrainSection
 from agentrl.env import EnvContext
 from agentrl.errors import RunError
@@ -239,9 +247,9 @@ async def sandbox(section: SandboxSection, base: Path) -> Finding | str:
     return text
 
 
-async def run_directory(config: RunConfig, resume: bool) -> Finding | str:
+async def run_directory(run: RunSection, resume: bool) -> Finding | str:
     """Check that the run may be written where the config says."""
-    path = run_path(config.run)
+    path = run_path(run)
     if holds_a_run(path) and not resume:
         raise RunError(
             f"{path} already holds a run; continue it with --resume, or start another with "
@@ -253,23 +261,23 @@ async def run_directory(config: RunConfig, resume: bool) -> Finding | str:
     return f"{path} is free" if not holds_a_run(path) else f"{path} will be resumed"
 
 
-async def rules(config: RunConfig) -> str:
+async def rules(section: HealthSection, *, datasets: Collection[str]) -> str:
     """Read the rules that may end or hold the run.
 
     Raises:
         ConfigError: a rule or a threshold that cannot be read.
     """
-    rules = check_health(config.health, datasets=config.eval.datasets)
+    rules = check_health(section, datasets=datasets)
     return "; ".join(rule.text for rule in rules) or "none"
 
 
-async def metrics(config: RunConfig) -> str:
+async def metrics(section: LogSection) -> str:
     """Check the sinks that metrics go to.
 
     Raises:
         ConfigError: a sink is wrong, or what it needs is not installed.
     """
-    return check_sinks(config.log)
+    return check_sinks(section)
 
 
 async def budget(

@@ -6,6 +6,7 @@ A line fails only where what is trained would be wrong. Imports inside functions
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from agentrl.config import RunConfig
@@ -149,24 +150,24 @@ async def evaluation(
     return f"{text}; {f'every {every} steps' if every else 'before and after training'}"
 
 
-async def early_stop(config: RunConfig) -> Finding | str:
+async def early_stop(
+    algorithm: AlgorithmSection, health: HealthSection, *, datasets: Collection[str]
+) -> Finding | str:
     """Check that rules say when to stop, and that each can be read and can ever act.
 
     Raises:
         ConfigError: a rule that cannot be read.
     """
-    texts = config.health.rules
-    rules = check_health(config.health, datasets=config.eval.datasets)
+    texts = health.rules
+    rules = check_health(health, datasets=datasets)
     if not rules:
-        kept = _RULES if config.resolved_algorithm().needs_reference else _RULES[1:]
+        kept = _RULES if algorithm.needs_reference else _RULES[1:]
         return warn(
             "early stop",
             "no rule ends a run that has gone off the rails; it does not come back by itself",
             f"set health.rules: {list(kept)}",
         )
-    if any(rule.metric == "kl" for rule in rules) and not (
-        config.resolved_algorithm().needs_reference
-    ):
+    if any(rule.metric == "kl" for rule in rules) and not algorithm.needs_reference:
         return warn(
             "early stop",
             "a rule waits for 'kl', which is never measured without a reference policy",

@@ -15,6 +15,7 @@ from typing import Any
 
 from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
+from agentrl.config.schema import RolloutSection
 from agentrl.env import EnvContext, Solution
 from agentrl.errors import RunError
 from agentrl.preflight.reward.scripted_generator import ScriptedGenerator, script_of
@@ -144,7 +145,7 @@ async def _play(
     asked = [
         (kind, task, said)
         for index, task in enumerate(tasks)
-        for kind, said in _said(config, chat, index, task, solutions.get(task.id)).items()
+        for kind, said in _said(config.rollout, chat, index, task, solutions.get(task.id)).items()
     ]
     scripts = {
         f"{_NAME}/{place:04d}-{task.id}": script_of(said, chat, config.chat)
@@ -223,9 +224,9 @@ def spread(tasks: Sequence[Task], count: int) -> list[Task]:
 
 
 def _said(
-    config: RunConfig, chat: ChatFormat, index: int, task: Task, solution: Solution | None
+    section: RolloutSection, chat: ChatFormat, index: int, task: Task, solution: Solution | None
 ) -> dict[AnswerKind, Solution]:
-    length = min(_LONGEST, config.rollout.max_turn_tokens * 3 // 4)
+    length = min(_LONGEST, section.max_turn_tokens * 3 // 4)
     unit = max(1, len(chat.encode_plain(_FILLER)))
     prompt = task.prompt
     words = prompt if isinstance(prompt, str) else "\n".join(message.content for message in prompt)

@@ -6,8 +6,8 @@
      +---------------------------------------------------------------------------+
 
 With `reward.dynamic_filtering` a step asks for more tasks in place of groups that teach nothing, up
-to `reward.filter_rounds` times. All its groups are stored as one step and in the order in which
-their tasks were taken, so a resume knows from the store how far the tasks are used up.
+to `reward.dynamic_filtering.rounds` times. All its groups are stored as one step and in the order
+in which their tasks were taken, so a resume knows from the store how far the tasks are used up.
 
 A signal wakes the rollouts, which are cancelled and clean up; an optimizer step and a checkpoint
 always run to their end.

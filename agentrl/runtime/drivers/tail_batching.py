@@ -12,7 +12,7 @@ Every task is trained once an epoch, and the last task of an epoch no later than
 the first of the next. What was sampled of a cancelled group is thrown away.
 
 With `reward.dynamic_filtering` a step takes further rounds for groups that teach nothing, up to
-`reward.filter_rounds`.
+`reward.dynamic_filtering.rounds`.
 
 Inside an epoch the order is no longer random: tasks that end soon come early and long ones late.
 

@@ -66,7 +66,7 @@ class Rank:
         self._config, self._place = spec.config, place
         self._pretrained = pretrained
         self._others, self._layout = others, layout
-        self._sharded = spec.config.train.backend != "torch"
+        self._sharded = spec.config.train.backend.kind != "torch"
         # Every rank builds every batch, so every rank has the reward statistics.
         self._maker = StepMaker(spec.config, base=spec.base, checkpoint=place.checkpoint)
         self._weights = spec.run_dir / "weights"
@@ -243,7 +243,7 @@ def _join(config: RunConfig, model: Any, place: RankSpec, meeting: str) -> Ranks
     """The processes that train together; None for this one alone."""
     from agentrl.train.backends.ranks import Ranks
 
-    if place.world_size == 1 and config.train.backend == "torch":
+    if place.world_size == 1 and config.train.backend.kind == "torch":
         return None
     device = next(model.parameters()).device
     return Ranks(meeting, rank=place.rank, world_size=place.world_size, device=device)

@@ -1,7 +1,7 @@
 """Tasks drawn from reasoning-gym's generators, at any level of their curricula.
 
 A task carries the whole entry of its generator, so a verdict needs no second draw. Levels make the
-curriculum: draw several, measure with `agentrl eval`, and let `dataset.pass_rate` keep what the
+curriculum: draw several, measure with `agentrl eval`, and let `dataset.difficulty` keep what the
 policy neither always nor never solves.
 """
 

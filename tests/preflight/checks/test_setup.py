@@ -31,7 +31,9 @@ async def line(project: Path, name: str, overrides: Sequence[str]) -> Finding:
         "normalisation": lambda: setup.normalisation(algorithm(), config.reward, found),
         "kl": lambda: setup.kl(algorithm(), config.health),
         "evaluation": lambda: setup.evaluation(config.eval, config.train, found),
-        "early stop": lambda: setup.early_stop(config),
+        "early stop": lambda: setup.early_stop(
+            algorithm(), config.health, datasets=config.eval.datasets
+        ),
         "async": lambda: setup.asynchrony(config, project.parent),
         "critic": lambda: setup.critic(algorithm(), config.critic, config.train),
     }

@@ -120,9 +120,9 @@ def test_what_is_kept_is_counted_exactly(project: Path) -> None:
 
 def test_caches_and_activations_follow_the_limits(project: Path) -> None:
     config = load_config(project)
-    assert kv_cache_bytes(EmbeddedServing(), config.model, SHAPE, context=128) == (
-        16 * 2 * 4 * 2 * 2 * 128
-    )
+    assert isinstance(config.serving, EmbeddedServing)
+    cache = kv_cache_bytes(config.serving, config.model, SHAPE, context=128)
+    assert cache == 16 * 2 * 4 * 2 * 2 * 128
     tokens = 512
     layer = tokens * (4 * (7 * 4 + 3 * 2 + 4 * 8) + 16 * 4)
     head = tokens * 16 * 4
@@ -162,7 +162,7 @@ async def test_a_run_that_does_not_fit_fails_and_says_what_to_lower(project: Pat
 async def test_the_shape_of_a_model_is_read_without_its_weights(project: Path) -> None:
     """The tiny Llama: 2 layers of width 32, 258 tokens, tied head."""
     config = load_config(project)
-    shape = machine.model_shape(config)
+    shape = machine.model_shape(config.model)
     attention = 32 * 32 + 32 * 16 + 32 * 16 + 32 * 32
     layer = attention + 3 * 32 * 64 + 2 * 32
     assert shape.parameters == 2 * layer + shape.vocabulary * 32 + 32
@@ -178,9 +178,8 @@ async def test_the_shape_of_a_model_is_read_without_its_weights(project: Path) -
 
 async def test_a_context_that_the_model_was_not_made_for(project: Path) -> None:
     """The tiny Llama has 512 positions; an engine would refuse only once it is loaded."""
-    assert "128 of the 512" in str(await machine.context(load_config(project)))
-    long = ["rollout.max_context_tokens=513", "train.micro_batch_tokens=600"]
-    check = await machine.context(load_config(project, long))
+    assert "128 of the 512" in str(await machine.context(load_config(project).model, 128))
+    check = await machine.context(load_config(project).model, 513)
     assert isinstance(check, Finding)
     assert check.status is Status.FAIL
     assert "set rollout.max_context_tokens: 512" in check.fix

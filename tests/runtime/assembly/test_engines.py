@@ -57,8 +57,8 @@ def test_the_plugin_receives_all_but_nccl(four_gpus: None, backend: str, name: s
         # NCCL does not connect two processes on one device.
         ({"serving": {"replicas": 4}}, False, "shm"),
         ({"serving": {"replicas": 4}, "sync": {"backend": "ipc"}}, True, "ipc"),
-        ({"serving": {"urls": ["http://10.1.2.3:8000"]}}, True, "collective"),
-        ({"serving": {"urls": ["http://127.0.0.1:8000"]}}, False, "shm"),
+        ({"serving": {"engine": "external", "urls": ["http://10.1.2.3:8000"]}}, True, "collective"),
+        ({"serving": {"engine": "external", "urls": ["http://127.0.0.1:8000"]}}, False, "shm"),
         ({"serving": {"engine": "embedded"}}, False, "inprocess"),
     ],
 )
@@ -74,26 +74,30 @@ def test_weights_go_from_device_to_device_where_they_can(
 @pytest.mark.parametrize(
     ("ray", "serving", "apart"),
     [
-        ({"gpus_per_trainer": 1, "gpus_per_engine": 1}, {}, True),
-        ({"gpus_per_trainer": 1}, {}, False),
-        ({"gpus_per_trainer": 1, "gpus_per_engine": 1, "placement": "colocated"}, {}, False),
-        ({"gpus_per_trainer": 1}, {"urls": ["http://10.1.2.3:8000"]}, True),
-        ({}, {"urls": ["http://10.1.2.3:8000"]}, False),
+        ({"gpus_per_trainer": 1, "gpus_per_engine": 1}, {"engine": "vllm"}, True),
+        ({"gpus_per_trainer": 1}, {"engine": "vllm"}, False),
+        (
+            {"gpus_per_trainer": 1, "gpus_per_engine": 1, "placement": "colocated"},
+            {"engine": "vllm"},
+            False,
+        ),
+        ({"gpus_per_trainer": 1}, {"engine": "external", "urls": ["http://10.1.2.3:8000"]}, True),
+        ({}, {"engine": "external", "urls": ["http://10.1.2.3:8000"]}, False),
     ],
 )
 def test_on_ray_it_is_a_matter_of_its_books(
     four_gpus: None, ray: dict[str, Any], serving: dict[str, Any], apart: bool
 ) -> None:
     """Fails if servers that run already are taken for such without GPUs."""
-    config = config_of(ray=ray, serving=serving, runtime="ray")
+    config = config_of(runtime={"kind": "ray", **ray}, serving=serving)
     assert weight_route.rank_to_engine(config.ray, config.serving, config.sync) is apart
 
 
 async def test_the_sender_knows_where_it_is_and_how_wide_servers_are(tmp_path: Path) -> None:
     """Fails if servers on other machines are told to meet the trainer on their own."""
-    args = {"tensor_parallel_size": 2}
     config = config_of(
-        run={"dir": str(tmp_path)}, serving={"urls": ["http://192.0.2.7:8000"], "args": args}
+        run={"dir": str(tmp_path)},
+        serving={"engine": "external", "urls": ["http://192.0.2.7:8000"], "devices_per_server": 2},
     )
     try:
         own = weight_route.own_address(config.serving.urls)
@@ -154,12 +158,12 @@ async def test_half_a_fleet_is_not_left_open() -> None:
 
 async def test_a_worker_on_ray_heeds_the_keys_of_serving() -> None:
     """Fails if a rollout worker pins sessions, or waits for servers, by defaults of its own."""
-    serving = {"repin_alpha": 0.5, "repin_moves": 7, "start_timeout_s": 900.0}
+    serving = {"engine": "vllm", "start_timeout_s": 900.0}
     held = [ScriptedEngine(("x",), ByteTokenizer(), name=name) for name in ("a", "b")]
     config = config_of(serving=serving, runtime="ray")
     wait_s = engines.engine_wait_s(config.serving, on_ray=True)
-    client = engines.make_client(config.serving, held, wait_s=wait_s, offset=1)
-    wanted = LoadBalancer(alpha=0.5, max_moves=7, offset=1)
+    client = engines.make_client(held, wait_s=wait_s, offset=1)
+    wanted = LoadBalancer(offset=1)
     for name in ("a", "b"):
         wanted.add(name)
     assert settings(client.balancer) == settings(wanted)
@@ -176,7 +180,7 @@ def test_every_rank_with_an_engine_is_kept_busy() -> None:
     """Fails if ranks beyond the first have no rollouts to sample."""
     serving = {"engine": "embedded", "max_batch_size": 8}
     assert in_flight(config_of(serving=serving)) == 16
-    assert in_flight(config_of(serving=serving, runtime="ray", ray={"trainer_ranks": 3})) == 48
+    assert in_flight(config_of(serving=serving, runtime={"kind": "ray", "trainer_ranks": 3})) == 48
 
 
 @pytest.mark.parametrize(
@@ -193,6 +197,6 @@ def test_every_rank_with_an_engine_is_kept_busy() -> None:
 def test_what_is_no_address_of_a_server(url: str) -> None:
     """Fails if a run that cannot bring weights to an address finds out once it has begun."""
     with pytest.raises(ConfigError, match=r"serving\.urls.*http://host:port"):
-        config_of(serving={"urls": [url]})
+        config_of(serving={"engine": "external", "urls": [url]})
     with pytest.raises(ConfigError, match="named twice"):
-        config_of(serving={"urls": ["http://a:1", "http://a:1/"]})
+        config_of(serving={"engine": "external", "urls": ["http://a:1", "http://a:1/"]})

@@ -24,7 +24,10 @@ def write_rows(folder: Path, rates: dict[str, float]) -> None:
 
 
 def config_of(**eval_section: object) -> RunConfig:
-    section = {"source": "rows.jsonl", "pass_rate": [0.1, 0.9], "pass_rate_from": "column:rate"}
+    section = {
+        "source": "rows.jsonl",
+        "difficulty": {"keep": [0.1, 0.9], "source": "column:rate"},
+    }
     return parse_config(
         {
             "env": {"target": "x:Y"},
@@ -56,7 +59,7 @@ def test_measured_again_they_are_the_same(tmp_path: Path) -> None:
     again = load(config, tmp_path, read_chosen(file, sections(config)))
     assert ids(again) == (["a", "c"], ["a", "c"])
     # The evaluation is now another one, and a resume may change it.
-    other = config_of(pass_rate=[0.0, 1.0])
+    other = config_of(difficulty={"keep": [0.0, 1.0], "source": "column:rate"})
     again = load(other, tmp_path, read_chosen(file, sections(other)))
     assert ids(again) == (["a", "c"], ["a", "b", "c"])
 
@@ -85,7 +88,7 @@ async def test_a_run_goes_on_although_the_measured_folder_is_gone(tmp_path: Path
         return load_config(file, [f"run.name={name}", "train.steps=1", *overrides])
 
     await train(read("first"), base=tmp_path, progress=Progress())
-    by_rate = ["dataset.pass_rate=[0.0,1.0]", "dataset.pass_rate_from=runs/first"]
+    by_rate = ["dataset.difficulty.keep=[0.0,1.0]", "dataset.difficulty.source=runs/first"]
     await train(read("second", *by_rate), base=tmp_path, progress=Progress())
     (tmp_path / "runs" / "first").rename(tmp_path / "gone")
     config = read("second", *by_rate, "train.steps=2")

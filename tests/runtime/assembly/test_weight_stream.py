@@ -26,7 +26,7 @@ def config_of(folder: Path, **lora: Any) -> RunConfig:
             "env": {"target": "x:Y"},
             "dataset": {"source": "x.jsonl"},
             "model": model,
-            "train": {"lora": lora},
+            "train": {"lora": lora or None},
         }
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import RunConfig, load_config
-from agentrl.config.fleet import RaySection, ServingSection
+from agentrl.config.fleet import RayRuntime, ServingSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.ray.launch import RayStages, check_cluster
@@ -22,7 +22,7 @@ from tests.runtime.tiny_project import write_project
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-def sections(config: RunConfig) -> tuple[RaySection, ServingSection]:
+def sections(config: RunConfig) -> tuple[RayRuntime, ServingSection]:
     return config.ray, config.serving
 
 
@@ -75,9 +75,10 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 async def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(head: str, tmp_path: Path) -> None:
     """Fails if a run starts a cluster of its own, or if its actors stay when it has ended."""
-    path = write_project(tmp_path, train__steps=2, ray={"rollout_workers": 2, "address": head})
+    runtime = {"kind": "ray", "rollout_workers": 2, "address": head}
+    path = write_project(tmp_path, train__steps=2, runtime=runtime)
     assert "3 CPU on the cluster" in await check_cluster(*sections(load_config(path)))
-    large = load_config(path, ("ray.rollout_workers=7", "ray.gpus_per_trainer=1"))
+    large = load_config(path, ("runtime.rollout_workers=7", "runtime.gpus_per_trainer=1"))
     with pytest.raises(ConfigError, match="needs 8 CPU, found 3; needs 1 GPU, found 0"):
         await check_cluster(*sections(large))
     pids: list[int] = []
@@ -94,6 +95,6 @@ async def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(head: str, tmp_path
 
 async def test_what_cannot_be_placed_is_said_and_not_waited_for(head: str, tmp_path: Path) -> None:
     """Fails if a placement that never comes is waited for, or named without what is there."""
-    path = write_project(tmp_path, ray={"rollout_workers": 7, "address": head})
+    path = write_project(tmp_path, runtime={"kind": "ray", "rollout_workers": 7, "address": head})
     with pytest.raises(ConfigError, match=r"8 CPU in 8 bundles .* the cluster has 3 CPU"):
         await drive(path, "serving.start_timeout_s=2")

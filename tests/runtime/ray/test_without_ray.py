@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config import RunConfig, parse_config
-from agentrl.config.fleet import RaySection, ServingSection
+from agentrl.config.fleet import (
+    EmbeddedServing,
+    ExternalServing,
+    RayRuntime,
+    ServingSection,
+    VllmServing,
+)
 from agentrl.errors import ConfigError, RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.layout import missing, plan
@@ -173,12 +179,12 @@ async def test_a_worker_is_replaced_when_an_engine_serves_again(
 
 
 def test_engines_have_bundles_of_their_own_or_share_those_of_the_ranks() -> None:
-    vllm = ServingSection(engine="vllm", replicas=2)
-    apart = plan(RaySection(trainer_ranks=2, gpus_per_trainer=1, gpus_per_engine=2), vllm)
+    vllm = VllmServing(replicas=2)
+    apart = plan(RayRuntime(trainer_ranks=2, gpus_per_trainer=1, gpus_per_engine=2), vllm)
     assert dict(apart.total) == {"CPU": 6.0, "GPU": 6.0}
     assert not {slot.bundle for slot in apart.engines} & {slot.bundle for slot in apart.ranks}
     together = plan(
-        RaySection(trainer_ranks=2, gpus_per_trainer=1, gpus_per_engine=1, placement="colocated"),
+        RayRuntime(trainer_ranks=2, gpus_per_trainer=1, gpus_per_engine=1, placement="colocated"),
         vllm,
     )
     assert dict(together.total) == {"CPU": 6.0, "GPU": 2.0}
@@ -187,18 +193,18 @@ def test_engines_have_bundles_of_their_own_or_share_those_of_the_ranks() -> None
 
 
 def test_servers_that_already_run_and_embedded_engines_need_no_bundle() -> None:
-    for serving in (ServingSection(), ServingSection(engine="vllm", urls=("http://a:1",))):
-        layout = plan(RaySection(), serving)
+    for serving in (EmbeddedServing(), ExternalServing(urls=("http://a:1",))):
+        layout = plan(RayRuntime(), serving)
         assert layout.engines == ()
         assert dict(layout.total) == {"CPU": 3.0}
 
 
 def test_colocated_engines_that_cannot_share_a_device_are_refused() -> None:
-    vllm = ServingSection(engine="vllm", replicas=2)
+    vllm = VllmServing(replicas=2)
     with pytest.raises(ConfigError, match=r"2 engines .* 1 trainer ranks"):
-        plan(RaySection(placement="colocated"), vllm)
+        plan(RayRuntime(placement="colocated"), vllm)
     with pytest.raises(ConfigError, match="gpus_per_engine: 2"):
-        plan(RaySection(trainer_ranks=2, placement="colocated", gpus_per_engine=2), vllm)
+        plan(RayRuntime(trainer_ranks=2, placement="colocated", gpus_per_engine=2), vllm)
 
 
 def test_what_is_missing_is_named() -> None:
@@ -210,7 +216,7 @@ def test_what_is_missing_is_named() -> None:
     assert "8 CPU + 1 GPU, 8 CPU + 1 GPU" in spread
 
 
-def sections(config: RunConfig) -> tuple[RaySection, ServingSection]:
+def sections(config: RunConfig) -> tuple[RayRuntime, ServingSection]:
     return config.ray, config.serving
 
 
@@ -220,8 +226,7 @@ def config_with(tmp_path: Path, **ray: Any) -> Any:
             "run": {"dir": str(tmp_path)},
             "env": {"target": "x:Y"},
             "dataset": {"source": "x.jsonl"},
-            "runtime": "ray",
-            "ray": ray,
+            "runtime": {"kind": "ray", **ray},
         }
     )
 
@@ -240,7 +245,7 @@ async def test_a_head_that_is_not_there_is_said_at_once(
 
 async def test_too_few_devices_are_said_with_what_is_there(tmp_path: Path) -> None:
     assert "3 CPU on this machine" in await check_cluster(*sections(config_with(tmp_path)))
-    with pytest.raises(ConfigError, match=r"needs 4096 GPU, found \d+; .*ray.trainer_ranks \(64\)"):
+    with pytest.raises(ConfigError, match=r"needs 4096 GPU, found \d+; .*trainer_ranks \(64\)"):
         await check_cluster(*sections(config_with(tmp_path, trainer_ranks=64, gpus_per_trainer=64)))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.config.schema import TorchTraining, TrainSection
+from agentrl.config.training import TorchTraining, TrainSection
 from agentrl.train.backends.agreement import check_shares
 from agentrl.train.backends.choose import full_weights, make_backend
 from agentrl.train.trainer import Trainer
