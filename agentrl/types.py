@@ -366,12 +366,6 @@ class Turn:
     """Wall time in seconds: generation for assistant turns, tools or environment otherwise."""
 
 
-LOST_TOKENS = "retried/tokens"
-"""In `Trajectory.extra_logs`: tokens sampled in attempts that were thrown away before this one."""
-LOST_SECONDS = "retried/seconds"
-"""The same of their wall time."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One row of training data: one rollout of one task, or the part of it after a prefix break.
@@ -424,7 +418,10 @@ class Trajectory:
     termination_detail: str = ""
     """Which limit fired, or the error of an infrastructure failure."""
     extra_logs: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Numbers the environment wants averaged into the metrics."""
+    """Numbers the environment wants averaged into the metrics; see `usage` for ours."""
+    usage: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Sandboxes and failed attempts of the rollout, by the names in `agentrl.usage`; filled by the
+    worker, never by an environment."""
     split: str = "train"
     """`Task.split`."""
     temperature: float = 1.0

@@ -25,7 +25,8 @@ from enum import StrEnum
 from agentrl.batch.records import LossNeeds, RowKey, StepBatch
 from agentrl.config.algorithm import AlgorithmSection
 from agentrl.metrics.bag import MetricBag
-from agentrl.types import LOST_SECONDS, LOST_TOKENS, Termination, Trajectory, TrajectoryGroup
+from agentrl.types import Termination, Trajectory, TrajectoryGroup
+from agentrl.usage import LOST_SECONDS, LOST_TOKENS
 
 
 class Fate(StrEnum):
@@ -145,9 +146,9 @@ def spent_before(row: Trajectory, name: str) -> float:
 
     Args:
         row: the first of the rollout.
-        name: `LOST_TOKENS` or `LOST_SECONDS`; an environment may have put anything under it.
+        name: `LOST_TOKENS` or `LOST_SECONDS`; a file may hold anything under it.
     """
-    value = row.extra_logs.get(name, 0.0)
+    value = row.usage.get(name, 0.0)
     return value if math.isfinite(value) and value > 0.0 else 0.0
 
 

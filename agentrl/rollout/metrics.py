@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from agentrl.metrics.bag import MetricBag
-from agentrl.rollout.sandbox_use import OWN_LOGS, add_own_logs
+from agentrl.rollout.sandbox_use import add_usage
 from agentrl.types import (
     CallStatus,
     Termination,
@@ -86,10 +86,9 @@ def _add_rollout(bag: MetricBag, rows: Sequence[Trajectory]) -> None:
         bag.sum(f"tools/status/{result.status}", 1.0)
         if result.status not in _NAMELESS:
             bag.sum(f"tools/by_name/{result.name}/{result.status}", 1.0)
-    add_own_logs(bag, first.extra_logs)
-    of_env = {name: value for name, value in first.extra_logs.items() if name not in OWN_LOGS}
+    add_usage(bag, first.usage)
     try:
-        bag.add_marked(of_env, prefix="env/")
+        bag.add_marked(first.extra_logs, prefix="env/")
     except ValueError as error:
         # Two environments may mark one name differently; that costs the number, not the run.
         logger.warning("rollout %s: extra_logs: %s", first.rollout_id, error)

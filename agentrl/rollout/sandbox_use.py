@@ -1,7 +1,6 @@
 """Use of sandboxes by a rollout, as numbers that are stored with it and summed into a step's.
 
-They travel in `extra_logs` of the rows under names that begin with `sandbox/` or `retried/`, so
-they are stored and come through every process like all else a rollout says of itself.
+They are the `usage` of its rows, under the names of `agentrl.usage`.
 """
 
 from __future__ import annotations
@@ -12,14 +11,15 @@ from collections.abc import Mapping
 from agentrl.metrics.bag import MetricBag
 from agentrl.rollout.clock import in_ticks
 from agentrl.sandbox import Origin, Outcome
-from agentrl.types import LOST_SECONDS, LOST_TOKENS, Termination
-
-_OUTCOMES = {f"sandbox/outcome/{outcome}" for outcome in Outcome}
-_COUNTS = {f"sandbox/{name}" for name in ("opened", "warm", "reused", "forked")}
-_SECONDS = {"sandbox/wait_s", "sandbox/start_s"}
-_RETRIED = {f"retried/{termination}" for termination in Termination}
-OWN_LOGS = frozenset(_OUTCOMES | _COUNTS | _SECONDS | _RETRIED | {LOST_TOKENS, LOST_SECONDS})
-"""Names in `extra_logs` that are not the environment's."""
+from agentrl.types import Termination
+from agentrl.usage import (
+    LOST_SECONDS,
+    LOST_TOKENS,
+    OUTCOMES,
+    RETRIED,
+    SANDBOX_SECONDS,
+    SANDBOXES,
+)
 
 
 class SandboxUse:
@@ -53,22 +53,22 @@ class SandboxUse:
         self._counts[LOST_TOKENS] += tokens
         self._seconds[LOST_SECONDS] = self._seconds.get(LOST_SECONDS, 0.0) + seconds
 
-    def logs(self) -> dict[str, float]:
+    def usage(self) -> dict[str, float]:
         """Numbers to store; none for a rollout that had no sandbox and no retry."""
         return {name: float(n) for name, n in self._counts.items() if n} | self._seconds
 
 
-def add_own_logs(bag: MetricBag, logs: Mapping[str, float]) -> None:
+def add_usage(bag: MetricBag, usage: Mapping[str, float]) -> None:
     """The numbers of one rollout into those of a step.
 
     Counts are sums. `sandbox/wait_s` and `sandbox/start_s` are seconds per rollout that had a
     sandbox. An outcome that did not occur is 0 as soon as one did.
     """
-    used = [name for name in logs if name.startswith("sandbox/")]
-    for name in sorted(_OUTCOMES | _COUNTS) if used else ():
-        bag.sum(name, logs.get(name, 0.0))
-    for name in sorted(_SECONDS & logs.keys()):
-        bag.mean(f"{name}/mean", logs[name])
-        bag.max(f"{name}/max", logs[name])
-    for name in sorted(_RETRIED & logs.keys()):
-        bag.sum(f"rollout/{name}", logs[name])
+    used = [name for name in usage if name.startswith("sandbox/")]
+    for name in sorted(OUTCOMES | SANDBOXES) if used else ():
+        bag.sum(name, usage.get(name, 0.0))
+    for name in sorted(SANDBOX_SECONDS & usage.keys()):
+        bag.mean(f"{name}/mean", usage[name])
+        bag.max(f"{name}/max", usage[name])
+    for name in sorted(RETRIED & usage.keys()):
+        bag.sum(f"rollout/{name}", usage[name])

@@ -9,6 +9,7 @@ from typing import Any
 from agentrl.rollout.limits import Reached
 from agentrl.rollout.records import Rollout
 from agentrl.types import TERMINATION_RULES, Task, Trajectory
+from agentrl.usage import without_usage
 
 
 def trajectories(
@@ -31,7 +32,7 @@ def trajectories(
         "score": rollout.score if trusted else None,
         "termination": ending.termination,
         "termination_detail": ending.detail,
-        "extra_logs": rollout.extra_logs,
+        "extra_logs": without_usage(rollout.extra_logs),
         "split": task.split,
         "duration_s": rollout.duration_s,
     }
@@ -80,8 +81,6 @@ def with_score(row: Trajectory) -> Trajectory:
     return row if row.score is not None else replace(row, score=row.reward)
 
 
-def with_logs(rows: Sequence[Trajectory], logs: Mapping[str, float]) -> list[Trajectory]:
-    """The rows with numbers that are not the environment's among their `extra_logs`."""
-    if not logs:
-        return list(rows)
-    return [replace(row, extra_logs={**row.extra_logs, **logs}) for row in rows]
+def with_usage(rows: Sequence[Trajectory], usage: Mapping[str, float]) -> list[Trajectory]:
+    """The rows of a rollout with what it has used; see `agentrl.usage`."""
+    return [replace(row, usage=usage) for row in rows] if usage else list(rows)

@@ -29,7 +29,7 @@ from agentrl.rollout.records import LoopParts, Rollout
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.sandbox_use import SandboxUse
 from agentrl.rollout.seeds import rollout_seed
-from agentrl.rollout.trajectories import trajectories, ungraded, with_logs, with_score
+from agentrl.rollout.trajectories import trajectories, ungraded, with_score, with_usage
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.tool import Tool
 from agentrl.types import (
@@ -179,7 +179,7 @@ class RolloutWorker:
                     rows[-1].termination_detail,
                 )
             if not again:
-                return with_logs(rows, use.logs())
+                return with_usage(rows, use.usage())
             self.retried[ending] += 1
             use.retried(
                 ending,

@@ -22,8 +22,6 @@ from agentrl.metrics import MetricBag
 from agentrl.runtime.engine_wait import Guard
 from agentrl.serving.records import EngineStats
 from agentrl.types import (
-    LOST_SECONDS,
-    LOST_TOKENS,
     TERMINATION_RULES,
     SamplingParams,
     Task,
@@ -31,6 +29,7 @@ from agentrl.types import (
     TerminationRule,
     TrajectoryGroup,
 )
+from agentrl.usage import LOST_SECONDS, LOST_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,8 +118,8 @@ def test_tokens_that_are_too_old_take_their_share_of_the_seconds() -> None:
 def test_attempts_that_were_made_again_are_infrastructure() -> None:
     logs = {"retried/tokens": 7.0, "retried/seconds": 0.5}
     rows = pair(0.0, 1.0)
-    again = row("g/2", reward=1.0, mask="11", extra_logs=logs)
-    more = row("g/2", reward=1.0, mask="1", row_index=1, extra_logs=logs)
+    again = row("g/2", reward=1.0, mask="11", usage=logs)
+    more = row("g/2", reward=1.0, mask="1", row_index=1, usage=logs)
     found = ledger([group(*rows, again, more)])
     assert nonzero(found) == {"trained": 9, "infrastructure": 7}
     assert found.seconds[Fate.INFRASTRUCTURE] == 0.5
@@ -127,7 +127,7 @@ def test_attempts_that_were_made_again_are_infrastructure() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -3.0])
 def test_an_environment_cannot_break_the_count(value: float) -> None:
-    rows = pair(0.0, 1.0, extra_logs={"retried/tokens": value, "retried/seconds": value})
+    rows = pair(0.0, 1.0, usage={"retried/tokens": value, "retried/seconds": value})
     assert nonzero(ledger([group(*rows)])) == {"trained": 6}
 
 
@@ -158,7 +158,7 @@ def steps(draw: st.DrawFn) -> list[TrajectoryGroup]:
                         reward=reward,
                         termination=ending,
                         duration_s=seconds,
-                        extra_logs=logs,
+                        usage=logs,
                         policy_versions=tuple(
                             draw(st.integers(0, 3)) if bit == "1" else -1 for bit in mask
                         ),
@@ -183,11 +183,9 @@ def test_the_fates_add_up_to_all_that_was_started(
     found = ledger(groups, oldest=oldest, skip=skip, mask_truncated=mask_truncated)
     firsts = [rows[0] for g in groups for rows in g.rollouts()]
     sampled = sum(r.num_action_tokens for g in groups for r in g.trajectories)
-    lost = sum(first.extra_logs.get("retried/tokens", 0.0) for first in firsts)
+    lost = sum(first.usage.get("retried/tokens", 0.0) for first in firsts)
     assert sum(found.tokens.values()) == sampled + lost
-    seconds = sum(
-        first.duration_s + first.extra_logs.get("retried/seconds", 0.0) for first in firsts
-    )
+    seconds = sum(first.duration_s + first.usage.get("retried/seconds", 0.0) for first in firsts)
     assert math.fsum(found.seconds.values()) == pytest.approx(seconds)
     assert set(found.tokens) == set(found.seconds) == set(Fate)
     bag = MetricBag()

@@ -158,6 +158,8 @@ def _rollout(
             "parsed": 1.0,
             "timed_out": 0.0,
             "tries": float(len(turns) // 2 + 1),
+        },
+        usage={
             "sandbox/opened": 1.0,
             "sandbox/warm": 1.0,
             "sandbox/outcome/ok": 1.0,

@@ -167,6 +167,14 @@ async def test_infrastructure_is_tried_again_on_fresh_parts(bench):
     assert len(seeds) == 1
 
 
+async def test_an_environment_cannot_write_what_a_rollout_used(bench):
+    """Fails if numbers of an environment enter the ledger of the tokens."""
+    logs = {"retried/tokens": 1e9, "sandbox/opened": 5.0, "tries": 2.0}
+    made = bench(["hi"], lambda: Talk(StepResult(done=True, rewards=1.0, extra_logs=logs)))
+    row = await made.one()
+    assert (row.usage, row.extra_logs) == ({}, {"tries": 2.0})
+
+
 async def test_what_a_thrown_away_attempt_sampled_is_not_forgotten(bench):
     """Fails if a retry leaves no trace of its tokens."""
     more = StepResult(environment_feedback="go on")
@@ -174,8 +182,8 @@ async def test_what_a_thrown_away_attempt_sampled_is_not_forgotten(bench):
     made = bench(["hi", "there"] * 2, lambda: Talk(*next(scripts)), retries=1)
     row = await made.one()
     assert made.worker.retried == {Termination.ENV_CRASHED: 1}
-    assert row.extra_logs["retried/tokens"] == row.num_action_tokens > 0
-    assert row.extra_logs["retried/seconds"] > 0
+    assert row.usage["retried/tokens"] == row.num_action_tokens > 0
+    assert row.usage["retried/seconds"] > 0
     group = TrajectoryGroup(group_id="group", task_id=row.task_id, trajectories=(row,))
     assert not [name for name in rollout_metrics([group]).result() if name.startswith("env/")]
 

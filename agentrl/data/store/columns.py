@@ -34,6 +34,7 @@ from agentrl.types import (
     Trajectory,
     Turn,
 )
+from agentrl.usage import usage_of, without_usage
 
 SCHEMA_VERSION = 1
 """Raised when an older reader would misread a file."""
@@ -198,7 +199,8 @@ def _row(stored: StoredTrajectory) -> dict[str, Any]:
         "termination": trajectory.termination.value,
         "termination_detail": escape(trajectory.termination_detail),
         "reward_parts": _numbers(trajectory.reward_parts),
-        "extra_logs": _numbers(trajectory.extra_logs),
+        # One column for both, so that files of all versions have the same ones.
+        "extra_logs": _numbers({**without_usage(trajectory.extra_logs), **trajectory.usage}),
         "temperature": trajectory.temperature,
         "duration_s": trajectory.duration_s,
         "prompt_text": escape(trajectory.prompt_text),
@@ -270,6 +272,7 @@ def _tuples(column: pa.ChunkedArray) -> Iterator[tuple[Any, ...]]:
 
 
 def _stored(row: Mapping[str, Any], tokens: Mapping[str, Any]) -> StoredTrajectory:
+    logs = _mapping(row["extra_logs"])
     trajectory = Trajectory(
         task_id=unescape(row["task_id"]),
         group_id=unescape(row["group_id"]),
@@ -283,7 +286,8 @@ def _stored(row: Mapping[str, Any], tokens: Mapping[str, Any]) -> StoredTrajecto
         score=row["score"],
         termination=Termination(row["termination"]),
         termination_detail=unescape(row["termination_detail"]),
-        extra_logs=_mapping(row["extra_logs"]),
+        extra_logs=without_usage(logs),
+        usage=usage_of(logs),
         split=unescape(row["split"]),
         temperature=row["temperature"],
         duration_s=row["duration_s"],

@@ -70,7 +70,7 @@ def atif_document(
                 "advantage": first.advantage,
                 "termination": last.termination.value,
                 "termination_detail": last.termination_detail,
-                "extra_logs": dict(last.extra_logs),
+                "extra_logs": {**last.extra_logs, **last.usage},
                 "temperature": last.temperature,
                 "duration_s": last.duration_s,
             }

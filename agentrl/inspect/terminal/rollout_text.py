@@ -180,8 +180,8 @@ def _heading(
         f"sampled), weights {span}, temperature {last.temperature:g}, {last.duration_s:.1f} s",
         style="dim",
     )
-    if last.extra_logs:
-        yield Text.assemble("logs", _parts(last.extra_logs), style="dim")
+    if logs := {**last.extra_logs, **last.usage}:
+        yield Text.assemble("logs", _parts(logs), style="dim")
 
 
 def _parts(parts: Mapping[str, float | None]) -> Text:

@@ -100,7 +100,7 @@ def answer_of(row: Trajectory, kind: str) -> TriedAnswer:
         termination=str(row.termination),
         detail=row.termination_detail,
         tokens=row.num_action_tokens,
-        sandbox="sandbox/opened" in row.extra_logs,
+        sandbox="sandbox/opened" in row.usage,
         group_id=row.group_id,
         cut=any(turn.finish_reason is FinishReason.LENGTH for turn in row.turns),
     )

@@ -49,7 +49,8 @@ def test_what_is_read_is_what_was_written(rows: list[Trajectory], tmp_path: Path
 
 def test_every_field_of_a_trajectory_has_a_column() -> None:
     fields = {field.name for field in dataclasses.fields(Trajectory)}
-    assert fields <= set(SCHEMA.names)
+    # `usage` shares the column of `extra_logs`.
+    assert fields - {"usage"} <= set(SCHEMA.names)
     turn = SCHEMA.field("turns").type.value_type
     assert {field.name for field in dataclasses.fields(Turn)} == {f.name for f in turn}
 
@@ -68,6 +69,17 @@ def test_log_probabilities_are_kept_as_float32(tmp_path: Path) -> None:
     (stored,) = store.read()
     expected = tuple(float(np.float32(value)) for value in row.rollout_log_probs)
     assert stored.trajectory.rollout_log_probs == expected
+
+
+def test_usage_comes_back_apart_from_the_numbers_of_the_environment(tmp_path: Path) -> None:
+    """Fails if a file has another column for it, which files of earlier versions have not."""
+    store = TrajectoryStore(tmp_path)
+    used = {"retried/tokens": 12.0, "sandbox/opened": 1.0}
+    store.write(0, "train", [group(trajectory(usage=used))])
+    (stored,) = store.read()
+    assert (stored.trajectory.usage, stored.trajectory.extra_logs) == (used, {"depth": 2.0})
+    column = store.table(["extra_logs"], "train").to_pylist()[0]["extra_logs"]
+    assert {item["name"]: item["value"] for item in column} == {"depth": 2.0, **used}
 
 
 def test_numbers_that_are_not_finite_survive(tmp_path: Path) -> None:
