@@ -224,23 +224,23 @@ async def test_every_outcome_is_counted(bench, pool):
 
 
 async def test_waiting_for_a_place_is_outside_every_limit(bench):
-    """Five rollouts of 0.5 s share one place, so the last waits for 2 s. Fails if the wait is
+    """Five rollouts of 1 s share one place, so the last waits for 4 s. Fails if the wait is
     charged to `env_timeout_s`, or to `timeout_s`."""
 
     class Busy(Talk):
         async def reset(self, task: Any) -> Any:
             sandbox = await self.context.open_sandbox()
-            await sandbox.exec(("sleep", "0.5"))
+            await sandbox.exec(("sleep", "1"))
             return await super().reset(task)
 
     pool = PooledBackend(ProcessBackend(), max_open=1)
     made = bench(
-        ["bye"], lambda: Busy(DONE), sandboxes=pool, env_timeout_s=1.6, timeout_s=1.7, delay_s=0.02
+        ["bye"], lambda: Busy(DONE), sandboxes=pool, env_timeout_s=3.4, timeout_s=3.6, delay_s=0.02
     )
     group = await made.group(5)
     assert {row.termination for row in group.trajectories} == {Termination.ENV_DONE}
     metrics = rollout_metrics([group]).result()
-    assert metrics["sandbox/wait_s/max"] > 1.9
+    assert metrics["sandbox/wait_s/max"] > 3.9
     await pool.close()
 
 
