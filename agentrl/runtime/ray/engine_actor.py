@@ -1,7 +1,7 @@
 """One vLLM server on whatever machine Ray has put this actor; the server never outlives it.
 
-The actor holds the devices in Ray's books and starts a process that uses them. The launcher's
-supervisor ends the whole tree of the server when its parent, which is this actor, is gone.
+The actor holds the devices in Ray's books and starts a process that uses them. All
+processes of the server end when their parent, which is this actor, is gone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Starts vLLM servers on this machine and ends them, every process of them.
 
-    launch_servers ---> VllmServer.start    supervisor ---> API server ---> engine core ---> worker
-                        VllmServer.stop     (see supervisor.py: nothing outlives its parent)
+    launch_servers ---> VllmServer.start    process tree ---> API server ---> engine core ---> worker
+                        VllmServer.stop     (see processes/tree.py: nothing outlives its parent)
 
 A server counts as started once it answers `/v1/models` with a name that only this start knows, so
 that a stranger on the same port is never taken for it.
@@ -18,12 +18,11 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agentrl.errors import ConfigError, EngineError
-from agentrl.serving.vllm import supervisor
+from agentrl.processes import tree
 from agentrl.serving.vllm.command import SERVED_NAME, ServerCommand
 from agentrl.serving.vllm.http import Http
 
@@ -86,12 +85,12 @@ class VllmServer:
 
     @property
     def running(self) -> bool:
-        """True while the supervisor lives, which is as long as the server does."""
+        """True until all of its processes have ended."""
         return self._process is not None and not _ended(self._process.pid)
 
     @property
     def pid(self) -> int:
-        """The supervisor's, whose end is the end of all."""
+        """Process id of `processes.tree`, which ends after all processes of the server."""
         return self._process.pid if self._process is not None else 0
 
     async def start(self, progress: Progress | None = None) -> None:
@@ -138,7 +137,7 @@ class VllmServer:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        # The supervisor kills after its grace; past twice that it is itself broken.
+        # The tree is killed after its grace; past twice that, what kills it is itself broken.
         await _until(lambda: _ended(process.pid), 2 * self._grace_s + 10)
         # It has swept its tree, unless it was killed itself. While it is not reaped, its number
         # stands for its group and for nobody else's.
@@ -189,8 +188,7 @@ class VllmServer:
     def _open(self, alias: str) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         words = [
-            *(sys.executable, str(Path(supervisor.__file__)), str(os.getpid())),
-            *(f"{self._grace_s}", *self._command.argv),
+            *(*tree.command(self._grace_s), *self._command.argv),
             *("--host", self._host, "--port", str(self.port)),
             *("--served-model-name", SERVED_NAME, alias),
         ]

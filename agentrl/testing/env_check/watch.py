@@ -10,11 +10,11 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from agentrl.finding import Finding
+from agentrl.processes.tree import children_of
 from agentrl.testing.env_check.findings import broken
 
 _TICK_S = 0.1
@@ -115,7 +115,7 @@ class Belongings:
             threads=frozenset(
                 t for t in threading.enumerate() if not t.name.startswith(("asyncio_", "waitpid-"))
             ),
-            children=frozenset(_children()),
+            children=frozenset(children_of(os.getpid())),
         )
 
     def leaked_since(self, before: Belongings) -> Iterator[Finding]:
@@ -143,16 +143,3 @@ async def clear_away(before: Belongings) -> None:
 
 def _coroutine_name(task: asyncio.Task[Any]) -> str:
     return getattr(task.get_coro(), "__qualname__", task.get_name())
-
-
-def _children() -> Iterator[int]:
-    """Living children of this process; none on systems without /proc."""
-    me = os.getpid()
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # pid (name) state parent ...; the name may hold anything, parentheses too.
-            state, parent = entry.read_text().rpartition(")")[2].split()[:2]
-        except (OSError, ValueError, UnicodeDecodeError):
-            continue  # it ended while we looked
-        if int(parent) == me and state != "Z":
-            yield int(entry.parent.name)

@@ -17,7 +17,7 @@ from agentrl.tool import Tool
 from agentrl.types import CallStatus, Message, Task, Termination, ToolCall, ToolStatus
 from agentrl_envs.bfcl.functions import BackendTool, documents, owners
 from agentrl_envs.bfcl.tasks import expected_calls
-from agentrl_envs.side.process import SideProcess
+from agentrl_envs.host_process import HostProcess
 
 _HOST = Path(__file__).with_name("host.py")
 _ERRORS = ("empty", "state", "response")
@@ -62,7 +62,7 @@ class BfclTask(AgentInstance):
         self.system_prompt = system_prompt
         self.cpu_s = cpu_s
         self.memory_mb = memory_mb
-        self._backends: SideProcess | None = None
+        self._backends: HostProcess | None = None
 
     async def reset(self, task: Task) -> Observation:
         """Start the back-ends and say the first thing.
@@ -80,7 +80,7 @@ class BfclTask(AgentInstance):
                 f"agentrl_envs.bfcl:multi_turn_tasks; there is no {error} in its label and metadata"
             ) from None
         await self.close()
-        self._backends = await SideProcess.start(
+        self._backends = await HostProcess.start(
             _HOST,
             {
                 "functions": owners(classes),

@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError, ToolError, choices
 from agentrl.sandbox import Sandbox
 from agentrl.tool import Tool
 from agentrl.types import ToolResult
-from agentrl_envs.side.process import SideProcess
+from agentrl_envs.host_process import HostProcess
 
 DOCUMENTS = {
     "GorillaFileSystem": "gorilla_file_system",
@@ -71,7 +71,7 @@ class BackendTool(Tool):
     # The back-ends bound every call themselves, by processor time.
     timeout_s = 120.0
 
-    def __init__(self, document: Mapping[str, Any], backends: SideProcess) -> None:
+    def __init__(self, document: Mapping[str, Any], backends: HostProcess) -> None:
         """Take the document as the schema.
 
         Args:

@@ -9,17 +9,14 @@ and is replaced when it hangs or dies.
 from __future__ import annotations
 
 import atexit
-import json
 import marshal
 import queue
-import selectors
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import GraderError
+from agentrl.processes.child import ChildEnded, ChildProcess
 
 START_S = 60.0
 """Importing the generators takes about a second."""
@@ -44,7 +41,7 @@ class Judge:
     """One child process, started on first use and again after it was lost; one caller at a time."""
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
         # Families whose verifier has loaded what it needs.
         self._ready: set[str] = set()
 
@@ -58,13 +55,16 @@ class Judge:
         child = self._running()
         if family not in self._ready:
             # Some load word lists for seconds, which is not the answer's doing.
-            reply = self._exchange(child, request, START_S)
-            if reply is None or "error" in reply:
-                why = "it did not start" if reply is None else reply["error"]
-                raise GraderError(f"reasoning-gym cannot judge {family!r}: {why}")
+            try:
+                reply = _exchange(child, request, START_S)
+            except (ChildEnded, TimeoutError) as error:
+                reply = {"error": str(error) or f"it took over {START_S:g} s"}
+            if "error" in reply:
+                raise GraderError(f"reasoning-gym cannot judge {family!r}: {reply['error']}")
             self._ready.add(family)
-        reply = self._exchange(child, {**request, "answer": answer}, ANSWER_S)
-        if reply is None:
+        try:
+            reply = _exchange(child, {**request, "answer": answer}, ANSWER_S)
+        except (ChildEnded, TimeoutError):
             return AnswerVerdict(score=0.0, hung=True)
         return AnswerVerdict(score=min(1.0, max(0.0, float(reply["score"]))))
 
@@ -73,52 +73,19 @@ class Judge:
         child, self._child = self._child, None
         self._ready.clear()
         if child is not None:
-            child.kill()
-            child.communicate()
+            child.close()
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._child is not None and self._child.poll() is None:
-            return self._child
-        self.close()
-        child = self._child = subprocess.Popen(
-            [sys.executable, "-I", "-m", "agentrl_envs.reasoning.verify"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={"PATH": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
-        if _read_line(child, START_S) != b"ready\n":
+    def _running(self) -> ChildProcess:
+        if self._child is None or not self._child.alive:
             self.close()
-            raise GraderError(
-                f"the judge of reasoning-gym did not start in {START_S:g} s; "
-                "'python -m agentrl_envs.reasoning.verify' says why"
-            )
-        return child
-
-    def _exchange(
-        self, child: subprocess.Popen[bytes], request: dict[str, Any], timeout_s: float
-    ) -> dict[str, Any] | None:
-        """The reply, or None if there was none and the child is gone."""
-        assert child.stdin is not None
-        # Not JSON: a verifier may tell tuples from lists.
-        body = marshal.dumps(request, 2)
-        try:
-            child.stdin.write(len(body).to_bytes(8, "big") + body)
-            child.stdin.flush()
-            return json.loads(_read_line(child, timeout_s))
-        except (OSError, ValueError):  # ValueError: half a line, or none
-            self.close()
-            return None
+            env = {"PATH": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            self._child = ChildProcess("agentrl_envs.reasoning.verify:serve", env=env, cwd="/")
+        return self._child
 
 
-def _read_line(child: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-    """A line of its stdout; shorter without a newline if it ended or time ran out."""
-    assert child.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        # Replies are one short write, so what can be read is a whole line.
-        return child.stdout.readline() if selector.select(timeout_s) else b""
+def _exchange(child: ChildProcess, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    # Not JSON: a verifier may tell tuples from lists.
+    return child.ask({}, marshal.dumps(request, 2), timeout_s=timeout_s).head
 
 
 _JUDGES = tuple(Judge() for _ in range(AT_ONCE))

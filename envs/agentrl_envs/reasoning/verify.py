@@ -1,27 +1,25 @@
-"""The child of `judge`: marshalled requests in, one line of JSON a reply out, until stdin ends.
+"""The child process of `judge`: frames with a marshalled request in, frames with a reply out.
 A request without an answer only makes its verifier ready.
 
-Run as `python -m agentrl_envs.reasoning.verify`. What an answer may make it evaluate is decided on
-the code object, just before it runs: no attribute, no import, no function of its own, no names but
-those of a formula. So whichever verifier evaluates text, today or in a later release, the text
-cannot reach anything: neither the machine, nor the expected answer in a variable beside it, nor an
-`Integral` that sympy would differentiate back into the question.
+What an answer may make it evaluate is decided on the code object, just before it runs: no
+attribute, no import, no function of its own, no names but those of a formula. So whichever verifier
+evaluates text, today or in a later release, the text cannot reach anything: neither the machine,
+nor the expected answer in a variable beside it, nor an `Integral` that sympy would differentiate
+back into the question.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dis
-import json
 import marshal
 import os
 import re
-import resource
 import signal
 import sys
 from types import CodeType
 from typing import Any
 
+from agentrl.processes.child_main import Channel, limit
 from agentrl_envs.reasoning.forms import refusal
 
 NUMBERS = ("Float", "Integer", "Rational", "Symbol")
@@ -90,17 +88,6 @@ def _writes(args: tuple[Any, ...]) -> bool:
     return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC))
 
 
-def limit() -> None:
-    """Nothing may grow, fork or write."""
-    for kind, value in (
-        (resource.RLIMIT_AS, MEMORY_BYTES),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        resource.setrlimit(kind, (value, value))
-
-
 def warm(verifier: Any, entry: dict[str, Any]) -> Any:
     """Let a verifier import what it imports late, some of which is code made from text."""
     if entry["answer"] is not None:
@@ -125,18 +112,19 @@ def score(verifiers: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
         _guarding = False
 
 
-def main() -> None:
-    """Serve until stdin ends."""
-    from reasoning_gym.factory import DATASETS, create_dataset
-
+def serve(channel: Channel) -> None:
+    """Reply until the parent closes the channel; `ChildProcess` calls it."""
+    channel.end_with_parent()
+    try:
+        from reasoning_gym.factory import DATASETS, create_dataset
+    except ImportError as error:
+        channel.send({"error": str(error)})
+        return
     verifiers: dict[str, Any] = {}
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what verifiers print must not look like a reply
     sys.addaudithook(hook)
-    limit()
-    replies.write(b"ready\n")
-    while head := sys.stdin.buffer.read(8):
-        request = marshal.loads(sys.stdin.buffer.read(int.from_bytes(head, "big")))
+    limit(address_bytes=MEMORY_BYTES, file_bytes=0, processes=0)
+    while True:
+        request = marshal.loads(channel.receive().body)
         family = request["family"]
         try:
             if family not in verifiers:
@@ -147,14 +135,9 @@ def main() -> None:
         except Exception as error:  # the name, or the package: reported, never a score
             reply: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"}
         else:
-            # Ends us even in the middle of a long multiplication, should nobody be left to do it.
+            # Ends this process in the middle of a long multiplication that outlives its parent.
             signal.alarm(ALARM_S)
-            with contextlib.redirect_stdout(sys.stderr):
-                judged = request["answer"] is not None
-                reply = score(verifiers, request) if judged else {"score": 0.0}
+            judged = request["answer"] is not None
+            reply = score(verifiers, request) if judged else {"score": 0.0}
             signal.alarm(0)
-        replies.write(json.dumps(reply).encode() + b"\n")
-
-
-if __name__ == "__main__":
-    main()
+        channel.send(reply)

@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError, ToolError
 from agentrl.sandbox import Sandbox
 from agentrl.tool import Tool
 from agentrl.types import Message, Task, Termination, ToolCall, ToolResult, ToolStatus
-from agentrl_envs.side.process import SideProcess
+from agentrl_envs.host_process import HostProcess
 from agentrl_envs.tau2.tasks import policy
 from agentrl_envs.tau2.users import ScriptedUser, ServedUser, User
 
@@ -87,7 +87,7 @@ class Tau2Task(AgentInstance):
         self.user_api_key_env = user_api_key_env
         self.user_temperature = user_temperature
         self.max_messages = max_messages
-        self._world: SideProcess | None = None
+        self._world: HostProcess | None = None
         self._user: User | None = None
 
     async def reset(self, task: Task) -> Observation:
@@ -111,7 +111,7 @@ class Tau2Task(AgentInstance):
         self._calls = self._failed = 0
         self._acted = self._done = False
         await self.close()
-        self._world = await SideProcess.start(
+        self._world = await HostProcess.start(
             _HOST, made_with, what=f"tau2's {scene['domain']}", cpu_s=_CPU_S
         )
         tools = [_WorldTool(item, self._world) for item in await self._world.ask("tools")]
@@ -207,10 +207,10 @@ class Tau2Task(AgentInstance):
 class _WorldTool(Tool):
     """One of tau2's tools."""
 
-    # The side process bounds every call, by processor time.
+    # The process bounds every call, by processor time.
     timeout_s = 120.0
 
-    def __init__(self, entry: Mapping[str, Any], world: SideProcess) -> None:
+    def __init__(self, entry: Mapping[str, Any], world: HostProcess) -> None:
         self.name = entry["name"]
         self.description = entry["description"]
         self.parameters = entry["parameters"]

@@ -16,6 +16,7 @@ import tarfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,9 @@ pytestmark = pytest.mark.docker
 
 MIB = 2**20
 LIMITS = SandboxLimits(wall_s=10.0, processes=24, disk_bytes=16 * MIB, memory_bytes=64 * MIB)
-BUSYBOX = "agentrl-test-busybox"
+PYTHON_FOLDER = Path(host_interpreter().executable).parent
+BUSYBOX = f"agentrl-test-busybox-{sha256(bytes(PYTHON_FOLDER)).hexdigest()[:12]}"
+"""It stays on the machine, and its PATH is of one interpreter."""
 BARE = "agentrl-test-bare"
 
 
@@ -92,8 +95,9 @@ def images() -> None:
     links |= {"lib": "usr/lib", "lib64": "usr/lib64"}
 
     async def make() -> None:
-        path = f"PATH=/bin:{Path(host_interpreter().executable).parent}"
-        await import_image(BUSYBOX, {"bin/busybox": content}, links, path)
+        await import_image(
+            BUSYBOX, {"bin/busybox": content}, links, f"PATH=/bin:{PYTHON_FOLDER}"
+        )
         # As images do that bring libraries of their own: what loads ours is out of their reach.
         libraries = "LD_PRELOAD=/busybox LD_LIBRARY_PATH=/ LD_DEBUG=all"
         await import_image(BARE, {"busybox": content}, {}, libraries)

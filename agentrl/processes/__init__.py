@@ -1,0 +1,1 @@
+"""Code in processes of its own, which can be killed: `child`, `child_main` and `tree`."""

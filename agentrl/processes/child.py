@@ -1,0 +1,226 @@
+"""A function in a process of its own, which can be killed: the parent's end.
+
+    ChildProcess  --frames over a socket pair-->  child_main: function(channel)
+
+The child has the import path of this process, none of its threads and none of its open files. It
+ends with its parent: its end of the channel closes, however the parent ended. What it may take is
+limited from inside, by `child_main.limit` and `limit_cpu`; how long it may take, from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from agentrl.processes import child_main, tree
+from agentrl.processes.child_main import SIZES, Frame, encode
+
+MOST_BYTES = 2**26
+"""Default limit of a frame, since what a child sends is read into memory."""
+_TICK_S = 0.1
+_READ_BYTES = 2**20
+_END_S = 5.0
+
+
+class ChildEnded(EOFError):
+    """The child ended before its answer came; `status` is as of `subprocess.Popen`."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+    def __str__(self) -> str:
+        return f"the process ended with status {self.status}"
+
+
+class ChildProcess:
+    """One child. One thread at a time sends and receives; any thread may kill it."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        output: int | IO[bytes] = subprocess.DEVNULL,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        most_bytes: int = MOST_BYTES,
+        grace_s: float | None = None,
+    ) -> None:
+        """Start it; it imports its function while nobody waits.
+
+        Args:
+            target: `module:function` or `file.py:function`, called with a `child_main.Channel`.
+            output: takes what it prints, to stdout and to stderr.
+            env: instead of the environment of this process.
+            cwd: directory it is started in.
+            most_bytes: of one frame that it sends.
+            grace_s: runs it below `tree`, which ends all processes that it leaves; it gets SIGTERM
+                when it is to end, and SIGKILL so many seconds later. None kills it alone.
+        """
+        self._most_bytes = most_bytes
+        self._unread = bytearray()
+        self._ending = threading.Lock()
+        self._link, theirs = socket.socketpair()
+        command = [sys.executable, "-I", str(Path(child_main.__file__)), str(theirs.fileno())]
+        self._grace_s = grace_s or 0.0
+        with theirs:
+            if grace_s is not None:
+                command = [*tree.command(grace_s), *command]
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL if grace_s is None else subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=env,
+                cwd=cwd,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for this process
+            )
+        with contextlib.suppress(ChildEnded):  # `receive` raises it
+            self.send({"path": sys.path, "target": target})
+
+    @property
+    def pid(self) -> int:
+        """Process id: of `tree`, if the child runs below it."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """True until it has ended."""
+        return self._process.poll() is None
+
+    @property
+    def output(self) -> IO[bytes] | None:
+        """What it has printed, if that goes to a pipe."""
+        return self._process.stdout
+
+    def send(self, head: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
+        """Send a frame.
+
+        Raises:
+            ChildEnded: it cannot take it.
+        """
+        self._link.settimeout(None)
+        try:
+            self._link.sendall(encode(head, body))
+            self._link.sendall(body)
+        except OSError as error:
+            raise self._ended() from error
+
+    def receive(
+        self, timeout_s: float | None = None, cancelled: threading.Event | None = None
+    ) -> Frame:
+        """The next frame.
+
+        Args:
+            timeout_s: None waits until the child ends.
+            cancelled: looked at several times a second.
+
+        Raises:
+            ChildEnded: there is none, and the child has ended.
+            TimeoutError: it did not come in time.
+            InterruptedError: `cancelled` was set.
+        """
+        deadline = time.monotonic() + timeout_s if timeout_s is not None else None
+        while (frame := self._parsed()) is None:
+            if cancelled is not None and cancelled.is_set():
+                raise InterruptedError
+            left = _TICK_S if deadline is None else min(_TICK_S, deadline - time.monotonic())
+            if left <= 0:
+                raise TimeoutError
+            self._link.settimeout(left)
+            try:
+                data = self._link.recv(_READ_BYTES)
+            except TimeoutError:
+                continue
+            except OSError:  # reset by its end, or closed by `close`
+                data = b""
+            if not data:
+                raise self._ended()
+            self._unread += data
+        return frame
+
+    def ask(self, head: Mapping[str, Any], body: bytes = b"", *, timeout_s: float) -> Frame:
+        """Send a frame and receive one; after any error the child is gone.
+
+        Raises:
+            ChildEnded, TimeoutError: as `receive`.
+        """
+        try:
+            self.send(head, body)
+            return self.receive(timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    async def ask_async(self, head: Mapping[str, Any], *, timeout_s: float) -> Frame:
+        """`ask` for code on an event loop. After any error, nothing but `close` may be called.
+
+        Raises:
+            ChildEnded, TimeoutError: as `receive`.
+        """
+        loop = asyncio.get_running_loop()
+        self._link.setblocking(False)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.sock_sendall(self._link, encode(head))
+                while (frame := self._parsed()) is None:
+                    data = await loop.sock_recv(self._link, _READ_BYTES)
+                    if not data:
+                        raise ConnectionResetError
+                    self._unread += data
+                return frame
+        except ConnectionError as error:
+            raise await asyncio.to_thread(self._ended) from error
+
+    def kill(self) -> None:
+        """End it, whatever it does; another thread that waits for a frame gets `ChildEnded`."""
+        with self._ending:
+            if self._process.stdin is None:
+                self._process.kill()
+            else:
+                self._process.stdin.close()
+                try:
+                    self._process.wait(self._grace_s + _END_S)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        """Kill it and free the channel; again does nothing."""
+        self.kill()
+        self._link.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _ended(self) -> ChildEnded:
+        """The error of a child that has closed its channel, once it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self.kill()
+        return ChildEnded(self._process.returncode)
+
+    def _parsed(self) -> Frame | None:
+        """The first frame of what has been read, if it is whole."""
+        if len(self._unread) < SIZES.size:
+            return None
+        head, body = SIZES.unpack_from(self._unread)
+        begin = SIZES.size + head
+        size = begin + body
+        if size > self._most_bytes:
+            raise ValueError(f"a frame of {size} bytes, and at most {self._most_bytes} are read")
+        if len(self._unread) < size:
+            return None
+        with memoryview(self._unread) as read:
+            frame = Frame(json.loads(bytes(read[SIZES.size : begin])), bytes(read[begin:size]))
+        del self._unread[:size]
+        return frame

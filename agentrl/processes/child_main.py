@@ -1,0 +1,205 @@
+"""The main program of a `ChildProcess`: loads a function and gives it the channel.
+
+    python -I child_main.py FILE_DESCRIPTOR
+
+A frame is the sizes of two parts, a head (JSON) and a body (bytes), then the parts. The first frame
+has the import path and the function, `module:function` or `file.py:function`. Run by path and made
+of the standard library alone, so that a child starts as fast as what it imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import queue
+import resource
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SIZES = struct.Struct(">IQ")
+"""Bytes of the head and of the body."""
+OUT_OF_MEMORY = 77
+"""Exit status of a child that needed more memory than there is."""
+_WHOLE_PROCESS_S = 1
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    head: dict[str, Any]
+    body: bytes = b""
+
+
+def encode(head: Mapping[str, Any], body: bytes | memoryview = b"") -> bytes:
+    """The bytes of a frame without its body, which follows them."""
+    text = json.dumps(head).encode()
+    return SIZES.pack(len(text), memoryview(body).nbytes) + text
+
+
+class Channel:
+    """The child's end of the channel to its parent; `send` may be called by any thread."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._frames = link.makefile("rb")
+        self._link = link
+        self._sending = threading.Lock()
+        self._read_ahead: queue.SimpleQueue[Frame] | None = None
+
+    def receive(self) -> Frame:
+        """The next frame of the parent.
+
+        Raises:
+            EOFError: the parent has closed the channel, or has ended.
+        """
+        if self._read_ahead is not None:
+            return self._read_ahead.get()
+        return self._read()
+
+    def send(self, head: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
+        """Send a frame to the parent, unless it has gone."""
+        with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._link.sendall(encode(head, body))
+            self._link.sendall(body)
+
+    def end_with_parent(self) -> None:
+        """From now on this process ends as soon as the parent closes the channel or ends.
+
+        A thread reads ahead, so code that keeps Python's lock delays the end: give it a limit of
+        processor time, too.
+        """
+        frames = self._read_ahead = queue.SimpleQueue()
+
+        def read() -> None:
+            with contextlib.suppress(EOFError):
+                while True:
+                    frames.put(self._read())
+            os._exit(0)
+
+        threading.Thread(target=read, name="read-ahead", daemon=True).start()
+
+    def _read(self) -> Frame:
+        head, body = SIZES.unpack(self._exactly(SIZES.size))
+        return Frame(json.loads(self._exactly(head)), self._exactly(body))
+
+    def _exactly(self, size: int) -> bytes:
+        try:
+            data = self._frames.read(size)
+        except ConnectionResetError:
+            data = b""
+        if len(data) < size:
+            raise EOFError
+        return data
+
+
+def limit(
+    *,
+    address_bytes: int | None = None,
+    data_bytes: int | None = None,
+    file_bytes: int | None = None,
+    processes: int | None = None,
+) -> None:
+    """Bound what this process may take from now on, and let it leave no core file.
+
+    Args:
+        address_bytes: of address space, libraries and reserves included.
+        data_bytes: of address space that is written to.
+        file_bytes: that a file may grow to.
+        processes: of this user; threads count. The kernel does not apply it to root.
+    """
+    for kind, most in (
+        (resource.RLIMIT_AS, address_bytes),
+        (resource.RLIMIT_DATA, data_bytes),
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        if most is not None:
+            hard = resource.getrlimit(kind)[1]
+            allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(kind, (allowed, allowed))
+
+
+def limit_cpu(seconds: int) -> None:
+    """Let the kernel end this process by SIGXCPU after so many more seconds of processor time."""
+    soft = int(time.process_time()) + _WHOLE_PROCESS_S + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+
+
+def serve_host(channel: Channel) -> None:
+    """Make the class `Host` of a file, then call its methods, one request at a time.
+
+    The first request has `file`, `arguments` of `Host`, `address_bytes` and `cpu_s`, the processor
+    seconds of one operation; every other one `operation` and `arguments`. A reply has `answer`, or
+    `error` if something was raised. `Host.OPERATIONS` names the methods that may be called.
+    """
+    channel.end_with_parent()
+    made = channel.receive().head
+    host: Any = None
+
+    def make() -> None:
+        nonlocal host
+        host = load(f"{made['file']}:Host")(**made["arguments"])
+        limit(address_bytes=made["address_bytes"])
+
+    channel.send(_reply(make))
+    while True:
+        asked = channel.receive().head
+        limit_cpu(made["cpu_s"])
+        channel.send(_reply(_operation, host, asked["operation"], asked["arguments"]))
+
+
+def _operation(host: Any, operation: str, arguments: dict[str, Any]) -> Any:
+    if operation not in host.OPERATIONS:
+        raise ValueError(f"unknown operation {operation!r}")
+    return getattr(host, operation)(**arguments)
+
+
+def _reply(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    try:
+        reply = {"answer": function(*arguments)}
+        json.dumps(reply)
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+    except Exception as error:  # the parent raises it as its own
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    return reply
+
+
+def load(target: str) -> Any:
+    """Import `module:name` or `file.py:name`."""
+    place, _, name = target.rpartition(":")
+    if not place.endswith(".py"):
+        return getattr(importlib.import_module(place), name)
+    spec = importlib.util.spec_from_file_location(f"{Path(place).stem}_of_child", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def main() -> None:
+    """Run the function; what it raises is printed, and the exit status is 1."""
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    start = channel.receive().head
+    sys.path[:] = start["path"]
+    target = serve_host if start["target"] == "host" else load(start["target"])
+    target(channel)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Nothing is left to be saved, and taking large libraries apart takes a while.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

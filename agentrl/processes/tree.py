@@ -1,0 +1,137 @@
+"""A command and the tree of processes below it, of which nothing outlives the parent.
+
+    python tree.py PARENT_PID GRACE_S COMMAND...      stdin: a pipe that the parent holds
+
+A vLLM server is several processes, and only the first is a child of the one that started it; the
+code of an environment may start anything. This program stands between: it makes itself the parent
+of every orphan below it, and it ends the whole tree as soon as the command ends, the parent closes
+the pipe, the parent is gone (`kill -9` closes the pipe, but a forked sibling may hold a copy of
+it), or SIGTERM arrives. SIGTERM goes to the command first; what is left after GRACE_S gets SIGKILL.
+If this process itself is killed, the kernel sends the command a SIGTERM. It ends as its command
+did.
+
+Run as a file, by the standard library alone, so that it starts in a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+_SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
+_TICK_S = 0.25
+_SWEEP_S = 3.0
+"""Orphans have so long to end by themselves."""
+
+
+def command(grace_s: float) -> list[str]:
+    """The words before a command that this program is to run; its stdin must be a pipe.
+
+    Args:
+        grace_s: seconds between SIGTERM and SIGKILL.
+    """
+    return [sys.executable, "-I", str(Path(__file__)), str(os.getpid()), str(grace_s)]
+
+
+def children_of(process: int) -> set[int]:
+    """Process ids of the living children; none where there is no /proc."""
+    found: set[int] = set()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # pid (name) state parent ...; the name may hold anything, parentheses too.
+            state, parent = entry.read_bytes().rpartition(b")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue  # it has just ended
+        if int(parent) == process and state != b"Z":
+            found.add(int(entry.parent.name))
+    return found
+
+
+def end_children() -> None:
+    """End and reap all children of this process, and theirs where it adopts orphans.
+
+    SIGTERM first: the tracker that removes shared memory ignores it, and does its work as soon as
+    the others are gone.
+    """
+    terminated: set[int] = set()
+    started = time.monotonic()
+    while _reap():
+        waited_s = time.monotonic() - started
+        if waited_s > 2 * _SWEEP_S:
+            return  # not even SIGKILL ends a process stuck in the kernel
+        for pid in children_of(os.getpid()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if waited_s > _SWEEP_S:
+                    os.kill(pid, signal.SIGKILL)
+                elif pid not in terminated:
+                    terminated.add(pid)
+                    os.kill(pid, signal.SIGTERM)
+        time.sleep(0.02)
+
+
+def _reap() -> bool:
+    """Whether there are children that have not ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def main(words: list[str]) -> None:
+    """Run the command to its end, or end it."""
+    parent, grace_s = int(words[0]), float(words[1])
+    libc = ctypes.CDLL(None)
+    libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wanted = True
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal wanted
+        wanted = False
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    child = subprocess.Popen(
+        words[2:],
+        stdin=subprocess.DEVNULL,
+        close_fds=False,  # the channel of a `ChildProcess` is one of them
+        preexec_fn=lambda: libc.prctl(_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0),
+    )
+    while wanted and child.poll() is None and os.getppid() == parent:
+        readable, _, _ = select.select([0], [], [], _TICK_S)
+        if readable and not os.read(0, 1):
+            break
+    if child.poll() is None:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(grace_s)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.kill()
+        child.wait(_SWEEP_S)
+    end_children()
+    _end_like(child.returncode)
+
+
+def _end_like(status: int | None) -> NoReturn:
+    """End with the status of a process, be it an exit status or a signal."""
+    if status is not None and status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(1 if status is None else status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,136 @@
+"""A process that holds the state of one episode and answers questions about it.
+
+For code that is not ours and takes what the model sends: it may compute without end or fill the
+memory, and it brings modules that would not do in the process of the trainer. Not a sandbox: the
+code in it is trusted, only the arguments are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import EnvError, ToolError
+from agentrl.processes.child import ChildEnded, ChildProcess
+from agentrl.processes.child_main import OUT_OF_MEMORY
+from agentrl.types import Termination
+
+_WALL_S = 60.0
+LIMIT_REACHED = {
+    -signal.SIGXCPU: (Termination.TOOL_TIMEOUT, "took too long"),
+    OUT_OF_MEMORY: (Termination.OOM, "needed too much memory"),
+}
+"""Statuses of a host that the arguments ended: how the rollout ends, and in words."""
+
+
+class HostProcess:
+    """One process with one `Host`; `start` makes it.
+
+    Questions are answered one after the other, in the order in which they were asked.
+    """
+
+    stopped: Termination | None = None
+    """Why the process was ended, when the model's own doing ended it: `TOOL_TIMEOUT` or `OOM`."""
+
+    def __init__(self, child: ChildProcess, what: str) -> None:
+        self._child = child
+        self._what = what
+        # An answer has no number: one question is on its way at a time.
+        self._asking = asyncio.Lock()
+
+    @property
+    def alive(self) -> bool:
+        """True until the process has ended."""
+        return self._child.alive
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._child.pid
+
+    @classmethod
+    async def start(
+        cls,
+        file: Path,
+        arguments: Mapping[str, Any],
+        *,
+        what: str,
+        cpu_s: int = 2,
+        memory_bytes: int = 1 << 30,
+    ) -> HostProcess:
+        """Start a process and make the `Host` of a file in it.
+
+        Args:
+            file: holds a class `Host` with the attribute `OPERATIONS`, the methods that may be
+                asked for.
+            arguments: of `Host`; plain data.
+            what: for messages, such as "the BFCL back-ends".
+            cpu_s: processor seconds one question may take.
+            memory_bytes: address space of the process once the host is made.
+
+        Raises:
+            EnvError: it could not be made.
+        """
+        # A time of day is told in the local zone, which has to be the same everywhere.
+        env = {**os.environ, "TZ": "UTC", "PYTHONHASHSEED": "0"}
+        made = cls(ChildProcess("host", env=env, cwd="/"), what)
+        try:
+            await made._send(
+                "start",
+                {
+                    "file": str(file),
+                    "arguments": dict(arguments),
+                    "cpu_s": cpu_s,
+                    "address_bytes": memory_bytes,
+                },
+            )
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    async def ask(self, operation: str, **arguments: Any) -> Any:
+        """Have the host do something.
+
+        Returns:
+            What its method returned, as JSON keeps it.
+
+        Raises:
+            ToolError: it took more processor time or memory than it may; `stopped` says which, and
+                nothing more can be asked.
+            EnvError: the process failed for another reason.
+        """
+        return await self._send(operation, {"operation": operation, "arguments": arguments})
+
+    async def _send(self, operation: str, request: Mapping[str, Any]) -> Any:
+        async with self._asking:
+            if self.stopped is not None:
+                raise ToolError("Error: an earlier call was stopped, and nothing can run now.")
+            try:
+                reply = (await self._child.ask_async(request, timeout_s=_WALL_S)).head
+            except ChildEnded as error:
+                if operation == "start" or error.status not in LIMIT_REACHED:
+                    raise EnvError(f"{self._what} failed at {operation!r}: {error}") from error
+                self.stopped, why = LIMIT_REACHED[error.status]
+                raise ToolError(f"Error: this call {why} and was stopped.") from error
+            except (OSError, ValueError) as error:
+                await self.close()
+                raise EnvError(
+                    f"{self._what} failed at {operation!r}: {type(error).__name__} {error}"
+                ) from error
+            except asyncio.CancelledError:
+                # The answer would be read as the answer to the next question.
+                await self.close()
+                raise
+        if "error" in reply:
+            raise EnvError(f"{self._what} failed at {operation!r}: {reply['error']}")
+        return reply["answer"]
+
+    async def close(self) -> None:
+        """End the process; again does nothing."""
+        # A cancelled close must still reap the process.
+        await asyncio.shield(asyncio.to_thread(self._child.close))
