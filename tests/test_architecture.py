@@ -15,18 +15,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FILES_A_FOLDER = 21
-REWORDED_LATER = [
-    "agentrl/config",
-    "agentrl/inspect",
-    "agentrl/preflight",
-    "agentrl/runtime",
-    "envs",
-    "sandboxes",
-    "tools",
-]
-"""Packages whose class names and docstrings are not checked yet. The list only gets shorter."""
-CIRCLES_LEFT: list[set[str]] = []
-"""Circles of modules that are still to be opened. The list only gets shorter."""
 HEAVY = {"torch", "transformers", "ray", "vllm", "deepspeed", "tensorboard", "datasets"}
 
 
@@ -189,9 +177,6 @@ def test_no_two_modules_import_one_another() -> None:
     # Fails if, for example, agentrl/health/records.py imports agentrl.health.watch in a function.
     known = modules()
     graph = {name: imports_of(name, path, known) for name, path in known.items()}
-    for circle in CIRCLES_LEFT:
-        for name in circle & graph.keys():
-            graph[name] -= circle
     assert " -> ".join(circle_in(graph)) == ""
 
 
@@ -204,21 +189,9 @@ def test_a_lazy_import_closes_a_circle_too(tmp_path: Path) -> None:
     assert sorted(set(circle_in(graph))) == ["x.first", "x.second"]
 
 
-def reworded_files() -> list[Path]:
-    """Files of all packages that are not in `REWORDED_LATER`."""
-
-    def package(path: Path) -> str:
-        parts = path.relative_to(ROOT).parts
-        if parts[0] != "agentrl":
-            return parts[0]
-        return f"agentrl/{parts[1]}" if len(parts) > 2 else "agentrl/*.py"
-
-    return [path for path in source_files() if package(path) not in REWORDED_LATER]
-
-
 def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for path in reworded_files():
+    for path in source_files():
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
@@ -243,7 +216,7 @@ def test_first_lines_of_docstrings_say_what_a_thing_is_or_does() -> None:
     riddle = re.compile(r"(What|Whether|Who|Whose|Whoever|Where|How|That)\b")
     found = [
         f"{path.relative_to(ROOT)}:{line}: {first}"
-        for path in reworded_files()
+        for path in source_files()
         for line, text in public_docstrings(ast.parse(path.read_bytes()))
         if text and (len((first := text.splitlines()[0]).split()) <= 3 or riddle.match(first))
     ]

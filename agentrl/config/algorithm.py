@@ -229,7 +229,7 @@ class AlgorithmSection(FiniteSection):
 
     @property
     def estimator(self) -> EstimatorSpec:
-        """What the advantage estimator declares. Ask a resolved section.
+        """Declaration of the advantage estimator, of a resolved section.
 
         Raises:
             ConfigError: there is no such estimator, or its file was named relative to a folder that
@@ -239,17 +239,17 @@ class AlgorithmSection(FiniteSection):
 
     @property
     def needs_values(self) -> bool:
-        """Whether advantages come from a critic. Ask a resolved section."""
+        """True if advantages come from a critic; of a resolved section."""
         return self.estimator.needs_critic
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the reference policy is asked at all."""
+        """True if anything needs the reference policy."""
         return self.kl_coef > 0.0
 
     @property
     def credit_needs_model(self) -> bool:
-        """Whether advantages depend on numbers that only a model can give. Ask a resolved one."""
+        """True if advantages need numbers of a model; of a resolved section."""
         return self.needs_values or (self.needs_reference and not self.use_kl_loss)
 
 

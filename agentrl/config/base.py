@@ -1,4 +1,4 @@
-"""What sections of a run file have in common, and sections of several kinds."""
+"""The base of all sections of a run file, and sections of several kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an algorithm does, block by block, in words: for people who check a config."""
+"""An algorithm in words and formulas, block by block, for people who check a config."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ ServingSection = Annotated[
 
 
 class SyncSection(Section):
-    """How new weights reach the engines."""
+    """Transfer of new weights to the engines."""
 
     backend: str = "auto"
     """`inprocess` (embedded: nothing moves), `shm` (one host), `disk` (a shared folder),
@@ -120,7 +120,7 @@ class SyncSection(Section):
 
 
 class ScheduleSection(Section):
-    """How far rollouts may run ahead of training. The defaults are strictly on-policy."""
+    """Limits on how far rollouts run ahead of training. The defaults are strictly on-policy."""
 
     trigger_parameter_sync_step: int = Field(default=1, ge=1)
     """Training steps between two weight syncs."""

@@ -8,7 +8,7 @@ from agentrl.config.base import Section
 
 
 class HealthSection(Section):
-    """What watches a run, and what it may do."""
+    """Detectors and rules that watch a run, and the actions they may take."""
 
     watch: bool = True
     """Run the detectors after every step and say what they find; they never end a run."""

@@ -1,4 +1,4 @@
-"""What this machine computes fast, as far as a run file leaves it open."""
+"""Defaults that depend on the machine: the number types it computes fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to rewards before advantages are formed."""
+"""Shaping of rewards before advantages are formed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DynamicFilter(Section):
 
 
 class RewardSection(Section):
-    """What is done to a rollout's reward before advantages are formed, in the order of the keys."""
+    """Shaping of a rollout's reward before advantages are formed, in the order of the keys."""
 
     functions: dict[str, RewardFunction] = Field(default_factory=dict)
     """Name to function; their weighted values are added to the environment's reward."""

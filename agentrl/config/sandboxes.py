@@ -34,7 +34,7 @@ class ContainerLimits(LimitsSection):
 
 
 class PoolSection(Section):
-    """How many sandboxes there are. With `runtime: ray` the workers share these numbers."""
+    """Numbers of sandboxes. With `runtime: ray` the workers share them."""
 
     warm: int = Field(default=0, ge=0)
     """Sandboxes started ahead of use, of each image and limits in use."""
@@ -44,7 +44,7 @@ class PoolSection(Section):
 
 
 class ContainerPool(PoolSection):
-    """How many containers there are, and how often each is used."""
+    """Numbers of containers and of the uses of each."""
 
     starts_at_once: int = Field(default=4, ge=1)
     """Containers started at the same time; a daemon saturates early."""

@@ -31,7 +31,7 @@ from agentrl.estimators import ESTIMATORS
 
 
 class RunSection(Section):
-    """Where the run lives and what makes it repeatable."""
+    """Directory, name and seed of the run."""
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9._-]+$")
     """Folder name below `dir`."""
@@ -42,7 +42,7 @@ class RunSection(Section):
 
 
 class ModelSection(Section):
-    """The policy."""
+    """The policy model and its tokenizer."""
 
     path: str = "quickstart"
     """A Hugging Face checkpoint folder or hub name, or `quickstart` for the bundled-size
@@ -63,7 +63,7 @@ class ModelSection(Section):
 
 
 class ChatSection(Section):
-    """How messages become ids and actions come out of them."""
+    """Chat template and parsers: from messages to ids, from sampled text to actions."""
 
     template: str = "auto"
     """Turn-boundary family: `auto` recognises the model's own template; `chatml`, `llama3`,
@@ -101,7 +101,7 @@ ToolEntry = Annotated[
 
 
 class EnvSection(Section):
-    """The environment."""
+    """Class and arguments of the environment."""
 
     target: str
     """Import string of an `AgentInstance` class: `package.module:Class` or `file.py:Class`."""
@@ -159,7 +159,7 @@ class TrainDifficulty(DifficultySection):
 
 
 class DatasetSection(Section):
-    """Where tasks come from."""
+    """Source and selection of tasks."""
 
     source: str
     """A `.jsonl`, `.json`, `.csv` or `.parquet` file, a directory of them, `hf:NAME` for a
@@ -177,7 +177,7 @@ class DatasetSection(Section):
 
 
 class TrainDatasetSection(DatasetSection):
-    """Where the tasks that are trained on come from."""
+    """Source and selection of the tasks that are trained on."""
 
     difficulty: TrainDifficulty | None = None
     """How measured pass rates decide which tasks come, and how often; None takes all equally
@@ -231,7 +231,7 @@ class EvalSection(Section):
 
 
 class CheckpointSection(Section):
-    """What is kept so that nothing is lost."""
+    """Checkpoints: how often they are written, and how many are kept."""
 
     every_steps: int = Field(default=10, ge=1)
     """Full checkpoint after every so many steps, and after the last."""
@@ -246,7 +246,7 @@ class CheckpointSection(Section):
 
 
 class LogSection(Section):
-    """Where metrics go, beside `metrics.jsonl`."""
+    """Destinations of metrics beside `metrics.jsonl`."""
 
     tensorboard: bool = True
     """Write TensorBoard event files into the run directory."""

@@ -1,4 +1,4 @@
-"""How the weights are changed, and by how many processes."""
+"""Optimizer, memory and processes of the trainer."""
 
 from __future__ import annotations
 

@@ -25,11 +25,19 @@ from agentrl.preflight.checks import (
     trials as preflight_trials,
 )
 from agentrl.preflight.checks.facts import PreflightFacts
-from agentrl.preflight.deadlines import limits_of
+from agentrl.preflight.reward.known_answers import IN_FLIGHT, TASKS, AnswerKind
 from agentrl.preflight.reward.samples import SampleRequest
-from agentrl.preflight.runner import Plan, Step, outcome_of
+from agentrl.preflight.runner import COMMON, Limit, Plan, Step, outcome_of
 from agentrl.runtime.checks import algorithm as algorithm_checks
 from agentrl.runtime.checks import fleet as fleet_checks
+from agentrl.runtime.launch import in_flight
+
+_MARGIN_S = 5.0
+"""Beyond the limit of one call, after which the rollout loop would have given up on it."""
+_IMPORT_S = 300.0
+"""More for lines that import code of the user, which may load much, once."""
+_LOAD_S = 1800.0
+"""To load a model."""
 
 
 async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> list[Finding]:
@@ -151,3 +159,24 @@ def _places(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) 
 
 async def _run(plan: Plan) -> list[Finding]:
     return [await outcome_of(name, check) for name, check in plan.steps]
+
+
+def limits_of(config: RunConfig, samples: int = 0) -> dict[str, Limit]:
+    """Seconds that each check may take; `COMMON` for those that are not named.
+
+    Args:
+        config: of the run.
+        samples: that a model is to write.
+    """
+    rollout = config.rollout
+    call_s = rollout.env_timeout_s + _MARGIN_S
+    episode_s = rollout.timeout_s * (1 + rollout.retries) + _MARGIN_S
+    imported = Limit(still_s=call_s + _IMPORT_S, total_s=call_s + _IMPORT_S)
+    answers_s = -(-TASKS * len(AnswerKind) // IN_FLIGHT) * episode_s
+    samples_s = _LOAD_S + -(-samples // in_flight(config)) * episode_s
+    return {
+        "tools": imported, "environment": imported, "rewards": imported,
+        "prompts": Limit(still_s=call_s, total_s=preflight_parts.SAMPLE_S + 2 * call_s),
+        "reward test": Limit(still_s=call_s, total_s=COMMON.total_s + answers_s),
+        "reward samples": Limit(still_s=_LOAD_S, total_s=samples_s),
+    }  # fmt: skip

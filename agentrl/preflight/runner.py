@@ -2,29 +2,31 @@
 
 A check that awaits too long is cancelled. A time limit of asyncio acts between two awaits, though,
 and `time.sleep(500)` in `step` outlasts every one of them. So a thread looks whether the loop still
-turns. Where it does not, the line fails and names the code, and the checks left run on a loop of
-another thread. The first loop stays in the main thread, where training has it, since code that sets
-alarms works nowhere else. What not even a thread can see is for `preflight_watch`.
+turns. Where it does not, the line fails and names the code, the process ends, and `watchdog` has
+another one run the checks that are left. What not even a thread can see is for `watchdog`, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import faulthandler
 import os
+import pickle
+import signal
 import sys
 import sysconfig
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from agentrl.errors import AgentrlError
 from agentrl.finding import Finding, Status, fail
 from agentrl.preflight.checks.facts import PreflightFacts
+from agentrl.processes.child_main import ChildChannel, load
 
 Step = tuple[str, Callable[[], Awaitable[Finding | str]]]
 """Name of a line and what gives it; a string means `ok`."""
@@ -39,7 +41,7 @@ _LIBRARIES = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """How long one line may take."""
+    """Time limits of one check."""
 
     still_s: float
     """Seconds that the event loop may stand still."""
@@ -83,119 +85,96 @@ async def outcome_of(
     return outcome
 
 
-class Course:
-    """All checks of one preflight; one thread at a time has its turn, the watch gives it on."""
+def serve(channel: ChildChannel) -> None:
+    """Run the checks of a plan in a process of its own; `watchdog.run_watched` starts it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    order: Order = pickle.loads(channel.receive().body)
+    # Written also while code keeps Python's lock.
+    stacks = Path(order.stacks).open("wb")  # noqa: SIM115 - open until the process ends
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    channel.send({"kind": "start", "pid": os.getpid()})
+    facts = PreflightFacts()
+    plan: Plan = load(order.make)(**order.arguments, found=facts)
+    watch = _LoopWatch(channel)
+    try:
+        asyncio.run(_run_checks(plan, order.done, facts, watch))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    channel.send({"kind": "end"}, pickle.dumps(facts.answers))
 
-    def __init__(
-        self,
-        steps: Sequence[Step],
-        *,
-        limits: Mapping[str, Limit],
-        found: PreflightFacts,
-        tell: Callable[[str, object], None],
-    ) -> None:
-        """Take the parts.
 
-        Args:
-            steps: checks, in order.
-            limits: by line; `COMMON` for those that are not named.
-            found: what the checks hand on; the environment is taken out once it blocked.
-            tell: called with `begin`, a name and its limit, with `line` and its check, with `beat`
-                while threads get their turns, and with `end` and `found.answers`; by any thread.
-        """
-        self._steps = steps
-        self._limits = limits
-        self._found = found
-        self._tell = tell
-        self._checks: list[Finding] = []
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._turn = 0
-        self._thread = 0
-        self._stop: Callable[[], object] = lambda: None
-        self._beat = time.monotonic()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The checks that a process is to run; it is pickled."""
 
-    def run(self) -> None:
-        """Run them all. Where one never let go of the loop, the process ends instead."""
+    make: str
+    """`module:function`; called with the arguments and `found`, it returns a `Plan`."""
+    arguments: Mapping[str, Any]
+    """By name."""
+    stacks: str
+    """File that takes the stacks of all threads at SIGUSR1."""
+    done: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    """Lines that an earlier process has given. Where one is True, its check runs again for what it
+    finds out for others."""
+
+
+async def _run_checks(
+    plan: Plan, done: Mapping[str, bool], facts: PreflightFacts, watch: _LoopWatch
+) -> None:
+    turns = asyncio.ensure_future(watch.note_turns())
+    try:
+        for name, check in plan.steps:
+            if done.get(name, True):
+                limit = plan.limits.get(name, COMMON)
+                watch.begin(name, limit)
+                watch.end(await outcome_of(name, check, limit.total_s))
+            elif name in _AWAITS:
+                facts.make_env = None  # it would only block what comes after
+    finally:
+        turns.cancel()
+
+
+class _LoopWatch:
+    """A thread that sends signs of life, and ends the process where the event loop stands still."""
+
+    def __init__(self, channel: ChildChannel) -> None:
+        self._channel = channel
+        self._loop_thread = threading.get_ident()
+        self._ending = threading.Lock()
+        self._name = ""
+        self._limit = COMMON
+        self._turned = time.monotonic()
         threading.Thread(target=self._watch, name="preflight-watch", daemon=True).start()
-        try:
-            if asyncio.run(self._rest(0)):
-                self._tell("end", self._found.answers)
-                return
-        finally:
-            if self._turn == 0:
-                self._ended.set()
-        while True:  # it came back too late; the thread that took over ends the process
-            time.sleep(1)
 
-    def _take_over(self, turn: int) -> None:
-        # Nobody waits for this thread, so it has to end the process.
-        try:
-            if not asyncio.run(self._rest(turn)):
-                return
-            self._tell("end", self._found.answers)
-        except BaseException:
-            traceback.print_exc()
-        self._ended.set()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+    def begin(self, name: str, limit: Limit) -> None:
+        """A check begins."""
+        with self._ending:
+            self._name, self._limit, self._turned = name, limit, time.monotonic()
+        self._channel.send({"kind": "begin", "name": name}, pickle.dumps(limit))
 
-    async def _rest(self, turn: int) -> bool:
-        """The checks that are left; False if another thread has taken over."""
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None
-        with self._lock:
-            self._thread = threading.get_ident()
-            self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
-        beats = asyncio.ensure_future(self._beats(turn))
-        try:
-            while len(self._checks) < len(self._steps):
-                name, check = self._steps[len(self._checks)]
-                self._beat = time.monotonic()
-                limit = self._limits.get(name, COMMON)
-                self._tell("begin", (name, limit))
-                outcome = await outcome_of(name, check, limit.total_s)
-                with self._lock:
-                    if turn != self._turn:
-                        return False
-                    self._keep(outcome)
-        except asyncio.CancelledError:
-            if turn == self._turn:
-                raise
-            return False
-        finally:
-            beats.cancel()
-        return True
+    def end(self, finding: Finding) -> None:
+        """It has ended."""
+        with self._ending:
+            self._name = ""
+            self._channel.send({"kind": "line"}, pickle.dumps(finding))
 
-    async def _beats(self, turn: int) -> None:
-        while turn == self._turn:
-            self._beat = time.monotonic()
+    async def note_turns(self) -> None:
+        """Note that the loop turns, until cancelled."""
+        while True:
+            self._turned = time.monotonic()
             await asyncio.sleep(_TICK_S)
 
     def _watch(self) -> None:
-        while not self._ended.wait(_TICK_S):
-            self._tell("beat", None)
-            with self._lock:
-                place = len(self._checks)
-                name = self._steps[place][0] if place < len(self._steps) else ""
-                limit_s = self._limits.get(name, COMMON).still_s
-                still_s = time.monotonic() - self._beat
-                if still_s <= limit_s:
-                    continue
-                frame = sys._current_frames().get(self._thread)
-                self._keep(_blocked(name, frame, still_s))
-                self._found.make_env = None  # it would only block what comes after
-                self._turn += 1
-                self._beat = time.monotonic()
-                stop = self._stop
-            with contextlib.suppress(RuntimeError):  # where its loop was closed meanwhile
-                stop()  # when it does let go
-            threading.Thread(target=self._take_over, args=(self._turn,), daemon=True).start()
-
-    def _keep(self, check: Finding) -> None:
-        self._checks.append(check)
-        self._tell("line", check)
+        while True:
+            time.sleep(_TICK_S)
+            self._channel.send({"kind": "beat"})
+            with self._ending:
+                still_s = time.monotonic() - self._turned
+                if self._name and still_s > self._limit.still_s:
+                    frame = sys._current_frames().get(self._loop_thread)
+                    finding = _blocked(self._name, frame, still_s)
+                    self._channel.send({"kind": "line"}, pickle.dumps(finding))
+                    os._exit(0)
 
 
 def too_long(name: str, total_s: float) -> Finding:
@@ -251,7 +230,7 @@ def _where(frame: FrameType | None) -> str:
 
 
 def is_library(file: str) -> bool:
-    """Whether code of this file waits for others: a library, or this package."""
+    """True if code of this file waits for others: a library, or this package."""
     return file.startswith("<") or str(Path(file).resolve()).startswith(_LIBRARIES)
 
 

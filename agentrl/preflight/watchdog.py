@@ -2,37 +2,38 @@
 
     this process                     the process of the checks
     draws what is being done  <----  begin, line, beat, end
-    ends it where it must            runs `preflight_course.Course`
+    ends it where it must            runs `runner.serve`
 
-The course ends most lines in time itself. Left for here is what stops all threads of a process (a
-regular expression that never ends holds Python's lock), takes all memory or kills the process. Then
-the line at fault is named, and another process checks the rest. That the checks have ended is told
-by their parent (`preflight_guard`) and not by the end of a pipe, which whatever they forked may
-hold open. When this ends, by Ctrl-C or kill -9 too, every process that the checks started is gone.
+The other process ends most checks in time itself. Left for here is what stops all threads of a
+process (a regular expression that never ends holds Python's lock), takes all memory or kills the
+process. Then the check at fault is named, and another process runs the rest. However this process
+ends, by Ctrl-C or kill -9 too, every process that the checks started ends (`processes.tree`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
+import pickle
 import re
 import signal
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from agentrl.finding import Finding, fail
 from agentrl.preflight.checks.machine import available_bytes
-from agentrl.preflight.guard_process import Guarded, Order, start_guard
-from agentrl.preflight.runner import COMMON, Limit, is_library
+from agentrl.preflight.runner import COMMON, Limit, Order, is_library
+from agentrl.processes.child import ChildEnded, ChildProcess
+from agentrl.processes.child_main import Frame
 
+_END_S = 5.0
+"""For checks that were asked to end, to close their sandboxes."""
 _MARGIN_S = 5.0
-"""For the course, to end a line in time itself."""
+"""For the other process, to end a check in time itself."""
 _TICK_S = 0.2
 _GIB = 2**30
 _FRAME = re.compile(r'File "(.+?)", line (\d+) in (\S+)')
@@ -40,7 +41,7 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+) in (\S+)')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What the checks gave."""
+    """Results of all checks."""
 
     checks: list[Finding]
     """A line of each, in order."""
@@ -67,100 +68,83 @@ def run_watched(
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM, once all is ended.
     """
-    order = Order(make=make, arguments=arguments)
-    checks: list[Finding] = []
-    with _terminated_as_interrupt():
+    lines: list[Finding] = []
+    done: dict[str, bool] = {}
+    with _terminated_as_interrupt(), tempfile.TemporaryDirectory() as folder:
         while True:
-            watch = _watch(order, memory_share, waiting)
-            checks += watch.checks
-            # Where a process had to be ended, another goes on, without what the first had found.
+            stacks = Path(folder, "stacks")
+            order = Order(make=make, arguments=arguments, stacks=str(stacks), done=done)
+            child = ChildProcess("agentrl.preflight.runner:serve", output=2, grace_s=_END_S)
+            try:
+                with contextlib.suppress(ChildEnded):
+                    child.send({}, pickle.dumps(order))
+                watch = _Watch(
+                    child=child, stacks=stacks, memory_share=memory_share, waiting=waiting
+                )
+                watch.run()
+            finally:
+                child.close()
+            lines += [line for line in watch.lines if line.name not in done]
             if watch.ended or not watch.begun:
-                return Watched(checks=checks, answers=watch.answers)
-            order = dataclasses.replace(order, done=len(checks))
-
-
-def _watch(
-    order: Order, memory_share: float, waiting: Callable[[str, float, float], None]
-) -> _Watch:
-    with tempfile.TemporaryFile() as frames:
-        guarded = start_guard(order, frames)
-        try:
-            watch = _Watch(
-                guarded=guarded, frames=frames, memory_share=memory_share, waiting=waiting
-            )
-            watch.until_its_end()
-            return watch
-        finally:
-            guarded.close()
+                return Watched(checks=lines, answers=watch.answers)
+            # What passed runs again, since others need what it found out; what ended the process
+            # does not.
+            done |= {line.name: True for line in watch.lines}
+            done[watch.lines[-1].name] = False
 
 
 @dataclass(kw_only=True)
 class _Watch:
-    guarded: Guarded
-    frames: IO[bytes]
+    child: ChildProcess
+    stacks: Path
     memory_share: float
     waiting: Callable[[str, float, float], None]
-    checks: list[Finding] = field(default_factory=list[Finding])
+    lines: list[Finding] = field(default_factory=list[Finding])
     answers: list[Any] = field(default_factory=list[Any])
     begun: bool = False
     ended: bool = False
     _process: int = 0
     _name: str = "start"
+    _open: bool = True
     _limit: Limit = COMMON
     _since: float = field(default_factory=time.monotonic)
     _beat: float = field(default_factory=time.monotonic)
     _room: int | None = field(default_factory=available_bytes)
 
-    def until_its_end(self) -> None:
-        """Take what the checks say until they end, or end them."""
-        sources: list[Connection] = [self.guarded.heard, self.guarded.report]
+    def run(self) -> None:
+        """Receive what the checks send until they end, or end them."""
         while not self.ended:
-            ready = wait(sources, _TICK_S)
-            if self.guarded.heard in ready and not self._hear():
-                sources.remove(self.guarded.heard)
-            elif self.guarded.report in ready:
-                reported = self._reported()
-                if reported is None or self._process:
-                    self._drain()
-                    if not self.ended:
-                        self.checks.append(self._died(reported))
+            with contextlib.suppress(TimeoutError):
+                try:
+                    self._take(self.child.receive(_TICK_S))
+                except ChildEnded as error:
+                    # It ends itself after the line of a check that blocks.
+                    if self._open:
+                        self.lines.append(self._died(error.status))
                     return
-                self._process = reported
             now = time.monotonic()
             self.waiting(self._name, now - self._since, self._limit.total_s)
-            if self._process and (verdict := self._verdict(now)):
-                self.checks.append(verdict)
+            if self._process and (finding := self._broken_limit(now)):
+                self.lines.append(finding)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._process, signal.SIGKILL)
                 return
 
-    def _hear(self) -> bool:
-        """Take one message; False if there will be none any more."""
-        try:
-            what, value = self.guarded.heard.recv()
-        except (OSError, EOFError):  # an end, perhaps one within a message
-            return False
+    def _take(self, frame: Frame) -> None:
         self._beat = time.monotonic()
-        if what == "begin":
-            (self._name, self._limit), self._since, self.begun = value, self._beat, True
-        elif what == "line":
-            self.checks.append(value)
-        elif what == "end":
-            self.answers, self.ended = value, True
-        return True
+        kind = frame.head["kind"]
+        if kind == "start":
+            self._process = frame.head["pid"]
+        elif kind == "begin":
+            self._name, self._limit = frame.head["name"], pickle.loads(frame.body)
+            self._since, self.begun, self._open = self._beat, True, True
+        elif kind == "line":
+            self.lines.append(pickle.loads(frame.body))
+            self._open = False
+        elif kind == "end":
+            self.answers, self.ended = pickle.loads(frame.body), True
 
-    def _drain(self) -> None:
-        while self.guarded.heard.poll() and self._hear():
-            pass
-
-    def _reported(self) -> int | None:
-        """First the process id, then the exit status; None if the guard was ended instead."""
-        try:
-            return self.guarded.report.recv()
-        except (OSError, EOFError):
-            return None
-
-    def _verdict(self, now: float) -> Finding | None:
+    def _broken_limit(self, now: float) -> Finding | None:
         if now - self._beat > self._limit.still_s + _MARGIN_S:
             return self._stuck(now - self._beat)
         taken = _resident_bytes(self._process)
@@ -168,11 +152,9 @@ class _Watch:
             return self._swollen(taken)
         return None
 
-    def _died(self, status: int | None) -> Finding:
+    def _died(self, status: int) -> Finding:
         how = f"ended with status {status}"
-        if status is None:
-            how = "was ended from outside"
-        elif status < 0:
+        if status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
         if status == -signal.SIGKILL:
             how += ", most likely as memory ran out"
@@ -206,8 +188,7 @@ class _Watch:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process, signal.SIGUSR1)
         time.sleep(2 * _TICK_S)
-        self.frames.seek(0)
-        text = self.frames.read().decode(errors="replace")
+        text = self.stacks.read_text(errors="replace")
         places = _FRAME.findall(text)
         own = [place for place in places if not is_library(place[0])]
         if not places:

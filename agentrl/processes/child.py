@@ -58,7 +58,7 @@ class ChildProcess:
         """Start it; it imports its function while nobody waits.
 
         Args:
-            target: `module:function` or `file.py:function`, called with a `child_main.Channel`.
+            target: `module:function` or `file.py:function`, called with a `ChildChannel`.
             output: takes what it prints, to stdout and to stderr.
             env: instead of the environment of this process.
             cwd: directory it is started in.
@@ -100,26 +100,35 @@ class ChildProcess:
 
     @property
     def output(self) -> IO[bytes] | None:
-        """What it has printed, if that goes to a pipe."""
+        """Read end of the pipe that takes its output; None if that goes elsewhere."""
         return self._process.stdout
 
-    def send(self, head: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
-        """Send a frame.
+    def send(
+        self,
+        head: Mapping[str, Any],
+        body: bytes | memoryview = b"",
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Send one frame to the child.
 
         Raises:
-            ChildEnded: it cannot take it.
+            ChildEnded: the child cannot take it.
+            TimeoutError: it does not read in time; only `close` may be called now.
         """
-        self._link.settimeout(None)
+        self._link.settimeout(timeout_s)
         try:
             self._link.sendall(encode(head, body))
             self._link.sendall(body)
+        except TimeoutError:
+            raise
         except OSError as error:
             raise self._ended() from error
 
     def receive(
         self, timeout_s: float | None = None, cancelled: threading.Event | None = None
     ) -> Frame:
-        """The next frame.
+        """Wait for the next frame of the child.
 
         Args:
             timeout_s: None waits until the child ends.
@@ -156,7 +165,7 @@ class ChildProcess:
             ChildEnded, TimeoutError: as `receive`.
         """
         try:
-            self.send(head, body)
+            self.send(head, body, timeout_s=timeout_s)
             return self.receive(timeout_s)
         except BaseException:
             self.close()

@@ -33,7 +33,7 @@ _WHOLE_PROCESS_S = 1
 
 
 class Frame(NamedTuple):
-    """One message."""
+    """One message of a channel."""
 
     head: dict[str, Any]
     body: bytes = b""
@@ -45,7 +45,7 @@ def encode(head: Mapping[str, Any], body: bytes | memoryview = b"") -> bytes:
     return SIZES.pack(len(text), memoryview(body).nbytes) + text
 
 
-class Channel:
+class ChildChannel:
     """The child's end of the channel to its parent; `send` may be called by any thread."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -134,12 +134,13 @@ def limit_cpu(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
 
 
-def serve_host(channel: Channel) -> None:
-    """Make the class `Host` of a file, then call its methods, one request at a time.
+def serve_host(channel: ChildChannel) -> None:
+    """Make an object, the host, then call its methods, one request at a time.
 
-    The first request has `file`, `arguments` of `Host`, `address_bytes` and `cpu_s`, the processor
-    seconds of one operation; every other one `operation` and `arguments`. A reply has `answer`, or
-    `error` if something was raised. `Host.OPERATIONS` names the methods that may be called.
+    The first request has `host`, a class as `load` takes it, its `arguments`, `address_bytes` and
+    `cpu_s`, the processor seconds of one operation; every other one `operation` and `arguments`. A
+    reply has `answer`, or `error` if something was raised. `OPERATIONS` of the class names the
+    methods that may be called.
     """
     channel.end_with_parent()
     made = channel.receive().head
@@ -147,7 +148,7 @@ def serve_host(channel: Channel) -> None:
 
     def make() -> None:
         nonlocal host
-        host = load(f"{made['file']}:Host")(**made["arguments"])
+        host = load(made["host"])(**made["arguments"])
         limit(address_bytes=made["address_bytes"])
 
     channel.send(_reply(make))
@@ -190,7 +191,7 @@ def load(target: str) -> Any:
 
 def main() -> None:
     """Run the function; what it raises is printed, and the exit status is 1."""
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel = ChildChannel(socket.socket(fileno=int(sys.argv[1])))
     start = channel.receive().head
     sys.path[:] = start["path"]
     target = serve_host if start["target"] == "host" else load(start["target"])

@@ -11,7 +11,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from agentrl.errors import EnvError, ToolError
@@ -28,7 +27,7 @@ LIMIT_REACHED = {
 
 
 class HostProcess:
-    """One process with one `Host`; `start` makes it.
+    """One process with one host; `start` makes it.
 
     Questions are answered one after the other, in the order in which they were asked.
     """
@@ -49,25 +48,24 @@ class HostProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of the host."""
         return self._child.pid
 
     @classmethod
     async def start(
         cls,
-        file: Path,
+        host: str,
         arguments: Mapping[str, Any],
         *,
         what: str,
         cpu_s: int = 2,
         memory_bytes: int = 1 << 30,
     ) -> HostProcess:
-        """Start a process and make the `Host` of a file in it.
+        """Start a process and make the host in it.
 
         Args:
-            file: holds a class `Host` with the attribute `OPERATIONS`, the methods that may be
-                asked for.
-            arguments: of `Host`; plain data.
+            host: `file.py:Class`; its attribute `OPERATIONS` names the methods that may be called.
+            arguments: of the class; plain data.
             what: for messages, such as "the BFCL back-ends".
             cpu_s: processor seconds one question may take.
             memory_bytes: address space of the process once the host is made.
@@ -82,7 +80,7 @@ class HostProcess:
             await made._send(
                 "start",
                 {
-                    "file": str(file),
+                    "host": host,
                     "arguments": dict(arguments),
                     "cpu_s": cpu_s,
                     "address_bytes": memory_bytes,

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.finding import Status
-from agentrl.preflight.process_tree import children_of
 from agentrl.preflight.watchdog import Watched, run_watched
+from agentrl.processes.tree import children_of
 from tests.runtime.tiny_project import agentrl, write_project
 
 PLANS = "tests.preflight.troubled_plans"

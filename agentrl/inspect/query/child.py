@@ -1,28 +1,23 @@
-"""The process that runs queries: reads questions from its input, writes answers to its output.
+"""The process that runs queries: a question is a frame, an answer several.
 
-A question is a line of JSON. An answer is frames, each a line of JSON with the size of what
-follows it. The process takes little memory, writes no file, is the first that a system short of
-memory ends, and goes when its input closes, which happens however its parent ended.
+The process takes little memory, writes no file, is the first that a system short of memory ends,
+and ends with its parent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import queue
-import resource
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 
 from agentrl.errors import AgentrlError, ConfigError, RunError
 from agentrl.inspect.query.database import OutOfMemory, RunDatabase
+from agentrl.processes.child_main import ChildChannel, limit
 
 OVERHEAD_MB = 1024
 """Above what DuckDB counts: the libraries, the stacks of threads, an answer on its way out."""
@@ -35,22 +30,17 @@ _VALUE_BYTES = 16
 """Counted for every value beside its own bytes: a list of nulls has none, and takes room."""
 
 
-def main() -> None:
-    """Answer until the input closes."""
-    memory_mb = int(sys.argv[1])
-    questions = os.fdopen(os.dup(0), "rb")
-    answers = os.fdopen(os.dup(1), "wb")
-    # Nothing that a library prints may get between the frames.
-    os.dup2(2, 1)
-    _limit(memory_mb)
-    asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(questions, asked), daemon=True).start()
+def serve(channel: ChildChannel) -> None:
+    """Answer questions until the parent closes the channel; `ChildProcess` calls it."""
+    memory_mb: int = channel.receive().head["memory_mb"]
+    _be_small(memory_mb)
+    channel.end_with_parent()
     opened: tuple[str, RunDatabase] | None = None
     while True:
-        question = json.loads(asked.get())
-        out = Out(answers, limit=question["limit"])
+        question = channel.receive().head
+        reply = AnswerWriter(channel.send, limit=question["limit"])
         try:
-            out.looking()
+            reply.looking()
             if opened is None or opened[0] != question["run"]:
                 if opened is not None:
                     opened[1].close()
@@ -59,47 +49,32 @@ def main() -> None:
             else:
                 opened[1].refresh()
             database = opened[1]
-            database.query(question["text"], timeout_s=question["timeout_s"], taker=out)
-            out.end(database.notes)
-        # The boundary of the process: whatever went wrong is said to whoever asked.
+            database.query(question["text"], timeout_s=question["timeout_s"], taker=reply)
+            reply.end(database.notes)
+        # The boundary of the process: whatever went wrong is raised by the parent.
         except Exception as error:
-            _tell(out, error)
+            reply.error(error)
 
 
-def _tell(out: Out, error: Exception) -> None:
-    last = isinstance(error, (OutOfMemory, MemoryError))
-    known = isinstance(error, AgentrlError)
-    text = str(error) if known else f"the query failed: {type(error).__name__}: {error}"[:4000]
-    kind = "ConfigError" if isinstance(error, ConfigError) else "RunError"
-    # What was freed may lie in pieces, so the next query gets a process that has all of it.
-    out.send("error", {"text": text, "type": kind, "last": last})
+class AnswerWriter:
+    """Sends the frames of one answer."""
 
-
-class Out:
-    """Writes the frames of one answer."""
-
-    def __init__(self, file: BinaryIO, *, limit: int | None) -> None:
-        self._file = file
+    def __init__(self, send: Callable[..., None], *, limit: int | None) -> None:
+        """Take the rows that are sent at most, and what sends a head and a body."""
+        self._send = send
         self._limit = limit
         self._began = 0.0
         self._truncated = False
 
-    def send(self, kind: str, fields: Mapping[str, Any] | None = None, body: Any = b"") -> None:
-        """Write one frame."""
-        line = json.dumps({"kind": kind, "size": len(body), **(fields or {})})
-        self._file.write(line.encode() + b"\n")
-        self._file.write(body)
-        self._file.flush()
-
     def looking(self) -> None:
         """Files are being looked at."""
-        self.send("looking")
+        self._send({"kind": "looking"})
 
     def running(self) -> None:
         """The query begins; what was sent before counts no more."""
         self._truncated = False
         self._began = time.monotonic()
-        self.send("running")
+        self._send({"kind": "running"})
 
     def rows(self, batches: pa.RecordBatchReader) -> None:
         """The rows, up to the limits.
@@ -110,7 +85,7 @@ class Out:
         left = sys.maxsize if self._limit is None else self._limit
         most = room = _WHOLE_BYTES if self._limit is None else _CUT_BYTES
         # The columns are known also where there is no row.
-        self._send(batches.schema)
+        self._send_rows(batches.schema)
         for batch in batches:
             for piece in _pieces(batch.slice(0, left)):
                 size = _weight(piece)
@@ -120,24 +95,38 @@ class Out:
                     self._truncated = True
                     return
                 room -= size
-                self._send(batches.schema, piece)
+                self._send_rows(batches.schema, piece)
             self._truncated = batch.num_rows > left
             left -= min(left, batch.num_rows)
             if self._truncated:
                 return
 
     def end(self, notes: tuple[str, ...]) -> None:
-        """The last frame."""
+        """Send the last frame of an answer."""
         took_s = time.monotonic() - self._began
-        self.send("end", {"took_s": took_s, "truncated": self._truncated, "notes": notes})
+        self._send({"kind": "end", "took_s": took_s, "truncated": self._truncated, "notes": notes})
 
-    def _send(self, schema: pa.Schema, *batches: pa.RecordBatch) -> None:
+    def error(self, error: Exception) -> None:
+        """The last frame instead, with what went wrong."""
+        known = isinstance(error, AgentrlError)
+        text = str(error) if known else f"the query failed: {type(error).__name__}: {error}"[:4000]
+        self._send(
+            {
+                "kind": "error",
+                "text": text,
+                "type": "ConfigError" if isinstance(error, ConfigError) else "RunError",
+                # What was freed may lie in pieces, so the next query gets a whole process.
+                "last": isinstance(error, (OutOfMemory, MemoryError)),
+            }
+        )
+
+    def _send_rows(self, schema: pa.Schema, *batches: pa.RecordBatch) -> None:
         sink = pa.BufferOutputStream()
         # With the schema each time: a column of an enum brings its names along.
         with pa.ipc.new_stream(sink, schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
-        self.send("rows", body=sink.getvalue())
+        self._send({"kind": "rows"}, memoryview(sink.getvalue()))
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -191,22 +180,8 @@ def _too_large(piece: pa.RecordBatch, most: int, *, whole: bool) -> str:
     )
 
 
-def _limit(memory_mb: int) -> None:
+def _be_small(memory_mb: int) -> None:
     with contextlib.suppress(OSError):  # not on Linux, or not allowed: a courtesy only
         Path("/proc/self/oom_score_adj").write_text("1000")
-    for what, most in (
-        # Of the address space, what is written to: libraries and reserves do not count.
-        (resource.RLIMIT_DATA, (memory_mb + OVERHEAD_MB) * 2**20),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        hard = resource.getrlimit(what)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
-
-
-def _read(questions: BinaryIO, asked: queue.SimpleQueue[bytes]) -> None:
-    for line in questions:
-        asked.put(line)
-    # Whoever asked is gone, also when it was killed, and no query outlives it.
-    os._exit(0)
+    # Of the address space, what is written to: libraries and reserves do not count.
+    limit(data_bytes=(memory_mb + OVERHEAD_MB) * 2**20, file_bytes=0)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 
 from agentrl.errors import RunError
-from agentrl.inspect.query.process import QueryProcess
+from agentrl.inspect.query.process import GIVEN_UP, QueryProcess
 from agentrl.inspect.query.result import Answer
 
 _PROCESSES = 2
@@ -106,7 +106,7 @@ class Queries:
         with self._changed:
             while True:
                 if self._closed or given_up.is_set():
-                    raise RunError("the query was given up, since nobody waits for its answer")
+                    raise RunError(GIVEN_UP)
                 process = self._free(run)
                 if process is not None:
                     self._busy.append(process)

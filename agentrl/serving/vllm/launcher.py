@@ -1,6 +1,6 @@
 """Starts vLLM servers on this machine and ends them, every process of them.
 
-    launch_servers ---> VllmServer.start    process tree ---> API server ---> engine core ---> worker
+    launch_servers ---> VllmServer.start    tree ---> API server ---> engine core ---> worker
                         VllmServer.stop     (see processes/tree.py: nothing outlives its parent)
 
 A server counts as started once it answers `/v1/models` with a name that only this start knows, so

@@ -19,7 +19,7 @@ from agentrl_envs.bfcl.functions import BackendTool, documents, owners
 from agentrl_envs.bfcl.tasks import expected_calls
 from agentrl_envs.host_process import HostProcess
 
-_HOST = Path(__file__).with_name("host.py")
+_HOST = f"{Path(__file__).with_name('host.py')}:BfclHost"
 _ERRORS = ("empty", "state", "response")
 
 

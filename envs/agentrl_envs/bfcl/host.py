@@ -18,7 +18,7 @@ from typing import Any
 _MOST_CHARS = 200_000
 
 
-class Host:
+class BfclHost:
     """Back-ends of the model, and what the expected calls gave on a second set of them.
 
     Args:
@@ -97,7 +97,7 @@ class Host:
         return {"ok": ok, "text": text[:_MOST_CHARS]}
 
     def turn(self, attempted: int) -> dict[str, Any]:
-        """Whether the state and the results after a user turn are as they should be.
+        """Compare the state and the results after a user turn with the expected ones.
 
         Args:
             attempted: calls the model made in this turn, those that could not run included.

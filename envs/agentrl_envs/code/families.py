@@ -122,7 +122,7 @@ class Draw:
         )
 
 
-class Registry:
+class FamilyList:
     """The families of one module, in the order in which they are written."""
 
     def __init__(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agentrl_envs.code.families import Draw, Registry, Variant
+from agentrl_envs.code.families import Draw, FamilyList, Variant
 
-family = Registry()
+family = FamilyList()
 
 
 @family("reverse_string", level=1)

@@ -19,7 +19,7 @@ import sys
 from types import CodeType
 from typing import Any
 
-from agentrl.processes.child_main import Channel, limit
+from agentrl.processes.child_main import ChildChannel, limit
 from agentrl_envs.reasoning.forms import refusal
 
 NUMBERS = ("Float", "Integer", "Rational", "Symbol")
@@ -112,7 +112,7 @@ def score(verifiers: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
         _guarding = False
 
 
-def serve(channel: Channel) -> None:
+def serve(channel: ChildChannel) -> None:
     """Reply until the parent closes the channel; `ChildProcess` calls it."""
     channel.end_with_parent()
     try:

@@ -21,7 +21,7 @@ from agentrl_envs.host_process import HostProcess
 from agentrl_envs.tau2.tasks import policy
 from agentrl_envs.tau2.users import ScriptedUser, ServedUser, User
 
-_HOST = Path(__file__).with_name("host.py")
+_HOST = f"{Path(__file__).with_name('host.py')}:Tau2Host"
 _STATUS = {
     "ok": ToolStatus.OK,
     "error": ToolStatus.ERROR,

@@ -93,7 +93,7 @@ def _prepare() -> Callable[[str], Any]:
     return lambda name: importlib.import_module(f"inspect_evals.tau2.{name}")
 
 
-class Host:
+class Tau2Host:
     """Tools over one world, and what the world should be like in the end.
 
     Args:
@@ -173,7 +173,7 @@ class Host:
         return {"status": "ok", "text": text[:_MOST_CHARS]}
 
     def verdict(self, said: str, right_hash: str) -> dict[str, Any]:
-        """What tau2 asks in the end.
+        """Results of the checks that tau2 makes in the end.
 
         Args:
             said: everything the user was told.

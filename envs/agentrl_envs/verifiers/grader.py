@@ -18,7 +18,7 @@ from agentrl.processes.child import ChildEnded, ChildProcess
 from agentrl.types import Termination
 from agentrl_envs.host_process import LIMIT_REACHED
 
-_HOST = Path(__file__).with_name("host.py")
+_HOST = f"{Path(__file__).with_name('host.py')}:VerifiersHost"
 _START_S = 60.0
 _WALL_S = 45.0
 """A judge that is a model takes its time; below `rollout.env_timeout_s`."""
@@ -36,7 +36,7 @@ class RubricGrader:
         self._lock = threading.Lock()
 
     def score(self, **question: Any) -> Mapping[str, Mapping[str, float]] | Termination:
-        """Rewards and metrics; see `Host.score`. Blocks, so call it in a thread.
+        """Rewards and metrics; see `VerifiersHost.score`. Blocks, so call it in a thread.
 
         Returns:
             Or why the model's own answer made that impossible: `TOOL_TIMEOUT` or `OOM`.
@@ -72,7 +72,7 @@ class RubricGrader:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         child = self._child = ChildProcess("host", env=env)
         start = {
-            "file": str(_HOST),
+            "host": _HOST,
             "arguments": {},
             "cpu_s": self._cpu_s,
             "address_bytes": _MEMORY_BYTES,

@@ -11,7 +11,7 @@ import importlib
 from typing import Any
 
 
-class Host:
+class VerifiersHost:
     """Task classes by name, and one question."""
 
     OPERATIONS = ("score",)

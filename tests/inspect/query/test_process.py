@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import signal
@@ -131,10 +130,11 @@ def test_all_rows_of_an_answer_may_not_fill_the_memory_of_the_one_who_asked(monk
     monkeypatch.setattr(child, "_WHOLE_BYTES", 10**6)
     table = pa.table({"text": ["y" * 1000] * 2000})
     with pytest.raises(RunError, match="the answer is larger than the"):
-        child.Out(io.BytesIO(), limit=None).rows(table.to_reader())
-    out = io.BytesIO()
-    child.Out(out, limit=None).rows(table.slice(0, 500).to_reader())
-    assert len(out.getvalue()) > 500_000
+        child.AnswerWriter(lambda head, body=b"": None, limit=None).rows(table.to_reader())
+    bodies: list[bytes] = []
+    reply = child.AnswerWriter(lambda head, body=b"": bodies.append(bytes(body)), limit=None)
+    reply.rows(table.slice(0, 500).to_reader())
+    assert len(b"".join(bodies)) > 500_000
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_question_that_is_given_up_frees_its_process(queries: Queries, run: Pa
 def test_a_process_that_is_killed_is_replaced(queries: Queries, run: Path) -> None:
     still_answers(queries, run)
     os.kill(queries._idle[0].pid, signal.SIGKILL)
-    queries._idle[0]._process.wait()
+    wait_for(lambda: not queries._idle[0].alive())
     assert still_answers(queries, run)
     process = queries._idle[0].pid
     threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()

@@ -95,9 +95,7 @@ def images() -> None:
     links |= {"lib": "usr/lib", "lib64": "usr/lib64"}
 
     async def make() -> None:
-        await import_image(
-            BUSYBOX, {"bin/busybox": content}, links, f"PATH=/bin:{PYTHON_FOLDER}"
-        )
+        await import_image(BUSYBOX, {"bin/busybox": content}, links, f"PATH=/bin:{PYTHON_FOLDER}")
         # As images do that bring libraries of their own: what loads ours is out of their reach.
         libraries = "LD_PRELOAD=/busybox LD_LIBRARY_PATH=/ LD_DEBUG=all"
         await import_image(BARE, {"busybox": content}, {}, libraries)

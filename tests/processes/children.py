@@ -1,0 +1,61 @@
+"""Functions that tests run in children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from agentrl.processes.child_main import ChildChannel, limit, limit_cpu
+
+
+def echo(channel: ChildChannel) -> None:
+    """Sends back each frame, and what it is asked to do before."""
+    channel.end_with_parent()
+    while True:
+        head, body = channel.receive()
+        if "sleep_s" in head:
+            time.sleep(head["sleep_s"])
+        if "print" in head:
+            print(head["print"], flush=True)
+            print(head["print"], file=sys.stderr, flush=True)
+        if "exit" in head:
+            os._exit(head["exit"])
+        channel.send({**head, "pid": os.getpid()}, body)
+
+
+def takes_memory(channel: ChildChannel) -> None:
+    """Wants more than it may."""
+    limit(data_bytes=2**28)
+    try:
+        bytearray(2**30)
+    except MemoryError:
+        channel.send({"refused": True})
+
+
+def computes(channel: ChildChannel) -> None:
+    """Computes for ever, with a second to do so."""
+    limit_cpu(1)
+    while True:
+        pass
+
+
+def raises(channel: ChildChannel) -> None:
+    """Fails."""
+    raise ValueError("on purpose")
+
+
+def lies_about_sizes(channel: ChildChannel) -> None:
+    """Announces a frame that no memory holds."""
+    channel._link.sendall(b"\0\0\0\2" + b"\1" * 8)
+    channel.receive()
+
+
+def leaves_processes(channel: ChildChannel) -> None:
+    """Starts processes that no group or session holds, one of which ignores SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    left = [subprocess.Popen(["sleep", "4321"], start_new_session=True).pid for _ in range(2)]
+    channel.send({"left": left})
+    channel.receive()
