@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from agentrl.audit.replay.recorded_run import open_recorded
 from agentrl.audit.replay.step import ReplayReport, replay_failed, replay_step
 from agentrl.data import TokenStore
 from agentrl.errors import RunError
 from tests.runtime.tiny_project import agentrl, write_project
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The recorded run computes with one (`tests.warm_processes`), and sums depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
