@@ -55,7 +55,8 @@ class WeightSync:
             sender: of any backend.
             drain_limit_s: seconds that `push` in mode `wait` waits for turns to end.
         """
-        self._client = client
+        self.client = client
+        """Client of the engines that get the weights."""
         self._sender = sender
         self._drain_limit_s = drain_limit_s
         self._newest: WeightTicket | None = None
@@ -74,7 +75,7 @@ class WeightSync:
         Raises:
             SyncError: an engine cannot be reached by this backend.
         """
-        names = self._client.names()
+        names = self.client.names()
         failed = await self._meet(names)
         if failed:
             raise SyncError(
@@ -107,28 +108,28 @@ class WeightSync:
         if ticket is not None:
             self._newest = ticket
         try:
-            await self._client.pause_all(or_none=self._sender.streams)
+            await self.client.pause_all(or_none=self._sender.streams)
             loading = time.perf_counter()
             bag.mean("sync/stop_s", loading - stopping)
             if ticket is None:
                 ticket = await self._stream(weights, version)
             else:
-                await self._client.load_weights(ticket)
+                await self.client.load_weights(ticket)
             self._newest = ticket
             bag.mean("sync/load_s", time.perf_counter() - loading)
-            if self._client.version != version:
-                raise SyncError(f"engines serve {self._client.version}, expected {version}")
-            await self._client.resume_all()
+            if self.client.version != version:
+                raise SyncError(f"engines serve {self.client.version}, expected {version}")
+            await self.client.resume_all()
         except SyncError:
             raise
         except EngineError as error:
             raise SyncError(f"version {version} reached no engine: {error}") from error
         # From the last token of the slowest engine to stop; until then it was still sampling.
         bag.mean("sync/pause_s", time.perf_counter() - loading)
-        serving = len(self._client.active())
+        serving = len(self.client.active())
         bag.sum("sync/bytes", ticket.info.get("size_bytes", 0))
         bag.mean("sync/replicas", serving)
-        bag.mean("sync/quarantined", len(self._client.names()) - serving)
+        bag.mean("sync/quarantined", len(self.client.names()) - serving)
         return bag
 
     async def catch_up(self, engine: Engine) -> None:
@@ -150,7 +151,7 @@ class WeightSync:
             # What is torn is mended by the next sync, too, if it lets itself be stopped for it.
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 await engine.pause()
-            self._client.waits_for_sync(engine.name)
+            self.client.waits_for_sync(engine.name)
         if ticket is None or current:
             raise EngineError(f"engine {engine.name} is not ready: {health.detail}")
         if self._sender.streams:
@@ -166,8 +167,8 @@ class WeightSync:
 
     async def close(self) -> None:
         """Give back what the sender holds; engines catch up no more. Idempotent."""
-        if self._client.recover == self.catch_up:
-            self._client.recover = None
+        if self.client.recover == self.catch_up:
+            self.client.recover = None
         await run_computing(self._sender.close)
 
     # -- streaming --------------------------------------------------------------------------
@@ -175,15 +176,15 @@ class WeightSync:
     async def _stream(self, weights: WeightsFactory, version: int) -> WeightTicket:
         """Send while all engines listen; in a new group without those that are lost."""
         returning = await self._answering()
-        if any(self._client.engine(name) in self._members for name in returning):
+        if any(self.client.engine(name) in self._members for name in returning):
             self._members = []  # as in `catch_up`, which may not have come to it yet
         last: BaseException | None = None
         done: WeightTicket | None = None
         for _ in range(ATTEMPTS):
-            names = [n for n in [*self._client.active(), *returning] if self._lags(n, version)]
+            names = [n for n in [*self.client.active(), *returning] if self._lags(n, version)]
             if not names:
                 break
-            met = [self._client.engine(name) for name in names] == self._members
+            met = [self.client.engine(name) for name in names] == self._members
             gone = {} if met else await self._meet(names)
             failed: Mapping[str, BaseException] = {}
             if not gone:
@@ -199,22 +200,22 @@ class WeightSync:
                 if name in returning:
                     returning.remove(name)
                 else:
-                    self._client.quarantine(name, f"it failed to take weights: {error}")
-        served = [*self._client.active(), *returning]
+                    self.client.quarantine(name, f"it failed to take weights: {error}")
+        served = [*self.client.active(), *returning]
         if done is None or all(self._lags(name, version) for name in served):
             why = last or "none answers"
             raise SyncError(f"version {version} reached no engine: {why}") from last
-        for name in self._client.active():
+        for name in self.client.active():
             if self._lags(name, version):
-                self._client.quarantine(name, f"it missed version {version}: {last}")
-        if not self._client.active():
+                self.client.quarantine(name, f"it missed version {version}: {last}")
+        if not self.client.active():
             for name in returning:
                 if not self._lags(name, version):
-                    self._client.take_back(name)
+                    self.client.take_back(name)
         return done
 
     def _lags(self, name: str, version: int) -> bool:
-        return self._client.engine(name).version < version
+        return self.client.engine(name).version < version
 
     async def _send_once(
         self, names: Sequence[str], weights: WeightsFactory, version: int
@@ -229,7 +230,7 @@ class WeightSync:
 
         async def load(name: str) -> None:
             try:
-                await self._client.engine(name).load_weights(ticket)
+                await self.client.engine(name).load_weights(ticket)
             except EngineError as error:
                 failed[name] = error
                 await self._give_up(sending)
@@ -260,9 +261,9 @@ class WeightSync:
 
         async def pause(name: str) -> None:
             async with asyncio.timeout(ANSWER_LIMIT_S):
-                await self._client.engine(name).pause()
+                await self.client.engine(name).pause()
 
-        out = [name for name in self._client.names() if name not in self._client.active()]
+        out = [name for name in self.client.names() if name not in self.client.active()]
         results = await asyncio.gather(*map(pause, out), return_exceptions=True)
         return [name for name, result in zip(out, results, strict=True) if result is None]
 
@@ -270,7 +271,7 @@ class WeightSync:
         """Introduce the sender to these engines; returns those that failed."""
         infos = await run_computing(self._sender.connect, len(names))
         backend = self._sender.backend
-        engines = [self._client.engine(name) for name in names]
+        engines = [self.client.engine(name) for name in names]
         work: list[Any] = [
             engine.prepare_weights(backend, info)
             for engine, info in zip(engines, infos, strict=True)
@@ -290,10 +291,10 @@ class WeightSync:
         return failed
 
     async def _wait_for_turns(self) -> None:
-        balancer = self._client.balancer
+        balancer = self.client.balancer
         try:
             async with asyncio.timeout(self._drain_limit_s):
-                while any(balancer.in_flight(name) for name in self._client.active()):
+                while any(balancer.in_flight(name) for name in self.client.active()):
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise SyncError(

@@ -82,9 +82,10 @@ class Trainer:
         self._train = train
         self._algorithm = algorithm
         self._temperature = temperature
-        self._backend = backend or TorchBackend(
+        self.backend = backend or TorchBackend(
             model, train=train, gradient_checkpointing=gradient_checkpointing
         )
+        """Model, optimizer and ranks; its calls are collective."""
         self._reference = reference if algorithm.needs_reference else None
         self._critic = critic if algorithm.needs_values else None
         self._failures = failures
@@ -119,12 +120,12 @@ class Trainer:
                 update at hand is given up, all weights are as they were before it, and the batch is
                 kept in `failures`.
         """
-        check_same_batch(self._backend, batch, version=self._version)
+        check_same_batch(self.backend, batch, version=self._version)
         try:
             return self._step(batch, on_progress)
         except TrainError as error:
             self._clear_gradients()
-            if self._failures is None or self._backend.rank != 0:
+            if self._failures is None or self.backend.rank != 0:
                 raise
             path = save_failed_step(self._failures, batch, version=self._version, error=str(error))
             raise TrainError(
@@ -137,7 +138,7 @@ class Trainer:
         metrics = MetricBag()
         shares = self._shares(batch)
         answers = ask_other_policies(
-            self._backend, batch, shares,
+            self.backend, batch, shares,
             algorithm=self._algorithm, reference=self._reference, critic=self._critic,
         )  # fmt: skip
         if batch.credit is not None:
@@ -147,15 +148,15 @@ class Trainer:
         updates = self._updates(answers, batch, shares, on_progress)
         self._recorder.begin(batch)
         with ExitStack() as stack:
-            stack.enter_context(self._backend.running())
+            stack.enter_context(self.backend.running())
             if self._critic is not None:
                 stack.enter_context(self._critic.running())
             for index, (update, part) in enumerate(zip(batch.updates, shares, strict=True)):
                 compare = index == 0 or (update.epoch == 0 and answers.log_probs.old is not None)
                 self._recorder.enter(index)
                 updates.run(update, part, compare_sampler=compare)
-        self._recorder.finish(self._version + 1, self._backend.rank, updates.tokens)
-        for bag in self._backend.gather(updates.tokens):
+        self._recorder.finish(self._version + 1, self.backend.rank, updates.tokens)
+        for bag in self.backend.gather(updates.tokens):
             metrics.merge(bag)
         metrics.merge(updates.metrics)
         derive_metrics(metrics)
@@ -169,8 +170,8 @@ class Trainer:
         return metrics
 
     def _shares(self, batch: StepBatch) -> list[PackedBatch]:
-        shares = [self._backend.share(update) for update in batch.updates]
-        check_shares(self._backend, batch.updates, shares)
+        shares = [self.backend.share(update) for update in batch.updates]
+        check_shares(self.backend, batch.updates, shares)
         return shares
 
     def _updates(
@@ -196,7 +197,7 @@ class Trainer:
         passes = (not only_critic) + (critic is not None)
         return Updates(
             policy=PolicyPass(
-                backend=self._backend,
+                backend=self.backend,
                 algorithm=self._algorithm,
                 known=answers.log_probs,
                 kl_coef=self._kl_coef,
@@ -225,11 +226,11 @@ class Trainer:
         )
         if update is not None and self._version % update.every_steps == 0:
             assert isinstance(self._reference, Reference)
-            self._reference.follow(self._backend.weights(), share=update.polyak)
+            self._reference.follow(self.backend.weights(), share=update.polyak)
             metrics.sum("train/reference_updates", 1)
 
     def _clear_gradients(self) -> None:
-        self._backend.clear_gradients()
+        self.backend.clear_gradients()
         if self._critic is not None:
             self._critic.backend.clear_gradients()
 
@@ -240,7 +241,7 @@ class Trainer:
         embeddings. Every rank asks and iterates to the end: those of a sharded backend put each
         weight together. The tensors are those that the next `step` changes: copy or send them.
         """
-        return self._backend.weights()
+        return self.backend.weights()
 
     def save(self, directory: Path) -> None:
         """Write all that `load` reads into `directory`; see `TrainerState`.
@@ -250,8 +251,8 @@ class Trainer:
         moved = None
         if self._algorithm.reference_update and isinstance(self._reference, Reference):
             moved = self._reference.state_dict()
-        optimizer = self._backend.state_dict()
-        if self._backend.rank == 0:
+        optimizer = self.backend.state_dict()
+        if self.backend.rank == 0:
             save_trainer_state(
                 directory,
                 version=self._version,
@@ -260,8 +261,8 @@ class Trainer:
                 kl_coef=self._kl_coef,
                 reference=moved,
             )
-        if self._backend.lockstep:
-            self._backend.gather(None)
+        if self.backend.lockstep:
+            self.backend.gather(None)
 
     def load(self, directory: Path) -> None:
         """Continue where `save` left off; the model takes the weights of the masters.
@@ -284,6 +285,6 @@ class Trainer:
             self._reference.load_state_dict(state.reference)
         if self._algorithm.kl_controller.kind != "fixed":
             self._kl_coef = state.kl_coef
-        self._backend.load_state_dict(state.optimizer)
+        self.backend.load_state_dict(state.optimizer)
         self._version = state.version
         state.restore_random_state()

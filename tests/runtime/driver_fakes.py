@@ -73,10 +73,10 @@ class FakeWorker:
         self.fuse(f"rollout {group_id}")
         self.started.append(group_id)
         await asyncio.sleep(0)
-        rows = tuple(self._row(task, group_id, index, seed) for index in range(n))
+        rows = tuple(self.make_row(task, group_id, index, seed) for index in range(n))
         return TrajectoryGroup(group_id=group_id, task_id=task.id, trajectories=rows)
 
-    def _row(self, task: Task, group_id: str, index: int, seed: int) -> Trajectory:
+    def make_row(self, task: Task, group_id: str, index: int, seed: int) -> Trajectory:
         ending = self.end(index)
         return Trajectory(
             task_id=task.id,
@@ -119,7 +119,7 @@ class StreamingWorker(FakeWorker):
             )
             raise
         rows = tuple(
-            replace(self._row(task, group_id, index, seed), policy_versions=tuple(versions))
+            replace(self.make_row(task, group_id, index, seed), policy_versions=tuple(versions))
             for index in range(n)
         )
         self.fuse(f"rolled out {group_id}")

@@ -133,7 +133,7 @@ async def test_every_engine_has_every_version(engines, fleet: Fleet, sender) -> 
 async def test_one_that_fails_is_set_aside_and_catches_up(engines, fleet: Fleet, sender) -> None:
     """Fails if the others wait for it, or it serves again with its old weights."""
     sync = fleet(sender)
-    client = sync._client
+    client = sync.client
     await sync.connect()
     sent = weights(0)
     await sync.push(lambda: sent, 1)
@@ -166,7 +166,7 @@ async def test_one_that_is_down_does_not_hold_up_the_others(engines, fleet: Flee
     engines[0].down = False
     if sender.streams:
         await sync.push(lambda: weights(3), 4)
-    await until(lambda: len(sync._client.active()) == 3)
+    await until(lambda: len(sync.client.active()) == 3)
     assert len({engine.version for engine in engines}) == 1
     assert not any(engine.paused for engine in engines)
 
@@ -193,13 +193,13 @@ async def test_weights_that_nobody_took_are_caught_up(engines, fleet: Fleet, tmp
         engine.fail_load = True
     with pytest.raises(SyncError, match="does not want to"):
         await sync.push(lambda: weights(1), 2)
-    assert sync._client.version == 1
+    assert sync.client.version == 1
     for engine in engines:
         engine.fail_load = False
-    await sync._client.start_over("nobody took version 2", limit_s=10)
-    await until(lambda: len(sync._client.active()) == 3)
+    await sync.client.start_over("nobody took version 2", limit_s=10)
+    await until(lambda: len(sync.client.active()) == 3)
     check(engines, weights(1), 2)
-    assert sync._client.version == 2
+    assert sync.client.version == 2
 
 
 @pytest.mark.parametrize("noticed", [False, True])
@@ -210,7 +210,7 @@ async def test_the_only_engine_comes_back_with_the_next_broadcast(
     in the group, or if the wait for an engine is for one that serves: none can before the push."""
     del engines[1:]
     sync = fleet(CollectiveSender(bucket_bytes=100_000, timeout_s=20))
-    client = sync._client
+    client = sync.client
     await sync.connect()
     await sync.push(lambda: weights(1), 1)
     client.quarantine("e0", "its process ended")
@@ -234,10 +234,10 @@ async def test_one_that_comes_back_between_broadcasts_is_met_again(engines, flee
     sync = fleet(CollectiveSender(bucket_bytes=100_000, timeout_s=20))
     await sync.connect()
     engines[1] = ReceivingEngine("e1")
-    sync._client.replace("e1", engines[1])
-    await until(lambda: len(sync._client.active()) == 3)
+    sync.client.replace("e1", engines[1])
+    await until(lambda: len(sync.client.active()) == 3)
     await sync.push(lambda: weights(1), 1)
-    assert len(sync._client.active()) == 3
+    assert len(sync.client.active()) == 3
     check(engines, weights(1), 1)
 
 
@@ -249,8 +249,8 @@ async def test_a_late_joiner_takes_the_newest(engines, fleet: Fleet, tmp_path: P
         sent = nudged(sent, version)
         await sync.push(lambda now=sent: now, version)
     late = ReceivingEngine("late")
-    sync._client.add_engine(late)
-    await until(lambda: "late" in sync._client.active())
+    sync.client.add_engine(late)
+    await until(lambda: "late" in sync.client.active())
     check([late], sent, 3)
 
 
@@ -259,7 +259,7 @@ async def test_staging_that_fails_pauses_nobody(engines, fleet: Fleet) -> None:
     with pytest.raises(SyncError, match="shared memory"):
         await sync.push(lambda: weights(0), 1)
     assert not any(engine.paused for engine in engines)
-    assert (await sync._client.generate([1], SamplingParams(), "s")).ids
+    assert (await sync.client.generate([1], SamplingParams(), "s")).ids
 
 
 async def test_a_broadcast_that_fails_is_tried_again_in_a_new_group(engines, fleet: Fleet) -> None:
@@ -277,7 +277,7 @@ async def test_a_broadcast_that_fails_is_tried_again_in_a_new_group(engines, fle
     await sync.connect()
     await sync.push(lambda: weights(0), 1)
     check([engines[0], engines[2]], weights(0), 1)
-    assert sorted(sync._client.active()) == ["e0", "e2"]
+    assert sorted(sync.client.active()) == ["e0", "e2"]
 
 
 async def test_nothing_moves_in_process(engines, fleet: Fleet) -> None:
@@ -297,14 +297,14 @@ async def test_mode_wait_lets_turns_end(engines, fleet: Fleet) -> None:
     sync = fleet(InProcessSender(), drain_limit_s=0.2)
     for engine in engines:
         engine._delay_s = 0.1
-    turn = asyncio.create_task(sync._client.generate([1], SamplingParams(), "s"))
+    turn = asyncio.create_task(sync.client.generate([1], SamplingParams(), "s"))
     await asyncio.sleep(0.02)
     await sync.push(lambda: [], 1, mode="wait")
     assert turn.done()
     assert set(turn.result().policy_versions) == {0}
     for engine in engines:
         engine._delay_s = 1.0
-    turn = asyncio.create_task(sync._client.generate([1], SamplingParams(), "s"))
+    turn = asyncio.create_task(sync.client.generate([1], SamplingParams(), "s"))
     await asyncio.sleep(0.02)
     with pytest.raises(SyncError, match=r"still in flight after 0\.2 s"):
         await sync.push(lambda: [], 2, mode="wait")

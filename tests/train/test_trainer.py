@@ -78,7 +78,7 @@ def test_masters_keep_what_bfloat16_would_lose():
         trainer.step(make_step(make_groups()))
     norm = "model.norm.weight"
     assert torch.equal(model.state_dict()[norm], before[norm])
-    moved = trainer._backend.state_dict()["masters"][norm] - before[norm].float()
+    moved = trainer.backend.state_dict()["masters"][norm] - before[norm].float()
     assert 1e-5 < moved.abs().max() < 4e-5
 
 
@@ -116,7 +116,7 @@ def test_gradient_norm_is_reported_before_clipping():
     trainer = Trainer(model, train=train, algorithm=algorithm())
     metrics = trainer.step(make_step(make_groups())).result()
     assert metrics["train/grad_norm"] > 0.1
-    moments = trainer._backend.state_dict()["moments"]
+    moments = trainer.backend.state_dict()["moments"]
     clipped = sum(m["exp_avg"].pow(2).sum() for m in moments.values() if m) ** 0.5
     assert float(clipped) == pytest.approx(1e-3, rel=1e-2)
 

@@ -58,6 +58,16 @@ class Queries:
     ) -> None:
         self.close()
 
+    @property
+    def idle(self) -> tuple[QueryProcess, ...]:
+        """Processes that wait for a question."""
+        return tuple(self._idle)
+
+    @property
+    def busy(self) -> tuple[QueryProcess, ...]:
+        """Processes that answer one."""
+        return tuple(self._busy)
+
     def close(self) -> None:
         """End the processes; a question that waits for one is told so."""
         with self._changed:

@@ -62,7 +62,8 @@ class BfclTask(AgentInstance):
         self.system_prompt = system_prompt
         self.cpu_s = cpu_s
         self.memory_mb = memory_mb
-        self._backends: HostProcess | None = None
+        self.backends: HostProcess | None = None
+        """Process of the episode; None before `reset`."""
 
     async def reset(self, task: Task) -> Observation:
         """Start the back-ends and say the first thing.
@@ -80,7 +81,7 @@ class BfclTask(AgentInstance):
                 f"agentrl_envs.bfcl:multi_turn_tasks; there is no {error} in its label and metadata"
             ) from None
         await self.close()
-        self._backends = await HostProcess.start(
+        self.backends = await HostProcess.start(
             _HOST,
             {
                 "functions": owners(classes),
@@ -94,7 +95,7 @@ class BfclTask(AgentInstance):
             memory_bytes=self.memory_mb << 20,
         )
         tools = {
-            item["name"]: BackendTool(item, self._backends)
+            item["name"]: BackendTool(item, self.backends)
             for backend in classes
             for item in documents(backend)
         }
@@ -111,22 +112,22 @@ class BfclTask(AgentInstance):
 
     async def step(self, action: Action) -> StepResult:
         """Go on while the model calls functions; judge the user turn when it does not."""
-        if self._done or self._backends is None:
+        if self._done or self.backends is None:
             raise RuntimeError("BfclTask.step was called before reset or after done")
         self._calls += len(action.tool_calls)
         self._failed += sum(result.status is not ToolStatus.OK for result in action.tool_results)
         # Named by the model, so it tried; BFCL counts names that do not exist, too.
         self._attempted += sum(call.status is CallStatus.OK for call in action.tool_calls)
-        if self._backends.stopped is not None:
-            return self._final(self._backends.stopped)
+        if self.backends.stopped is not None:
+            return self._final(self.backends.stopped)
         self._steps += bool(action.tool_calls)
         too_many = self._steps > self.max_steps
         if action.tool_calls and not action.last and not too_many:
             return StepResult()
         try:
-            verdict = await self._backends.ask("turn", attempted=self._attempted)
+            verdict = await self.backends.ask("turn", attempted=self._attempted)
         except ToolError:
-            return self._final(self._backends.stopped or Termination.TOOL_TIMEOUT)
+            return self._final(self.backends.stopped or Termination.TOOL_TIMEOUT)
         if not verdict["valid"]:
             self._error = self._error or verdict["error"]
         elif not self._error:
@@ -173,5 +174,5 @@ class BfclTask(AgentInstance):
 
     async def close(self) -> None:
         """End the process of the back-ends."""
-        if self._backends is not None:
-            await self._backends.close()
+        if self.backends is not None:
+            await self.backends.close()

@@ -87,7 +87,8 @@ class Tau2Task(AgentInstance):
         self.user_api_key_env = user_api_key_env
         self.user_temperature = user_temperature
         self.max_messages = max_messages
-        self._world: HostProcess | None = None
+        self.world: HostProcess | None = None
+        """Process of the episode; None before `reset`."""
         self._user: User | None = None
 
     async def reset(self, task: Task) -> Observation:
@@ -111,10 +112,10 @@ class Tau2Task(AgentInstance):
         self._calls = self._failed = 0
         self._acted = self._done = False
         await self.close()
-        self._world = await HostProcess.start(
+        self.world = await HostProcess.start(
             _HOST, made_with, what=f"tau2's {scene['domain']}", cpu_s=_CPU_S
         )
-        tools = [_WorldTool(item, self._world) for item in await self._world.ask("tools")]
+        tools = [_WorldTool(item, self.world) for item in await self.world.ask("tools")]
         if scene["domain"] == "telecom":
             how, opening = _ALONE, f"<ticket>\n{task.prompt}\n</ticket>"
         else:
@@ -143,12 +144,12 @@ class Tau2Task(AgentInstance):
 
     async def step(self, action: Action) -> StepResult:
         """Go on while tools are called; without a call the user answers, or the ticket closes."""
-        if self._done or self._world is None:
+        if self._done or self.world is None:
             raise RuntimeError("Tau2Task.step was called before reset or after done")
         self._calls += len(action.tool_calls)
         self._failed += sum(result.status is not ToolStatus.OK for result in action.tool_results)
-        if self._world.stopped is not None:
-            return self._final({}, self._world.stopped)
+        if self.world.stopped is not None:
+            return self._final({}, self.world.stopped)
         if action.tool_calls and not action.last:
             self._acted = True
             return StepResult()
@@ -161,13 +162,13 @@ class Tau2Task(AgentInstance):
         if answer is not None:
             return StepResult(environment_feedback=answer)
         try:
-            found = await self._world.ask(
+            found = await self.world.ask(
                 "verdict",
                 said="\n".join(self._said),
                 right_hash=_right_hashes.get(self._task_id, ""),
             )
         except ToolError:
-            return self._final({}, self._world.stopped or Termination.TOOL_TIMEOUT)
+            return self._final({}, self.world.stopped or Termination.TOOL_TIMEOUT)
         _right_hashes[self._task_id] = found["right_hash"]
         return self._final(found["parts"], Termination.ENV_DONE)
 
@@ -200,8 +201,8 @@ class Tau2Task(AgentInstance):
 
     async def close(self) -> None:
         """End the process of the simulated world."""
-        if self._world is not None:
-            await self._world.close()
+        if self.world is not None:
+            await self.world.close()
 
 
 class _WorldTool(Tool):
@@ -214,9 +215,9 @@ class _WorldTool(Tool):
         self.name = entry["name"]
         self.description = entry["description"]
         self.parameters = entry["parameters"]
-        self._world = world
+        self.world = world
 
     async def call(self, arguments: Mapping[str, Any], sandbox: Sandbox | None) -> ToolResult:
         """Ask the world; see `Tool.call`."""
-        answer = await self._world.ask("call", name=self.name, arguments=dict(arguments))
+        answer = await self.world.ask("call", name=self.name, arguments=dict(arguments))
         return ToolResult(text=answer["text"], status=_STATUS[answer["status"]])

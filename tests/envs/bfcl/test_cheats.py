@@ -82,7 +82,7 @@ async def test_a_conversation_cannot_be_cheated(name, tmp_path, monkeypatch):
     row, env = await play(TASK, replies(), max_steps=60, reward="fraction", cpu_s=1, memory_mb=512)
     assert row.termination in (Termination.ENV_DONE, Termination.TOOL_TIMEOUT), row
     assert (row.reward, row.score) == (0.0, 0.0)
-    assert not env._backends.alive
+    assert not env.backends.alive
     assert not [path for path in (tmp_path, Path("/")) if (path / "CODE").exists()]
 
 
@@ -93,4 +93,4 @@ async def test_a_call_that_does_not_end_is_stopped_and_ends_the_episode():
     assert (row.reward, row.termination) == (0.0, Termination.TOOL_TIMEOUT)
     (result,) = [result for turn in row.turns for result in turn.tool_results]
     assert "took too long" in result.text
-    assert not env._backends.alive
+    assert not env.backends.alive

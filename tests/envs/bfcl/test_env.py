@@ -86,7 +86,7 @@ async def test_the_answers_of_the_benchmark_earn_everything_and_a_part_earns_a_s
     row, env = await play(task, script(task))
     assert (row.reward, row.score) == (1.0, 1.0), row.extra_logs
     assert row.termination is Termination.ENV_DONE
-    assert not env._backends.alive
+    assert not env.backends.alive
     turns = len(task.label["expected"])
     row, _ = await play(task, script(task, stop=turns - 1), reward="fraction")
     shares = sum(map(bool, task.label["expected"]))
@@ -176,8 +176,8 @@ async def test_a_call_that_is_given_up_is_not_answered_to_the_next_one():
     """Fails if the process is kept, whose next answer is that to the earlier question."""
     env = BfclTask()
     tools = {tool.name: tool for tool in (await env.reset(TASKS["multi_turn_base_0"])).tools}
-    assert env._backends is not None
-    os.kill(env._backends.pid, signal.SIGSTOP)  # so its answer is not there yet
+    assert env.backends is not None
+    os.kill(env.backends.pid, signal.SIGSTOP)  # so its answer is not there yet
     giving_up = asyncio.ensure_future(tools["cd"].call({"folder": "document"}, None))
     await asyncio.sleep(0)
     giving_up.cancel()
@@ -193,8 +193,8 @@ async def test_back_ends_that_are_killed_from_outside_are_infrastructure():
 
     class Killed(BfclTask):
         async def step(self, action):
-            assert self._backends is not None
-            os.kill(self._backends.pid, signal.SIGKILL)
+            assert self.backends is not None
+            os.kill(self.backends.pid, signal.SIGKILL)
             return await super().step(action)
 
     env = Killed()

@@ -62,7 +62,7 @@ async def play(task: Task, replies, then="Everything is done. Reward: 1.0", **en
     group = await worker.run_group(
         task, group_id="g", n=1, sampling=SamplingParams(max_tokens=20_000), seed=0
     )
-    assert made[-1]._world is None or not made[-1]._world.alive
+    assert made[-1].world is None or not made[-1].world.alive
     return group.trajectories[-1]
 
 

@@ -82,7 +82,7 @@ def test_no_query_takes_more_time_or_memory_than_it_may(
     text: str, queries: Queries, run: Path
 ) -> None:
     still_answers(queries, run)
-    process = queries._idle[0].pid
+    process = queries.idle[0].pid
     most = 0
 
     def watch() -> None:
@@ -123,7 +123,7 @@ def test_an_answer_that_is_too_large_says_what_to_ask_for(run: Path) -> None:
         answer = queries.ask(run, "select repeat('y', 1000000) from range(1000)")
         assert 10 < answer.table.num_rows < 100
         assert answer.truncated
-        assert queries._idle[0].alive()
+        assert queries.idle[0].alive()
 
 
 def test_all_rows_of_an_answer_may_not_fill_the_memory_of_the_one_who_asked(monkeypatch) -> None:
@@ -173,10 +173,10 @@ def test_two_queries_run_at_once_and_a_third_waits(queries: Queries, run: Path) 
     threads = [threading.Thread(target=ask) for _ in range(2)]
     try:
         threads[0].start()
-        wait_for(lambda: len(queries._busy) == 1)
+        wait_for(lambda: len(queries.busy) == 1)
         assert still_answers(queries, run)
         threads[1].start()
-        wait_for(lambda: len(queries._busy) == 2)
+        wait_for(lambda: len(queries.busy) == 2)
         with pytest.raises(RunError, match=r"2 other queries have been running for 0\.2 s"):
             queries.ask(run, "select 1", timeout_s=0.2)
     finally:
@@ -193,20 +193,20 @@ def test_a_question_that_is_given_up_frees_its_process(queries: Queries, run: Pa
         threading.Timer(0.5, given_up.set).start()
         with pytest.raises(RunError, match="nobody waits"):
             queries.ask(run, text, timeout_s=PATIENT_S, given_up=given_up)
-        assert not queries._busy
+        assert not queries.busy
     assert still_answers(queries, run)
 
 
 def test_a_process_that_is_killed_is_replaced(queries: Queries, run: Path) -> None:
     still_answers(queries, run)
-    os.kill(queries._idle[0].pid, signal.SIGKILL)
-    wait_for(lambda: not queries._idle[0].alive())
+    os.kill(queries.idle[0].pid, signal.SIGKILL)
+    wait_for(lambda: not queries.idle[0].alive())
     assert still_answers(queries, run)
-    process = queries._idle[0].pid
+    process = queries.idle[0].pid
     threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()
     with pytest.raises(RunError, match=r"was killed by another process.*ask again"):
         queries.ask(run, ENDLESS, timeout_s=PATIENT_S)
-    threading.Timer(0.5, os.kill, (queries._idle[0].pid, signal.SIGSEGV)).start()
+    threading.Timer(0.5, os.kill, (queries.idle[0].pid, signal.SIGSEGV)).start()
     with pytest.raises(RunError, match="ended with SIGSEGV"):
         queries.ask(run, ENDLESS, timeout_s=PATIENT_S)
     assert still_answers(queries, run)
@@ -224,8 +224,8 @@ def test_nothing_is_left_when_all_is_closed_in_the_midst_of_a_query(run: Path) -
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_for(lambda: bool(queries._busy))
-    process = queries._busy[0].pid
+    wait_for(lambda: bool(queries.busy))
+    process = queries.busy[0].pid
     queries.close()
     thread.join(PATIENT_S)
     assert said

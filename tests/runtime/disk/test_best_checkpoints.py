@@ -110,8 +110,8 @@ def test_a_step_is_saved_for_its_score_alone(tmp_path: Path) -> None:
 class BestInTheMiddle(FakeWorker):
     """Evaluations score 0.9 at step 3 and less and less after it."""
 
-    def _row(self, task: Task, group_id: str, index: int, seed: int) -> Trajectory:
-        row = super()._row(task, group_id, index, seed)
+    def make_row(self, task: Task, group_id: str, index: int, seed: int) -> Trajectory:
+        row = super().make_row(task, group_id, index, seed)
         if not group_id.startswith("eval-held-"):
             return row
         step = int(group_id.removeprefix("eval-held-").split("/")[0])

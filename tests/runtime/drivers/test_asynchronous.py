@@ -413,10 +413,10 @@ async def test_broken_infrastructure_ends_the_run(tmp_path: Path) -> None:
 
 async def test_failed_groups_are_committed_and_not_rolled_out_for_ever(tmp_path: Path) -> None:
     class Moody(StreamingWorker):
-        def _row(self, task, group_id, index, seed):  # type: ignore[no-untyped-def]
+        def make_row(self, task, group_id, index, seed):  # type: ignore[no-untyped-def]
             bad = group_id.startswith(("stream/00000001", "stream/00000004"))
             self.end = lambda _: Termination.ENV_CRASHED if bad else Termination.ENV_DONE
-            return super()._row(task, group_id, index, seed)
+            return super().make_row(task, group_id, index, seed)
 
     config = config_of(tmp_path, "d")
     worker = Moody(Fuse())

@@ -237,14 +237,14 @@ async def test_it_may_fail_for_a_while_once_it_has_worked(tmp_path: Path) -> Non
     config = fake_config(tmp_path)
     broken = {"step-3", "step-4"}
     worker = FakeWorker(Fuse())
-    honest = worker._row
+    honest = worker.make_row
 
     def row(task, group_id, index, seed):
         crashed = group_id.split("/")[0] in broken
         worker.end = lambda index: Termination.ENV_CRASHED if crashed else Termination.ENV_DONE
         return honest(task, group_id, index, seed)
 
-    worker._row = row
+    worker.make_row = row
     result, _ = await drive(config, worker=worker)
     assert result.steps == 7
     by_step = {line["step"]: line for line in lines(config)}

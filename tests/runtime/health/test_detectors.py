@@ -33,8 +33,8 @@ class Notes(Progress):
 class Equal(FakeWorker):
     """Every rollout earns the same, so that no step teaches anything."""
 
-    def _row(self, task: Any, group_id: str, index: int, seed: int) -> Trajectory:
-        return replace(super()._row(task, group_id, index, seed), reward=1.0, score=1.0)
+    def make_row(self, task: Any, group_id: str, index: int, seed: int) -> Trajectory:
+        return replace(super().make_row(task, group_id, index, seed), reward=1.0, score=1.0)
 
 
 def watched(tmp_path: Path, **health: Any) -> RunConfig:

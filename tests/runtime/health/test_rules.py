@@ -54,8 +54,8 @@ def poor(worker: type[FakeWorker], when: Callable[[str, int], bool]) -> FakeWork
     """A worker whose rewards are all 0.01 where `when(group_id, seed)` says so."""
 
     class Poor(worker):
-        def _row(self, task: Any, group_id: str, index: int, seed: int) -> Any:
-            row = super()._row(task, group_id, index, seed)
+        def make_row(self, task: Any, group_id: str, index: int, seed: int) -> Any:
+            row = super().make_row(task, group_id, index, seed)
             return replace(row, reward=0.01) if when(group_id, seed) else row
 
     return Poor(Fuse())

@@ -122,7 +122,7 @@ def test_only_adapters_move_on_float32_masters() -> None:
         trainer.step(make_step(make_groups(seed)))
     for name, param in model.named_parameters():
         assert torch.equal(param, before[name]) == (".lora_" not in name), name
-    masters = trainer._backend.state_dict()["masters"]
+    masters = trainer.backend.state_dict()["masters"]
     assert masters.keys() == {name for name in before if ".lora_" in name}
     assert {value.dtype for value in masters.values()} == {torch.float32}
 
@@ -149,7 +149,7 @@ def test_checkpointing_gives_the_same_gradient() -> None:
     for model, on in ((plain, False), (checkpointed, True)):
         trainer = Trainer(model, train=TRAIN, algorithm=algorithm(), gradient_checkpointing=on)
         trainer.step(batch)
-        states.append(trainer._backend.state_dict()["masters"])
+        states.append(trainer.backend.state_dict()["masters"])
     assert relative_error(states[1], states[0]) < 1e-6
 
 

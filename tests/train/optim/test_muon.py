@@ -128,7 +128,7 @@ def test_weight_decay_of_matrices_is_that_of_adamw():
 def test_masters_keep_what_bfloat16_would_lose():
     # Fails if Muon works on the parameters: the state would be bfloat16.
     model = tiny_model(torch.bfloat16)
-    state = trained(model, MUON)._backend.state_dict()
+    state = trained(model, MUON).backend.state_dict()
     name = "model.layers.0.mlp.up_proj.weight"
     assert state["masters"][name].dtype == torch.float32
     assert state["moments"][name]["momentum_buffer"].dtype == torch.float32
@@ -155,7 +155,7 @@ def test_the_state_of_the_other_optimizer_is_refused(first: str):
     # Fails without the check: AdamW would look for moments that are not there in its next step.
     model = tiny_model(torch.float32)
     second = "muon" if first == "adamw" else "adamw"
-    state = trained(model, MUON.model_copy(update={"optimizer": first}))._backend.state_dict()
+    state = trained(model, MUON.model_copy(update={"optimizer": first})).backend.state_dict()
     other = make_optimizer(model, MUON.model_copy(update={"optimizer": second}))
     with pytest.raises(RunError, match=r"keeps .* for model\.layers\.0.*train\.optimizer"):
         other.load_state_dict(state)
