@@ -100,6 +100,8 @@ def serve(channel: ChildChannel) -> None:
         asyncio.run(_run_checks(plan, order.done, facts, watch))
     except KeyboardInterrupt:
         sys.exit(130)
+    # The parent ends this process as soon as it has the answers: nothing is left to interrupt.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel.send({"kind": "end"}, pickle.dumps(facts.answers))
 
 

@@ -156,6 +156,13 @@ def test_what_an_environment_prints_is_not_in_the_output(capfd: pytest.CaptureFi
     assert "said by an environment" in said.err
 
 
+def test_a_preflight_that_is_done_is_not_interrupted(capfd: pytest.CaptureFixture[str]) -> None:
+    # Fails if SIGTERM still interrupts the process of the checks once it has sent its answers: a
+    # traceback stood below every report.
+    assert run_watched(f"{PLANS}:ends_slowly", arguments={}).checks[0].status is Status.OK
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("end", "status"),
     [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, -signal.SIGINT), (signal.SIGKILL, -9)],

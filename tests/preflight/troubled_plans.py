@@ -119,6 +119,21 @@ def waits(*, found: PreflightFacts) -> Plan:
     return Plan(steps=[("datasets", forever)], limits={"datasets": Limit(still_s=60, total_s=0.3)})
 
 
+class _SlowToFree:
+    def __del__(self) -> None:
+        time.sleep(1.0)
+
+
+def ends_slowly(*, found: PreflightFacts) -> Plan:
+    """A line whose plan takes a while to be freed, as one that holds a tokenizer."""
+    kept = _SlowToFree()
+
+    async def keep() -> str:
+        return f"kept {type(kept).__name__}"
+
+    return Plan(steps=[("datasets", keep)], limits={})
+
+
 def exits_at_once(*, found: PreflightFacts) -> Plan:
     """Never comes to its first line."""
     os._exit(9)
