@@ -39,7 +39,7 @@ FAMILIES: Mapping[str, TemplateFamily] = {
     ),
     "mistral": TemplateFamily(marker="[INST]", not_marker="<<SYS>>", stops=("</s>",)),
 }
-TEMPLATES = ("auto", "chatml", "generic", "llama3", "mistral", "raw")
+TEMPLATES = ("auto", *sorted(FAMILIES), "generic", "raw")
 """Valid values of `chat.template`."""
 
 

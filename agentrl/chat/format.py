@@ -28,7 +28,7 @@ class ChatFormat(ABC):
     """The format in which one model reads a conversation."""
 
     name: str
-    """The family: `chatml`, `llama3`, `mistral`, `generic` or `raw`."""
+    """The family: a name of `build.FAMILIES`, `generic` or `raw`."""
     stop_token_ids: tuple[int, ...]
     """Special tokens that end an assistant turn; the first is the one the template writes."""
     action_stop_ids: tuple[int, ...] = ()

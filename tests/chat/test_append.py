@@ -134,6 +134,8 @@ def test_auto_recognises_the_family(name: str, family: str) -> None:
     chat = chat_of(name)
     assert chat.name == family
     assert model(name).eos_token_id in chat.stop_token_ids
+    # Fails if a family has an entry, but `chat.template` does not take its name.
+    assert chat_of(name, template=family).name == family
 
 
 @pytest.mark.parametrize("name", FAMILIES)
