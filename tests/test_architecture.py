@@ -139,7 +139,10 @@ def test_no_folder_is_crowded() -> None:
     for line in set(listed.stdout.splitlines()):
         if (ROOT / line).exists():
             count[str(Path(line).parent)] += 1
-    assert {folder: n for folder, n in sorted(count.items()) if n > FILES_A_FOLDER} == {}
+    crowded = {folder: n for folder, n in sorted(count.items()) if n > FILES_A_FOLDER}
+    assert crowded == {}, (
+        f"more than {FILES_A_FOLDER} files: make packages of those that belong together"
+    )
 
 
 def modules() -> dict[str, Path]:

@@ -7,9 +7,10 @@ Each command lives in a module of its own and is imported only when it is asked 
 from __future__ import annotations
 
 import importlib
+import inspect
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
@@ -29,7 +30,8 @@ _COMMANDS = {
     "export": "Write a checkpoint of a run as one model directory.",
     "control": "Answer a run that a rule has paused.",
 }
-"""Single commands: module of the same name with a function of the same name."""
+"""Single commands: module of the same name with a function `command`. The text is for the overview;
+the docstring of the function is the help of the command itself."""
 
 _GROUPS = {
     "traj": "Look at stored trajectories.",
@@ -39,7 +41,7 @@ _GROUPS = {
     "sandbox": "See which sandboxes work on this machine.",
     "simulate": "Compare settings on a model before renting machines.",
 }
-"""Groups of commands: module of the same name with a Typer `app`."""
+"""Groups of commands: module or package of the same name with a Typer `app`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -87,7 +89,8 @@ def _app(name: str) -> typer.Typer:
     for command, text in _COMMANDS.items():
         if command == name:
             module = importlib.import_module(f"agentrl.cli.{command}")
-            app.command(command, help=text)(module.command)
+            full = _help_of(module.command)
+            app.command(command, help=full, short_help=text)(module.command)
         else:
             app.command(command, help=text)(_not_loaded)
     for group, text in _GROUPS.items():
@@ -96,6 +99,12 @@ def _app(name: str) -> typer.Typer:
         else:
             app.add_typer(typer.Typer(), name=group, help=text)
     return app
+
+
+def _help_of(command: Callable[..., None]) -> str:
+    """The docstring with the lines of a paragraph joined: typer keeps every line break."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def _not_loaded() -> None:

@@ -50,7 +50,17 @@ def test_starting_a_command_does_not_import_torch(capsys: pytest.CaptureFixture[
     assert done.stderr.startswith("error: config missing.yaml does not exist")
 
 
-@pytest.mark.parametrize("group", ["traj", "env", "config", "sandbox"])
+def test_the_help_of_a_command_is_its_docstring(capsys: pytest.CaptureFixture[str]) -> None:
+    # Fails if the line of the overview stands there: it has no exit statuses.
+    status, out, _ = run(capsys, "prove", "--help")
+    assert status == 0
+    assert "Ends with 1 if a proof fails." in " ".join(out.split())
+    # Loaded or not, the overview has a line for each command.
+    _, overview, _ = run(capsys, "--help")
+    assert run(capsys, "--help", "prove")[1] == overview
+
+
+@pytest.mark.parametrize("group", ["traj", "env", "tasks", "config", "sandbox"])
 def test_every_group_is_mounted(capsys: pytest.CaptureFixture[str], group: str) -> None:
     status, out, _ = run(capsys, group, "--help")
     assert status == 0

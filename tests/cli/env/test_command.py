@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.adapters.adapt import load_env_class
 from agentrl.types import Task
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 FAULTY = """
 from agentrl.env import AgentInstance, Observation, StepResult
@@ -60,8 +60,9 @@ def test_new_refuses_to_overwrite_and_bad_names(tmp_path, capsys):
     assert run("env", "new", "one", "--dir", str(tmp_path)) == 2
     assert "exists already" in capsys.readouterr().err
     assert (tmp_path / "one.py").read_text() == "mine"
-    # Another name would still overwrite the tasks of the first.
+    # Another name would still overwrite the tasks of the first, so it is not what to choose.
     assert run("env", "new", "two", "--dir", str(tmp_path)) == 2
+    assert "tasks.jsonl exists already; choose another --dir" in capsys.readouterr().err
     assert not (tmp_path / "two.py").exists()
     for name in ("a-b", "class", "1a", "../up"):
         assert run("env", "new", name, "--dir", str(tmp_path)) == 2

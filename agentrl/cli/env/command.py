@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.cli.env_scaffold import scaffold
+from agentrl.cli.env.scaffold import TASKS_FILE, scaffold
 from agentrl.config import resolve
 from agentrl.config.sandboxes import sandbox_section
 from agentrl.config.schema import DatasetSection, EnvSection
@@ -44,11 +44,11 @@ def new(
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigError(f"env name {name!r}: expected a Python name, such as guess_number")
     files = scaffold(name)
-    there = [folder / file for file in files if (folder / file).exists()]
+    there = [file for file in files if (folder / file).exists()]
     if there:
-        raise ConfigError(
-            f"{', '.join(map(str, there))} exists already; choose another name or --dir"
-        )
+        other = "--dir" if TASKS_FILE in there else "name or --dir"
+        paths = ", ".join(str(folder / file) for file in there)
+        raise ConfigError(f"{paths} exists already; choose another {other}")
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False, soft_wrap=True)
     for file, text in files.items():
@@ -180,7 +180,7 @@ def _tasks(target: str, dataset: str | None) -> tuple[Sequence[Task], str]:
 
     module = target.rpartition(":")[0]
     if dataset is None:
-        beside = Path(module).parent / "tasks.jsonl"
+        beside = Path(module).parent / TASKS_FILE
         if module.endswith(".py") and beside.is_file():
             dataset = str(beside)
         elif _has(f"{module}:make_tasks"):

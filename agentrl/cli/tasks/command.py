@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from agentrl.cli import tasks_profile
+from agentrl.cli.tasks import profile as tasks_profile
 from agentrl.config import resolve
 from agentrl.config.sandboxes import sandbox_section
 from agentrl.errors import ConfigError

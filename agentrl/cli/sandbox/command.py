@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from agentrl.cli import image as image_commands
 from agentrl.cli.console.findings import MeasuredColumns, findings_table
+from agentrl.cli.sandbox import image as image_commands
 from agentrl.errors import ConfigError
 from agentrl.finding import Status, any_failed
 from agentrl.imports import resolve

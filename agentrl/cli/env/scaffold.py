@@ -48,6 +48,8 @@ eval:
   datasets: {{{name}: {{source: tasks.jsonl, limit: 8}}}}
 """
 
+TASKS_FILE = "tasks.jsonl"
+"""Its name is the same for every environment, so a folder holds one scaffold."""
 _WORDS = ("cat", "sun", "tree", "book", "red", "moon", "fish", "bird", "hat", "cup", "star", "ice")
 
 
@@ -65,5 +67,5 @@ def scaffold(name: str) -> dict[str, str]:
     return {
         f"{name}.py": _ENV.format(title=class_name, class_name=class_name),
         f"{name}.yaml": _RUN.format(name=name, class_name=class_name),
-        "tasks.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        TASKS_FILE: "".join(json.dumps(row) + "\n" for row in rows),
     }

@@ -1,0 +1,5 @@
+"""The `agentrl env` commands."""
+
+from agentrl.cli.env.command import app
+
+__all__ = ["app"]

@@ -1,0 +1,5 @@
+"""The `agentrl sandbox` commands."""
+
+from agentrl.cli.sandbox.command import app
+
+__all__ = ["app"]
