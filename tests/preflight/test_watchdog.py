@@ -139,6 +139,15 @@ def test_a_line_that_only_waits_ends_in_time() -> None:
     assert "not done in 0 s" in checks[0].detail
 
 
+def test_the_rest_knows_what_was_found_out_before_a_process_ended(tmp_path: Path) -> None:
+    # The environment that ended it is kept from what comes after.
+    log = tmp_path / "log"
+    lines = run_watched(f"{PLANS}:exits_between", arguments={"log": str(log)}).checks
+    assert [line.name for line in lines] == ["datasets", "prompts", "budget"]
+    assert lines[2].detail == "sandbox True, environment False"
+    assert log.read_text() == "found out\n" * 2
+
+
 @pytest.mark.parametrize(
     ("make", "words"), [("exits_at_once", "status 9"), ("raises_at_once", "status 1")]
 )

@@ -142,3 +142,23 @@ def exits_at_once(*, found: PreflightFacts) -> Plan:
 def raises_at_once(*, found: PreflightFacts) -> Plan:
     """Never comes to its first line."""
     raise ValueError("no plan")
+
+
+def exits_between(*, found: PreflightFacts, log: str) -> Plan:
+    """A line that finds something out, one that ends the process, and one that needs the first."""
+
+    async def finds() -> str:
+        with Path(log).open("a") as file:
+            file.write("found out\n")
+        found.sandbox_used = True
+        found.make_env = dict
+        return "found out"
+
+    async def needs() -> str:
+        return f"sandbox {found.sandbox_used}, environment {found.make_env is not None}"
+
+    async def ends() -> str:
+        os._exit(7)
+
+    steps = [("datasets", finds), ("prompts", ends), ("budget", needs)]
+    return Plan(steps=steps, limits={})
