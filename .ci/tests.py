@@ -22,16 +22,15 @@ from typing import IO
 from xml.etree import ElementTree
 
 PHASES = {
-    "plain": ["-m", "not (docker or fleet or ray)", "-n", "2", "--dist", "worksteal"],
+    "plain": ["-m", "not (docker or fleet or ray)", "-n", "4", "--dist", "worksteal"],
     "docker": ["-m", "docker"],
     "servers": ["-m", "fleet and not ray"],
     "ray": ["-m", "ray"],
 }
-"""Arguments of pytest by phase."""
-STAGES = (("plain", "docker"), ("servers",), ("ray",))
-"""Phases that run side by side, stage after stage. Containers are mostly waited for. Servers and
-clusters compute on all cores while they start, and what they are asked meanwhile takes its time,
-so each kind of them has the machine for itself."""
+"""Arguments of pytest by phase. Plain tests wait half of their time, so four share two cores."""
+STAGES = (("plain", "docker"), ("servers", "ray"))
+"""Phases that run side by side, stage after stage: containers, servers and clusters are mostly
+waited for."""
 NO_TESTS = 5
 """Pytest ends with this where its arguments select nothing."""
 INTERRUPTED = 130
@@ -50,6 +49,9 @@ class Phase:
         command = [sys.executable, "-m", "pytest", *PHASES[name], *arguments]
         # Hundreds of processes import the same files; let the first of them keep what it compiles.
         env = {key: v for key, v in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        if "-n" in command:
+            # Threads that compute spin at barriers while those of other processes have the cores.
+            env.setdefault("OMP_NUM_THREADS", "1")
         with contextlib.ExitStack() as stack:
             output: IO[bytes] | None = None
             if not live:

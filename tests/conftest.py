@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Generator
 from functools import cache
 
@@ -22,6 +23,10 @@ pytest_plugins = ["tests.serving.shared_server"]
 # The time of an example is that of a machine that does other things too.
 hypothesis.settings.register_profile("agentrl", deadline=None)
 hypothesis.settings.load_profile("agentrl")
+# A shell script that starts the tests in the background has SIGINT ignored, and what tests start
+# would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
