@@ -22,12 +22,12 @@ from typing import IO
 from xml.etree import ElementTree
 
 PHASES = {
-    "plain": ["-m", "not (docker or fleet or ray)", "-n", "4", "--dist", "worksteal"],
+    "plain": ["-m", "not (docker or fleet or ray)", "-n", "3", "--dist", "worksteal"],
     "docker": ["-m", "docker"],
     "servers": ["-m", "fleet and not ray"],
     "ray": ["-m", "ray"],
 }
-"""Arguments of pytest by phase. Plain tests wait half of their time, so four share two cores."""
+"""Arguments of pytest by phase. Plain tests wait half of their time, so three share two cores."""
 STAGES = (("plain", "docker"), ("servers", "ray"))
 """Phases that run side by side, stage after stage: containers, servers and clusters are mostly
 waited for."""

@@ -7,10 +7,10 @@ Each command lives in a module of its own and is imported only when it is asked 
 from __future__ import annotations
 
 import importlib
-import inspect
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from inspect import getdoc
 
 import typer
 
@@ -103,7 +103,7 @@ def _app(name: str) -> typer.Typer:
 
 def _help_of(command: Callable[..., None]) -> str:
     """The docstring with the lines of a paragraph joined: typer keeps every line break."""
-    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    paragraphs = (getdoc(command) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
