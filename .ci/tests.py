@@ -28,9 +28,10 @@ PHASES = {
     "ray": ["-m", "ray"],
 }
 """Arguments of pytest by phase. Plain tests wait half of their time, so three share two cores."""
-STAGES = (("plain", "docker"), ("servers", "ray"))
-"""Phases that run side by side, stage after stage: containers, servers and clusters are mostly
-waited for."""
+STAGES = (("plain", "docker"), ("servers",), ("ray",))
+"""Phases that run side by side, stage after stage. Containers are mostly waited for. Servers and
+clusters compute on all cores while they start, and what they are asked meanwhile takes its time,
+so each kind of them has the machine for itself."""
 NO_TESTS = 5
 """Pytest ends with this where its arguments select nothing."""
 INTERRUPTED = 130
