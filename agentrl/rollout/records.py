@@ -62,7 +62,7 @@ class SampledTurn:
     ended: bool
     """Whether the last id is a stop token."""
     truncated: bool
-    """Whether the turn was cut off at its token limit."""
+    """Whether the turn was truncated at its token limit."""
     tokens: int
     """Its length."""
 

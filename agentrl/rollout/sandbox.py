@@ -2,9 +2,9 @@
 
 The shared one is opened on first use; all are closed with the rollout. Three things are kept that
 the loop must know, whatever environment and tools make of them: how long commands ran, which is the
-model's own doing even when an environment started them; how long sandboxes took to open, which is
-nobody's; and whether one of them failed, after which no reward of this rollout can be trusted, even
-if somebody caught the error and went on.
+model's own doing even when an environment started them; how long sandboxes took to open, which
+no part is charged for; and whether one of them failed, after which no reward of this rollout can be
+trusted, even if the error was caught.
 """
 
 from __future__ import annotations
