@@ -1,6 +1,6 @@
 """`TokenClient`: the `Generator` that rollouts see, over one engine or many.
 
-The balancer decides, the client only asks, awaits and gives back. What happens to a turn whose
+The balancer decides, the client only asks, awaits and releases. What happens to a turn whose
 engine did not answer depends on what is known about it:
 
 - refused: nothing was sampled, so another engine is asked;
@@ -132,7 +132,7 @@ class TokenClient(Fleet):
             await self._members[name].end_session(session_id)
 
     def _seat(self, session_id: str, prompt: int, refused: list[str]) -> tuple[str, Member]:
-        """Choose an engine and count the turn there; `_ask_turn` gives it back."""
+        """Choose an engine and count the turn there; `_ask_turn` releases it."""
         before = self.balancer.pinned(session_id)
         known = self._prefixes.get(session_id)
         prefix = prompt

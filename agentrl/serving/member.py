@@ -106,7 +106,7 @@ class Member:
             logger.info("engine %s could not be closed: %s", self.engine.name, error)
 
     async def health(self) -> EngineHealth:
-        """As `Engine.health`, within a limit; whoever asks while it is being asked shares the
+        """As `Engine.health`, within a limit; calls while one is in flight share its
         answer, so that a failing engine is not asked by every request that it failed."""
         if self._check is None or self._check.done():
             self._check = asyncio.create_task(self._ask())

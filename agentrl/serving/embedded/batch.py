@@ -34,7 +34,7 @@ class Batch:
             model: computes rows.
             cache: one row per running request, in the same order.
             max_prefill: most prompt tokens computed at once.
-            version: of the weights; whoever changes them sets it.
+            version: of the weights; set by the code that changes them.
         """
         self.model = model
         self.cache = cache

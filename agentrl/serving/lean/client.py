@@ -191,7 +191,7 @@ class LeanEngine(Engine):
         """Dial now instead of with the first request.
 
         Raises:
-            EngineError: nobody answers, or not with this protocol and secret.
+            EngineError: no server answers, or not with this protocol and secret.
         """
         self._retry_at = 0.0
         await self._connected()

@@ -16,7 +16,7 @@ A frame is a little-endian u32 (bytes that follow it), a u8 (its kind) and a pay
                                         <--  PONG
 
 A proof is an HMAC of both nonces under the shared secret, so each end knows the other and the
-secret never travels. Requests are told apart by an id that the client counts up. This module has
+secret never travels. Each request has an id that the client counts up. This module has
 what all frames share; `handshake` has those of the first half, `turns` the others.
 """
 

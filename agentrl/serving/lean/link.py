@@ -347,7 +347,7 @@ class LeanLink(asyncio.Protocol):
             self._beat.cancel()
         if not self._welcome.done():
             self._welcome.set_exception(EngineRefused(f"{self._who}: {reason}"))
-            self._welcome.exception()  # nobody may be waiting any more; it is no news then
+            self._welcome.exception()  # read here: there may be no waiter left
         waiting: list[int] = [*self._turns, *self._controls]
         for request_id in waiting:
             if request_id <= self._written_id:

@@ -71,7 +71,7 @@ def synthetic_sessions(number: int, lengths: Lengths, *, seed: int) -> list[Sess
 
 
 def recorded_sessions(trajectories: Iterable[Trajectory]) -> list[Session]:
-    """The turns of stored trajectories, one session a row; rows nobody sampled in are left out.
+    """The turns of stored trajectories, one session a row; rows without samples are left out.
 
     A row that begins after a prefix break shares hardly anything with the one before, so it is a
     session of its own.

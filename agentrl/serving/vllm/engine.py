@@ -168,9 +168,9 @@ class VllmEngine(Engine):
         return generation
 
     def _check_whole(self, generation: Generation, session_id: str, aborts: int) -> None:
-        """A turn that was cut though nobody here asked for it is lost with its server."""
-        cut = generation.finish_reason is FinishReason.ABORT
-        if cut and (self._unfit or self._aborts == aborts):
+        """Raise for a turn that the server aborted unasked: it is lost with its server."""
+        aborted = generation.finish_reason is FinishReason.ABORT
+        if aborted and (self._unfit or self._aborts == aborts):
             why = self._unfit or "the server ended it, as one that shuts down does"
             raise EngineError(f"the turn of session {session_id!r} was lost: {why}")
 
