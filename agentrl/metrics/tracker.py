@@ -187,7 +187,7 @@ class TrackioArgs(SinkArgs):
 
 
 class TrackioSink(Tracker):
-    """A run of trackio, on this machine unless told otherwise."""
+    """A run of trackio, on this machine unless set otherwise."""
 
     def __init__(self, args: TrackioArgs, run: RunIdentity) -> None:
         """Nothing is opened yet."""

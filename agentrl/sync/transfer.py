@@ -74,7 +74,7 @@ class WeightReceiver(Protocol):
         """The weights of a ticket; a tensor is valid until the next one is asked for.
 
         Raises:
-            SyncError: they are not those of the ticket: gone, cut short, or of another checksum.
+            SyncError: they are not those of the ticket: gone, truncated, or of another checksum.
                 Raised at the latest when the iterator ends.
         """
         ...

@@ -1,4 +1,4 @@
-"""An engine that says what a script tells it to, and remembers everything it was asked."""
+"""An engine that replies from a script, and remembers everything it was asked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ScriptedRequest:
 class ScriptedEngine(Engine):
     """An `Engine` without a model.
 
-    Replies end with the first stop token of the request and are cut at `max_tokens`. The
+    Replies end with the first stop token of the request and are truncated at `max_tokens`. The
     log-probability of a token depends on the token and on its position in the whole sequence
     (`log_prob`), so a test sees when one is off by one.
 

@@ -28,7 +28,7 @@ def make_store(host: str, port: int, *, is_master: bool, timeout_s: float) -> TC
     """Serve or reach the store at which the group meets; port 0 takes a free one.
 
     Raises:
-        SyncError: the address is not of this host, the port is in use, or nobody answers.
+        SyncError: the address is not of this host, the port is in use, or no member answers.
     """
     options: dict[str, Any] = {}
     try:

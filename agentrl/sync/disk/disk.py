@@ -1,4 +1,4 @@
-"""Weights through a folder that trainer and engines share: slow, and open to whoever comes.
+"""Weights through a folder that trainer and engines share: slow, and open to any engine.
 
     DIRECTORY/sender-5c1e.../owner.json
                              version-00000012/   weights.json  00000.safetensors  ...
@@ -76,7 +76,7 @@ class DiskSender:
         raise SyncError("backend disk stages its weights: send them, then give out the ticket")
 
     def send(self, weights: Weights, version: int) -> WeightTicket:
-        """Write a version, then remove those that nobody needs any more.
+        """Write a version, then remove those no longer needed.
 
         Raises:
             SyncError: the disk is full or the layout has changed; nothing half-written is left.
@@ -92,7 +92,7 @@ class DiskSender:
             writer.write(self._encoder.encode(weights, version))
             size = writer.publish(version=version, checksum=self._encoder.checksum, base=base)
         except BaseException:
-            # The encoder's base may be a version that nobody can read.
+            # The encoder's base may be a version that cannot be read.
             self._encoder.forget()
             raise
         self._remove_old()

@@ -42,7 +42,7 @@ class SegmentHeader:
     """The first bytes of a segment."""
 
     nonce: bytes
-    """Made by the owner; tells its segment from one of a process that has its id by chance."""
+    """Made by the owner; differs from that of a process that has its id by chance."""
     version: int
     """Of the weights inside, or `WRITING`."""
     manifest_offset: int
@@ -119,7 +119,7 @@ class Segment:
         HEADER.pack_into(self._memory, 0, MAGIC, self._nonce, version, manifest_offset, size)
 
     def close(self) -> None:
-        """Give up the memory; the kernel frees it when nobody maps it any more. Idempotent."""
+        """Give up the memory; the kernel frees it when no process maps it any more. Idempotent."""
         if self.fd >= 0:
             self.write_header(WRITING)
             os.close(self.fd)

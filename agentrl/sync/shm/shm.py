@@ -1,7 +1,7 @@
 """Weights through the memory of one host: the sender copies once, receivers read what it wrote.
 
 Two segments take turns, so a receiver of version v may still read while v + 1 is staged, and a late
-joiner takes the newest. A receiver slower than two versions is told so: the segment's header and
+joiner takes the newest. A receiver slower than two versions notices it: the segment's header and
 every tensor's digest say which weights it holds.
 """
 
