@@ -225,9 +225,9 @@ class _Output:
         self._head += data[:room]
         self._tail += data[room:]
         if len(self._tail) > 2 * self._half:
-            self._cut()
+            self._drop_middle()
 
-    def _cut(self) -> None:
+    def _drop_middle(self) -> None:
         drop = len(self._tail) - self._half
         del self._tail[:drop]
         self.left_out += drop
