@@ -31,7 +31,7 @@ class Tool(ABC):
     name: str
     """What the model writes to call it."""
     description: str
-    """What the model is told about it."""
+    """Description shown to the model."""
     parameters: Mapping[str, Any]
     """JSON schema of the arguments, an object schema."""
     timeout_s: float = 30.0

@@ -71,7 +71,7 @@ class TerminationRule:
     in_loss: bool
     """Whether the action tokens are trained on."""
     truncated: bool = False
-    """Whether the rollout was cut off by a budget rather than ended."""
+    """Whether a budget truncated the rollout before its end."""
     retried: bool = False
     """Whether the worker tries the rollout again on fresh parts before it drops it."""
     from_env: bool = False
@@ -166,7 +166,7 @@ class ToolStatus(StrEnum):
     MALFORMED = "malformed"
     """The call could not be parsed; the tool did not run."""
     OVER_CAP = "over_cap"
-    """Beyond `max_parallel_calls`; the tool did not run and the model is told so."""
+    """Beyond `max_parallel_calls`; the tool did not run and the result says so."""
     TIMEOUT = "timeout"
     """The tool ran past its time limit."""
 
@@ -454,8 +454,9 @@ class Trajectory:
 class TrainedTokens:
     """Numbers of the trainer for the response tokens of one row, in the last update that saw it.
 
-    Rows are cut after their last trained token, so the arrays may be shorter than the response;
-    positions that are not trained hold 0. Rows that no update computed have no such record.
+    Rows are truncated after their last trained token, so the arrays may be shorter than the
+    response; positions that are not trained hold 0. Rows that no update computed have no such
+    record.
 
     Example:
         The second token is the environment's, and a row ends after its last trained token:
@@ -486,7 +487,7 @@ class TrainedTokens:
     entropy: Sequence[float]
     """[_T] Entropy of the policy at the token in nats."""
     advantages: Sequence[float]
-    """[_T] Advantage of the token, credit settled."""
+    """[_T] Advantage of the token, credit assigned."""
     correction: Sequence[float]
     """[_T] Weight of the sampler correction; 1 without one."""
     clip: Sequence[int]

@@ -1,4 +1,4 @@
-"""Run files: YAML, dotted overrides and messages that say how to mend what is wrong."""
+"""Run files: YAML, dotted overrides and messages that say how to fix what is wrong."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class RenamedKey:
     reason: str = ""
     """Why a key is gone, as a sentence without its end."""
     default: Any = None
-    """What a key that is gone was by default; a run that had another value there is told."""
+    """Default of a removed key; a run that had another value there gets a message."""
 
 
 def _unless(*defaults: Any) -> Callable[[Any, Tree], Any]:

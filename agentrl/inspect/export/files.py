@@ -58,7 +58,7 @@ def export_rollouts(
 def export_pieces(
     format: ExportFormat, rows: Iterable[StoredTrajectory], reader: RunReader
 ) -> Iterator[bytes]:
-    """The bytes of such a file, piece by piece, for whoever sends them elsewhere."""
+    """The bytes of such a file, piece by piece, for a sender."""
     identity = reader.identity()
     model, version = str(identity.get("model") or ""), str(identity.get("agentrl") or "")
     if format is ExportFormat.PARQUET:

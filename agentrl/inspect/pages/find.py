@@ -96,8 +96,8 @@ def _by_index(table: pa.Table, question: Question) -> pa.Table:
     if question.step_max is not None:
         tests.append(pc.field("step") <= question.step_max)
     if question.truncated is not None:
-        cut = pc.field("termination").isin(_TRUNCATED)
-        tests.append(cut if question.truncated else ~cut)
+        truncated = pc.field("termination").isin(_TRUNCATED)
+        tests.append(truncated if question.truncated else ~truncated)
     if question.zero_advantage is not None:
         zero = pc.field("advantage") == 0.0
         tests.append(zero if question.zero_advantage else ~zero)

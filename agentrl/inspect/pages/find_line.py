@@ -52,7 +52,7 @@ class Question:
     gap_min: float | None = None
     """Least largest difference between trainer and sampler, in nats."""
     truncated: bool | None = None
-    """Whether a budget cut it off."""
+    """Whether a budget truncated it."""
     zero_advantage: bool | None = None
     """Whether its advantage was 0."""
     step_min: int | None = None

@@ -98,7 +98,7 @@ class StoredRows:
     def refresh(self) -> None:
         """Take in what the run has written since."""
         with self._lock:
-            if self._is_settled() or (not self.files.refresh() and self._table is not None):
+            if self._is_unchanged() or (not self.files.refresh() and self._table is not None):
                 return
             known = self._shelves
             wanted = {file.path: file for file in self.files.trajectories}
@@ -198,7 +198,7 @@ class StoredRows:
                 return np.full(shelf.starts[-1], np.nan)
         return self._facts[key]
 
-    def _is_settled(self) -> bool:
+    def _is_unchanged(self) -> bool:
         """Whether the folders say that no file came or went since the last look.
 
         A folder changes when a run writes, since files appear in it whole. A file that is being
@@ -208,10 +208,10 @@ class StoredRows:
         now, before = time.time(), self._looked
         # Two changes within a tick of the file system's clock look like one.
         quiet = now - max(mark.values(), default=0) / 1e9 > _TICK_S
-        settled = quiet and mark == self._folders and now - before < self._look_s
-        if not settled:
+        unchanged = quiet and mark == self._folders and now - before < self._look_s
+        if not unchanged:
             self._folders, self._looked = mark if quiet else {}, now
-        return settled
+        return unchanged
 
     def _index(self, file: StoredFile, number: int) -> Shelf | None:
         place = _place(file.path)
