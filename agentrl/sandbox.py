@@ -94,7 +94,7 @@ class Origin:
     """The source of a sandbox; for metrics."""
 
     waited_s: float = 0.0
-    """Seconds in line for a place and for a turn to start; the start itself is not in it."""
+    """Seconds in line for a slot and for a turn to start; the start itself is not in it."""
     warm: bool = False
     """Whether it had been started ahead of use."""
     reused: bool = False
@@ -345,8 +345,8 @@ class SandboxBackend(ABC):
         Args:
             spec: what is wanted.
             limits: those of the config, for a spec without its own.
-            timeout_s: bounds making and preparing it, each; not the wait for a place.
-            more: the caller holds a sandbox already, so it is not made to wait for a place: two
+            timeout_s: bounds making and preparing it, each; not the wait for a slot.
+            more: the caller holds a sandbox already, so it is not made to wait for a slot: two
                 that waited for each other's would wait for ever.
 
         Raises:

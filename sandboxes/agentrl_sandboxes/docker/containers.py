@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 END_S = 10.0
 """How long a container may take to be gone after its stdin has closed, then it is killed."""
 MAKING_S = 2.0
-"""How long the daemon may go on making a container after the request for it was cut off."""
+"""How long the daemon may go on making a container after the request for it was cancelled."""
 NOT_THERE = ("no such file", "not found")
 """What daemons say of a command that is not there."""
 
@@ -61,7 +61,7 @@ async def start_container(
     from aiodocker import DockerError
 
     docker = await client.open()
-    # By a name of ours: a request that is cut off may still make the container.
+    # By a name of ours: a cancelled request may still make the container.
     name = f"agentrl-{secrets.token_hex(8)}"
     with client.errors(f"sandbox image {image.name!r}"):
         try:

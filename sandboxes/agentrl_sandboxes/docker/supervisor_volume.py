@@ -89,7 +89,7 @@ async def fill_volume(client: Client, interpreter: PackedInterpreter, image: Pin
 async def _filling_container(
     docker: Docker, interpreter: PackedInterpreter, image: PinnedImage
 ) -> DockerContainer:
-    """A container that is not started, with the writable volume, once nobody else has one."""
+    """A container that is not started, with the writable volume, once no other has one."""
     from aiodocker import DockerError
 
     name = f"{volume_name(interpreter)}-filling"

@@ -48,8 +48,8 @@ class Started:
     config: Mapping[str, Any]
     """What it was given; see `agentrl_sandboxes.guest.supervisor.main`."""
     end: Callable[[bool], Awaitable[None]]
-    """Frees what it ran in, after the channel is closed; told whether it had failed before. Must
-    not raise, and is never cancelled."""
+    """Frees what it ran in, after the channel is closed; called with whether it had failed
+    before. Must not raise, and is never cancelled."""
 
 
 class TreeSnapshot(Snapshot):

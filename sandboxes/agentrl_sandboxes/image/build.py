@@ -222,16 +222,16 @@ async def _turn(on_line: Callable[[str], None]) -> AsyncIterator[None]:
     """Builds of one user go one after the other; the lock dies with its holder."""
     path = Path(tempfile.gettempdir(), f"{os.geteuid()}-{LOCK}")
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    told = False
+    logged = False
     try:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told:
+                if not logged:
                     on_line("waiting for another build of this user")
-                told = True
+                logged = True
                 await asyncio.sleep(0.5)
         yield
     finally:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 KINDS = 8
 """Kinds of which idle sandboxes are kept."""
 WARM_START_S = 120.0
-"""Bounds a start that nobody waits for."""
+"""Bounds a start ahead of use."""
 
 
 class IdleSandboxes:

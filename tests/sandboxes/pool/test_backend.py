@@ -1,4 +1,4 @@
-"""Pools: work prepared once, sandboxes used again, places, and what is left when all goes wrong."""
+"""Pools: work prepared once, sandboxes used again, capacity, and what is left when all goes wrong."""
 
 from __future__ import annotations
 
