@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 2**20
 SHOWN_LINES = 400
 """Lines one view shows."""
 SHOWN_COLUMNS = 1000
-"""Longer lines are shown cut off, with a note."""
+"""Longer lines are shown truncated, with a note."""
 AROUND = 4
 """Lines shown above and below a change."""
 

@@ -2,7 +2,7 @@
 
 The client of the SDK must be left by the task that entered it, and a run opens and closes its parts
 in different ones; hence the task. A server that is a child process ends with its connection: stdin
-is closed, then it is told to end, then killed; and the kernel kills it when this process dies.
+is closed, then it is terminated, then killed; and the kernel kills it when this process dies.
 """
 
 from __future__ import annotations

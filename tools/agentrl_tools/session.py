@@ -206,9 +206,9 @@ class _Output:
             self.rest, self._last = found[match.end() :], b""
             return
         # The marker may come in two parts.
-        cut = len(found) if self.ended else max(0, len(found) - _MARK_BYTES)
-        self._keep(found[:cut])
-        self._last = found[cut:]
+        split = len(found) if self.ended else max(0, len(found) - _MARK_BYTES)
+        self._keep(found[:split])
+        self._last = found[split:]
 
     def text(self) -> str:
         """The printed text, shortened."""

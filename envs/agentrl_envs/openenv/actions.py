@@ -69,8 +69,8 @@ class Actions:
         """The description of its answers for the model; empty if any text will do."""
         if self._form == "json":
             fields: Mapping[str, Any] = self._schema.get("properties") or {}
-            told = [self._field(name, kind) for name, kind in fields.items() if name != _OF_SERVER]
-            listed = f" with the fields {', '.join(told)}" if told else ""
+            parts = [self._field(name, kind) for name, kind in fields.items() if name != _OF_SERVER]
+            listed = f" with the fields {', '.join(parts)}" if parts else ""
             return (
                 f"Answer with <action>...</action>; between stands a JSON object{listed}, and "
                 "nothing else."

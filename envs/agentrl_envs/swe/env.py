@@ -1,4 +1,4 @@
-"""The environment: the model mends a defect in a real repository, and named tests decide."""
+"""The environment: the model fixes a defect in a real repository, and named tests decide."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RepairTask(AgentInstance):
 
     Args:
         reward: `all` gives 1 if every named test passes; `fraction` gives the share of failing
-            tests that were mended, times the share of passing tests that still pass.
+            tests that were fixed, times the share of passing tests that still pass.
         max_calls: tool calls an episode may make; 0 leaves that to the limits of the loop.
         max_tool_s: seconds its tool calls may take together; 0 sets no bound.
         idle_turns: turns without a tool call that are answered with a reminder; the next one ends

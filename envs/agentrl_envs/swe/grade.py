@@ -79,7 +79,7 @@ class RepairVerdict:
 
     @property
     def fraction(self) -> float:
-        """The share that was mended, times the share of what worked that still does."""
+        """The share of failing tests fixed, times the share of passing tests that still pass."""
         return self.fixed / self.to_fix * (self.kept / self.to_keep if self.to_keep else 1.0)
 
 
@@ -90,7 +90,7 @@ class RepairGrader:
     place: Workspace
     """Where its files come from."""
     new_sandbox: NewSandbox
-    """Opens a sandbox nobody has touched."""
+    """Opens a fresh sandbox for grading."""
     wall_s: float = 0.0
     """Seconds for one run of the tests; 0 takes ten times what the maker needed, at least 60."""
     python: str = "python3"
@@ -254,11 +254,11 @@ class RepairGrader:
             for path, data in (await self.place.files(self.new_sandbox, grade=True)).items()
         }
         try:
-            mended = apply_patch(tree, self.place.task.patch)
+            fixed = apply_patch(tree, self.place.task.patch)
         except (DataError, ValueError):
             return None
-        changed = {path: entry.data for path, entry in mended.items() if tree.get(path) != entry}
-        gone = tuple(path for path in tree if path not in mended)
+        changed = {path: entry.data for path, entry in fixed.items() if tree.get(path) != entry}
+        gone = tuple(path for path in tree if path not in fixed)
         return Changes(written=changed, deleted=gone)
 
     async def _sabotaged(self, names: Sequence[str]) -> _Control:

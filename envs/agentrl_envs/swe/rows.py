@@ -21,7 +21,7 @@ def read_rows(path: Path, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]
     Args:
         path: a file of one of `KINDS`, or a folder of them; of a folder those whose name begins
             with the split, where any does.
-        split: as above.
+        split: name of the split.
 
     Raises:
         DataError: no such file, no rows, or a row that is no object.

@@ -108,7 +108,7 @@ class TreeStore:
             return digest
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            # A name must never stand for a file that a power cut emptied.
+            # A name must never stand for a file that a power failure emptied.
             write_whole(place, zlib.compress(data))
         except OSError as error:
             raise DataError(

@@ -90,7 +90,7 @@ async def validate_tasks(
 def drop(folder: Path, findings: Sequence[TaskFinding]) -> tuple[int, int]:
     """Leave out of a data set folder what does not hold.
 
-    A task that disagrees goes, and one of which a test that is to be mended flips; tests that flip
+    A task that disagrees goes, and one of which a test that is to be fixed flips; tests that flip
     and only have to stay as they are go out of their tasks.
 
     Args:
@@ -131,7 +131,7 @@ async def _looks(
         return (made,), ()
     tree = store.get(task.grade_tree or task.base_commit)
     try:
-        mended = apply_patch(tree, task.patch)
+        fixed = apply_patch(tree, task.patch)
         apply_patch(store.get(task.base_commit), task.patch)
     except DataError as error:
         return (str(error),), ()
@@ -141,7 +141,7 @@ async def _looks(
     looks: list[dict[str, set[str]]] = []
     while len(looks) < _LOOKS:
         before = await _run(task, tree, environment, backend)
-        after = await _run(task, mended, environment, backend)
+        after = await _run(task, fixed, environment, backend)
         looks.append(_wrong(task, before, after))
         if not any(looks[-1].values()):
             break

@@ -37,7 +37,7 @@ def baseline_of(runs: Sequence[SuiteRun], stalled: Sequence[SuiteRun] = ()) -> B
         stalled: on a machine that seems to be under load; they say nothing of seconds.
 
     Where tests are made from a set, their numbers, and so their names, change from run to run. One
-    name that comes and goes tells such a file, and none of its names is believed.
+    name that comes and goes marks such a file, and none of its names is believed.
     """
     all_runs = (*runs, *stalled)
     somewhere = frozenset.union(*(run.passed() for run in all_runs))
