@@ -1,4 +1,4 @@
-"""`log.sinks`: which places there are beside the run directory, what they take, and opening them.
+"""`log.sinks`: the sinks beside the run directory, their arguments, and opening them.
 
 A mistake in the config is refused before a run begins. What goes wrong later, from a service that
 cannot be reached to a port that is taken, is a warning in the log of the run and nothing else.

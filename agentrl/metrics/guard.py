@@ -1,4 +1,4 @@
-"""Between a run and a place for its metrics: nothing the place does ends or holds up the run.
+"""Between a run and a metric sink: nothing the sink does ends or holds up the run.
 
 A sink that may wait for a network gets a thread of its own and a queue. While it hangs, the queue
 fills, and what does not fit is counted as failed; the training loop never waits for it.

@@ -149,7 +149,7 @@ class Fleet:
         self._join(engine.name)
 
     def replace(self, name: str, engine: Engine) -> None:
-        """Put a restarted engine in the place of the one that is gone, which is closed.
+        """Replace an engine that is gone, which is closed, with its restarted one.
 
         Raises:
             EngineError: there is none of that name, or the new one is called otherwise.

@@ -214,8 +214,8 @@ class StoredRows:
         return unchanged
 
     def _index(self, file: StoredFile, number: int) -> Shelf | None:
-        place = _place(file.path)
-        if place is None:
+        of_path = _kind_and_step(file.path)
+        if of_path is None:
             return None
         try:
             with pq.ParquetFile(file.path) as parquet:
@@ -227,7 +227,7 @@ class StoredRows:
             self.damaged(file.path, error)
             return None
         count = short.num_rows
-        kind, step = place
+        kind, step = of_path
         index = (
             short.append_column("kind", pa.repeat(pa.scalar(kind, pa.string()), count))
             .append_column("step", pa.repeat(pa.scalar(step, pa.int64()), count))
@@ -279,8 +279,8 @@ def _number(shelf: Shelf) -> int:
     return shelf.index.column("shelf")[0].as_py() if shelf.index.num_rows else -1
 
 
-def _place(path: Path) -> tuple[str, int] | None:
-    """Kind and step of a file, as where it lies says."""
+def _kind_and_step(path: Path) -> tuple[str, int] | None:
+    """Kind and step of a file, as its path says."""
     digits = path.stem.removeprefix("step_")
     if not digits.isdigit() or len(digits) > 15:
         return None

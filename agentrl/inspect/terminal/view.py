@@ -236,7 +236,7 @@ def reader_of(view: View) -> RunReader:
     return view.reader
 
 
-def neighbour(places: Sequence[Any], here: Any, by: int) -> Any | None:
-    """The one after or before; None at the ends."""
-    at = places.index(here) + by if here in places else 0
-    return places[at] if 0 <= at < len(places) else None
+def neighbour(items: Sequence[Any], here: Any, by: int) -> Any | None:
+    """The item after or before `here`; None at the ends."""
+    at = items.index(here) + by if here in items else 0
+    return items[at] if 0 <= at < len(items) else None

@@ -131,7 +131,7 @@ class EmbeddedEngine(Engine):
             self._changed.notify()
 
     async def pause(self) -> None:
-        """Stop after the token being decoded; requests keep their place.
+        """Stop after the token being decoded; requests keep their cache row.
 
         The thread ends, so that all cores are free for the trainer.
         """

@@ -83,7 +83,7 @@ class KvCache:
     def retire(self, row: int) -> None:
         """Take an active row out of the batch and keep what it holds.
 
-        The last active row moves into its place.
+        The last active row moves to its index.
         """
         self._clock += 1
         self._used[row] = self._clock

@@ -34,8 +34,8 @@ def make_store(host: str, port: int, *, is_master: bool, timeout_s: float) -> TC
     try:
         if is_master:
             # A store that opens its port itself listens at every address of this host.
-            family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            listener = socket.create_server(place[:2], family=family)
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listener = socket.create_server(address[:2], family=family)
             port = listener.getsockname()[1]
             options["master_listen_fd"] = listener.detach()
         return TCPStore(

@@ -78,7 +78,7 @@ class CollectiveSender:
         self._store: TCPStore | None = None
         self._group: Group | None = None
         self.culprits: list[int] = []
-        """Receivers, by their place in `connect`, that left the last `send` for a reason of their
+        """Receivers, by their index in `connect`, that left the last `send` for a reason of their
         own; the others failed with them, or were killed."""
         self._aborted = threading.Event()
         self._keys: list[str] = []

@@ -94,7 +94,7 @@ class WeightLayout:
         """Pass the tensors through, described.
 
         Raises:
-            SyncError: one differs from its place in the first stream, or the number does.
+            SyncError: one differs from that at its index in the first stream, or the number does.
         """
         seen: list[TensorRecord] = []
         for name, tensor in weights:

@@ -210,7 +210,7 @@ async def check_close(setting: Setting, task: Task) -> None:
 
 def _differs(code: str, what: str, expected: Sequence[str], got: Sequence[str]) -> Finding:
     pairs = list(zip(expected, got, strict=False))
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-    a = expected[place] if place < len(expected) else "nothing"
-    b = got[place] if place < len(got) else "nothing"
+    position = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    a = expected[position] if position < len(expected) else "nothing"
+    b = got[position] if position < len(got) else "nothing"
     return broken(code, f"{what} {shown(b)}, and before {shown(a)}")
