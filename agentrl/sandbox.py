@@ -98,7 +98,7 @@ class Origin:
     warm: bool = False
     """Whether it had been started ahead of use."""
     reused: bool = False
-    """Whether it had served somebody else and was wiped."""
+    """Whether it had served another rollout and was wiped."""
     forked: bool = False
     """Whether it began as a copy of a work directory that was prepared once."""
 

@@ -157,7 +157,7 @@ class TokenClient(Fleet):
     ) -> Generation:
         try:
             if (goodbye := self._goodbyes.get((name, session_id))) is not None:
-                # The session is back before its end was heard of, and must not end later.
+                # The session is back before its end arrived, and must not end later.
                 await asyncio.wait([goodbye])
             generation = await member.generate(prompt_ids, sampling, session_id)
         finally:
@@ -301,7 +301,7 @@ class TokenClient(Fleet):
     async def _each(
         self, names: Sequence[str], act: Callable[[Engine], Awaitable[None]]
     ) -> dict[str, BaseException]:
-        """Act on all at once; everybody is awaited even if one fails. Returns the errors."""
+        """Act on all at once; all are awaited even if one fails. Returns the errors."""
         work = (act(self._members[name].engine) for name in names)
         results = await asyncio.gather(*work, return_exceptions=True)
         pairs = zip(names, results, strict=True)

@@ -62,7 +62,7 @@ async def run_computing(function: Callable[..., T], *args: Any, **kwargs: Any) -
     def work() -> None:
         try:
             outcome, failed = function(*args, **kwargs), False
-        except BaseException as error:  # handed to the caller, whatever it is
+        except BaseException as error:  # passed to the caller, any error
             outcome, failed = error, True
         loop.call_soon_threadsafe(functools.partial(resolve, outcome, failed=failed))
 

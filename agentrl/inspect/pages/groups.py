@@ -150,7 +150,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def last_patch(turns: Sequence[Mapping[str, Any]]) -> str | None:
-    """The last patch that a tool handed to the environment; None where none did."""
+    """The last patch that a tool passed to the environment; None where none did."""
     for turn in reversed(turns):
         for result in reversed(turn["tool_results"]):
             text = result["data"]

@@ -11,8 +11,8 @@ files of one run only, cannot load extensions or change settings, and ends at a 
 seconds and memory. DuckDB reads the parquet files where they lie; nothing is written.
 
 A query runs in a process of its own, since one call such as `repeat('x', 1000000000)` holds DuckDB
-past its limit of memory and does not hear an interrupt. The process may take so much memory and no
-more, and is killed when its time is over; the next query has another one.
+past its limit of memory and does not react to an interrupt. The process may take so much memory
+and no more, and is killed when its time is over; the next query has another one.
 """
 
 from __future__ import annotations

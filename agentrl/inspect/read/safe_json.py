@@ -1,7 +1,7 @@
 """Stored values as JSON may carry them: hostile, torn or odd text becomes text that can be shown.
 
 A run's files may hold bytes that are no UTF-8, escapes of lone surrogates, and lines of megabytes.
-Ids are handed on as they are stored, since they come back as questions.
+Ids are passed on as they are stored, since they come back as questions.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Batch:
                 row = self.cache.claim(request.session_id)
                 if row is None:
                     break
-                # From here on the request is among those that hear of a failure.
+                # From here on the request is among those notified of a failure.
                 self.running.append(self.waiting.popleft())
                 key = request.prompt.tobytes()
                 if key in leaders:

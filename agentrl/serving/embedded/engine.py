@@ -232,7 +232,7 @@ class EmbeddedEngine(Engine):
                     started = time.perf_counter()
                     self._batch.step()
                     self._batch.counts["busy_s"] += time.perf_counter() - started
-        except Exception as error:  # the thread's boundary: callers must hear of any failure
+        except Exception as error:  # the thread's boundary: callers must get any failure
             logger.exception("engine %s failed", self.name)
             self._fail_all(f"engine {self.name} failed: {type(error).__name__}: {error}")
             self._stopped = True

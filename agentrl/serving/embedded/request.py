@@ -50,5 +50,5 @@ def deliver(request: Request, outcome: Generation | EngineError) -> None:
     try:
         request.loop.call_soon_threadsafe(resolve)
     except RuntimeError:
-        # The caller's event loop is gone, and with it everyone who could want the answer.
+        # The caller's event loop is gone, and with it every wait for the answer.
         logger.debug("session %s: nobody waits for its turn any more", request.session_id)

@@ -245,7 +245,7 @@ class VllmEngine(Engine):
             self._unfit, self._version = "", ticket.version
 
     async def _declare_unfit(self, ticket: WeightTicket) -> None:
-        """No more turns; those that are frozen hear of it instead of waiting for a resume."""
+        """No more turns; those that are frozen are notified instead of waiting for a resume."""
         self._unfit = f"engine {self.name} failed to take version {ticket.version} of the weights"
         try:
             await self._http.send(
@@ -263,7 +263,7 @@ class VllmEngine(Engine):
 
     @property
     def version(self) -> int:
-        """See `agentrl.engine.Engine.version`; as this client last heard it."""
+        """See `agentrl.engine.Engine.version`; as this client last received it."""
         return self._version
 
     async def health(self) -> EngineHealth:

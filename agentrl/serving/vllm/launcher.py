@@ -124,7 +124,7 @@ class VllmServer:
     async def restart(self, progress: Progress | None = None) -> None:
         """End what is left of it and start it again, with the weights it was first given.
 
-        It gets its port again, unless somebody else has taken it meanwhile.
+        It gets its port again, unless another process has taken it meanwhile.
         """
         await self.stop()
         await self.start(progress)

@@ -124,7 +124,7 @@ class CollectiveSender:
         try:
             moved = self._broadcast(self._store, weights, version)
         except BaseException as error:
-            # Also on cancellation: who waits for a bucket must hear that none will come.
+            # Also on cancellation: receivers that wait for a bucket must be notified.
             self.culprits = self.culprits or self._who_left(self._store, version)
             self.close()
             if isinstance(error, dist.DistError):

@@ -104,8 +104,8 @@ def swe_smith(path: str, split: str = "train", base_dir: Path | None = None) -> 
         # What names the source files is the bug's patch; turned round it is the fix.
         values = {**row, "base_commit": row.get("base_commit") or commit, "patch": reverse(bug)}
         record = SweTask.from_row(values, where)
-        place = {"setup_patch": bug}
-        yield _task(_in_image(record, str(row["image_name"]), where), split, place)
+        workspace = {"setup_patch": bug}
+        yield _task(_in_image(record, str(row["image_name"]), where), split, workspace)
 
 
 def r2e_gym(path: str, split: str = "train", base_dir: Path | None = None) -> Iterator[Task]:

@@ -109,11 +109,11 @@ async def _accept(
         return rows
     async with contextlib.aclosing(in_order(open_functions(), verdict, jobs)) as found:
         async for bug, known in found:
-            place = (bug.path, bug.function)
+            site = (bug.path, bug.function)
             # In the order of the bugs, not of the answers: the same tasks whatever was faster.
-            taken = not known["reason"] and functions[place] < per_function
+            taken = not known["reason"] and functions[site] < per_function
             if taken:
-                functions[place] += 1
+                functions[site] += 1
                 rows.append(_row(shop, store, project, baseline, bug, _read(known, baseline)))
             progress.tried(project.release, known["reason"], len(rows), count)
             if len(rows) >= count:

@@ -86,9 +86,9 @@ class Project:
         return below(path, self.source_paths) and not below(path, self.test_paths)
 
 
-def below(path: str, places: Sequence[str]) -> bool:
+def below(path: str, folders: Sequence[str]) -> bool:
     """True if a path is one of the files or lies in one of the folders."""
-    return any(path == place or path.startswith(f"{place}/") for place in places)
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
 def find_project(release: Release, sdist: Sdist) -> Project:

@@ -176,17 +176,17 @@ async def _run(
     sandbox = await backend.create(LIMITS)
     try:
         await upload_tree(tree, sandbox, REPO_FOLDER)
-        place = str(environment.folder)
-        seen = await sandbox.exec(("test", "-f", f"{place}/pytest/__init__.py"))
+        packages = str(environment.folder)
+        seen = await sandbox.exec(("test", "-f", f"{packages}/pytest/__init__.py"))
         if seen.outcome is not Outcome.OK:
             await sandbox.upload(environment.folder, ENVIRONMENT_FOLDER)
-            place = f"{sandbox.workdir}/{ENVIRONMENT_FOLDER}"
+            packages = f"{sandbox.workdir}/{ENVIRONMENT_FOLDER}"
         return await run_tests(
             sandbox,
             command=task.test_command,
             names=(*task.FAIL_TO_PASS, *task.PASS_TO_PASS),
             cwd=REPO_FOLDER,
-            env=task.variables(f"{sandbox.workdir}/{REPO_FOLDER}", place),
+            env=task.variables(f"{sandbox.workdir}/{REPO_FOLDER}", packages),
             # All runs that made it a task ended, so what takes long here is the machine's doing.
             wall_s=LIMITS.wall_s - SPARE_S,
         )
