@@ -1,7 +1,7 @@
 """Views and changes text files of the work directory.
 
 A change says exactly what it replaces, and an error says where the file differs from what the
-model believes, because guessing on either side breaks files without anybody noticing.
+model believes, because guessing on either side breaks files unnoticed.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class OpenEnvTask(AgentInstance):
         on_error: what an environment that raises during an action means: `crash` drops the
             rollout, `feedback` says it to the model, for servers that refuse actions that way.
         timeout_s: for one answer of the server, in seconds; stay below `rollout.env_timeout_s`.
-        wait_s: for a server that starts or has no place left, in seconds; likewise.
+        wait_s: for a server that starts or is at capacity, in seconds; likewise.
         api_key_env: environment variable with a bearer token; empty sends none.
     """
 
@@ -141,7 +141,7 @@ class OpenEnvTask(AgentInstance):
         return StepResult(rewards=answer.reward, environment_feedback=self._shown(answer))
 
     async def close(self) -> None:
-        """Give the server its place back."""
+        """Release the session on the server."""
         await self._session.close()
 
     def _refuse(self, why: str, *, last: bool) -> StepResult:

@@ -2,7 +2,7 @@
 
 Telecom is played alone: a ticket says what is wrong, and the agent has the tools of the desk and
 the phone of the user. In retail and airline the agent talks to a user, and a turn without a call is
-what the user hears. In the end the world is asked, not the agent: is the database what it would be
+what the user reads. In the end the world is asked, not the agent: is the database what it would be
 had everything been done right, do tau2's assertions hold, did the user get the required answers.
 """
 
@@ -92,7 +92,7 @@ class Tau2Task(AgentInstance):
         self._user: User | None = None
 
     async def reset(self, task: Task) -> Observation:
-        """Make the world, and hear what the user wants.
+        """Make the world, and get the user's request.
 
         Raises:
             ValueError: the task is not one of tau2.

@@ -99,7 +99,7 @@ class Tau2Host:
     Args:
         domain: `retail`, `airline` or `telecom`.
         begin: calls that set the scene, as tau2 writes them.
-        expected: the actions of somebody who does it right.
+        expected: the actions of a correct solution.
         checks: questions about the end, as tau2 writes them.
         told: answers that the user must get.
     """

@@ -222,7 +222,7 @@ class PooledBackend(SandboxBackend):
                     async with asyncio.timeout(limit_s):
                         await held.sandbox.fill(snapshot)
             except SandboxUnavailable:
-                # It cannot be filled; it goes on waiting for somebody who wants an empty one.
+                # It cannot be filled; it stays idle for a caller that wants an empty one.
                 self._idle.put(held)
                 return None
             except (SandboxError, TimeoutError) as error:
@@ -256,7 +256,7 @@ class PooledBackend(SandboxBackend):
         try:
             async with asyncio.timeout(WIPE_S):
                 await held.sandbox.reset()
-        except Exception as error:  # recording boundary: somebody else's backend may raise anything
+        except Exception as error:  # recording boundary: a user's backend may raise anything
             logger.info("a sandbox is not used again: %s", error)
             return False
         return True

@@ -1,4 +1,4 @@
-"""Sandboxes that wait for somebody: started ahead of use, or wiped after it.
+"""Idle sandboxes of the pool: started ahead of use, or wiped after it.
 
 They are kept by kind, for the few kinds that were asked for last; with an image for every task
 there would be no end of them otherwise. Old ones are not handed out: a sandbox ends itself

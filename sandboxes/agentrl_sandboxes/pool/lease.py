@@ -83,7 +83,7 @@ class Lease(SandboxWrapper):
             raise
         finally:
             self._running -= 1
-        # A wipe kills programs; what they then look like is no answer for anybody.
+        # A wipe kills programs; how they then end is no answer for a caller.
         self._refuse_closed()
 
     async def close(self) -> None:

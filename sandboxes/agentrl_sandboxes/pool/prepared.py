@@ -69,7 +69,7 @@ class PreparedWork:
         finally:
             entry.users -= 1
             if entry.users == 0 and not entry.work.done():
-                # Everybody who wanted it has been cancelled.
+                # All callers that wanted it were cancelled.
                 entry.work.cancel()
                 self._drop(key, entry)
             elif entry.failed:

@@ -32,7 +32,7 @@ class FreshSandbox:
     """A sandbox that has just been made."""
 
     held: Held
-    """The sandbox, not yet lent to anybody."""
+    """The sandbox, not lent yet."""
     waited_s: float
     """Seconds in line for a turn."""
 
