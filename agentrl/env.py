@@ -96,7 +96,7 @@ class EnvContext:
     seed: int = 0
     """The same for the same task and sample index in every run with the same `run.seed`."""
     rollout_id: str = ""
-    """For logs."""
+    """Id of the rollout, for logs."""
     tools: Sequence[Tool] = ()
     """Tools named in the config."""
     open_sandbox: Callable[..., Awaitable[Sandbox]] = _no_sandbox

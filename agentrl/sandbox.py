@@ -74,13 +74,13 @@ class ExecResult:
     """The result of a command: status and output."""
 
     outcome: Outcome
-    """How it ended."""
+    """Outcome of the command."""
     exit_code: int | None
     """Exit status; negative signal number if a signal ended it; None when we killed it."""
     stdout: str
     """Decoded as UTF-8 with replacement; head and tail with a marker between when shortened."""
     stderr: str
-    """As `stdout`."""
+    """Standard error, bounded as `stdout`."""
     duration_s: float
     """Wall time in seconds."""
     stdout_truncated: bool = False
@@ -162,7 +162,7 @@ class Sandbox(ABC):
     """The absolute path of the work directory as programs inside see it."""
 
     origin: Origin = Origin()
-    """Where it came from."""
+    """Wait and history of the sandbox."""
 
     @abstractmethod
     async def exec(
@@ -298,7 +298,7 @@ class Probe:
     available: bool
     """Whether a command ran inside it."""
     isolation: Isolation
-    """How strong it would be."""
+    """Strength of the isolation."""
     detail: str
     """One sentence: what was found, and if unavailable what to install."""
 

@@ -29,7 +29,7 @@ class Tool(ABC):
     """Something the model can call."""
 
     name: str
-    """What the model writes to call it."""
+    """Name the model calls it by."""
     description: str
     """Description shown to the model."""
     parameters: Mapping[str, Any]

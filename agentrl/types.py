@@ -192,7 +192,7 @@ class Message:
     """
 
     role: Role
-    """Who speaks."""
+    """Role of the speaker."""
     content: str
     """Plain text."""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -225,7 +225,7 @@ class ToolCall:
     raw: str
     """The text of the span, verbatim."""
     status: CallStatus = CallStatus.OK
-    """What the parser made of it."""
+    """Status given by the parser."""
     error: str = ""
     """Why it is not `OK`, in words the model can act on."""
     span: tuple[int, int] = (0, 0)
@@ -242,9 +242,9 @@ class ToolResult:
     """
 
     text: str
-    """What the model sees."""
+    """Text the model reads."""
     status: ToolStatus = ToolStatus.OK
-    """How the call ended."""
+    """Status of the call."""
     call_id: str = ""
     """The call it answers; filled by the loop."""
     name: str = ""
@@ -318,7 +318,7 @@ class Generation:
     log_probs: tuple[float, ...]
     """Natural log-probability of each id under softmax(logits / temperature)."""
     finish_reason: FinishReason
-    """Why generation ended."""
+    """Reason generation ended."""
     policy_versions: tuple[int, ...]
     """The weights that sampled each id."""
     cached_tokens: int = 0
@@ -414,7 +414,7 @@ class Trajectory:
     score: float | None = None
     """The environment's 0-1 verdict for filters and evaluation; defaults to the reward."""
     termination: Termination
-    """Why the rollout ended."""
+    """Reason the rollout ended."""
     termination_detail: str = ""
     """Which limit fired, or the error of an infrastructure failure."""
     extra_logs: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -100,7 +100,7 @@ class Boundaries:
 
 
 def find_boundaries(template: GuardedTemplate, codec: Codec) -> Boundaries:
-    """Cut the constant pieces out of probes.
+    """Split the constant pieces from the contents of probes.
 
     Raises:
         ChatError: the template does not have the shape of turns that can be appended.

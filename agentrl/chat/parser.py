@@ -45,9 +45,9 @@ class Found:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Its arguments."""
     status: CallStatus = CallStatus.OK
-    """What was made of it."""
+    """Status of the parse."""
     error: str = ""
-    """Why it is not OK."""
+    """Reason of a status that is not OK."""
     call_id: str | None = None
     """The id the model itself gave, where the format has one."""
 

@@ -121,7 +121,7 @@ class JsonlSink:
             raise OSError(f"{self.path}: the disk took only part of a line")
 
     def truncate_after(self, step: int) -> None:
-        """Cut the file at the first line of a later step; what follows it is later too."""
+        """Truncate the file at the first line of a later step; what follows it is later too."""
         self._file.seek(0)
         kept = 0
         for line in self._file.read().splitlines(keepends=True):

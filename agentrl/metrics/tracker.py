@@ -38,7 +38,7 @@ class RunIdentity:
     """The run whose metrics they are."""
 
     directory: Path
-    """Of the run."""
+    """Directory of the run."""
     name: str
     """`run.name`."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -64,7 +64,7 @@ class SampledTurn:
     truncated: bool
     """Whether the turn was truncated at its token limit."""
     tokens: int
-    """Its length."""
+    """Tokens of the turn."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -141,7 +141,7 @@ class TokenClient(Fleet):
             prefix = min(known.tokens, prompt) if same else 0
         name = self.balancer.acquire(session_id, prefix_tokens=prefix, avoid=refused)
         if before not in (None, name) and before in self._members:
-            # Nobody waits for it: the engine may be slow, or beyond hearing.
+            # Not awaited: the engine may be slow, or unreachable.
             goodbye = self._spawn(self._members[before].end_session(session_id))
             self._goodbyes[before, session_id] = goodbye
             goodbye.add_done_callback(lambda _: self._goodbyes.pop((before, session_id), None))
@@ -233,7 +233,7 @@ class TokenClient(Fleet):
     async def pause_all(self, *, or_none: bool = False) -> None:
         """Stop every engine that serves from producing tokens; returns once all have stopped.
 
-        Nobody joins or comes back until `resume_all`. An engine that does not stop is quarantined.
+        No engine joins or comes back until `resume_all`. One that does not stop is quarantined.
 
         Args:
             or_none: it is no error that none serves.

@@ -30,7 +30,7 @@ class Kept(Protocol):
     """A server process, here or on another machine."""
 
     name: str
-    """Of its engine."""
+    """Name of its engine."""
 
     async def alive(self) -> bool:
         """True while the process runs, in good health or not."""

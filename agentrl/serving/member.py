@@ -28,13 +28,13 @@ class Member:
     """One engine. Lives in one event loop."""
 
     engine: Engine
-    """Who does the work."""
+    """The engine behind the member."""
     served: Served = field(default_factory=Served)
-    """What it has done."""
+    """Counts of its work."""
     failures_in_row: int = 0
     """Failed requests since the last that did not."""
     why: str = ""
-    """Why it is quarantined."""
+    """Reason of the quarantine."""
     probe: asyncio.Task[None] | None = None
     """Brings it back out of quarantine."""
     _running: set[asyncio.Timeout] = field(default_factory=set)

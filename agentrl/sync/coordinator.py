@@ -166,7 +166,7 @@ class WeightSync:
         await engine.resume()
 
     async def close(self) -> None:
-        """Give back what the sender holds; engines catch up no more. Idempotent."""
+        """Release what the sender holds; engines catch up no more. Idempotent."""
         if self.client.recover == self.catch_up:
             self.client.recover = None
         await run_computing(self._sender.close)

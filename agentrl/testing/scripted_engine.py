@@ -32,13 +32,13 @@ class ScriptedRequest:
     """One call of `generate`."""
 
     prompt_ids: tuple[int, ...]
-    """A copy of what was given."""
+    """Copy of the prompt's ids."""
     sampling: SamplingParams
-    """How to sample."""
+    """Sampling parameters of the turn."""
     session_id: str
-    """Whose turn it was."""
+    """Session of the turn."""
     generation: Generation | None = None
-    """What was answered; None if it failed."""
+    """The answer; None if it failed."""
 
 
 class ScriptedEngine(Engine):

@@ -40,7 +40,7 @@ class RolloutKey:
     kind: str
     """`train` or `eval/NAME`, as the inspector's answers have it."""
     step: int
-    """Of its file."""
+    """Step of its file."""
     rollout: str
     """Id as it is stored."""
 

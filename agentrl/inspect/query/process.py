@@ -35,7 +35,7 @@ class QueryProcess:
         """Start the process; it gets ready before the first query."""
         self._memory_mb = memory_mb
         self.run: Path | None = None
-        """Whose files it has open."""
+        """Folder of the run it has open."""
         self._child = ChildProcess(
             "agentrl.inspect.query.child:serve",
             output=subprocess.PIPE,

@@ -29,9 +29,9 @@ class StoredFile:
     """One parquet file of a run that can be read."""
 
     path: Path
-    """Absolute."""
+    """Absolute path of the file."""
     rows: int
-    """As its footer says."""
+    """Table rows, by its footer."""
 
 
 class RunFiles:

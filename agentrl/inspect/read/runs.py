@@ -36,7 +36,7 @@ class FoundRun:
     id: str
     """Stable while the inspector runs, unique, printable."""
     path: Path
-    """Absolute."""
+    """Absolute path of the run."""
 
     @property
     def name(self) -> str:

@@ -53,11 +53,11 @@ class Shelf:
     """One trajectory file and its short columns."""
 
     file: StoredFile
-    """Where it lies."""
+    """File of the rows."""
     kind: str
     """`train` or `eval/NAME`, as its folder says."""
     step: int
-    """As its name says."""
+    """Step in the file's name."""
     index: pa.Table
     """Short columns, with `kind`, `step`, `shelf` (a running number) and `row` in the file."""
     starts: tuple[int, ...]

@@ -100,7 +100,7 @@ def unpack_ids(packed: bytes | bytearray) -> tuple[int, ...]:
 
 
 class FrameSplitter:
-    """Cuts a stream of bytes into frames.
+    """Splits a stream of bytes into frames.
 
     Holds at most one frame that is not yet whole, of at most `limit` bytes, and joins its pieces
     once.

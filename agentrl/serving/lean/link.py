@@ -142,7 +142,7 @@ class LeanLink(asyncio.Protocol):
                 self._queue(turns.encode_id(FrameKind.CANCEL, turn.request_id))
 
     def end_session(self, session_id: str) -> None:
-        """Tell the server; it does not answer."""
+        """Notify the server; it does not answer."""
         self._book.forget(session_id)
         self._queue(frames.frame(FrameKind.END_SESSION, session_id.encode()))
 

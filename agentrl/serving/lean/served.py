@@ -65,7 +65,7 @@ class ServedConnection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._flushing = False
         self._blocked = False
-        self._heard = True
+        self._received = True
         self._watch: asyncio.TimerHandle | None = None
 
     # -- connection -------------------------------------------------------------------------
@@ -93,16 +93,16 @@ class ServedConnection(asyncio.Protocol):
             await self._end_session(session_id)
 
     def hang_up(self) -> None:
-        """Cut the connection now."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def _on_watch(self) -> None:
-        if not self._open or not self._heard:
+        if not self._open or not self._received:
             logger.info("a lean client was silent; its connection is cut")
             self.hang_up()
             return
-        self._heard = False
+        self._received = False
         self._watch = self._loop.call_later(SILENCE_S, self._on_watch)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -150,7 +150,7 @@ class ServedConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Serve what is asked."""
-        self._heard = True
+        self._received = True
         try:
             for kind, payload in self._splitter.feed(data):
                 if self._lost:

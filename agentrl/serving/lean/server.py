@@ -57,7 +57,7 @@ class EngineServer:
             raise ValueError("the secret must not be empty; leave it out to have one made")
         self._engine = engine
         self.secret = secrets.token_hex(16) if secret is None else secret
-        """What clients must know."""
+        """Shared secret of server and clients."""
         self._max_session_tokens = max_session_tokens
         self._handshake_s = handshake_s
         self._host = host

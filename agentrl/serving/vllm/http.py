@@ -32,7 +32,7 @@ class HttpAnswer:
     status: int
     """HTTP status."""
     body: bytes
-    """All of it."""
+    """Whole body of the answer."""
 
     def json(self) -> Any:
         """The body decoded, or None where it is no JSON."""

@@ -75,7 +75,7 @@ class VllmServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
         self.port = port or 0
-        """Where it listens, or did last."""
+        """Current or last port."""
 
     @property
     def url(self) -> str:

@@ -126,7 +126,7 @@ class DiskSender:
                 if base.version >= version:
                     break  # no chain of ours, and without an end
                 if base.version not in versions:
-                    # Nobody can read it, so the next one must not be a patch of it either.
+                    # It cannot be read, so the next one must not be a patch of it either.
                     shutil.rmtree(versions[kept], ignore_errors=True)
                     self._encoder.forget()
                     raise SyncError(
@@ -187,7 +187,7 @@ class DiskReceiver:
         yield from self._decoder.apply(patches, manifest.base, lambda: new)
 
     def close(self) -> None:
-        """Give back the kept weights. Idempotent."""
+        """Release the kept weights. Idempotent."""
         self._decoder.forget()
 
 

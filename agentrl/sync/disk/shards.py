@@ -37,7 +37,7 @@ class Manifest:
     """The list of what a folder holds."""
 
     version: int
-    """Of the weights."""
+    """Version of the weights."""
     checksum: str
     """Of all weights, also where only their patches are here."""
     base: PatchBase | None

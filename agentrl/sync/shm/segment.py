@@ -28,7 +28,7 @@ from agentrl.errors import SyncError
 HEADER = struct.Struct("<8s16sqQQ")
 MAGIC = b"agentrl1"
 DATA = 4096
-"""Where the tensors begin."""
+"""Offset of the first tensor."""
 WRITING = -1
 """The version of a segment that is not whole."""
 SLACK = 16 << 20
@@ -48,7 +48,7 @@ class SegmentHeader:
     manifest_offset: int
     """First byte of the manifest."""
     manifest_bytes: int
-    """Its length."""
+    """Length of the manifest."""
 
 
 def read_header(memory: mmap.mmap) -> SegmentHeader:
@@ -101,7 +101,7 @@ class Segment:
         self._map(size)
 
     def trim(self, size: int) -> None:
-        """Give back what lies behind `size` bytes, if it is worth it."""
+        """Release the memory behind `size` bytes, if it is worth it."""
         if self.size - size > SLACK:
             # The mapping stays: its tail is never touched, and a new one would fault in again.
             os.ftruncate(self.fd, size)

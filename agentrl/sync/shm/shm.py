@@ -182,7 +182,7 @@ class ShmReceiver:
             for record, tensor in checked:
                 digest.add(record)
                 yield record.name, tensor
-        # Whoever used the views by now did so before the sender began to write over them.
+        # Every use of the views by now was before the sender began to write over them.
         _check_version(read_header(memory).version, ticket.version)
         check_all(digest.hexdigest(), ticket.checksum, ticket.version)
 

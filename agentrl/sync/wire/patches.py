@@ -114,9 +114,9 @@ class PatchBase:
     """The version that a patch is applied to."""
 
     version: int
-    """Of the weights."""
+    """Version of the weights."""
     checksum: str
-    """Of the weights."""
+    """Checksum of the weights."""
 
 
 Arrived = Callable[[], PatchBase]

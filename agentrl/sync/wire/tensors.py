@@ -25,7 +25,7 @@ class TensorRecord:
     dtype: str
     """As torch prints it without `torch.`: `bfloat16`."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     digest: str = ""
     """Of the bytes, see `agentrl.sync.wire.checksum`; empty where it is not known yet."""
     offset: int = 0

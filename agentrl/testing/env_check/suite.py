@@ -52,7 +52,7 @@ async def check_env(
     Args:
         make_env: makes a fresh instance, as for each rollout.
         tasks: what it is tried on; at least one.
-        limits: how patient the check is.
+        limits: time limits of the check.
         tools: offered to the environment in its context.
         backend: makes its sandboxes; None if it needs none. Stays open.
         sandbox_limits: limits of each sandbox.
