@@ -97,7 +97,7 @@ class BashSession(FunctionTool):
         """
         super().__init__(self._run, name="bash")
         self.wall_s = wall_s
-        """As given."""
+        """Seconds one command may take, or None."""
         self._session = ToolSession(_BASH)
 
     def fresh(self) -> BashSession:

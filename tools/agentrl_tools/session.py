@@ -36,7 +36,7 @@ class Ending(StrEnum):
     """The way a piece of source ended."""
 
     DONE = "done"
-    """By itself."""
+    """The program ended by itself."""
     TIMEOUT = "timeout"
     """Stopped at its limit."""
     FLOOD = "flood"
@@ -50,9 +50,9 @@ class Reply:
     text: str
     """What was printed, decoded; head and tail with a marker where the middle was."""
     ending: Ending
-    """How it ended."""
+    """Ending of the source."""
     status: int | None
-    """What the interpreter said of it, 0 for good; None if it said nothing."""
+    """Status from the interpreter, 0 for success; None if it gave none."""
     lost: bool
     """Whether the interpreter is gone, with all it knew."""
     truncated: bool
@@ -64,7 +64,7 @@ class Interpreter:
     """The command that starts an interpreter, and the form in which it takes source."""
 
     name: str
-    """For messages."""
+    """Name in messages."""
     command: Sequence[str]
     """Starts it; it reads pieces of source from its stdin and runs them."""
     frame: Callable[[bytes], bytes]
@@ -179,7 +179,7 @@ class _Output:
         self.left_out = 0
         """Bytes of them that are not kept."""
         self.status: int | None = None
-        """From the marker."""
+        """Exit status in the marker."""
         self.rest = b""
         """What came after the marker: background jobs print between pieces."""
         self.ended = False

@@ -25,7 +25,7 @@ _IDLE = "Nothing was done: no tool was called. Call a tool{}."
 
 
 class RepairTask(AgentInstance):
-    """Mend a repository with the tools of the config, until `submit` or the end of a budget.
+    """Fix a repository with the tools of the config, until `submit` or the end of a budget.
 
     The episode is judged once, at its end, by `RepairGrader`. Offer a shell and an editor in
     `env.tools`, and `agentrl_tools.submit:submit`.

@@ -56,17 +56,17 @@ class RepairVerdict:
     """The grade of one repair, and its reason."""
 
     reason: Reason
-    """How it was come by."""
+    """Reason of the verdict."""
     fixed: int = 0
     """Tests of `FAIL_TO_PASS` that pass now."""
     kept: int = 0
     """Tests of `PASS_TO_PASS` that still pass, or still fail as expected."""
     to_fix: int
-    """All of `FAIL_TO_PASS`."""
+    """Number of `FAIL_TO_PASS`."""
     to_keep: int
-    """All of `PASS_TO_PASS`."""
+    """Number of `PASS_TO_PASS`."""
     changes: Changes | None = None
-    """What was graded."""
+    """The graded changes."""
     run: TestRun | None = None
     """The run of the real tests."""
     controlled: bool = False
@@ -88,7 +88,7 @@ class RepairGrader:
     """Grades the repair of one task."""
 
     workspace: Workspace
-    """Where its files come from."""
+    """Source of its files."""
     new_sandbox: NewSandbox
     """Opens a fresh sandbox for grading."""
     wall_s: float = 0.0

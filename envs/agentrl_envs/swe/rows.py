@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.errors import DataError
 
 KINDS = (".jsonl", ".jsonl.gz", ".json", ".parquet")
-"""What a file may be called."""
+"""Suffixes of readable files."""
 
 
 def read_rows(path: Path, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

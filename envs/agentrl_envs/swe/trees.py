@@ -26,7 +26,7 @@ class TreeFile:
     """One regular file of a tree."""
 
     data: bytes
-    """What it holds."""
+    """Content of the file."""
     executable: bool = False
     """Whether its owner may run it."""
 

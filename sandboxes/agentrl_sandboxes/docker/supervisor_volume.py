@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROOT = "/opt/agentrl"
-"""Where containers see the volume."""
+"""Mount point of the volume."""
 LABEL = "agentrl.interpreter"
 """Label of a volume; its value is the digest of what is in it."""
 FILLING_S = 60.0

@@ -122,7 +122,7 @@ class LimitWatch:
         return 0
 
     def judge(self, command: Command) -> None:
-        """Tell a command that the kernel killed for memory from one that killed itself.
+        """Distinguish a command that the kernel killed for memory from one that killed itself.
 
         A shell whose child was killed exits with 137.
         """

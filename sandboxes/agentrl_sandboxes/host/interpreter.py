@@ -115,7 +115,7 @@ class PackedInterpreter:
     files: Mapping[str, Path]
     """Where each file goes, and where it lies here. What is a `.py` here goes compiled."""
     loader: str
-    """Where the dynamic loader goes."""
+    """Path of the dynamic loader."""
     digest: str
     """Hash of the names and contents of the files."""
     machine: str

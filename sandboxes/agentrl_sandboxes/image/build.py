@@ -24,7 +24,7 @@ from agentrl_sandboxes.image.daemon import Daemon, daemon
 from agentrl_sandboxes.image.recipe import LABEL, Recipe
 
 WAYS = ("auto", "debootstrap", "dockerfile")
-"""How an image can be made."""
+"""Ways to make an image."""
 LOCK = "agentrl-image.lock"
 
 
@@ -118,7 +118,7 @@ async def build(
             raise SandboxError(f"image build: {obstacle}")
         async with _turn(on_line):
             old = await _find(link, recipe.name)
-            # Whoever had the turn before us may have made it.
+            # The build before ours may have made it.
             done = await _up_to_date(link, recipe, force)
             if done is not None:
                 return Built(image=done, way="")

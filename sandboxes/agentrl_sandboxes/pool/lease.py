@@ -33,7 +33,7 @@ class Held:
     sandbox: Sandbox
     """As the backend made it."""
     kind: SandboxKind
-    """What it may be lent as."""
+    """Kind it may be lent as."""
     started_s: float
     """When it was made, by the loop's clock."""
     uses: int = 0
@@ -54,7 +54,7 @@ class Lease(SandboxWrapper):
         super().__init__(held.sandbox)
         self.origin = origin
         self.held = held
-        """What is on loan."""
+        """The sandbox on loan."""
         self.holds_slot = holds_slot
         """Whether its release frees a slot of the capacity."""
         self._release = release

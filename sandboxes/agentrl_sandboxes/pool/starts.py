@@ -51,7 +51,7 @@ class Starts:
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
         self.waiting = 0
-        """How many wait for a turn."""
+        """Starts that wait for a turn."""
 
     @property
     def running(self) -> int:

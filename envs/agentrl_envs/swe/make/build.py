@@ -65,7 +65,7 @@ class MakeRequest:
     test_packages: tuple[str, ...] = DEFAULT_PACKAGES
     """What the test environment is made of."""
     rules: Rules = field(default_factory=Rules)
-    """What a library must be like."""
+    """Rules a library must meet."""
     jobs: int = 2
     """Sandboxes at once."""
 

@@ -34,9 +34,9 @@ class _Fix:
     graded: Mapping[str, TreeFile]
     """The new release with those files taken back."""
     patch: str
-    """What brings the new source."""
+    """Patch with the new source."""
     test_patch: str
-    """What brings the new tests."""
+    """Patch with the new tests."""
 
 
 async def release_rows(

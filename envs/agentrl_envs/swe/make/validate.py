@@ -45,7 +45,7 @@ class TaskFinding:
     instance_id: str
     """The task."""
     of: int
-    """How many tasks there are."""
+    """Number of tasks."""
     disagreements: tuple[str, ...]
     """What is not as the task says, in every look; empty if all is."""
     flips: tuple[str, ...] = ()

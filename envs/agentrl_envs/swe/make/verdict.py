@@ -26,7 +26,7 @@ class Baseline:
     slowest_s: float
     """Seconds of the slowest test."""
     covered: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
-    """See `SuiteRun.covered`."""
+    """Lines, as `SuiteRun.covered`."""
 
 
 def baseline_of(runs: Sequence[SuiteRun], stalled: Sequence[SuiteRun] = ()) -> Baseline:
@@ -70,7 +70,7 @@ class ChangeVerdict:
     pass_to_pass: tuple[str, ...] = ()
     """Tests that it leaves alone, sorted."""
     messages: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the broken tests say."""
+    """Messages of the broken tests."""
 
 
 def judge(wanted: Sequence[str], runs: Sequence[SuiteRun]) -> ChangeVerdict:
