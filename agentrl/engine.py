@@ -51,7 +51,7 @@ class EngineHealth:
     in_flight: int
     """Requests being generated or waiting."""
     detail: str = ""
-    """Why it is not ready."""
+    """Reason if the engine is not ready."""
     metrics: Mapping[str, float] | None = None
     """Engine-specific numbers for the log."""
 

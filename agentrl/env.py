@@ -45,7 +45,7 @@ class Action:
     turn: int = 0
     """0 for the first model turn."""
     truncated: bool = False
-    """Whether the turn was cut off at its token limit."""
+    """Whether the turn was truncated at its token limit."""
     last: bool = False
     """Whether the loop ends after this step whatever `done` says; grade what there is."""
     observation_text: str = ""
@@ -81,7 +81,7 @@ class StepResult:
     """Tools that can be called from the next turn on, beside those offered so far. The prompt is
     not written again, so say in `environment_feedback` what they are."""
     data: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Of the last step: kept for readers, beside what the last tool result handed over; JSON. The
+    """Of the last step: kept for readers, beside the data of the last tool result; JSON. The
     inspector shows text called `patch` or `diff`. Lost where no tool was called."""
 
 
@@ -96,7 +96,7 @@ class EnvContext:
     seed: int = 0
     """The same for the same task and sample index in every run with the same `run.seed`."""
     rollout_id: str = ""
-    """For logs."""
+    """Id of the rollout, for logs."""
     tools: Sequence[Tool] = ()
     """Tools named in the config."""
     open_sandbox: Callable[..., Awaitable[Sandbox]] = _no_sandbox

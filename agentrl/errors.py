@@ -50,7 +50,7 @@ class GraderError(EnvError):
 
 
 class ToolError(AgentrlError):
-    """Raise this in a tool to tell the model what it did wrong."""
+    """Raised in a tool; the model reads the message as the call's result."""
 
 
 class SandboxError(AgentrlError):

@@ -37,7 +37,7 @@ class Finding:
     name: str
     """The check, unique in its report, as in `memory`, `entropy_collapse` or `E101`."""
     status: Status
-    """How it came out."""
+    """Result of the check."""
     detail: str = ""
     """What was found; of a failed check also what to do, where `fix` is empty."""
     fix: str = ""

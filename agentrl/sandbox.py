@@ -74,13 +74,13 @@ class ExecResult:
     """The result of a command: status and output."""
 
     outcome: Outcome
-    """How it ended."""
+    """Outcome of the command."""
     exit_code: int | None
     """Exit status; negative signal number if a signal ended it; None when we killed it."""
     stdout: str
     """Decoded as UTF-8 with replacement; head and tail with a marker between when shortened."""
     stderr: str
-    """As `stdout`."""
+    """Standard error, bounded as `stdout`."""
     duration_s: float
     """Wall time in seconds."""
     stdout_truncated: bool = False
@@ -94,11 +94,11 @@ class Origin:
     """The source of a sandbox; for metrics."""
 
     waited_s: float = 0.0
-    """Seconds in line for a place and for a turn to start; the start itself is not in it."""
+    """Seconds in line for a slot and for a turn to start; the start itself is not in it."""
     warm: bool = False
     """Whether it had been started ahead of use."""
     reused: bool = False
-    """Whether it had served somebody else and was wiped."""
+    """Whether it had served another rollout and was wiped."""
     forked: bool = False
     """Whether it began as a copy of a work directory that was prepared once."""
 
@@ -162,7 +162,7 @@ class Sandbox(ABC):
     """The absolute path of the work directory as programs inside see it."""
 
     origin: Origin = Origin()
-    """Where it came from."""
+    """Wait and history of the sandbox."""
 
     @abstractmethod
     async def exec(
@@ -298,7 +298,7 @@ class Probe:
     available: bool
     """Whether a command ran inside it."""
     isolation: Isolation
-    """How strong it would be."""
+    """Strength of the isolation."""
     detail: str
     """One sentence: what was found, and if unavailable what to install."""
 
@@ -345,8 +345,8 @@ class SandboxBackend(ABC):
         Args:
             spec: what is wanted.
             limits: those of the config, for a spec without its own.
-            timeout_s: bounds making and preparing it, each; not the wait for a place.
-            more: the caller holds a sandbox already, so it is not made to wait for a place: two
+            timeout_s: bounds making and preparing it, each; not the wait for a slot.
+            more: the caller holds a sandbox already, so it is not made to wait for a slot: two
                 that waited for each other's would wait for ever.
 
         Raises:

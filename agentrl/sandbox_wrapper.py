@@ -116,5 +116,5 @@ class _WrappedProcess(Process):
             await self._inner.interrupt()
 
     async def close(self) -> int | None:
-        # Not surrounded: it must also do no harm after the sandbox has been given back.
+        # Not surrounded: it must also do no harm after the sandbox was released.
         return await self._inner.close()

@@ -29,9 +29,9 @@ class Tool(ABC):
     """Something the model can call."""
 
     name: str
-    """What the model writes to call it."""
+    """Name the model calls it by."""
     description: str
-    """What the model is told about it."""
+    """Description shown to the model."""
     parameters: Mapping[str, Any]
     """JSON schema of the arguments, an object schema."""
     timeout_s: float = 30.0

@@ -71,7 +71,7 @@ class TerminationRule:
     in_loss: bool
     """Whether the action tokens are trained on."""
     truncated: bool = False
-    """Whether the rollout was cut off by a budget rather than ended."""
+    """Whether a budget truncated the rollout before its end."""
     retried: bool = False
     """Whether the worker tries the rollout again on fresh parts before it drops it."""
     from_env: bool = False
@@ -166,7 +166,7 @@ class ToolStatus(StrEnum):
     MALFORMED = "malformed"
     """The call could not be parsed; the tool did not run."""
     OVER_CAP = "over_cap"
-    """Beyond `max_parallel_calls`; the tool did not run and the model is told so."""
+    """Beyond `max_parallel_calls`; the tool did not run and the result says so."""
     TIMEOUT = "timeout"
     """The tool ran past its time limit."""
 
@@ -192,7 +192,7 @@ class Message:
     """
 
     role: Role
-    """Who speaks."""
+    """Role of the speaker."""
     content: str
     """Plain text."""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -225,7 +225,7 @@ class ToolCall:
     raw: str
     """The text of the span, verbatim."""
     status: CallStatus = CallStatus.OK
-    """What the parser made of it."""
+    """Status given by the parser."""
     error: str = ""
     """Why it is not `OK`, in words the model can act on."""
     span: tuple[int, int] = (0, 0)
@@ -242,9 +242,9 @@ class ToolResult:
     """
 
     text: str
-    """What the model sees."""
+    """Text the model reads."""
     status: ToolStatus = ToolStatus.OK
-    """How the call ended."""
+    """Status of the call."""
     call_id: str = ""
     """The call it answers; filled by the loop."""
     name: str = ""
@@ -318,7 +318,7 @@ class Generation:
     log_probs: tuple[float, ...]
     """Natural log-probability of each id under softmax(logits / temperature)."""
     finish_reason: FinishReason
-    """Why generation ended."""
+    """Reason generation ended."""
     policy_versions: tuple[int, ...]
     """The weights that sampled each id."""
     cached_tokens: int = 0
@@ -414,7 +414,7 @@ class Trajectory:
     score: float | None = None
     """The environment's 0-1 verdict for filters and evaluation; defaults to the reward."""
     termination: Termination
-    """Why the rollout ended."""
+    """Reason the rollout ended."""
     termination_detail: str = ""
     """Which limit fired, or the error of an infrastructure failure."""
     extra_logs: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -454,8 +454,9 @@ class Trajectory:
 class TrainedTokens:
     """Numbers of the trainer for the response tokens of one row, in the last update that saw it.
 
-    Rows are cut after their last trained token, so the arrays may be shorter than the response;
-    positions that are not trained hold 0. Rows that no update computed have no such record.
+    Rows are truncated after their last trained token, so the arrays may be shorter than the
+    response; positions that are not trained hold 0. Rows that no update computed have no such
+    record.
 
     Example:
         The second token is the environment's, and a row ends after its last trained token:
@@ -486,7 +487,7 @@ class TrainedTokens:
     entropy: Sequence[float]
     """[_T] Entropy of the policy at the token in nats."""
     advantages: Sequence[float]
-    """[_T] Advantage of the token, credit settled."""
+    """[_T] Advantage of the token, credit assigned."""
     correction: Sequence[float]
     """[_T] Weight of the sampler correction; 1 without one."""
     clip: Sequence[int]

@@ -27,7 +27,7 @@ SANDBOX_SECONDS = frozenset({"sandbox/wait_s", "sandbox/start_s"})
 RETRIED = frozenset(f"retried/{termination}" for termination in Termination)
 """Attempts that were thrown away, by how they ended."""
 USAGE = OUTCOMES | SANDBOXES | SANDBOX_SECONDS | RETRIED | {LOST_TOKENS, LOST_SECONDS}
-"""All of them."""
+"""All metrics of resource use."""
 
 
 def usage_of(numbers: Mapping[str, float]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Finds the text that a template writes between turns, by rendering probes and looking around them.
 
-A delta is made of constant pieces and the new contents; the pieces are cut out of a few renders of
+A delta is made of constant pieces and the new contents; the pieces are taken from a few renders of
 a tiny conversation, once. The template itself stays the source: nothing is written down here
 about any model.
 """
@@ -78,7 +78,7 @@ class Boundaries:
 
         Args:
             messages: in roles of `pieces`, or `assistant`.
-            guard: gives the content of a message with its look-alikes cut.
+            guard: returns the content of a message with its look-alikes split.
         """
         parts = [self.separator]
         generation = self.generation
@@ -100,7 +100,7 @@ class Boundaries:
 
 
 def find_boundaries(template: GuardedTemplate, codec: Codec) -> Boundaries:
-    """Cut the constant pieces out of probes.
+    """Split the constant pieces from the contents of probes.
 
     Raises:
         ChatError: the template does not have the shape of turns that can be appended.
@@ -298,7 +298,7 @@ def _write_run(piece: RolePiece, run: Sequence[Message], contents: Sequence[str]
 
 
 def _halves(piece: RolePiece) -> tuple[str, str]:
-    """`between`, cut where one message ends and the next begins."""
+    """`between`, split where one message ends and the next begins."""
     between = piece.between or ""
     if between.startswith(piece.after):
         return piece.after, between[len(piece.after) :]

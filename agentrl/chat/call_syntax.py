@@ -23,7 +23,7 @@ class CallSyntax(ABC):
     """Whether the model names the tool it calls. If not, and no offered tool has the name the
     parser gives, the call is left to the environment."""
     how_to_call: str
-    """One sentence and an example that tell the model how to write a call."""
+    """One sentence and an example that show the model how to write a call."""
 
     def describe(self, tools: Sequence[Tool]) -> str:
         """The text about `tools` in the system message.

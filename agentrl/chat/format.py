@@ -132,7 +132,7 @@ class ChatFormat(ABC):
         return self._codec.encode_plain(text)
 
     def truncate_middle(self, text: str, max_tokens: int) -> tuple[str, bool]:
-        """Head and tail of `text` in at most `max_tokens` tokens, and whether it was cut."""
+        """Head and tail of `text` in at most `max_tokens` tokens, and whether it was truncated."""
         return truncate_middle(self._codec, text, max_tokens)
 
     def _append(self, text: str, *, ended: bool) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ class ChatFormat(ABC):
 
 
 class TemplateChat(ChatFormat):
-    """A format whose pieces were cut out of the model's own template."""
+    """A format whose pieces come from the model's own template."""
 
     def __init__(
         self,

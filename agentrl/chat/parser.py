@@ -45,9 +45,9 @@ class Found:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Its arguments."""
     status: CallStatus = CallStatus.OK
-    """What was made of it."""
+    """Status of the parse."""
     error: str = ""
-    """Why it is not OK."""
+    """Reason of a status that is not OK."""
     call_id: str | None = None
     """The id the model itself gave, where the format has one."""
 
@@ -88,7 +88,7 @@ class ToolCallParser(CallSyntax):
         text = chat.decode(body) if chat.has_specials(body) else raw
         if not found:
             return ParsedTurn(text=text, content=text.strip(), calls=())
-        places = chat.token_map(body, raw)
+        token_map = chat.token_map(body, raw)
         fresh = _call_ids(body, turn, len(found))
         calls: list[ToolCall] = []
         outside: list[str] = []
@@ -107,7 +107,7 @@ class ToolCallParser(CallSyntax):
                     raw=raw[item.start : item.end],
                     status=item.status,
                     error=item.error,
-                    span=_shifted(places.span(item.start, item.end), len(given)),
+                    span=_shifted(token_map.span(item.start, item.end), len(given)),
                 )
             )
         outside.append(raw[done:])

@@ -38,7 +38,7 @@ def prove(
 
     Args:
         template: the model's own.
-        boundaries: what was cut out of it.
+        boundaries: the pieces taken from it.
         codec: its tokenizer.
         known_family: rewriting that is known of a family is reported; of an unknown template it
             is refused.

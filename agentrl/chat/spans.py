@@ -74,7 +74,7 @@ class TokenPieces:
         self._preferred = 0
 
     def byte_lengths(self, ids: Sequence[int], text: str) -> list[int] | None:
-        """Bytes of `text` that come from each id, or None if the vocabulary does not tell."""
+        """Bytes of `text` that come from each id, or None if the vocabulary does not show it."""
         if self._names is None or "\ufffd" in text:
             return None
         target = text.encode()

@@ -123,7 +123,7 @@ class GuardedTemplate:
         return self.raw(entries, generate=True, tools=schemas)
 
     def guard(self, message: Message) -> str:
-        """The content of a message with its look-alikes cut.
+        """The content of a message with its look-alikes split.
 
         Tool output is foreign text. In other roles, added tokens that the tokenizer does not call
         special stay what they are: a user may well speak of `<tool_call>`.

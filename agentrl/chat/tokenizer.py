@@ -1,7 +1,7 @@
 """Text to ids and back, with the two guarantees that a training loop needs.
 
 Invariants:
-- Special tokens come only from the template. Text that merely looks like one is cut inside the
+- Special tokens come only from the template. Text that merely looks like one is split inside the
   look-alike before it is encoded, so it stays text (`guard`).
 - New text is encoded in the context it will stand in (after the token that closed the turn), so
   no tokenizer slips in the leading space it puts at the start of a document.
@@ -98,10 +98,10 @@ class Codec:
             parts: list[str] = []
             done = 0
             while match:
-                cut = match.start() + 1
-                parts.append(text[done:cut])
-                done = cut
-                match = pattern.search(text, cut)
+                split = match.start() + 1
+                parts.append(text[done:split])
+                done = split
+                match = pattern.search(text, split)
             parts.append(text[done:])
             text = CUT.join(parts)
         guarded = self._guarded_ids if everything else self.special_ids
@@ -114,7 +114,7 @@ class Codec:
         """Ids of template text: special tokens are real, guarded look-alikes are not.
 
         Args:
-            text: may hold cuts made by `guard`.
+            text: may hold splits made by `guard`.
             after: special token that stands before the text; None at the start of a document.
 
         Raises:
@@ -122,7 +122,7 @@ class Codec:
         """
         head, *rest = text.split(CUT)
         ids = self._encode_after(head, after)
-        # What follows a cut is foreign text first, but template text may come after it, so its
+        # What follows a split is foreign text first, but template text may come after it, so its
         # special tokens are real.
         for part in rest:
             ids += self._encode_after(part, self._anchor) if part else []
@@ -171,7 +171,7 @@ class Codec:
 
 
 def clean(text: str) -> str:
-    """Text that any tokenizer takes: no lone surrogates, no cuts of its own."""
+    """Text that any tokenizer takes: no lone surrogates, no splits of its own."""
     if text.isascii():
         return text
     if CUT in text:
@@ -184,7 +184,7 @@ def clean(text: str) -> str:
 
 
 def _added_tokens(tokenizer: Any) -> tuple[dict[str, int], dict[str, int]]:
-    """Text to id of the special tokens, and of all added tokens that can be told from text.
+    """Text to id of the special tokens, and of all added tokens that differ from text.
 
     Added runs of whitespace (GPT-NeoX, Gemma) are ordinary text and are not guarded.
     """

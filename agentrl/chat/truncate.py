@@ -10,11 +10,11 @@ from agentrl.chat.tokenizer import Codec
 
 _MARKERS = ("\n[... the middle was left out ...]\n", "\n[...]\n", "")
 _LONGEST_TOKEN = 16
-"""Characters; text longer than the budget times this is cut before it is encoded."""
+"""Characters; text longer than the budget times this is truncated before it is encoded."""
 
 
 def truncate_middle(codec: Codec, text: str, max_tokens: int) -> tuple[str, bool]:
-    """Head, marker and tail of `text` in at most `max_tokens` tokens, and whether it was cut.
+    """Head, marker and tail of `text` in at most `max_tokens` tokens, and whether it was truncated.
 
     Time is bounded by the budget, not by the length of the text.
 
@@ -46,7 +46,7 @@ def truncate_middle(codec: Codec, text: str, max_tokens: int) -> tuple[str, bool
         first, last = (keep + 1) // 2, keep // 2
         end = codec.decode(tail[len(tail) - last :]) if last else ""
         short = codec.decode(head[:first]).rstrip("\ufffd") + marker + end.lstrip("\ufffd")
-        # Pieces that meet may be read as other tokens than those they were cut from.
+        # Pieces that meet may be read as other tokens than those they were taken from.
         excess = len(codec.encode_plain(short)) - max_tokens
         if excess <= 0 or keep <= 0:
             return short, True

@@ -233,7 +233,7 @@ class AlgorithmSection(FiniteSection):
 
         Raises:
             ConfigError: there is no such estimator, or its file was named relative to a folder that
-                nobody has passed to `find_estimator` yet.
+                `find_estimator` has not received yet.
         """
         return ESTIMATORS.find(self.advantage_estimator)
 

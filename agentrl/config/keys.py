@@ -41,7 +41,7 @@ def leaves() -> Iterator[ConfigKey]:
 
 
 def sections_at(path: Iterable[str]) -> tuple[type[Section], ...]:
-    """The classes that the section at a dotted place may be of; empty if there is none.
+    """The classes that the section at a dotted path may be of; empty if there is none.
 
     Example:
         >>> [kind.__name__ for kind in sections_at(["runtime"])]
@@ -114,7 +114,7 @@ def _keys(owners: _Owners, prefix: str, *, optional: str) -> Iterator[ConfigKey]
 
 
 def _of_field(
-    place: str, name: str, owners: _Owners, *, whole: bool, optional: str
+    dotted: str, name: str, owners: _Owners, *, whole: bool, optional: str
 ) -> Iterator[ConfigKey]:
     fields = [(kind.model_fields[name], said) for kind, said in owners]
     first = fields[0][0]
@@ -123,18 +123,18 @@ def _of_field(
     for field, said in fields:
         kinds = _sections(field.annotation)
         for kind in kinds:
-            own = _said(kind, f"{place}.") if len(kinds) > 1 else said
+            own = _said(kind, f"{dotted}.") if len(kinds) > 1 else said
             inner.setdefault(kind, own)
     if not inner:
         meanings = dict.fromkeys((f.description or "").replace("\n", " ") for f, _ in fields)
         meaning = " ".join(meanings)
         yield ConfigKey(
-            name=place, meaning=meaning, default=_written(first), kinds=only, optional=optional
+            name=dotted, meaning=meaning, default=_written(first), kinds=only, optional=optional
         )
         return
     free = "NAME." if typing.get_origin(first.annotation) is dict else ""
-    left_out = place if first.default is None and not free else optional
-    yield from _keys(list(inner.items()), f"{place}.{free}", optional=left_out)
+    left_out = dotted if first.default is None and not free else optional
+    yield from _keys(list(inner.items()), f"{dotted}.{free}", optional=left_out)
 
 
 def _said(kind: type[Section], prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""Run files: YAML, dotted overrides and messages that say how to mend what is wrong."""
+"""Run files: YAML, dotted overrides and messages that say how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def parse_config(
 ) -> RunConfig:
     """As `load_config`, from a mapping; `where` names it in messages."""
     merged = _copy(data)
-    for place, value in _kinds_first(_parsed(override) for override in overrides):
-        _apply(merged, place, value)
+    for path, value in _kinds_first(_parsed(override) for override in overrides):
+        _apply(merged, path, value)
     old = [f"  {text}" for text in old_keys(merged)]
     if old:
         raise ConfigError(f"{where} is written for an older agentrl:\n" + "\n".join(old))
@@ -108,11 +108,11 @@ def _parsed(override: str) -> Override:
         value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override!r}: {text!r} is not a YAML value: {error}") from None
-    place = tuple(dotted.split("."))
-    kinds = sections_at(place)
+    path = tuple(dotted.split("."))
+    kinds = sections_at(path)
     if len(kinds) > 1 and isinstance(value, str):
-        return (*place, kinds[0].bare), value
-    return place, value
+        return (*path, kinds[0].bare), value
+    return path, value
 
 
 def _kinds_first(overrides: Iterable[Override]) -> list[Override]:
@@ -120,22 +120,22 @@ def _kinds_first(overrides: Iterable[Override]) -> list[Override]:
     return sorted(overrides, key=lambda item: not _names_kind(item[0]))
 
 
-def _names_kind(place: tuple[str, ...]) -> bool:
-    kinds = sections_at(place[:-1])
-    return len(kinds) > 1 and kinds[0].bare == place[-1]
+def _names_kind(path: tuple[str, ...]) -> bool:
+    kinds = sections_at(path[:-1])
+    return len(kinds) > 1 and kinds[0].bare == path[-1]
 
 
-def _apply(data: dict[str, Any], place: tuple[str, ...], value: Any) -> None:
+def _apply(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     try:
-        put(data, place, value)
+        put(data, path, value)
     except ValueError as error:
-        raise ConfigError(f"override {'.'.join(place)!r}: {error}") from None
-    if _names_kind(place):  # what only the kind in the file has was not meant for this one
-        *parents, section = place[:-1]
+        raise ConfigError(f"override {'.'.join(path)!r}: {error}") from None
+    if _names_kind(path):  # what only the kind in the file has was not meant for this one
+        *parents, section = path[:-1]
         node = data
         for name in parents:
             node = node[name]
-        node[section] = keep_kind(node[section], sections_at(place[:-1]))
+        node[section] = keep_kind(node[section], sections_at(path[:-1]))
 
 
 def _explain(item: Any, data: Mapping[str, Any]) -> str:
@@ -178,7 +178,7 @@ def _setting(name: str, data: Mapping[str, Any]) -> Any:
 
 
 def _keys_at(path: Sequence[str], data: Mapping[str, Any]) -> list[str]:
-    """Keys of the section at a place, of the kind that it is in this file."""
+    """Keys of the section at a path, of the kind that it is in this file."""
     kinds, value = sections_at(path), data
     for name in path:
         inner = value.get(name) if isinstance(value, Mapping) else None

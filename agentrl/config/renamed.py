@@ -22,7 +22,7 @@ from agentrl.config.schema import RunConfig
 logger = logging.getLogger(__name__)
 
 Tree = dict[str, Any]
-Place = tuple[str, ...]
+KeyPath = tuple[str, ...]
 _GONE = object()
 """Stands for a value that has no successor."""
 
@@ -44,7 +44,7 @@ class RenamedKey:
     reason: str = ""
     """Why a key is gone, as a sentence without its end."""
     default: Any = None
-    """What a key that is gone was by default; a run that had another value there is told."""
+    """Default of a removed key; a run that had another value there gets a message."""
 
 
 def _unless(*defaults: Any) -> Callable[[Any, Tree], Any]:
@@ -137,8 +137,8 @@ def old_keys(data: Mapping[str, Any]) -> Iterator[str]:
         ['ray.trainer_ranks: this key is now runtime.trainer_ranks; write runtime.trainer_ranks: 2']
     """
     for renamed in RENAMED:
-        for place, value in _found(data, renamed.old):
-            yield _message(renamed, place, value, dict(data))
+        for path, value in _found(data, renamed.old):
+            yield _message(renamed, path, value, dict(data))
 
 
 def translate(data: Mapping[str, Any]) -> Tree:
@@ -150,27 +150,27 @@ def translate(data: Mapping[str, Any]) -> Tree:
     tree = _copy(data)
     _split_serving(tree)
     _without_rank_0(tree)
-    found = [(renamed, place, value) for renamed in RENAMED
-             for place, value in _found(tree, renamed.old)]  # fmt: skip
-    moved = [(renamed, place, renamed.value(value, tree)) for renamed, place, value in found]
-    for renamed, place, value in found:
-        _drop(tree, place)
+    found = [(renamed, path, value) for renamed in RENAMED
+             for path, value in _found(tree, renamed.old)]  # fmt: skip
+    moved = [(renamed, path, renamed.value(value, tree)) for renamed, path, value in found]
+    for renamed, path, value in found:
+        _drop(tree, path)
         if not renamed.new and value != renamed.default:
-            name = ".".join(place)
+            name = ".".join(path)
             logger.warning("%s was %s and has no effect now: %s", name, value, renamed.reason)
-    for renamed, place, value in moved:
+    for renamed, path, value in moved:
         if renamed.new and value is not _GONE:
-            put(tree, _new_place(renamed, place), value)
+            put(tree, _new_path(renamed, path), value)
     return _pruned(tree, RunConfig, incomplete=bool(found))
 
 
-def put(tree: Tree, place: Sequence[str], value: Any) -> None:
+def put(tree: Tree, path: Sequence[str], value: Any) -> None:
     """Set a key, making the sections on its way; a plain value in place of one becomes its key.
 
     Raises:
         ValueError: something on the way is no section; says which.
     """
-    *parents, leaf = place
+    *parents, leaf = path
     node = tree
     for depth, name in enumerate(parents):
         child = node.get(name)
@@ -267,11 +267,11 @@ def _section(
     return None if incomplete and optional and not needed <= pruned.keys() else pruned
 
 
-def _message(renamed: RenamedKey, place: Place, value: Any, tree: Tree) -> str:
-    old = ".".join(place)
+def _message(renamed: RenamedKey, path: KeyPath, value: Any, tree: Tree) -> str:
+    old = ".".join(path)
     if not renamed.new:
         return f"{old}: this key is gone: {renamed.reason}; remove it"
-    new = ".".join(_new_place(renamed, place))
+    new = ".".join(_new_path(renamed, path))
     found = renamed.value(value, tree)
     if found is _GONE:
         return f"{old}: this key is now {new}, and {_yaml(value)} has no effect there; remove it"
@@ -283,29 +283,29 @@ def _yaml(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("...").strip()
 
 
-def _new_place(renamed: RenamedKey, place: Place) -> Place:
-    """`renamed.new` with the name that stands in the old place."""
+def _new_path(renamed: RenamedKey, path: KeyPath) -> KeyPath:
+    """`renamed.new` with the name that stands in the old path."""
     parts = renamed.new.split(".")
-    return tuple(place[i] if part == "*" else part for i, part in enumerate(parts))
+    return tuple(path[i] if part == "*" else part for i, part in enumerate(parts))
 
 
-def _found(data: Mapping[str, Any], dotted: str) -> Iterator[tuple[Place, Any]]:
-    """Places that a dotted name with `*` stands for, with what is there."""
+def _found(data: Mapping[str, Any], dotted: str) -> Iterator[tuple[KeyPath, Any]]:
+    """Paths that a dotted name with `*` stands for, with their values."""
     name, _, rest = dotted.partition(".")
     for key in list(data) if name == "*" else [name] if name in data else []:
         value = data[key]
         if not rest:
             yield (key,), value
         elif isinstance(value, Mapping):
-            yield from (((key, *place), found) for place, found in _found(value, rest))
+            yield from (((key, *path), found) for path, found in _found(value, rest))
 
 
 def _at(tree: Mapping[str, Any], dotted: str) -> Any:
     return next((value for _, value in _found(tree, dotted)), None)
 
 
-def _drop(tree: Tree, place: Sequence[str]) -> None:
-    name, *rest = place
+def _drop(tree: Tree, path: Sequence[str]) -> None:
+    name, *rest = path
     if not rest:
         del tree[name]
         return

@@ -58,7 +58,7 @@ class ModelSection(Section):
 
     @field_validator("dtype")
     @classmethod
-    def _settle_dtype(cls, value: str) -> str:
+    def _resolve_dtype(cls, value: str) -> str:
         return fast_dtype() if value == "auto" else value
 
 
@@ -337,7 +337,7 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _cut_up_model(self) -> RunConfig:
+    def _sharded_model(self) -> RunConfig:
         backend = self.train.backend.kind
         if backend == "torch":
             return self

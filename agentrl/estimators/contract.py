@@ -73,7 +73,7 @@ class EstimatorSpec:
     """
 
     name: str
-    """In the config."""
+    """Name in the config."""
     function: EstimatorFunction
     """The estimator."""
     per: Literal["rollout", "turn", "token"] = "rollout"

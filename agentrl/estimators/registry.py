@@ -36,7 +36,7 @@ def advantage_estimator(
 
     Args:
         name: for `algorithm.advantage_estimator`. An import string (`package.module:function`) in
-            the config imports the module by itself; a name needs somebody who does.
+            the config imports the module by itself; a name needs another import.
         per: what it returns one number for: each `rollout`, `turn` or sampled `token`.
         compares_siblings: it needs groups of two and more. Where it is called with one rollout
             only, its advantage is 0.

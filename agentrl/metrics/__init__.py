@@ -1,4 +1,4 @@
-"""Named values with a reduction rule, what each means, and the places they are written to."""
+"""Named values with a reduction rule, what each means, and the sinks they are written to."""
 
 from agentrl.metrics.bag import MetricBag
 from agentrl.metrics.catalog import CATALOG, MetricName

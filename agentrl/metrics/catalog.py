@@ -18,7 +18,7 @@ class MetricName:
     name: str
     """As logged; a part in capitals stands for any name or number, as in `eval/NAME/score`."""
     meaning: str
-    """In a few words."""
+    """Meaning in a few words."""
     unit: str
     """`nats`, `s`, `tokens`, `count`, `share` (0 to 1), `ratio`; empty for a plain number."""
     verl: str
@@ -209,4 +209,4 @@ _EVAL = (
 CATALOG: tuple[MetricName, ...] = (
     *_ROLLOUT, *_REWARD, *_BATCH, *_TRAIN, *_SAMPLER, *_MACHINE, *_EVAL,
 )  # fmt: skip
-"""In the order of a step."""
+"""The catalog, in the order of a step."""

@@ -1,4 +1,4 @@
-"""`log.sinks`: which places there are beside the run directory, what they take, and opening them.
+"""`log.sinks`: the sinks beside the run directory, their arguments, and opening them.
 
 A mistake in the config is refused before a run begins. What goes wrong later, from a service that
 cannot be reached to a port that is taken, is a warning in the log of the run and nothing else.
@@ -33,9 +33,9 @@ class _Kind:
     """One kind of sink."""
 
     package: str
-    """What is imported."""
+    """Name of the imported package."""
     args: type[SinkArgs]
-    """What it takes."""
+    """Class of its arguments."""
     make: Any
     """Called with args and `RunIdentity`."""
 
@@ -49,7 +49,7 @@ _KINDS: Mapping[str, _Kind] = {
 
 
 class VerlNamed:
-    """Hands the values of a step on under the names that verl gives them."""
+    """Passes the values of a step on under the names that verl gives them."""
 
     def __init__(self, sink: MetricSink, *, n_samples: int) -> None:
         """Wrap a sink.
@@ -60,7 +60,7 @@ class VerlNamed:
         """
         self._sink, self._n_samples = sink, n_samples
         self.name = type(sink).__name__
-        """Whose failures they are."""
+        """Sink name in failure messages."""
 
     def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
         """Write the values under the names of verl."""

@@ -1,4 +1,4 @@
-"""Between a run and a place for its metrics: nothing the place does ends or holds up the run.
+"""Between a run and a metric sink: nothing the sink does ends or holds up the run.
 
 A sink that may wait for a network gets a thread of its own and a queue. While it hangs, the queue
 fills, and what does not fit is counted as failed; the training loop never waits for it.
@@ -21,18 +21,18 @@ _QUEUE = 256
 class SinkGuard:
     """Calls one sink: warns at its first failure, counts the others."""
 
-    def __init__(self, sink: Any, *, slow: bool = False, patience_s: float = 20.0) -> None:
+    def __init__(self, sink: Any, *, slow: bool = False, limit_s: float = 20.0) -> None:
         """Take a sink.
 
         Args:
             sink: a `MetricSink`.
             slow: whether it may wait; it is then called from a thread, in order.
-            patience_s: how long `close` waits for that thread.
+            limit_s: how long `close` waits for that thread.
         """
         self.name: str = getattr(sink, "name", type(sink).__name__)
         self.failures = 0
         self._sink = sink
-        self._patience_s = patience_s
+        self._limit_s = limit_s
         self._calls: queue.Queue[tuple[str, tuple[Any, ...]] | None] | None = None
         self._thread: threading.Thread | None = None
         if slow:
@@ -52,21 +52,21 @@ class SinkGuard:
             self._failed(method, TimeoutError(f"it still works on what it got {_QUEUE} calls ago"))
 
     def close(self) -> None:
-        """Close the sink, once; waits at most `patience_s` for one with a thread."""
+        """Close the sink, once; waits at most `limit_s` for one with a thread."""
         if self._calls is None:
             self._do("close", ())
             return
         if self._thread is None:
             return
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self._limit_s
         try:
-            self._calls.put(("close", ()), timeout=self._patience_s)
+            self._calls.put(("close", ()), timeout=self._limit_s)
             self._calls.put(None, timeout=max(0.0, deadline - time.monotonic()))
         except queue.Full:
             pass  # the thread is stuck, as the join finds out
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self._failed("close", TimeoutError(f"it did not end within {self._patience_s:g} s"))
+            self._failed("close", TimeoutError(f"it did not end within {self._limit_s:g} s"))
         self._thread = None
 
     def _work(self) -> None:

@@ -49,7 +49,7 @@ class MlflowSink(Tracker):
         if not uri:
             uri = (identity.sinks / "mlflow").absolute().as_uri()
         if uri.startswith("file:"):
-            # It asks to be told that a folder is meant; whoever wants a database names it.
+            # mlflow wants a folder to be allowed; a user who wants a database names it.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = client = MlflowClient(tracking_uri=uri)
         kept = identity.kept_id("mlflow")

@@ -14,7 +14,7 @@ _NUMBERS = {"K", "N"}
 
 
 def find_metric(name: str) -> MetricName | None:
-    """The entry of the catalog that `name` is an instance of; None for a name of somebody's own.
+    """The entry of the catalog that `name` is an instance of; None for a name of the user's own.
 
     Example:
         >>> find_metric("eval/held_out/pass@4").name

@@ -94,7 +94,7 @@ class JsonlSink:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open `path` for appending, and mend its end.
+        """Open `path` for appending, and repair its end.
 
         Raises:
             OSError: the file cannot be opened.
@@ -102,7 +102,7 @@ class JsonlSink:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a+b", buffering=0)
-        self._mend()
+        self._repair_end()
 
     def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
         """Append one line for the step."""
@@ -121,7 +121,7 @@ class JsonlSink:
             raise OSError(f"{self.path}: the disk took only part of a line")
 
     def truncate_after(self, step: int) -> None:
-        """Cut the file at the first line of a later step; what follows it is later too."""
+        """Truncate the file at the first line of a later step; what follows it is later too."""
         self._file.seek(0)
         kept = 0
         for line in self._file.read().splitlines(keepends=True):
@@ -135,7 +135,7 @@ class JsonlSink:
         """Close the file of lines."""
         self._file.close()
 
-    def _mend(self) -> None:
+    def _repair_end(self) -> None:
         """Remove broken lines from the end; a whole last line that lacks its end gets one."""
         self._file.seek(0)
         data = self._file.read()

@@ -38,7 +38,7 @@ class RunIdentity:
     """The run whose metrics they are."""
 
     directory: Path
-    """Of the run."""
+    """Directory of the run."""
     name: str
     """`run.name`."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -187,7 +187,7 @@ class TrackioArgs(SinkArgs):
 
 
 class TrackioSink(Tracker):
-    """A run of trackio, on this machine unless told otherwise."""
+    """A run of trackio, on this machine unless set otherwise."""
 
     def __init__(self, args: TrackioArgs, run: RunIdentity) -> None:
         """Nothing is opened yet."""

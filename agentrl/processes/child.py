@@ -55,7 +55,7 @@ class ChildProcess:
         most_bytes: int = MOST_BYTES,
         grace_s: float | None = None,
     ) -> None:
-        """Start it; it imports its function while nobody waits.
+        """Start the process; it imports its function in the background.
 
         Args:
             target: `module:function` or `file.py:function`, called with a `ChildChannel`.

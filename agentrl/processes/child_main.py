@@ -177,10 +177,10 @@ def _reply(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
 
 def load(target: str) -> Any:
     """Import `module:name` or `file.py:name`."""
-    place, _, name = target.rpartition(":")
-    if not place.endswith(".py"):
-        return getattr(importlib.import_module(place), name)
-    spec = importlib.util.spec_from_file_location(f"{Path(place).stem}_of_child", place)
+    source, _, name = target.rpartition(":")
+    if not source.endswith(".py"):
+        return getattr(importlib.import_module(source), name)
+    spec = importlib.util.spec_from_file_location(f"{Path(source).stem}_of_child", source)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

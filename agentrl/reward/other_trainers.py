@@ -1,4 +1,4 @@
-"""Reward functions written for verl, TRL or OpenRLHF, told by the names of their parameters.
+"""Reward functions written for verl, TRL or OpenRLHF, known by their parameter names.
 
 | written for | parameters | gives |
 | --- | --- | --- |
@@ -30,7 +30,7 @@ def adapted(call: Callable[..., Any], args: Mapping[str, Any]) -> Callable[..., 
         args: more keyword arguments, from the config.
 
     Raises:
-        TypeError: a parameter that nobody fills.
+        TypeError: a required parameter that has no value.
     """
     parameters = inspect.signature(call).parameters
     if "trajectory" in parameters:  # ours, with a setting of its own that has one of their names

@@ -3,7 +3,7 @@
 Only the model's own actions may cost the model something. A rollout that ran out of time is a
 `TOOL_TIMEOUT` if tools and sandboxed commands took the largest part of it; if waiting for the
 engine or for the environment did, it is an infrastructure failure of that part. The wait for a
-sandbox costs nobody anything: the clock stands still meanwhile.
+sandbox is not charged to the rollout: the clock stands still meanwhile.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class DeltaBuilder:
     chat: ChatFormat
     """Knows the separators."""
     limits: RolloutLimits
-    """How long one feedback may be."""
+    """Limits of one feedback."""
     raw: bool
     """Splice text without the template."""
 

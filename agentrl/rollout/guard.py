@@ -129,7 +129,7 @@ class EnvGuard:
         return answer
 
     def _trust_sandboxes(self, what: str) -> None:
-        """End the rollout if one of its sandboxes failed, whoever caught the error on its way.
+        """End the rollout if one of its sandboxes failed, even if the error was caught on its way.
 
         A reward of 0 for it, or its message as a tool's result, would be laid to the model.
         """
@@ -138,6 +138,6 @@ class EnvGuard:
 
 
 def _cancelled_from_outside() -> bool:
-    """Whether this task was told to stop; else some code let a cancellation of its own escape."""
+    """Whether this task was cancelled; else some code let a cancellation of its own escape."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

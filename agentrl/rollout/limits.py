@@ -41,7 +41,7 @@ class Reached:
     """A limit that ends the rollout."""
 
     termination: Termination
-    """What it means downstream."""
+    """Termination of the rollout."""
     detail: str
     """The name of the limit, its value and how far the rollout came."""
 

@@ -7,7 +7,7 @@
 
 The loop touches ids only to append them: sampled ids come from the engine, the others from the
 chat format, and nothing is ever encoded again. A limit that ends the rollout is known before the
-last `step`, which is told so (`Action.last`). Everything awaited has a time limit.
+last `step`, which receives it (`Action.last`). Everything awaited has a time limit.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class ToolAgentLoop:
             reached = self._silence(turn)
         if reached is not None:
             self._show_rest(results, feedback, duration_s)
-            self._recorder.hand_over(step.data)
+            self._recorder.attach_data(step.data)
             return self._end(reached)
         try:
             self._overrides = sampling_overrides(step.sampling_params, self._base)
@@ -330,7 +330,7 @@ class ToolAgentLoop:
         return step
 
     def _silence(self, turn: SampledTurn) -> Reached:
-        """The ending when there is nothing the model could be told."""
+        """The ending when there is no feedback for the model."""
         if not turn.truncated:
             return Reached(
                 termination=Termination.NO_TOOL_CALL,
@@ -371,7 +371,7 @@ class ToolAgentLoop:
 
 
 def _done(step: StepResult, turn: SampledTurn) -> Reached:
-    """The ending an environment gave. A last turn that was cut off makes the rollout truncated,
+    """The ending an environment gave. A truncated last turn makes the rollout truncated,
     however the environment graded what there was."""
     if step.termination is Termination.ENV_DONE and turn.truncated:
         return Reached(

@@ -188,8 +188,8 @@ class Recorder:
             raise ValueError("recorder: a reward belongs to the assistant turn added last")
         self._close_turn(reward)
 
-    def hand_over(self, data: Mapping[str, Any]) -> None:
-        """Keep data of the environment beside what the last tool result handed over.
+    def attach_data(self, data: Mapping[str, Any]) -> None:
+        """Keep data of the environment beside the data of the last tool result.
 
         Args:
             data: lost where there is no tool result.

@@ -62,9 +62,9 @@ class SampledTurn:
     ended: bool
     """Whether the last id is a stop token."""
     truncated: bool
-    """Whether the turn was cut off at its token limit."""
+    """Whether the turn was truncated at its token limit."""
     tokens: int
-    """Its length."""
+    """Tokens of the turn."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 The shared one is opened on first use; all are closed with the rollout. Three things are kept that
 the loop must know, whatever environment and tools make of them: how long commands ran, which is the
-model's own doing even when an environment started them; how long sandboxes took to open, which is
-nobody's; and whether one of them failed, after which no reward of this rollout can be trusted, even
-if somebody caught the error and went on.
+model's own doing even when an environment started them; how long sandboxes took to open, which
+no part is charged for; and whether one of them failed, after which no reward of this rollout can be
+trusted, even if the error was caught.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SharedSandbox:
         Args:
             backend: makes sandboxes; None if the run has none.
             limits: of every sandbox whose spec names none.
-            open_timeout_s: bounds the start of a sandbox, not the wait for a place.
+            open_timeout_s: bounds the start of a sandbox, not the wait for a slot.
             use: where to count, with other attempts at the same rollout.
         """
         self._use = SandboxUse() if use is None else use
@@ -69,7 +69,7 @@ class SharedSandbox:
 
     @property
     def opening_s(self) -> float:
-        """Seconds in which a sandbox was being opened, the wait for a place included."""
+        """Seconds in which a sandbox was being opened, the wait for a slot included."""
         return self._opening_time.seconds()
 
     @property
@@ -125,7 +125,7 @@ class SharedSandbox:
             raise EnvError(
                 "a sandbox was asked for, but the rollout worker was given no sandbox backend"
             )
-        # Who asked for one before, whether it is there yet or not, must not wait for a place.
+        # A rollout that asked for one before, open yet or not, must not wait for a slot.
         more, self._asked = self._asked > 0, self._asked + 1
         began = time.monotonic()
         try:

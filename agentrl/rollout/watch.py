@@ -27,7 +27,7 @@ class DeadlineWatch:
 
     def __init__(self) -> None:
         self.expired = False
-        """Whether the limit entered last ran out; tells its `TimeoutError` from a foreign one."""
+        """Whether the limit entered last ran out: then the `TimeoutError` is its own."""
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         if task is None:

@@ -1,7 +1,7 @@
 """`RolloutWorker`: the rollouts of one task, their parts, their retries and their cleaning up.
 
 Rollouts of a group run as coroutines of one task group. Each has an environment, a session with
-the engine and, once somebody asks for it, a sandbox; all three are given back whatever happens,
+the engine and, once something asks for it, a sandbox; all three are released whatever happens,
 also when the run is cancelled. A rollout that infrastructure broke is tried again on fresh parts
 and otherwise kept as what it is: a failed rollout, without a reward.
 """
@@ -118,7 +118,7 @@ class RolloutWorker:
 
         Returns:
             The rows of all `n` rollouts in order of their index, failed ones included. Never
-            raises for a failed rollout; on cancellation everything is given back first.
+            raises for a failed rollout; on cancellation everything is released first.
         """
         prompts = PromptCache(self._parts.chat)
         efforts = [Effort() for _ in range(n)]
@@ -246,7 +246,7 @@ class RolloutWorker:
             effort.begin(loop)
             return await loop.run(task)
         finally:
-            await self._give_back(env, tools.values(), sandbox, session_id)
+            await self._release(env, tools.values(), sandbox, session_id)
 
     def _new_env(self) -> AgentInstance:
         make = self._make_env
@@ -254,7 +254,7 @@ class RolloutWorker:
             return make_dict_env(make)
         return adapt_env(make())
 
-    async def _give_back(
+    async def _release(
         self,
         env: AgentInstance | None,
         tools: Iterable[Tool],

@@ -1,6 +1,6 @@
 """`TokenClient`: the `Generator` that rollouts see, over one engine or many.
 
-The balancer decides, the client only asks, awaits and gives back. What happens to a turn whose
+The balancer decides, the client only asks, awaits and releases. What happens to a turn whose
 engine did not answer depends on what is known about it:
 
 - refused: nothing was sampled, so another engine is asked;
@@ -132,7 +132,7 @@ class TokenClient(Fleet):
             await self._members[name].end_session(session_id)
 
     def _seat(self, session_id: str, prompt: int, refused: list[str]) -> tuple[str, Member]:
-        """Choose an engine and count the turn there; `_ask_turn` gives it back."""
+        """Choose an engine and count the turn there; `_ask_turn` releases it."""
         before = self.balancer.pinned(session_id)
         known = self._prefixes.get(session_id)
         prefix = prompt
@@ -141,7 +141,7 @@ class TokenClient(Fleet):
             prefix = min(known.tokens, prompt) if same else 0
         name = self.balancer.acquire(session_id, prefix_tokens=prefix, avoid=refused)
         if before not in (None, name) and before in self._members:
-            # Nobody waits for it: the engine may be slow, or beyond hearing.
+            # Not awaited: the engine may be slow, or unreachable.
             goodbye = self._spawn(self._members[before].end_session(session_id))
             self._goodbyes[before, session_id] = goodbye
             goodbye.add_done_callback(lambda _: self._goodbyes.pop((before, session_id), None))
@@ -157,7 +157,7 @@ class TokenClient(Fleet):
     ) -> Generation:
         try:
             if (goodbye := self._goodbyes.get((name, session_id))) is not None:
-                # The session is back before its end was heard of, and must not end later.
+                # The session is back before its end arrived, and must not end later.
                 await asyncio.wait([goodbye])
             generation = await member.generate(prompt_ids, sampling, session_id)
         finally:
@@ -233,7 +233,7 @@ class TokenClient(Fleet):
     async def pause_all(self, *, or_none: bool = False) -> None:
         """Stop every engine that serves from producing tokens; returns once all have stopped.
 
-        Nobody joins or comes back until `resume_all`. An engine that does not stop is quarantined.
+        No engine joins or comes back until `resume_all`. One that does not stop is quarantined.
 
         Args:
             or_none: it is no error that none serves.
@@ -301,7 +301,7 @@ class TokenClient(Fleet):
     async def _each(
         self, names: Sequence[str], act: Callable[[Engine], Awaitable[None]]
     ) -> dict[str, BaseException]:
-        """Act on all at once; everybody is awaited even if one fails. Returns the errors."""
+        """Act on all at once; all are awaited even if one fails. Returns the errors."""
         work = (act(self._members[name].engine) for name in names)
         results = await asyncio.gather(*work, return_exceptions=True)
         pairs = zip(names, results, strict=True)

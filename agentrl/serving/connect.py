@@ -41,7 +41,7 @@ async def connect_engine(
 
     Raises:
         ConfigError: an address of another form, or a secret that is needed and not known.
-        EngineError: nobody answers there, or not as expected.
+        EngineError: no engine answers there, or not as expected.
     """
     secret = secret or os.environ.get(SECRET_VARIABLE, "")
     if address.startswith(SCHEME):

@@ -9,7 +9,7 @@ Invariants:
 
 - An engine comes back only with the weights of those that serve, and never while the fleet is
   paused; the check and the return are one step without an `await` between them.
-- Explicit quarantine always takes effect, because whoever asks for it knows that the weights are
+- Explicit quarantine always takes effect, because its caller knows that the weights are
   wrong. What is in flight there is taken away and asked of another engine.
 - Three failures in a row quarantine an engine that says it is well, unless it is the last one:
   without it every request would fail, with it only those that do. An engine that is down is
@@ -149,7 +149,7 @@ class Fleet:
         self._join(engine.name)
 
     def replace(self, name: str, engine: Engine) -> None:
-        """Put a restarted engine in the place of the one that is gone, which is closed.
+        """Replace an engine that is gone, which is closed, with its restarted one.
 
         Raises:
             EngineError: there is none of that name, or the new one is called otherwise.
@@ -245,12 +245,12 @@ class Fleet:
             raise EngineError(f"no engine came back within {limit_s:g} s: {why}") from None
 
     def waits_for_sync(self, name: str) -> None:
-        """Say of a quarantined engine that it answers, and gets weights only with the next sync."""
+        """Record that a quarantined engine answers, and gets weights only with the next sync."""
         self._waiting.add(name)
         self._notify()
 
     def take_back(self, name: str) -> None:
-        """Let a quarantined engine serve that was given its weights together with nobody else.
+        """Let a quarantined engine serve whose weights were loaded for it alone.
 
         Raises:
             EngineError: there is none of that name.
@@ -289,7 +289,7 @@ class Fleet:
             raise EngineError(f"engine {name!r} is {state}{why}, expected {' or '.join(states)}")
 
     def _notify(self) -> None:
-        """Wake whoever waits for an engine."""
+        """Wake the waits for an engine."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -366,7 +366,7 @@ class Fleet:
         await self._is_down(name, member)
 
     def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        """Run something that nobody waits for; `close` ends it."""
+        """Run something in the background; `close` ends it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

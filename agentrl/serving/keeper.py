@@ -30,7 +30,7 @@ class Kept(Protocol):
     """A server process, here or on another machine."""
 
     name: str
-    """Of its engine."""
+    """Name of its engine."""
 
     async def alive(self) -> bool:
         """True while the process runs, in good health or not."""
@@ -62,7 +62,7 @@ class Keeper:
         Args:
             client: in front of their engines.
             servers: to be kept.
-            note: told what the user should read.
+            note: called with what the user should read.
             look_s: seconds between two looks.
             back_off_s: seconds before the second restart of a server.
         """

@@ -28,13 +28,13 @@ class Member:
     """One engine. Lives in one event loop."""
 
     engine: Engine
-    """Who does the work."""
+    """The engine behind the member."""
     served: Served = field(default_factory=Served)
-    """What it has done."""
+    """Counts of its work."""
     failures_in_row: int = 0
     """Failed requests since the last that did not."""
     why: str = ""
-    """Why it is quarantined."""
+    """Reason of the quarantine."""
     probe: asyncio.Task[None] | None = None
     """Brings it back out of quarantine."""
     _running: set[asyncio.Timeout] = field(default_factory=set)
@@ -106,7 +106,7 @@ class Member:
             logger.info("engine %s could not be closed: %s", self.engine.name, error)
 
     async def health(self) -> EngineHealth:
-        """As `Engine.health`, within a limit; whoever asks while it is being asked shares the
+        """As `Engine.health`, within a limit; calls while one is in flight share its
         answer, so that a failing engine is not asked by every request that it failed."""
         if self._check is None or self._check.done():
             self._check = asyncio.create_task(self._ask())

@@ -52,11 +52,11 @@ class Served:
     turns: int = 0
     """Generations that came back."""
     prompt_tokens: int = 0
-    """Of their prompts."""
+    """Tokens of their prompts."""
     cached_tokens: int = 0
     """Prompt tokens that did not have to be computed again."""
     generated_tokens: int = 0
-    """Sampled."""
+    """Sampled tokens."""
     failures: int = 0
     """Requests that failed after they may have been sampled."""
     refusals: int = 0
@@ -77,7 +77,7 @@ class EngineStats:
     """One engine as the live line shows it. Counts begin with the first request and only grow."""
 
     name: str
-    """Of the engine."""
+    """Name of the engine."""
     state: EngineState
     """Whether it takes requests."""
     why: str
@@ -89,7 +89,7 @@ class EngineStats:
     routed: Routed
     """Requests by the reason for which they came here."""
     served: Served
-    """What became of them."""
+    """Counts of its answers."""
 
     @property
     def sticky_share(self) -> float:

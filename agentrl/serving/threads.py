@@ -55,16 +55,16 @@ async def run_computing(function: Callable[..., T], *args: Any, **kwargs: Any) -
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(outcome: Any, *, failed: bool) -> None:
+    def resolve(outcome: Any, *, failed: bool) -> None:
         if not future.done():
             (future.set_exception if failed else future.set_result)(outcome)
 
     def work() -> None:
         try:
             outcome, failed = function(*args, **kwargs), False
-        except BaseException as error:  # handed to the caller, whatever it is
+        except BaseException as error:  # passed to the caller, any error
             outcome, failed = error, True
-        loop.call_soon_threadsafe(functools.partial(settle, outcome, failed=failed))
+        loop.call_soon_threadsafe(functools.partial(resolve, outcome, failed=failed))
 
     compute_thread(work, name=f"compute-{getattr(function, '__name__', 'call')}").start()
     return await future

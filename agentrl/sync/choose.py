@@ -29,7 +29,7 @@ AUTO = "auto"
 """Value of `sync.backend` that takes the fastest kind."""
 OWN_TRANSFER = "AGENTRL_WEIGHT_TRANSFER"
 """Environment variable of an engine: the import string of the user's own backend that it may load.
-Tickets come over HTTP, and whoever sends one must not choose what code a server runs."""
+Tickets come over HTTP, and their sender must not choose what code a server runs."""
 
 
 def _entry(name: str, value: Any) -> WeightTransfer:

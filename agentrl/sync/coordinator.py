@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WeightsFactory = Callable[[], "Iterable[tuple[str, Tensor]]"]
-"""Called once for each attempt to send; where other trainer ranks must drain, it tells them to."""
+"""Called once for each attempt to send; where other trainer ranks must drain, it starts that."""
 ATTEMPTS = 4
 """Groups that one push of a streaming backend tries: whole, again, less those that fail, again."""
 POLL_S = 0.005
@@ -148,7 +148,7 @@ class WeightSync:
             await engine.resume()
             return
         if self._sender.streams:
-            # What is torn is mended by the next sync, too, if it lets itself be stopped for it.
+            # The next sync repairs torn weights, too, if the engine can be paused for it.
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 await engine.pause()
             self.client.waits_for_sync(engine.name)
@@ -166,7 +166,7 @@ class WeightSync:
         await engine.resume()
 
     async def close(self) -> None:
-        """Give back what the sender holds; engines catch up no more. Idempotent."""
+        """Release what the sender holds; engines catch up no more. Idempotent."""
         if self.client.recover == self.catch_up:
             self.client.recover = None
         await run_computing(self._sender.close)

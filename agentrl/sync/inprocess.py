@@ -20,7 +20,7 @@ class InProcessSender:
     streams = False
 
     def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
-        """Nothing to meet for."""
+        """Do nothing; there is no group to join."""
         return [{}] * receivers
 
     def announce(self, version: int) -> WeightTicket:
@@ -32,7 +32,7 @@ class InProcessSender:
         return self.announce(version)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing; this sender holds no resource."""
 
 
 class InProcessReceiver:
@@ -42,7 +42,7 @@ class InProcessReceiver:
     """Tensors stay valid until the next ticket."""
 
     def connect(self, info: Mapping[str, Any]) -> None:
-        """Nothing to meet for."""
+        """Do nothing; there is no group to join."""
 
     def receive(self, ticket: WeightTicket) -> Generator[tuple[str, Tensor]]:
         """An engine with weights of its own cannot be synced this way."""
@@ -52,4 +52,4 @@ class InProcessReceiver:
         )
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing; this receiver holds no resource."""

@@ -129,7 +129,7 @@ class IpcReceiver:
 
 
 def device_digest(tensor: Tensor) -> str:
-    """Sums of a tensor's bits and of their places, computed where it lies.
+    """Sums of a tensor's bits and of their positions, computed where it lies.
 
     To move it to the host for a better digest would cost more than the transfer that is saved.
     """
@@ -139,9 +139,9 @@ def device_digest(tensor: Tensor) -> str:
         part = data[start : start + _PART]
         words = torch.nn.functional.pad(part, (0, -len(part) % 8)).view(torch.int64)
         mixed = (words ^ (words >> 29)) * 0x5851F42D4C957F2D
-        places = torch.arange(start + 1, start + 1 + len(words), device=words.device)
+        positions = torch.arange(start + 1, start + 1 + len(words), device=words.device)
         total += int(mixed.sum())
-        placed += int((mixed * places).sum())
+        placed += int((mixed * positions).sum())
     return f"{total % 2**64:016x}{placed % 2**64:016x}"
 
 

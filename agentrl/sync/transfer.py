@@ -33,7 +33,7 @@ class WeightSender(Protocol):
     """Beside the trainer, on its rank 0. Blocks; one call at a time."""
 
     backend: str
-    """As in the tickets."""
+    """Backend name in the tickets."""
     streams: bool
     """Whether the engines must be receiving while `send` runs."""
 
@@ -59,7 +59,7 @@ class WeightSender(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back segments, folders and process groups. Idempotent."""
+        """Release segments, folders and process groups. Idempotent."""
         ...
 
 
@@ -74,7 +74,7 @@ class WeightReceiver(Protocol):
         """The weights of a ticket; a tensor is valid until the next one is asked for.
 
         Raises:
-            SyncError: they are not those of the ticket: gone, cut short, or of another checksum.
+            SyncError: they are not those of the ticket: gone, truncated, or of another checksum.
                 Raised at the latest when the iterator ends.
         """
         ...

@@ -61,7 +61,7 @@ class SenderSetup:
     describe: Callable[[], Sequence[tuple[str, str, Sequence[int]]]] | None = None
     """Name, dtype and shape of every weight."""
     timeout_s: float = 120.0
-    """For a meeting, or a bucket."""
+    """Seconds for a meeting, or a bucket."""
 
     @property
     def bucket_bytes(self) -> int:
@@ -73,7 +73,7 @@ class WeightTransfer(ABC):
     """One way to move weights; other code asks these declarations and never the name."""
 
     name: str
-    """As in `sync.backend`."""
+    """Name in `sync.backend`."""
     reads: tuple[str, ...] = ("dense_every", "directory")
     """Keys of `sync` that have an effect."""
     merges_adapters: bool = True

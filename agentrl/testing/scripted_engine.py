@@ -1,4 +1,4 @@
-"""An engine that says what a script tells it to, and remembers everything it was asked."""
+"""An engine that replies from a script, and remembers everything it was asked."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class ScriptedRequest:
     """One call of `generate`."""
 
     prompt_ids: tuple[int, ...]
-    """A copy of what was given."""
+    """Copy of the prompt's ids."""
     sampling: SamplingParams
-    """How to sample."""
+    """Sampling parameters of the turn."""
     session_id: str
-    """Whose turn it was."""
+    """Session of the turn."""
     generation: Generation | None = None
-    """What was answered; None if it failed."""
+    """The answer; None if it failed."""
 
 
 class ScriptedEngine(Engine):
     """An `Engine` without a model.
 
-    Replies end with the first stop token of the request and are cut at `max_tokens`. The
+    Replies end with the first stop token of the request and are truncated at `max_tokens`. The
     log-probability of a token depends on the token and on its position in the whole sequence
     (`log_prob`), so a test sees when one is off by one.
 

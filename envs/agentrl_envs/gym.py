@@ -42,7 +42,7 @@ class GymTask(AgentInstance):
         prompt: said before the first observation; None says what the actions are.
         max_steps: steps of the environment; the episode ends then whatever it says.
         returns: the sums of rewards that stand for scores 0 and 1; None leaves the sum as it is.
-            A game that the rollout's own limits cut off has score 0, as stopping early is cheap
+            A game that the rollout's own limits truncate has score 0, as stopping early is cheap
             where every step costs something.
         invalid_reward: for a turn that names no action. Where every step costs something it has to
             cost more than that, or saying nothing pays.
@@ -246,7 +246,7 @@ def make_tasks(
         raise ConfigError(f"gym make_tasks: n must be at least 1, got {n}")
     draw = Random(f"{seed}")
     seeds = draw.sample(range(2**30), n)
-    # The lowest bit tells the splits apart, so that no seed is in two.
+    # The lowest bit separates the splits, so that no seed is in two.
     bit = 0 if split == "train" else 1
     return [
         Task(

@@ -73,7 +73,7 @@ class HostProcess:
         Raises:
             EnvError: it could not be made.
         """
-        # A time of day is told in the local zone, which has to be the same everywhere.
+        # A time of day is printed in the local zone, which has to be the same everywhere.
         env = {**os.environ, "TZ": "UTC", "PYTHONHASHSEED": "0"}
         made = cls(ChildProcess("host", env=env, cwd="/"), what)
         try:

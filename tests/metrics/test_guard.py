@@ -69,7 +69,7 @@ def test_a_sink_that_hangs_keeps_neither_the_run_nor_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sink = Slow()
-    guard = SinkGuard(sink, slow=True, patience_s=0.2)
+    guard = SinkGuard(sink, slow=True, limit_s=0.2)
     with caplog.at_level(logging.WARNING):
         for step in range(400):
             guard.call("write", step, 0.0, {})

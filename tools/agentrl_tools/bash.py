@@ -50,10 +50,10 @@ def checked_command(command: str) -> str:
     return script
 
 
-# Commands come on descriptor 3, ended by NUL, and their ends are told on 4; what runs has neither.
+# Commands come on descriptor 3, ended by NUL, and their ends go out on 4; what runs has neither.
 # With a trap the shell outlives the interrupt that ends what it runs. `$?` is that of the command
 # before, as people expect. A `break` or `continue` of a command that is in no loop acts on the
-# loops here, so what is to be told of a command is told before anything more is read, and where
+# loops here, so the end of a command is reported before anything more is read, and where
 # `break 2` has left both loops they begin again.
 _DRIVER = r"""
 exec 3<&0 4>&1 </dev/null 2>&1
@@ -97,7 +97,7 @@ class BashSession(FunctionTool):
         """
         super().__init__(self._run, name="bash")
         self.wall_s = wall_s
-        """As given."""
+        """Seconds one command may take, or None."""
         self._session = ToolSession(_BASH)
 
     def fresh(self) -> BashSession:

@@ -1,7 +1,7 @@
 """Views and changes text files of the work directory.
 
 A change says exactly what it replaces, and an error says where the file differs from what the
-model believes, because guessing on either side breaks files without anybody noticing.
+model believes, because guessing on either side breaks files unnoticed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 2**20
 SHOWN_LINES = 400
 """Lines one view shows."""
 SHOWN_COLUMNS = 1000
-"""Longer lines are shown cut off, with a note."""
+"""Longer lines are shown truncated, with a note."""
 AROUND = 4
 """Lines shown above and below a change."""
 
@@ -137,16 +137,16 @@ def _replaced(path: str, text: str, old: str, new: str) -> tuple[str, int, int]:
         raise ToolError("Error: old_str is empty; to add text use insert, or create for a new file")
     if old == new:
         raise ToolError("Error: old_str and new_str are the same; nothing would change")
-    places = _places(text, old)
-    if not places:
+    positions = _positions(text, old)
+    if not positions:
         raise ToolError(f"Error: old_str does not occur in {path}.{_nearly(text, old)}")
-    if len(places) > 1:
-        lines = ", ".join(str(_line(text, place)) for place in places[:20])
+    if len(positions) > 1:
+        lines = ", ".join(str(_line(text, position)) for position in positions[:20])
         raise ToolError(
-            f"Error: old_str occurs {len(places)} times in {path}, beginning in lines {lines}; "
+            f"Error: old_str occurs {len(positions)} times in {path}, beginning in lines {lines}; "
             "add lines around it until it occurs only once"
         )
-    at = places[0]
+    at = positions[0]
     first = _line(text, at)
     return text[:at] + new + text[at + len(old) :], first, first + new.count("\n")
 
@@ -167,14 +167,14 @@ def _inserted(path: str, text: str, line: int, new: str) -> tuple[str, int, int]
     return head + new + "\n".join(lines[line:]), line + 1, line + max(1, len(new.splitlines()))
 
 
-def _places(text: str, old: str) -> list[int]:
+def _positions(text: str, old: str) -> list[int]:
     """Offsets at which `old` begins, overlapping ones too: which is meant is as unclear."""
-    places: list[int] = []
+    positions: list[int] = []
     at = text.find(old)
     while at >= 0:
-        places.append(at)
+        positions.append(at)
         at = text.find(old, at + 1)
-    return places
+    return positions
 
 
 def _nearly(text: str, old: str) -> str:

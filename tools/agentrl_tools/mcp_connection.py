@@ -2,7 +2,7 @@
 
 The client of the SDK must be left by the task that entered it, and a run opens and closes its parts
 in different ones; hence the task. A server that is a child process ends with its connection: stdin
-is closed, then it is told to end, then killed; and the kernel kills it when this process dies.
+is closed, then it is terminated, then killed; and the kernel kills it when this process dies.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ServerAddress:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """Added to its environment; `$NAME` stands for a variable of ours."""
     cwd: str | None = None
-    """Where it starts."""
+    """Working directory."""
     url: str = ""
     """Of a server that speaks streamable HTTP."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -88,7 +88,7 @@ class Connection:
             return self._client
 
     def doubt(self, client: Any) -> None:
-        """Tell that a call was given up: the next one asks first whether the server still lives."""
+        """Record that a call timed out: the next one asks first whether the server still lives."""
         self._doubted = self._doubted or client is self._client
 
     async def _answers(self) -> bool:

@@ -13,8 +13,8 @@ from agentrl.types import ToolResult, ToolStatus
 from agentrl_tools.session import Ending, Reply
 
 SHOWN_CHARS = 8000
-"""Output beyond this many characters loses its middle; the loop then cuts to its limit in tokens
-(`rollout.max_tool_tokens`), which is usually less."""
+"""Output beyond this many characters loses its middle; the loop then truncates to its own limit
+(`rollout.max_tool_tokens`, in tokens), which is usually less."""
 
 _ENDINGS = {
     Outcome.TIMEOUT: "[stopped: it ran too long]",

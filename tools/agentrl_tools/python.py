@@ -43,7 +43,7 @@ class PythonSession(FunctionTool):
         """
         super().__init__(self._run, name="python")
         self.wall_s = wall_s
-        """As given."""
+        """Seconds one call may take, or None."""
         self._session = ToolSession(_python())
 
     def fresh(self) -> PythonSession:

@@ -36,7 +36,7 @@ class Ending(StrEnum):
     """The way a piece of source ended."""
 
     DONE = "done"
-    """By itself."""
+    """The program ended by itself."""
     TIMEOUT = "timeout"
     """Stopped at its limit."""
     FLOOD = "flood"
@@ -50,9 +50,9 @@ class Reply:
     text: str
     """What was printed, decoded; head and tail with a marker where the middle was."""
     ending: Ending
-    """How it ended."""
+    """Ending of the source."""
     status: int | None
-    """What the interpreter said of it, 0 for good; None if it said nothing."""
+    """Status from the interpreter, 0 for success; None if it gave none."""
     lost: bool
     """Whether the interpreter is gone, with all it knew."""
     truncated: bool
@@ -64,7 +64,7 @@ class Interpreter:
     """The command that starts an interpreter, and the form in which it takes source."""
 
     name: str
-    """For messages."""
+    """Name in messages."""
     command: Sequence[str]
     """Starts it; it reads pieces of source from its stdin and runs them."""
     frame: Callable[[bytes], bytes]
@@ -179,7 +179,7 @@ class _Output:
         self.left_out = 0
         """Bytes of them that are not kept."""
         self.status: int | None = None
-        """From the marker."""
+        """Exit status in the marker."""
         self.rest = b""
         """What came after the marker: background jobs print between pieces."""
         self.ended = False
@@ -206,9 +206,9 @@ class _Output:
             self.rest, self._last = found[match.end() :], b""
             return
         # The marker may come in two parts.
-        cut = len(found) if self.ended else max(0, len(found) - _MARK_BYTES)
-        self._keep(found[:cut])
-        self._last = found[cut:]
+        split = len(found) if self.ended else max(0, len(found) - _MARK_BYTES)
+        self._keep(found[:split])
+        self._last = found[split:]
 
     def text(self) -> str:
         """The printed text, shortened."""
@@ -225,9 +225,9 @@ class _Output:
         self._head += data[:room]
         self._tail += data[room:]
         if len(self._tail) > 2 * self._half:
-            self._cut()
+            self._drop_middle()
 
-    def _cut(self) -> None:
+    def _drop_middle(self) -> None:
         drop = len(self._tail) - self._half
         del self._tail[:drop]
         self.left_out += drop

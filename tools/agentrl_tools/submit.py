@@ -15,5 +15,5 @@ async def submit(answer: str = "") -> ToolResult:
     Args:
         answer: the final answer, if the task asks for one in words
     """
-    # `data` is for the environment: it tells a call that ran from one that was refused.
+    # `data` is for the environment: it separates a call that ran from a refused one.
     return ToolResult(text="Submitted.", data={"submitted": True, "answer": answer})

@@ -1,4 +1,4 @@
-"""The modules of the page as one script, for a file that may ask nobody for them.
+"""The modules of the page as one script, for a file that loads nothing from a server.
 
 Each module becomes a function that is called once and returns what the module exports. Only the
 forms of `import` and `export` that our modules use are understood; another one is an error here,

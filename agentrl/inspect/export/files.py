@@ -15,7 +15,7 @@ from agentrl.data.store.columns import escape
 from agentrl.data.store.trajectory_store import write_rows
 from agentrl.inspect.export.atif import atif_document
 from agentrl.inspect.export.formats import ExportFormat
-from agentrl.inspect.export.page import RolloutPlace, page_pieces
+from agentrl.inspect.export.page import RolloutKey, page_pieces
 from agentrl.inspect.query.result import finite
 from agentrl.inspect.read.reader import RunReader
 
@@ -58,7 +58,7 @@ def export_rollouts(
 def export_pieces(
     format: ExportFormat, rows: Iterable[StoredTrajectory], reader: RunReader
 ) -> Iterator[bytes]:
-    """The bytes of such a file, piece by piece, for whoever sends them elsewhere."""
+    """The bytes of such a file, piece by piece, for a sender."""
     identity = reader.identity()
     model, version = str(identity.get("model") or ""), str(identity.get("agentrl") or "")
     if format is ExportFormat.PARQUET:
@@ -78,8 +78,8 @@ def export_pieces(
             document = atif_document(of_rollout, run=reader.run.name, model=model, version=version)
             yield json.dumps(document, allow_nan=False).encode() + b"\n"
     else:
-        places = (_place(of_rollout[0]) for of_rollout in rollouts(rows))
-        for piece in page_pieces(reader, places, model=model, version=version):
+        keys = (_key(of_rollout[0]) for of_rollout in rollouts(rows))
+        for piece in page_pieces(reader, keys, model=model, version=version):
             yield piece.encode()
 
 
@@ -93,8 +93,8 @@ def rollouts(rows: Iterable[StoredTrajectory]) -> Iterator[list[StoredTrajectory
             yield sorted(members, key=lambda row: row.trajectory.row_index)
 
 
-def _place(stored: StoredTrajectory) -> RolloutPlace:
-    """Where the inspector's answers have a rollout; names of folders that are no text are spelled
-    as there."""
+def _key(stored: StoredTrajectory) -> RolloutKey:
+    """The key of a rollout in the inspector's answers; names of folders that are no text are
+    spelled as there."""
     kind = stored.kind.encode(errors="surrogatepass").decode(errors="replace")
-    return RolloutPlace(kind=kind, step=stored.step, rollout=escape(stored.trajectory.rollout_id))
+    return RolloutKey(kind=kind, step=stored.step, rollout=escape(stored.trajectory.rollout_id))

@@ -34,25 +34,25 @@ _UNSAFE = re.compile("[<\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutPlace:
-    """The address of a stored rollout in a run."""
+class RolloutKey:
+    """The key of a stored rollout in a run."""
 
     kind: str
     """`train` or `eval/NAME`, as the inspector's answers have it."""
     step: int
-    """Of its file."""
+    """Step of its file."""
     rollout: str
     """Id as it is stored."""
 
 
 def page_pieces(
-    reader: RunReader, places: Iterable[RolloutPlace], *, model: str = "", version: str = ""
+    reader: RunReader, keys: Iterable[RolloutKey], *, model: str = "", version: str = ""
 ) -> Iterator[str]:
     """The file, piece by piece.
 
     Args:
         reader: of the run.
-        places: the rollouts, each once.
+        keys: of the rollouts, each once.
         model: what training began with.
         version: of the agentrl that recorded the run.
 
@@ -71,16 +71,15 @@ def page_pieces(
     yield answer("endings", {}, endings_answer())
     listed: list[dict[str, Any]] = []
     names = ("kind", "step", "task_id", "rollout_id", "reward", "termination")
-    for place in places:
-        at = {"run": reader.run.id, "kind": place.kind, "step": place.step,
-              "rollout": place.rollout}  # fmt: skip
-        found = rollout_answer(reader, place.kind, place.step, place.rollout)
+    for key in keys:
+        at = {"run": reader.run.id, "kind": key.kind, "step": key.step, "rollout": key.rollout}
+        found = rollout_answer(reader, key.kind, key.step, key.rollout)
         listed.append({name: found[name] for name in names})
         yield answer("rollout", at, found)
         for row in found["rows"]:
             number = row["row_index"]
             try:
-                tokens = tokens_answer(reader, place.kind, place.step, place.rollout, number)
+                tokens = tokens_answer(reader, key.kind, key.step, key.rollout, number)
             except RunError:  # columns of unequal length; the turns are shown all the same
                 continue
             yield answer("tokens", {**at, "row": number}, tokens)

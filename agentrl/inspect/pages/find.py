@@ -44,7 +44,7 @@ class _Found(NamedTuple):
 
 
 def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
-    """The rollouts that fit, newest step last, with the place of the first hit.
+    """The rollouts that fit, newest step last, with the position of the first hit.
 
     Raises:
         RunError: a file was damaged while it was read.
@@ -55,9 +55,9 @@ def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
     shelves = {_number(shelf): shelf for shelf in reader.rows.shelves()}
     by_shelf: list[tuple[Shelf, pa.Table]] = []
     numbers = candidates.column("shelf").to_numpy()
-    for place in dict.fromkeys(numbers.tolist()):
-        if place in shelves:
-            by_shelf.append((shelves[place], candidates.filter(pa.array(numbers == place))))
+    for position in dict.fromkeys(numbers.tolist()):
+        if position in shelves:
+            by_shelf.append((shelves[position], candidates.filter(pa.array(numbers == position))))
 
     def look(item: tuple[Shelf, pa.Table]) -> list[_Found]:
         return list(_in_file(reader, *item, question))
@@ -96,8 +96,8 @@ def _by_index(table: pa.Table, question: Question) -> pa.Table:
     if question.step_max is not None:
         tests.append(pc.field("step") <= question.step_max)
     if question.truncated is not None:
-        cut = pc.field("termination").isin(_TRUNCATED)
-        tests.append(cut if question.truncated else ~cut)
+        truncated = pc.field("termination").isin(_TRUNCATED)
+        tests.append(truncated if question.truncated else ~truncated)
     if question.zero_advantage is not None:
         zero = pc.field("advantage") == 0.0
         tests.append(zero if question.zero_advantage else ~zero)
@@ -150,11 +150,13 @@ def _with_text(
         here |= _any_of(turns, in_turns)
         here &= among[start : start + group.num_rows]
         found[start : start + group.num_rows] = here
-        places = np.flatnonzero(here)[: _KEPT_HITS - len(texts)]
-        if len(places):
-            taken = group.take(places)
+        positions = np.flatnonzero(here)[: _KEPT_HITS - len(texts)]
+        if len(positions):
+            taken = group.take(positions)
             if taken.nbytes <= _KEPT_BYTES:
-                texts |= {start + place: taken.slice(n, 1) for n, place in enumerate(places)}
+                texts |= {
+                    start + position: taken.slice(n, 1) for n, position in enumerate(positions)
+                }
     return found, texts
 
 
@@ -256,16 +258,16 @@ def _hit(hit: _Found, wanted: str) -> dict[str, Any]:
 def _first(long: Mapping[str, Any], wanted: str) -> tuple[list[str] | None, int | None]:
     """Before, match and after of the first hit, and its turn; None is the prompt."""
     texts: list[tuple[int | None, str]] = [(None, long["prompt_text"])]
-    for place, turn in enumerate(long["turns"]):
-        texts.append((place, turn["text"]))
-        texts += [(place, result["text"]) for result in turn["tool_results"]]
-    for place, text in texts:
+    for position, turn in enumerate(long["turns"]):
+        texts.append((position, turn["text"]))
+        texts += [(position, result["text"]) for result in turn["tool_results"]]
+    for position, text in texts:
         # Where it stands in the text itself: lower case may have another length.
         match = re.search(re.escape(wanted), text or "", re.IGNORECASE)
         if match:
             at, end = match.span()
             before = shown(text[max(0, at - _AROUND) : at])
-            return [before, shown(text[at:end]), shown(text[end : end + _AROUND])], place
+            return [before, shown(text[at:end]), shown(text[end : end + _AROUND])], position
     return None, None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.errors import RunError
 
 FILTERS = "task:sum end:max_turns tool:any_error reward<0.5 step>=3 lag>=1 gap>=0.1 is:truncated"
-"""One of each kind."""
+"""An example of each filter."""
 
 _NAMES = {"kind": "kind", "task": "task", "end": "termination", "tool": "tool_status"}
 _BOUNDS = {
@@ -44,21 +44,21 @@ class Question:
     tool_status: str | None = None
     """A `ToolStatus` value of any call, or `any_error`."""
     reward_min: float | None = None
-    """Included."""
+    """Lowest reward, included."""
     reward_max: float | None = None
-    """Included."""
+    """Highest reward, included."""
     lag_min: float | None = None
     """Least versions between the oldest weights that sampled a token and those it trained."""
     gap_min: float | None = None
     """Least largest difference between trainer and sampler, in nats."""
     truncated: bool | None = None
-    """Whether a budget cut it off."""
+    """Whether a budget truncated it."""
     zero_advantage: bool | None = None
     """Whether its advantage was 0."""
     step_min: int | None = None
-    """Included."""
+    """First step, included."""
     step_max: int | None = None
-    """Included."""
+    """Last step, included."""
     limit: int = 50
     """Hits given."""
     offset: int = 0

@@ -130,11 +130,11 @@ def _sibling(
         "duration_s": number(last["duration_s"]),
         "actions": [
             {
-                "turn": place,
+                "turn": position,
                 "text": shown(turn["text"], _GROUP_CHARS),
                 "tool_calls": [_call(call) for call in turn["tool_calls"]],
             }
-            for place, turn in enumerate(turns)
+            for position, turn in enumerate(turns)
             if turn["role"] == "assistant"
         ],
         "patch": last_patch(turns),
@@ -150,7 +150,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def last_patch(turns: Sequence[Mapping[str, Any]]) -> str | None:
-    """The last patch that a tool handed to the environment; None where none did."""
+    """The last patch that a tool passed to the environment; None where none did."""
     for turn in reversed(turns):
         for result in reversed(turn["tool_results"]):
             text = result["data"]
@@ -185,23 +185,25 @@ def _divergence(
     token = shortest if alike.all() else int(np.argmin(alike))
     if token == shortest and all(len(row) == shortest for row in ids):
         return None
-    place = next((n for n, turn in enumerate(turns[0]) if turn["end"] > token), len(turns[0]) - 1)
-    texts = [of_row[place]["text"] for of_row in turns if 0 <= place < len(of_row)]
+    position = next(
+        (n for n, turn in enumerate(turns[0]) if turn["end"] > token), len(turns[0]) - 1
+    )
+    texts = [of_row[position]["text"] for of_row in turns if 0 <= position < len(of_row)]
     char = 0
     if len(texts) == len(turns):
         # The first and the last of the sorted texts differ earliest.
         low, high = min(texts), max(texts)
         pairs = zip(low, high, strict=False)
         char = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(low), len(high)))
-    return {"turn": max(place, 0), "char": char, "token": token}
+    return {"turn": max(position, 0), "char": char, "token": token}
 
 
 def _other_steps(
     reader: RunReader, task: str, kind: str, here: tuple[int, str]
 ) -> list[dict[str, Any]]:
     same = chosen(reader.rows.table(), task_id=task, kind=kind).select(["step", "group_id"])
-    places = dict.fromkeys((row["step"], row["group_id"]) for row in rows_of(same))
-    return [{"step": step, "group_id": group} for step, group in places if (step, group) != here]
+    found = dict.fromkeys((row["step"], row["group_id"]) for row in rows_of(same))
+    return [{"step": step, "group_id": group} for step, group in found if (step, group) != here]
 
 
 def _token_lists(table: pa.Table) -> list[np.ndarray]:

@@ -170,11 +170,11 @@ def _scores(
     names = {name: name.removeprefix("eval/").removesuffix("/score") for name in evals}
     order = list(config)
 
-    def place(metric: str) -> tuple[int, str]:
+    def order_key(metric: str) -> tuple[int, str]:
         key = f"eval.datasets.{names[metric]}.source"
         return (order.index(key) if key in order else len(order), metric)
 
-    first = min(evals, key=place)
+    first = min(evals, key=order_key)
     curve = curves[first]
     after = curve.values[-1] if len(curve.steps) > 1 else None
     return names[first], curve.values[0], after

@@ -91,12 +91,12 @@ def diff_answer(reader: RunReader, ours: tuple[str, int, str], theirs: tuple[str
         RunError: one of them is not there.
     """
     reader.rows.refresh()
-    left, right = (_turns_of(reader, *place) for place in (ours, theirs))
+    left, right = (_turns_of(reader, *key) for key in (ours, theirs))
     actions = [_actions(turns) for turns in (left, right)]
     count = max(map(len, actions))
     return {
         "actions": [
-            _compared(place, *(_at(of, place) for of in actions)) for place in range(count)
+            _compared(position, *(_at(of, position) for of in actions)) for position in range(count)
         ],
         "patch": _unified(last_patch(left), last_patch(right), ours[2], theirs[2]),
     }
@@ -194,13 +194,13 @@ def _actions(turns: Sequence[Mapping[str, Any]]) -> list[str]:
     return [shown(turn["text"]) for turn in turns if turn["role"] == "assistant"]
 
 
-def _at(texts: Sequence[str], place: int) -> str | None:
-    return texts[place] if place < len(texts) else None
+def _at(texts: Sequence[str], position: int) -> str | None:
+    return texts[position] if position < len(texts) else None
 
 
-def _compared(place: int, ours: str | None, theirs: str | None) -> dict[str, Any]:
+def _compared(position: int, ours: str | None, theirs: str | None) -> dict[str, Any]:
     lines = [] if ours == theirs else list(_lines(ours or "", theirs or ""))
-    return {"turn": place, "same": ours == theirs, "a": ours, "b": theirs, "lines": lines}
+    return {"turn": position, "same": ours == theirs, "a": ours, "b": theirs, "lines": lines}
 
 
 def _lines(ours: str, theirs: str) -> Iterator[list[str]]:

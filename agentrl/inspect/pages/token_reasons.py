@@ -32,9 +32,9 @@ class Facts:
     kind: str
     """`train` or `eval/NAME`."""
     step: int
-    """Of its batch."""
+    """Step of its batch."""
     termination: str
-    """Why it ended."""
+    """Reason the rollout ended."""
     advantage: float | None
     """None when it was not in a batch."""
     mask_truncated: bool

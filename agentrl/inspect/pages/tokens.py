@@ -75,7 +75,7 @@ def tokens_answer(
         "n_response": len(response),
         "ids": ids,
         "text": texts,
-        **_places(n_prompt, len(response), turns),
+        **_roles_and_turns(n_prompt, len(response), turns),
         "mask": np.concatenate([np.zeros(n_prompt, np.int64), mask.astype(np.int64)]),
         "why": {"codes": why.codes, "legend": why.legend},
         "rollout_log_prob": _column(n_prompt, sampled, where_sampled),
@@ -115,17 +115,19 @@ def _facts(reader: RunReader, entry: Mapping[str, Any], *, recorded_step: bool) 
     )
 
 
-def _places(n_prompt: int, n_response: int, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _roles_and_turns(
+    n_prompt: int, n_response: int, turns: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Role and turn of every token; -1 in the prompt and between turns."""
     roles = np.full(n_prompt + n_response, _ROLES.index("other"))
-    places = np.full(n_prompt + n_response, -1)
+    turn_of = np.full(n_prompt + n_response, -1)
     roles[:n_prompt] = 0
-    for place, turn in enumerate(turns):
+    for index, turn in enumerate(turns):
         span = slice(n_prompt + max(0, turn["start"]), n_prompt + max(0, turn["end"]))
         known = turn["role"] in _ROLES[1:]
         roles[span] = _ROLES.index(turn["role"] if known else "other")
-        places[span] = place
-    return {"role": {"codes": roles, "legend": _ROLES}, "turn": places}
+        turn_of[span] = index
+    return {"role": {"codes": roles, "legend": _ROLES}, "turn": turn_of}
 
 
 def _ratio_to(reader: RunReader) -> str:

@@ -21,10 +21,10 @@ from agentrl.processes.child_main import ChildChannel, limit
 
 OVERHEAD_MB = 1024
 """Above what DuckDB counts: the libraries, the stacks of threads, an answer on its way out."""
-_CUT_BYTES = 2**26
-"""An answer with a limit of rows is also cut here, since one cell may hold megabytes."""
+_LIMITED_BYTES = 2**26
+"""Most bytes of an answer with a limit of table rows; one cell may hold megabytes."""
 _WHOLE_BYTES = 2**32
-"""An answer without a limit of rows may not be larger, since whoever asked holds all of it."""
+"""Most bytes of an answer without a limit of table rows; the caller holds all of it."""
 _PIECE_BYTES = 2**25
 _VALUE_BYTES = 16
 """Counted for every value beside its own bytes: a list of nulls has none, and takes room."""
@@ -83,7 +83,7 @@ class AnswerWriter:
             RunError: a single row, or all of them where all are wanted, are too large.
         """
         left = sys.maxsize if self._limit is None else self._limit
-        most = room = _WHOLE_BYTES if self._limit is None else _CUT_BYTES
+        most = room = _WHOLE_BYTES if self._limit is None else _LIMITED_BYTES
         # The columns are known also where there is no row.
         self._send_rows(batches.schema)
         for batch in batches:

@@ -147,7 +147,7 @@ class RunDatabase:
         return isinstance(error, kinds) or any(word in str(error) for word in words)
 
     def _refusal(self, error: Exception, timeout_s: float = 0.0) -> RunError:
-        """The words of DuckDB, with what a terminal would obey taken out of them."""
+        """DuckDB's message without terminal control sequences."""
         # An error after the first rows comes through Arrow, without DuckDB's class.
         if _INTERRUPTED in str(error):
             return RunError(took_too_long(timeout_s))

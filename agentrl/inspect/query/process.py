@@ -32,10 +32,10 @@ class QueryProcess:
     """One process, asked by one thread at a time."""
 
     def __init__(self, memory_mb: int) -> None:
-        """Start it; it gets ready while nobody waits."""
+        """Start the process; it gets ready before the first query."""
         self._memory_mb = memory_mb
         self.run: Path | None = None
-        """Whose files it has open."""
+        """Folder of the run it has open."""
         self._child = ChildProcess(
             "agentrl.inspect.query.child:serve",
             output=subprocess.PIPE,

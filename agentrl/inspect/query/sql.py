@@ -11,8 +11,8 @@ files of one run only, cannot load extensions or change settings, and ends at a 
 seconds and memory. DuckDB reads the parquet files where they lie; nothing is written.
 
 A query runs in a process of its own, since one call such as `repeat('x', 1000000000)` holds DuckDB
-past its limit of memory and does not hear an interrupt. The process may take so much memory and no
-more, and is killed when its time is over; the next query has another one.
+past its limit of memory and does not react to an interrupt. The process may take so much memory
+and no more, and is killed when its time is over; the next query has another one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Queries:
         return tuple(self._busy)
 
     def close(self) -> None:
-        """End the processes; a question that waits for one is told so."""
+        """End the processes; a query that waits for one fails."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -109,7 +109,7 @@ class Queries:
         try:
             return process.ask(run, text, limit=limit, timeout_s=timeout_s, given_up=given_up)
         finally:
-            self._give_back(process)
+            self._release(process)
 
     def _take(self, run: Path, timeout_s: float, given_up: threading.Event) -> QueryProcess:
         deadline = time.monotonic() + timeout_s
@@ -141,7 +141,7 @@ class Queries:
             return QueryProcess(self._memory_mb)
         return None
 
-    def _give_back(self, process: QueryProcess) -> None:
+    def _release(self, process: QueryProcess) -> None:
         with self._changed:
             self._busy.remove(process)
             if process.alive() and not self._closed:

@@ -12,7 +12,7 @@ from agentrl.inspect.read.run_files import StoredFile
 from agentrl.types import TERMINATION_RULES
 
 VIEWS = ("trajectories", "turns", "calls", "tokens", "metrics")
-"""What a query may name."""
+"""Views that a query may name."""
 
 _WHICH = "step, kind, task_id, group_id, rollout_id, row_index"
 _METRICS = pa.schema(

@@ -36,7 +36,7 @@ class Health:
     history: History
     """Curves, config, notes."""
     verdicts: tuple[Verdict, ...]
-    """Worst first."""
+    """Verdicts, worst first."""
 
 
 class RunReader:

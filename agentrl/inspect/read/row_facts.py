@@ -57,15 +57,15 @@ def largest_gap(reader: RunReader, shelf: Shelf) -> np.ndarray:
         values = np.asarray(sampled.values, dtype=np.float32)
         ids = shelf.index.column("rollout_id").to_pylist()
         numbers = shelf.index.column("row_index").to_pylist()
-        where = {key: place for place, key in enumerate(zip(ids, numbers, strict=True))}
+        where = {key: position for position, key in enumerate(zip(ids, numbers, strict=True))}
         gaps = np.full(len(ids), np.nan)
         for key, trained, ours in _trained_rows(files):
-            place = where.get(key)
-            if place is not None:
-                theirs = values[offsets[place] : offsets[place + 1]]
+            position = where.get(key)
+            if position is not None:
+                theirs = values[offsets[position] : offsets[position + 1]]
                 count = min(len(theirs), len(trained))
                 far = np.abs(ours[:count] - theirs[:count])[trained[:count]]
-                gaps[place] = far.max() if len(far) else np.nan
+                gaps[position] = far.max() if len(far) else np.nan
         return gaps
 
     marks = ",".join(f"{path.name}:{path.stat().st_mtime_ns}" for path in files if path.exists())

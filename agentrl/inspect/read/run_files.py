@@ -1,6 +1,6 @@
 """Which files of a run can be read just now, so that one that is torn does not hide the others.
 
-A run may be writing, copied half, or of another version; whoever opens its files with another
+A run may be writing, copied half, or of another version; code that opens its files with another
 library than ours (DuckDB) asks here first which of them are whole.
 """
 
@@ -29,9 +29,9 @@ class StoredFile:
     """One parquet file of a run that can be read."""
 
     path: Path
-    """Absolute."""
+    """Absolute path of the file."""
     rows: int
-    """As its footer says."""
+    """Table rows, by its footer."""
 
 
 class RunFiles:
@@ -85,7 +85,7 @@ class RunFiles:
         return before != {path: mark for path, (mark, _) in self._looks.items()}
 
     def leave_out_damaged(self) -> int:
-        """Read every file to its end and leave out what a footer did not tell.
+        """Read every file to its end and leave out what a footer did not show.
 
         Returns:
             How many files are left out for that reason.

@@ -1,4 +1,4 @@
-"""Finds the runs below some folders, names them, and tells which are still going on.
+"""Finds the runs below some folders, names them, and finds which are still going on.
 
 Nothing here writes or takes a lock: a run that is just starting must not find its lock taken by
 somebody who only looks.
@@ -36,7 +36,7 @@ class FoundRun:
     id: str
     """Stable while the inspector runs, unique, printable."""
     path: Path
-    """Absolute."""
+    """Absolute path of the run."""
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """Stored values as JSON may carry them: hostile, torn or odd text becomes text that can be shown.
 
 A run's files may hold bytes that are no UTF-8, escapes of lone surrogates, and lines of megabytes.
-Ids are handed on as they are stored, since they come back as questions.
+Ids are passed on as they are stored, since they come back as questions.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import orjson
 import pyarrow as pa
 
 MOST_CHARS = 1_000_000
-"""Shown of one text; whoever wants all of it exports the rollout."""
+"""Most characters shown of one text; an export has all of it."""
 
 _ESCAPE = re.compile("\U0010ffff[0-9a-f]{4}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def shown(text: str | None, most: int = MOST_CHARS) -> str:
-    """A stored text as it is shown: what is no character is U+FFFD, and the end may be cut off."""
+    """A stored text as it is shown: what is no character is U+FFFD, and it may be truncated."""
     if not text:
         return ""
     rest = len(text) - most

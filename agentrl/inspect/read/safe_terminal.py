@@ -1,4 +1,4 @@
-"""Text of a run as a terminal may show it: nothing in it is obeyed, whatever a model wrote."""
+"""Text of a run as a terminal may show it: no control sequence in it has an effect."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ class StoredStep:
     reward: float | None
     """Mean of the trusted rewards; None without any."""
     score: float | None
-    """As `reward`."""
+    """Mean score, as `reward`."""
     terminations: Mapping[str, int]
-    """How many ended how."""
+    """Rollouts by termination."""
 
 
 def step_list(reader: RunReader) -> list[StoredStep]:

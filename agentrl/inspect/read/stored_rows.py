@@ -53,11 +53,11 @@ class Shelf:
     """One trajectory file and its short columns."""
 
     file: StoredFile
-    """Where it lies."""
+    """File of the rows."""
     kind: str
     """`train` or `eval/NAME`, as its folder says."""
     step: int
-    """As its name says."""
+    """Step in the file's name."""
     index: pa.Table
     """Short columns, with `kind`, `step`, `shelf` (a running number) and `row` in the file."""
     starts: tuple[int, ...]
@@ -98,7 +98,7 @@ class StoredRows:
     def refresh(self) -> None:
         """Take in what the run has written since."""
         with self._lock:
-            if self._is_settled() or (not self.files.refresh() and self._table is not None):
+            if self._is_unchanged() or (not self.files.refresh() and self._table is not None):
                 return
             known = self._shelves
             wanted = {file.path: file for file in self.files.trajectories}
@@ -198,7 +198,7 @@ class StoredRows:
                 return np.full(shelf.starts[-1], np.nan)
         return self._facts[key]
 
-    def _is_settled(self) -> bool:
+    def _is_unchanged(self) -> bool:
         """Whether the folders say that no file came or went since the last look.
 
         A folder changes when a run writes, since files appear in it whole. A file that is being
@@ -208,14 +208,14 @@ class StoredRows:
         now, before = time.time(), self._looked
         # Two changes within a tick of the file system's clock look like one.
         quiet = now - max(mark.values(), default=0) / 1e9 > _TICK_S
-        settled = quiet and mark == self._folders and now - before < self._look_s
-        if not settled:
+        unchanged = quiet and mark == self._folders and now - before < self._look_s
+        if not unchanged:
             self._folders, self._looked = mark if quiet else {}, now
-        return settled
+        return unchanged
 
     def _index(self, file: StoredFile, number: int) -> Shelf | None:
-        place = _place(file.path)
-        if place is None:
+        of_path = _kind_and_step(file.path)
+        if of_path is None:
             return None
         try:
             with pq.ParquetFile(file.path) as parquet:
@@ -227,7 +227,7 @@ class StoredRows:
             self.damaged(file.path, error)
             return None
         count = short.num_rows
-        kind, step = place
+        kind, step = of_path
         index = (
             short.append_column("kind", pa.repeat(pa.scalar(kind, pa.string()), count))
             .append_column("step", pa.repeat(pa.scalar(step, pa.int64()), count))
@@ -279,8 +279,8 @@ def _number(shelf: Shelf) -> int:
     return shelf.index.column("shelf")[0].as_py() if shelf.index.num_rows else -1
 
 
-def _place(path: Path) -> tuple[str, int] | None:
-    """Kind and step of a file, as where it lies says."""
+def _kind_and_step(path: Path) -> tuple[str, int] | None:
+    """Kind and step of a file, as its path says."""
     digits = path.stem.removeprefix("step_")
     if not digits.isdigit() or len(digits) > 15:
         return None

@@ -38,13 +38,13 @@ class Lines(ScrollView, can_focus=True):
         self._line: Callable[[int], Text] = lambda index: Text()
         self._count = 0
         self._has_cursor = cursor
-        self.place = 0
+        self.position = 0
         """Line of the cursor."""
 
     def show(self, line: Callable[[int], Text], count: int, width: int) -> None:
         """Show `count` lines, none wider than `width` cells."""
         self._line, self._count = line, count
-        self.place = min(self.place, max(0, count - 1))
+        self.position = min(self.position, max(0, count - 1))
         self.virtual_size = Size(width, count)
         self.refresh()
 
@@ -65,15 +65,15 @@ class Lines(ScrollView, can_focus=True):
         strip = Strip(text.render(self.app.console), text.cell_len)
         strip = strip.crop_extend(across, across + width, self.rich_style)
         style = self.rich_style
-        if self._has_cursor and index == self.place:
+        if self._has_cursor and index == self.position:
             style += self.get_component_rich_style("lines--cursor", partial=True)
             return Strip(Segment.apply_style(strip, post_style=style), width)
         return strip.apply_style(style)
 
-    def begin(self, place: int) -> None:
+    def begin(self, position: int) -> None:
         """Put the cursor on a line, with a few above it."""
-        self.place = min(max(0, place), max(0, self._count - 1))
-        self.scroll_to(y=max(0, self.place - _ABOVE), animate=False)
+        self.position = min(max(0, position), max(0, self._count - 1))
+        self.scroll_to(y=max(0, self.position - _ABOVE), animate=False)
         self.refresh()
 
     def action_move(self, by: int) -> None:
@@ -81,9 +81,9 @@ class Lines(ScrollView, can_focus=True):
         if not self._has_cursor:
             self.scroll_to(y=max(0, self.scroll_offset.y + by), animate=False)
             return
-        self.place = min(max(0, self.place + by), max(0, self._count - 1))
+        self.position = min(max(0, self.position + by), max(0, self._count - 1))
         self.scroll_to_region(
-            Region(self.scroll_offset.x, self.place, 1, 1), animate=False, force=True
+            Region(self.scroll_offset.x, self.position, 1, 1), animate=False, force=True
         )
         self.refresh()
 

@@ -69,18 +69,16 @@ class RolloutView(View):
 
     def action_same_task(self, by: int) -> None:
         """Go to the same task in an earlier or later step."""
-        places = [
-            (r["kind"], r["step"], r["rollout_id"]) for r in self._answer.get("same_task", ())
-        ]
-        steps = sorted({place[1] for place in places if place[0] == self._at[0]})
+        keys = [(r["kind"], r["step"], r["rollout_id"]) for r in self._answer.get("same_task", ())]
+        steps = sorted({key[1] for key in keys if key[0] == self._at[0]})
         later = neighbour(steps, self._at[1], by)
-        found = (place for place in places if place[:2] == (self._at[0], later))
+        found = (key for key in keys if key[:2] == (self._at[0], later))
         other = next(found, None)
         if other is not None:
             self._go(other)
 
-    def _go(self, place: tuple[str, int, str]) -> None:
-        self._at = place
+    def _go(self, key: tuple[str, int, str]) -> None:
+        self._at = key
         self.query_one("#pane", Lines).scroll_home(animate=False)
         self.reload()
 

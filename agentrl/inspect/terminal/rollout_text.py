@@ -109,23 +109,25 @@ def row_lines(
     prompt = short(row["prompt_text"])
     yield heading("prompt", None, f"{row['prompt_tokens']} tokens")
     yield visible(prompt) if prompt else Text("(no text was stored)", style="dim")
-    for place, turn in enumerate(row["turns"]):
-        yield heading(turn["role"], place, _facts(turn))
+    for position, turn in enumerate(row["turns"]):
+        yield heading(turn["role"], position, _facts(turn))
         yield from _turn(turn, short)
         if listed is not None:
             yield from listed(turn["start"], turn["end"])
 
 
-def numbered_heading(role: str, place: int | None, facts: str) -> Text:
+def numbered_heading(role: str, position: int | None, facts: str) -> Text:
     """`-- 0 assistant (2 tokens, 0.10 s)`, for text that is read on after the program ended."""
-    name = role if place is None else f"{place} {role}"
+    name = role if position is None else f"{position} {role}"
     return visible(f"-- {name}", _role_style(role)).append_text(visible(f" ({facts})", "dim"))
 
 
-def ruled_heading(role: str, place: int | None, facts: str) -> Text:
+def ruled_heading(role: str, position: int | None, facts: str) -> Text:
     """The role after a rule, for a screen that is scrolled."""
     line = visible(f"\u2501\u2501 {role} ", _role_style(role))
-    return line.append_text(visible(facts if place is None else f"turn {place}, {facts}", "dim"))
+    return line.append_text(
+        visible(facts if position is None else f"turn {position}, {facts}", "dim")
+    )
 
 
 def worth_line(facts: Mapping[str, Any]) -> Text:

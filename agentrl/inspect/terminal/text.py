@@ -40,7 +40,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not values or width < 1:
         return ""
     count = min(width, len(values))
-    edges = [round(place * len(values) / count) for place in range(count + 1)]
+    edges = [round(step * len(values) / count) for step in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
     span = high - low
@@ -136,8 +136,8 @@ def token_head() -> Text:
 
 def token_line(tokens: Mapping[str, Any], index: int, overlay: str) -> Text:
     """One token with all its numbers; its text is coloured by the overlay."""
-    place = index - tokens["n_prompt"]
-    position = str(place) if place >= 0 else "prompt"
+    at = index - tokens["n_prompt"]
+    position = str(at) if at >= 0 else "prompt"
     line = Text(f"{position:>6} {tokens['ids'][index]:>7} ")
     line.append(f"{_whole(tokens, 'version', index):>7} ")
     for name, width, digits in (

@@ -117,8 +117,8 @@ class View(Screen[None]):
             answer = self.read(width)
         except AgentrlError as found:
             error = str(found)
-        # The outermost boundary: a run may be torn in ways nobody thought of, and whoever looks
-        # at it over a slow line must not lose the screen.
+        # The outermost boundary: a run may be torn in unknown ways, and a user who looks at it
+        # over a slow line must not lose the screen.
         except Exception as found:
             error = f"this cannot be shown: {type(found).__name__}: {found}"
         with contextlib.suppress(RuntimeError):  # the program has ended meanwhile
@@ -139,7 +139,7 @@ class View(Screen[None]):
             return
         try:
             self.show(message.answer)
-        except Exception as error:  # as above: an answer may hold what nobody thought of
+        except Exception as error:  # an answer may be torn in unknown ways, too
             self.head(visible(f"this cannot be shown: {type(error).__name__}: {error}", "bold red"))
 
     def head(self, *lines: Text) -> None:
@@ -236,7 +236,7 @@ def reader_of(view: View) -> RunReader:
     return view.reader
 
 
-def neighbour(places: Sequence[Any], here: Any, by: int) -> Any | None:
-    """The one after or before; None at the ends."""
-    at = places.index(here) + by if here in places else 0
-    return places[at] if 0 <= at < len(places) else None
+def neighbour(items: Sequence[Any], here: Any, by: int) -> Any | None:
+    """The item after or before `here`; None at the ends."""
+    at = items.index(here) + by if here in items else 0
+    return items[at] if 0 <= at < len(items) else None

@@ -1,4 +1,4 @@
-"""Access to the inspector's server: from this machine alone, unless it is told otherwise.
+"""Access to the inspector's server: from this machine alone, unless set otherwise.
 
 A page of another site must neither read a run nor make this server work: names that are not this
 server's are refused (DNS rebinding), so are requests that a browser says come from elsewhere, and

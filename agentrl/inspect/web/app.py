@@ -137,23 +137,23 @@ def _step(library: Library, query: Mapping[str, str]) -> Any:
 
 
 def _group(library: Library, query: Mapping[str, str]) -> Any:
-    reader, kind, step = _place(library, query)
+    reader, kind, step = _selected_step(library, query)
     return group_answer(reader, kind, step, required(query, "group"))
 
 
 def _rollout(library: Library, query: Mapping[str, str]) -> Any:
-    reader, kind, step = _place(library, query)
+    reader, kind, step = _selected_step(library, query)
     return rollout_answer(reader, kind, step, required(query, "rollout"))
 
 
 def _tokens(library: Library, query: Mapping[str, str]) -> Any:
-    reader, kind, step = _place(library, query)
+    reader, kind, step = _selected_step(library, query)
     row = whole_or_none(query, "row") or 0
     return tokens_answer(reader, kind, step, required(query, "rollout"), row)
 
 
 def _diff(library: Library, query: Mapping[str, str]) -> Any:
-    reader, kind, step = _place(library, query)
+    reader, kind, step = _selected_step(library, query)
     other = whole_or_none(query, "b_step")
     return diff_answer(
         reader,
@@ -234,13 +234,13 @@ def _sql(library: Library, query: Mapping[str, str], gone: threading.Event) -> A
 
 
 def _export(library: Library, query: Mapping[str, str]) -> Any:
-    reader, kind, step = _place(library, query)
+    reader, kind, step = _selected_step(library, query)
     return export_response(
         reader, kind, step, optional(query, "rollout"), query.get("format") or "html"
     )
 
 
-def _place(library: Library, query: Mapping[str, str]) -> tuple[Any, str, int]:
+def _selected_step(library: Library, query: Mapping[str, str]) -> tuple[Any, str, int]:
     reader = library.reader(required(query, "run"))
     return reader, query.get("kind") or "train", whole(query, "step")
 

@@ -84,7 +84,7 @@ class Library:
         raise RunError(f"run: {choices(run, (reader.run.id for reader in readers))}")
 
     def diagnose_ahead(self) -> None:
-        """Have the verdicts of every run worked out in the background, while nobody asks."""
+        """Compute the verdicts of every run in the background, before a request."""
         with self._asked:
             self._answered = time.monotonic()
         for reader in self.readers():

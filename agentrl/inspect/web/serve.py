@@ -22,7 +22,7 @@ _LAST_ANSWERS_S = 2
 def serve(
     library: Library, *, host: str, port: int, browser: bool, say: Callable[[str], None]
 ) -> None:
-    """Serve until the process is told to end.
+    """Serve until the process gets a signal to end.
 
     Args:
         library: of the runs.

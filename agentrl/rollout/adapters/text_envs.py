@@ -109,7 +109,7 @@ class VerlInteraction(AgentInstance):
         return Observation(content=task.prompt)
 
     async def step(self, action: Action) -> StepResult:
-        """Wait while the model calls tools; else hand over the conversation."""
+        """Wait while the model calls tools; else pass the conversation."""
         self._said.append({"role": "assistant", "content": action.text})
         if action.tool_calls and not action.last:
             self._said += [{"role": "tool", "content": r.text} for r in action.tool_results]

@@ -34,7 +34,7 @@ class Batch:
             model: computes rows.
             cache: one row per running request, in the same order.
             max_prefill: most prompt tokens computed at once.
-            version: of the weights; whoever changes them sets it.
+            version: of the weights; set by the code that changes them.
         """
         self.model = model
         self.cache = cache
@@ -77,7 +77,7 @@ class Batch:
                 row = self.cache.claim(request.session_id)
                 if row is None:
                     break
-                # From here on the request is among those that hear of a failure.
+                # From here on the request is among those notified of a failure.
                 self.running.append(self.waiting.popleft())
                 key = request.prompt.tobytes()
                 if key in leaders:

@@ -1,7 +1,7 @@
 """An inference engine inside the training process.
 
 Requests come in on the event loop and are served by one thread, which owns the batch. Weights are
-shared with the trainer, not copied: whoever changes them pauses the engine first.
+shared with the trainer, not copied: the code that changes them pauses the engine first.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ class EmbeddedEngine(Engine):
             max_prefill=section.max_prefill_tokens,
             version=version,
         )
-        # Guards the fields below, which both threads touch; everything else belongs to the engine
-        # thread, and to nobody while there is none.
+        # Guards the fields below, which both threads touch; all else belongs to the engine thread.
         self._changed = threading.Condition()
         self._inbox: deque[Request] = deque()
         self._ended: deque[str] = deque()
@@ -132,9 +131,9 @@ class EmbeddedEngine(Engine):
             self._changed.notify()
 
     async def pause(self) -> None:
-        """Stop after the token being decoded; requests keep their place.
+        """Stop after the token being decoded; requests keep their cache row.
 
-        The thread ends, so that all cores are free for whoever wanted the pause.
+        The thread ends, so that all cores are free for the trainer.
         """
         async with self._switch:
             with self._changed:
@@ -233,7 +232,7 @@ class EmbeddedEngine(Engine):
                     started = time.perf_counter()
                     self._batch.step()
                     self._batch.counts["busy_s"] += time.perf_counter() - started
-        except Exception as error:  # the thread's boundary: callers must hear of any failure
+        except Exception as error:  # the thread's boundary: callers must get any failure
             logger.exception("engine %s failed", self.name)
             self._fail_all(f"engine {self.name} failed: {type(error).__name__}: {error}")
             self._stopped = True

@@ -173,8 +173,8 @@ class RowModel:
     def prefill(self, cache: KvCache, segments: Sequence[CacheSegment]) -> torch.Tensor:
         """Compute segments and return the logits after each one's last token, [segments, V]."""
         ids = [token for segment in segments for token in segment.ids]
-        places = [p for s in segments for p in range(s.start, s.start + len(s.ids))]
-        hidden = self._run(ids, torch.tensor(places, device=self.device), _Prefill(cache, segments))
+        at = [p for s in segments for p in range(s.start, s.start + len(s.ids))]
+        hidden = self._run(ids, torch.tensor(at, device=self.device), _Prefill(cache, segments))
         ends = torch.tensor([len(s.ids) for s in segments], device=self.device).cumsum(0) - 1
         return self._head(hidden[ends])
 

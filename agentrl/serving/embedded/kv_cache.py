@@ -1,7 +1,7 @@
 """Keys and values of every sequence the engine knows, one row each, reused by prefix.
 
 Invariant: rows `[0, num_active)` are being decoded, so one dense slice serves the whole batch.
-Rows behind them keep what they hold until somebody needs the room: the next turn of a session
+Rows behind them keep what they hold until the room is needed: the next turn of a session
 finds its own row, and siblings of a group copy the prompt instead of computing it again.
 
 Legend: `_L` layers, `_R` rows, `_H` key-value heads, `_T` positions, `_D` head size.
@@ -83,7 +83,7 @@ class KvCache:
     def retire(self, row: int) -> None:
         """Take an active row out of the batch and keep what it holds.
 
-        The last active row moves into its place.
+        The last active row moves to its index.
         """
         self._clock += 1
         self._used[row] = self._clock

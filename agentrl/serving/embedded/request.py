@@ -37,9 +37,9 @@ class Request:
 
 
 def deliver(request: Request, outcome: Generation | EngineError) -> None:
-    """Hand the outcome to whoever awaits it, from any thread."""
+    """Set the outcome of the request's future, from any thread."""
 
-    def settle() -> None:
+    def resolve() -> None:
         if request.future.done():
             return
         if isinstance(outcome, EngineError):
@@ -48,7 +48,7 @@ def deliver(request: Request, outcome: Generation | EngineError) -> None:
             request.future.set_result(outcome)
 
     try:
-        request.loop.call_soon_threadsafe(settle)
+        request.loop.call_soon_threadsafe(resolve)
     except RuntimeError:
-        # The caller's event loop is gone, and with it everyone who could want the answer.
+        # The caller's event loop is gone, and with it every wait for the answer.
         logger.debug("session %s: nobody waits for its turn any more", request.session_id)

@@ -72,7 +72,7 @@ class LeanEngine(Engine):
         """
         self.name = name
         self.stats = LinkStats()
-        """What went over the wire."""
+        """Counts of the connection's traffic."""
         if isinstance(address, str):
             parse_address(address)
             self._locate, self._address = None, address
@@ -104,7 +104,7 @@ class LeanEngine(Engine):
         return await link.generate(prompt_ids, sampling, session_id)
 
     async def end_session(self, session_id: str) -> None:
-        """Tell the server. A lost connection has ended its sessions already."""
+        """Notify the server. A lost connection has ended its sessions already."""
         if self._link is not None and self._link.usable:
             self._link.end_session(session_id)
 
@@ -191,7 +191,7 @@ class LeanEngine(Engine):
         """Dial now instead of with the first request.
 
         Raises:
-            EngineError: nobody answers, or not with this protocol and secret.
+            EngineError: no server answers, or not with this protocol and secret.
         """
         self._retry_at = 0.0
         await self._connected()

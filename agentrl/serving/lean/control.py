@@ -8,8 +8,8 @@ from agentrl.engine import Engine, WeightTicket
 from agentrl.errors import EngineError, choices
 
 
-async def obey(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
-    """Do what a CONTROL asks for.
+async def run_control(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
+    """Run the request of a CONTROL frame.
 
     Returns:
         The answer; the version is added to it.

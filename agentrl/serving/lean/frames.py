@@ -16,7 +16,7 @@ A frame is a little-endian u32 (bytes that follow it), a u8 (its kind) and a pay
                                         <--  PONG
 
 A proof is an HMAC of both nonces under the shared secret, so each end knows the other and the
-secret never travels. Requests are told apart by an id that the client counts up. This module has
+secret never travels. Each request has an id that the client counts up. This module has
 what all frames share; `handshake` has those of the first half, `turns` the others.
 """
 
@@ -100,7 +100,7 @@ def unpack_ids(packed: bytes | bytearray) -> tuple[int, ...]:
 
 
 class FrameSplitter:
-    """Cuts a stream of bytes into frames.
+    """Splits a stream of bytes into frames.
 
     Holds at most one frame that is not yet whole, of at most `limit` bytes, and joins its pieces
     once.

@@ -73,7 +73,7 @@ class ClientHandshake:
         """Check a WELCOME; returns the server that sent it.
 
         Raises:
-            FrameError: nobody was asked to, or it does not say who it is.
+            FrameError: it came before a challenge, or lacks a name or version.
         """
         body = decode_json(welcome)
         name, version = body.get("name"), body.get("version")

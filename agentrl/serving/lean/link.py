@@ -142,7 +142,7 @@ class LeanLink(asyncio.Protocol):
                 self._queue(turns.encode_id(FrameKind.CANCEL, turn.request_id))
 
     def end_session(self, session_id: str) -> None:
-        """Tell the server; it does not answer."""
+        """Notify the server; it does not answer."""
         self._book.forget(session_id)
         self._queue(frames.frame(FrameKind.END_SESSION, session_id.encode()))
 
@@ -347,7 +347,7 @@ class LeanLink(asyncio.Protocol):
             self._beat.cancel()
         if not self._welcome.done():
             self._welcome.set_exception(EngineRefused(f"{self._who}: {reason}"))
-            self._welcome.exception()  # nobody may be waiting any more; it is no news then
+            self._welcome.exception()  # read here: there may be no waiter left
         waiting: list[int] = [*self._turns, *self._controls]
         for request_id in waiting:
             if request_id <= self._written_id:

@@ -2,8 +2,8 @@
 
 A turn is a task here; its answer, and those of other turns that end in the same turn of the event
 loop, leave in one write. When the connection is lost its turns are cancelled and its sessions end,
-but a control request runs to its end: weights half loaded would be worse than weights nobody waits
-for.
+but a control request runs to its end: weights half loaded would be worse than those
+of a lost client.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, cast
 from agentrl.engine import Engine
 from agentrl.errors import EngineError, EngineRefused, SyncError
 from agentrl.serving.lean import frames, turns
-from agentrl.serving.lean.control import obey
+from agentrl.serving.lean.control import run_control
 from agentrl.serving.lean.frames import FrameError, FrameKind
 from agentrl.serving.lean.handshake import Peer, ServerHandshake, encode_welcome
 from agentrl.serving.lean.prefixes import HeldPrefix, ServerBook
@@ -65,7 +65,7 @@ class ServedConnection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._flushing = False
         self._blocked = False
-        self._heard = True
+        self._received = True
         self._watch: asyncio.TimerHandle | None = None
 
     # -- connection -------------------------------------------------------------------------
@@ -93,16 +93,16 @@ class ServedConnection(asyncio.Protocol):
             await self._end_session(session_id)
 
     def hang_up(self) -> None:
-        """Cut the connection now."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def _on_watch(self) -> None:
-        if not self._open or not self._heard:
+        if not self._open or not self._received:
             logger.info("a lean client was silent; its connection is cut")
             self.hang_up()
             return
-        self._heard = False
+        self._received = False
         self._watch = self._loop.call_later(SILENCE_S, self._on_watch)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -150,7 +150,7 @@ class ServedConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Serve what is asked."""
-        self._heard = True
+        self._received = True
         try:
             for kind, payload in self._splitter.feed(data):
                 if self._lost:
@@ -232,7 +232,7 @@ class ServedConnection(asyncio.Protocol):
             if _cancelled_from_outside():
                 raise
             self._fail(request_id, EngineError("the engine cancelled the request"))
-        except Exception as error:  # recording boundary: the caller is told, whatever it was
+        except Exception as error:  # recording boundary: the caller gets any error
             self._fail(request_id, error)
         finally:
             self._turns.pop(request_id, None)
@@ -240,19 +240,19 @@ class ServedConnection(asyncio.Protocol):
     async def _end_session(self, session_id: str) -> None:
         try:
             await self._engine.end_session(session_id)
-        except Exception as error:  # recording boundary: nobody waits for an answer
+        except Exception as error:  # recording boundary: the request has no answer
             logger.warning("session %s could not be ended: %r", session_id, error)
 
     async def _control(self, request_id: int, body: dict[str, Any]) -> None:
         try:
-            answer = await obey(self._engine, body)
+            answer = await run_control(self._engine, body)
             answer.setdefault("version", self._engine.version)
             self._queue(turns.encode_control(FrameKind.ANSWER, request_id, answer))
         except asyncio.CancelledError:
             if _cancelled_from_outside():
                 raise
             self._fail(request_id, EngineError("the engine cancelled the request"))
-        except Exception as error:  # recording boundary: the caller is told, whatever it was
+        except Exception as error:  # recording boundary: the caller gets any error
             self._fail(request_id, error)
 
     def _fail(self, request_id: int, error: BaseException) -> None:
@@ -267,6 +267,6 @@ class ServedConnection(asyncio.Protocol):
 
 
 def _cancelled_from_outside() -> bool:
-    """Whether this task was told to stop; else the engine let a cancellation of its own escape."""
+    """Whether this task was cancelled; else the engine let a cancellation of its own escape."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

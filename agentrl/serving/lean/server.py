@@ -22,7 +22,7 @@ CLOSE_S = 10.0
 
 
 class EngineServer:
-    """Serves one engine; the engine itself belongs to whoever made it.
+    """Serves one engine; the engine itself belongs to the caller.
 
     Example:
         >>> async with EngineServer(engine) as server:
@@ -57,7 +57,7 @@ class EngineServer:
             raise ValueError("the secret must not be empty; leave it out to have one made")
         self._engine = engine
         self.secret = secrets.token_hex(16) if secret is None else secret
-        """What clients must know."""
+        """Shared secret of server and clients."""
         self._max_session_tokens = max_session_tokens
         self._handshake_s = handshake_s
         self._host = host
@@ -107,7 +107,7 @@ class EngineServer:
         server.close()
         for connection in tuple(self._connections):
             connection.hang_up()
-        await asyncio.sleep(0)  # the event loop tells the connections that they are lost
+        await asyncio.sleep(0)  # the event loop notifies the connections
         tasks = [task for connection in self._connections for task in connection.tasks]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=CLOSE_S)

@@ -53,7 +53,7 @@ class GenerateFrame(NamedTuple):
     digest: int
     """CRC-32 of the whole prompt as int32 bytes, those that are held included."""
     sampling: SamplingParams
-    """How to sample."""
+    """Sampling parameters of the turn."""
     new: bytes
     """The prompt from token `have` on, as int32 bytes."""
 
@@ -62,31 +62,31 @@ class ResultFrame(NamedTuple):
     """A turn that was sampled."""
 
     request_id: int
-    """Of the request."""
+    """Id of the request."""
     version: int
     """The weights that the engine has now."""
     generation: Generation
     """The turn."""
     packed_ids: bytes
-    """Its ids as int32 bytes."""
+    """Sampled ids as int32 bytes."""
 
 
 class ErrorFrame(NamedTuple):
     """A request that failed."""
 
     request_id: int
-    """Of the request."""
+    """Id of the request."""
     failure: Failure
     """Which error."""
     text: str
-    """Its message."""
+    """Message of the error."""
 
 
 class ControlFrame(NamedTuple):
     """A CONTROL, or the ANSWER to one."""
 
     request_id: int
-    """Of the request."""
+    """Id of the request."""
     body: dict[str, Any]
     """JSON."""
 

@@ -19,7 +19,7 @@ from agentrl.serving.vllm.wire import generate_body, read_version
 from agentrl.types import FinishReason, Generation, SamplingParams
 
 START_VERSION = -1
-"""Stands for the weights the server was started with; whoever started it knows their number."""
+"""Stands for the weights the server was started with; its user knows their number."""
 
 _FINISH = {
     "stop": FinishReason.STOP,

@@ -49,7 +49,7 @@ class LeanMiddleware:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
         elif scope["type"] == "http" and scope["path"] == PATH:
-            await self._tell(send)
+            await self._send_address(send)
         else:
             await self._app(scope, receive, send)
 
@@ -93,7 +93,7 @@ class LeanMiddleware:
         if server is not None:
             await server.close()
 
-    async def _tell(self, send: Send) -> None:
+    async def _send_address(self, send: Send) -> None:
         server = self._server
         if server is None:
             status, body = 503, {"error": {"message": f"no lean listener: {self._trouble}"}}

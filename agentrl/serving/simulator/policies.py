@@ -14,7 +14,7 @@ from agentrl.serving.balancer import LoadBalancer
 
 
 class RoutingPolicy(Protocol):
-    """Chooses engines; told of every request's end."""
+    """Chooses engines; notified of every request's end."""
 
     def choose(self, session: str, prefix_tokens: int) -> str:
         """The engine of the session's next request."""

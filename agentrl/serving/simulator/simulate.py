@@ -9,7 +9,7 @@ A server does one thing at a time, as an inference engine does in its steps:
 - A decoding step gives every running sequence one token and takes `step_s + sequence_s * running`
   seconds, so that the throughput saturates with the batch.
 - The cache holds `cache_tokens`. Running sequences always fit; sessions that are not running are
-  cut from their end, the one unused for longest first. Different sessions share nothing.
+  evicted from their end, the one unused for longest first. Different sessions share nothing.
 
 Left out: prefill in chunks beside decoding, swapping when running sequences outgrow the cache, the
 network. Ties in time go by the order in which things were caused, so equal inputs give equal
@@ -118,7 +118,7 @@ class _Server:
         self.now_s = now_s
 
     def next_s(self) -> float | None:
-        """When the next prefill or sequence ends if nobody comes."""
+        """When the next prefill or sequence ends if no request comes."""
         if self.prefilling:
             return self.prefill_end_s
         if self.running:
@@ -164,13 +164,13 @@ class _Server:
         surplus = self.cached + self.occupied - self.model.cache_tokens
         while surplus > 0 and self.cache:
             session, held = next(iter(self.cache.items()))
-            cut = min(held, surplus)
-            if cut == held:
+            evicted = min(held, surplus)
+            if evicted == held:
                 del self.cache[session]
             else:
-                self.cache[session] = held - cut
-            self.cached -= cut
-            surplus -= cut
+                self.cache[session] = held - evicted
+            self.cached -= evicted
+            surplus -= evicted
 
     def _step_s(self) -> float:
         return self.model.step_s + self.model.sequence_s * len(self.running)

@@ -34,11 +34,11 @@ class Lengths:
     turns: float = 6.0
     """Turns of a session; spread half as wide as the others."""
     prompt_tokens: int = 800
-    """Of the first prompt; not spread."""
+    """Tokens of the first prompt; not spread."""
     new_tokens: float = 200.0
-    """What tools say between two turns."""
+    """Tokens of tool results between two turns."""
     generated_tokens: float = 250.0
-    """Sampled in a turn."""
+    """Tokens sampled in a turn."""
     tool_s: float = 2.0
     """Seconds between two turns."""
     sigma: float = 1.0
@@ -71,7 +71,7 @@ def synthetic_sessions(number: int, lengths: Lengths, *, seed: int) -> list[Sess
 
 
 def recorded_sessions(trajectories: Iterable[Trajectory]) -> list[Session]:
-    """The turns of stored trajectories, one session a row; rows nobody sampled in are left out.
+    """The turns of stored trajectories, one session a row; rows without samples are left out.
 
     A row that begins after a prefix break shares hardly anything with the one before, so it is a
     session of its own.

@@ -1,4 +1,4 @@
-"""Checks that a server started by somebody else can serve a run, before the run begins.
+"""Checks that a server started outside of a run can serve it, before the run begins.
 
 Everything that is wrong is found at once, each with what was found, what is needed and what to do.
 What matters is tried rather than looked up: ids at the edge of the vocabulary, log-probabilities at

@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError
 Device = Literal["cpu", "cuda"]
 
 SERVED_NAME = "policy"
-"""Model name in every request; the path of the weights is nobody's business but the server's."""
+"""Model name in every request; only the server knows the path of the weights."""
 
 _OURS = {
     "model": "model.path",
@@ -177,7 +177,7 @@ def _environment(
         "PYTHONUNBUFFERED": "1",
     }
     if device == "cpu":
-        # vLLM pins its threads to cores unless told not to, and every replica to the same ones.
+        # vLLM pins its threads to cores unless set otherwise, and every replica to the same ones.
         # See the README for what other divisions cost.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         cores = len(os.sched_getaffinity(0))

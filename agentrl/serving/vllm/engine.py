@@ -168,9 +168,9 @@ class VllmEngine(Engine):
         return generation
 
     def _check_whole(self, generation: Generation, session_id: str, aborts: int) -> None:
-        """A turn that was cut though nobody here asked for it is lost with its server."""
-        cut = generation.finish_reason is FinishReason.ABORT
-        if cut and (self._unfit or self._aborts == aborts):
+        """Raise for a turn that the server aborted unasked: it is lost with its server."""
+        aborted = generation.finish_reason is FinishReason.ABORT
+        if aborted and (self._unfit or self._aborts == aborts):
             why = self._unfit or "the server ended it, as one that shuts down does"
             raise EngineError(f"the turn of session {session_id!r} was lost: {why}")
 
@@ -245,7 +245,7 @@ class VllmEngine(Engine):
             self._unfit, self._version = "", ticket.version
 
     async def _declare_unfit(self, ticket: WeightTicket) -> None:
-        """No more turns; those that are frozen hear of it instead of waiting for a resume."""
+        """No more turns; those that are frozen are notified instead of waiting for a resume."""
         self._unfit = f"engine {self.name} failed to take version {ticket.version} of the weights"
         try:
             await self._http.send(
@@ -263,7 +263,7 @@ class VllmEngine(Engine):
 
     @property
     def version(self) -> int:
-        """See `agentrl.engine.Engine.version`; as this client last heard it."""
+        """See `agentrl.engine.Engine.version`; as this client last received it."""
         return self._version
 
     async def health(self) -> EngineHealth:

@@ -19,7 +19,7 @@ from agentrl.errors import EngineError, EngineRefused
 CONNECT_LIMIT_S = 10.0
 """Seconds until a server must accept a connection."""
 KEEP_ALIVE_S = 4.0
-"""An idle connection is given up after so long. uvicorn closes them after 5 s unless told
+"""Seconds until an idle connection is closed. uvicorn closes them after 5 s unless set
 otherwise, and a request written into a closing connection would be lost without a verdict."""
 
 _HEADERS = {"Content-Type": "application/json"}
@@ -32,7 +32,7 @@ class HttpAnswer:
     status: int
     """HTTP status."""
     body: bytes
-    """All of it."""
+    """Whole body of the answer."""
 
     def json(self) -> Any:
         """The body decoded, or None where it is no JSON."""

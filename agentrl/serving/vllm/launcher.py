@@ -29,7 +29,7 @@ from agentrl.serving.vllm.http import Http
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, str], None]
-"""Is told `(server name, what it does now)`."""
+"""Called with `(server name, what it does now)`."""
 
 GRACE_S = 10.0
 """Seconds a server has to end by itself; it takes one or two."""
@@ -75,7 +75,7 @@ class VllmServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
         self.port = port or 0
-        """Where it listens, or did last."""
+        """Current or last port."""
 
     @property
     def url(self) -> str:
@@ -103,14 +103,14 @@ class VllmServer:
         """
         if self.running:
             raise EngineError(f"server {self.name} runs already at {self.url}")
-        tell = progress or (lambda name, text: None)
+        notify = progress or (lambda name, text: None)
         for attempt in range(1, _PORT_TRIES + 1):
             self.port = self._choose_port()
             alias = f"agentrl-{secrets.token_hex(8)}"
-            tell(self.name, f"starting on port {self.port}")
+            notify(self.name, f"starting on port {self.port}")
             self._spawn(alias)
             try:
-                await self._until_ready(alias, tell)
+                await self._until_ready(alias, notify)
             except BaseException as error:
                 await asyncio.shield(self.stop())
                 taken = isinstance(error, EngineError) and _PORT_TAKEN in str(error).lower()
@@ -118,13 +118,13 @@ class VllmServer:
                     raise
                 logger.info("port %d was taken meanwhile; another one", self.port)
             else:
-                tell(self.name, f"ready at {self.url}")
+                notify(self.name, f"ready at {self.url}")
                 return
 
     async def restart(self, progress: Progress | None = None) -> None:
         """End what is left of it and start it again, with the weights it was first given.
 
-        It gets its port again, unless somebody else has taken it meanwhile.
+        It gets its port again, unless another process has taken it meanwhile.
         """
         await self.stop()
         await self.start(progress)
@@ -140,7 +140,7 @@ class VllmServer:
         # The tree is killed after its grace; past twice that, what kills it is itself broken.
         await _until(lambda: _ended(process.pid), 2 * self._grace_s + 10)
         # It has swept its tree, unless it was killed itself. While it is not reaped, its number
-        # stands for its group and for nobody else's.
+        # stands for its group and for no other.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(5)
@@ -203,7 +203,7 @@ class VllmServer:
                 start_new_session=True,  # Ctrl-C at the terminal is the parent's to handle
             )
 
-    async def _until_ready(self, alias: str, tell: Progress) -> None:
+    async def _until_ready(self, alias: str, notify: Progress) -> None:
         http = Http(self.url)
         shown = ""
         try:
@@ -211,7 +211,7 @@ class VllmServer:
                 while not await self._answers(http, alias):
                     if not self.running:
                         raise self._died()
-                    shown = self._tell_stage(shown, tell)
+                    shown = self._report_stage(shown, notify)
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise EngineError(
@@ -229,12 +229,12 @@ class VllmServer:
         cards = (answer.json() or {}).get("data", ())
         return any(card.get("id") == alias for card in cards)
 
-    def _tell_stage(self, shown: str, tell: Progress) -> str:
+    def _report_stage(self, shown: str, notify: Progress) -> str:
         """Pass on what vLLM's log says it is doing, once for each stage."""
         text = self.tail(200)
         stage = next((name for mark, name in reversed(_STAGES) if mark in text), shown)
         if stage != shown:
-            tell(self.name, stage)
+            notify(self.name, stage)
         return stage
 
     def _died(self) -> EngineError | ConfigError:
@@ -305,7 +305,7 @@ async def launch_servers(
     Args:
         commands: one for each server.
         log_dir: gets `NAME.log` for each.
-        progress: is told what each one does.
+        progress: called with what each one does.
         start_limit_s: seconds each may take, as `serving.start_timeout_s`.
         names: default `vllm-0`, `vllm-1`, ...
 

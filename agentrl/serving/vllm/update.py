@@ -6,9 +6,9 @@
     /reset_prefix_cache?reset_running_requests=true
     /update_weight_version          the number
 
-Whoever finds the server between the first call and the last, whatever became of us, reads that its
-weights are torn. The reset makes an update exact. Without it prompts that begin later would read
-keys and values of older weights out of the prefix cache, and so would the next token of every
+A client that finds the server between the first call and the last, even after a crash, reads that
+its weights are torn. The reset makes an update exact. Without it prompts that begin later would
+read keys and values of older weights out of the prefix cache, and so would the next token of every
 frozen request. With it, frozen requests lose their cache, not their tokens: they are prefilled
 again under the new weights and go on, with the draws of their seed where they were.
 

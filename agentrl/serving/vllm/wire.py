@@ -58,7 +58,7 @@ def generate_body(
 
 TORN = "torn"
 """Name of the weights of a server from the beginning of an update until the cache of the ones
-before is empty, so that whoever asks the server knows, also after the updater was killed."""
+before is empty, so that a client of the server sees it, also after the updater was killed."""
 
 
 def read_version(text: str, start_version: int) -> int:

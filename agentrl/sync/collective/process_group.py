@@ -101,10 +101,10 @@ class Group:
             ) from error
 
     def close(self) -> None:
-        """Leave: the others hear of it at once instead of by timeout. Idempotent.
+        """Leave: the others are notified at once instead of by timeout. Idempotent.
 
         gloo closes its connections when nothing refers to the group, and a broadcast that has
-        begun does; so those are awaited first, and nobody else may hold one.
+        begun does; so those are awaited first, and no other code may hold one.
         """
         while self._flights:
             with contextlib.suppress(SyncError):

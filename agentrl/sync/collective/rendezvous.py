@@ -28,14 +28,14 @@ def make_store(host: str, port: int, *, is_master: bool, timeout_s: float) -> TC
     """Serve or reach the store at which the group meets; port 0 takes a free one.
 
     Raises:
-        SyncError: the address is not of this host, the port is in use, or nobody answers.
+        SyncError: the address is not of this host, the port is in use, or no member answers.
     """
     options: dict[str, Any] = {}
     try:
         if is_master:
             # A store that opens its port itself listens at every address of this host.
-            family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            listener = socket.create_server(place[:2], family=family)
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listener = socket.create_server(address[:2], family=family)
             port = listener.getsockname()[1]
             options["master_listen_fd"] = listener.detach()
         return TCPStore(

@@ -4,8 +4,8 @@
     receivers            | take A | use A, take B | use B, ...      headers: through the store
 
 Other trainer ranks are not in the group; they `drain` the same weights, because to iterate them is
-itself a collective among trainer ranks. A group is never mended: when a member is gone, everybody
-leaves, and `connect` makes a new one.
+itself a collective among trainer ranks. A group is never repaired: when a member is gone, all
+leave, and `connect` makes a new one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CollectiveSender:
         self._store: TCPStore | None = None
         self._group: Group | None = None
         self.culprits: list[int] = []
-        """Receivers, by their place in `connect`, that left the last `send` for a reason of their
+        """Receivers, by their index in `connect`, that left the last `send` for a reason of their
         own; the others failed with them, or were killed."""
         self._aborted = threading.Event()
         self._keys: list[str] = []
@@ -124,7 +124,7 @@ class CollectiveSender:
         try:
             moved = self._broadcast(self._store, weights, version)
         except BaseException as error:
-            # Also on cancellation: who waits for a bucket must hear that none will come.
+            # Also on cancellation: receivers that wait for a bucket must be notified.
             self.culprits = self.culprits or self._who_left(self._store, version)
             self.close()
             if isinstance(error, dist.DistError):
@@ -152,21 +152,21 @@ class CollectiveSender:
             store.delete_key(key)
         self._keys.clear()
         base = self._encoder.base
-        self._say(store, f"{version}/base", base_to_json(base))
+        self._publish(store, f"{version}/base", base_to_json(base))
         try:
             self._wait_until_ready(store, version)
         except SyncError:
-            self._say(store, f"{version}/go", b"no")
+            self._publish(store, f"{version}/go", b"no")
             raise
-        self._say(store, f"{version}/go", GO)
+        self._publish(store, f"{version}/go", GO)
         group = self._join()
         busy = False
         moved = 0
         stream = self._encoder.encode(weights, version)
         for index, (buffer, header) in enumerate(pack(stream, self._buffers)):
             if header.last:
-                self._say(store, f"{version}/checksum", self._encoder.checksum.encode())
-            self._say(store, f"{version}/{index}", header.to_json())
+                self._publish(store, f"{version}/checksum", self._encoder.checksum.encode())
+            self._publish(store, f"{version}/{index}", header.to_json())
             if busy:
                 group.wait()
             if busy := header.size_bytes > 0:
@@ -205,7 +205,7 @@ class CollectiveSender:
             return []
         return sorted({(rank - 1) // self._workers for rank in left})
 
-    def _say(self, store: TCPStore, key: str, value: bytes) -> None:
+    def _publish(self, store: TCPStore, key: str, value: bytes) -> None:
         say(store, key, value)
         self._keys.append(key)
 

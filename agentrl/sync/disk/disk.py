@@ -1,4 +1,4 @@
-"""Weights through a folder that trainer and engines share: slow, and open to whoever comes.
+"""Weights through a folder that trainer and engines share: slow, and open to any engine.
 
     DIRECTORY/sender-5c1e.../owner.json
                              version-00000012/   weights.json  00000.safetensors  ...
@@ -76,7 +76,7 @@ class DiskSender:
         raise SyncError("backend disk stages its weights: send them, then give out the ticket")
 
     def send(self, weights: Weights, version: int) -> WeightTicket:
-        """Write a version, then remove those that nobody needs any more.
+        """Write a version, then remove those no longer needed.
 
         Raises:
             SyncError: the disk is full or the layout has changed; nothing half-written is left.
@@ -92,7 +92,7 @@ class DiskSender:
             writer.write(self._encoder.encode(weights, version))
             size = writer.publish(version=version, checksum=self._encoder.checksum, base=base)
         except BaseException:
-            # The encoder's base may be a version that nobody can read.
+            # The encoder's base may be a version that cannot be read.
             self._encoder.forget()
             raise
         self._remove_old()
@@ -126,7 +126,7 @@ class DiskSender:
                 if base.version >= version:
                     break  # no chain of ours, and without an end
                 if base.version not in versions:
-                    # Nobody can read it, so the next one must not be a patch of it either.
+                    # It cannot be read, so the next one must not be a patch of it either.
                     shutil.rmtree(versions[kept], ignore_errors=True)
                     self._encoder.forget()
                     raise SyncError(
@@ -187,7 +187,7 @@ class DiskReceiver:
         yield from self._decoder.apply(patches, manifest.base, lambda: new)
 
     def close(self) -> None:
-        """Give back the kept weights. Idempotent."""
+        """Release the kept weights. Idempotent."""
         self._decoder.forget()
 
 

@@ -1,7 +1,7 @@
 """A folder of safetensors files and one `weights.json` that says what they are, written whole.
 
 Everything is written into a hidden neighbour that takes its name in the end, so a folder that can
-be seen is complete. It is not forced to the disk: after a power cut the digests tell.
+be seen is complete. It is not forced to the disk: after a power failure the digests show it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Manifest:
     """The list of what a folder holds."""
 
     version: int
-    """Of the weights."""
+    """Version of the weights."""
     checksum: str
     """Of all weights, also where only their patches are here."""
     base: PatchBase | None
@@ -61,7 +61,7 @@ class FolderWriter:
         self._hidden = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
         self._files: list[tuple[str, tuple[TensorRecord, ...]]] = []
         self._size = 0
-        with self._mended():
+        with self._cleaned_up():
             shutil.rmtree(self._hidden, ignore_errors=True)
             self._hidden.mkdir(parents=True)
 
@@ -73,7 +73,7 @@ class FolderWriter:
         """
         shard: list[tuple[str, Tensor]] = []
         held = 0
-        with self._mended():
+        with self._cleaned_up():
             for name, tensor in weights:
                 shard.append((name, tensor))
                 held += tensor.nbytes
@@ -99,7 +99,7 @@ class FolderWriter:
             "size_bytes": self._size,
             "files": [[name, [row.to_json() for row in rows]] for name, rows in self._files],
         }
-        with self._mended():
+        with self._cleaned_up():
             (self._hidden / MANIFEST).write_bytes(orjson.dumps(document))
             if self._folder.exists():
                 shutil.rmtree(self._folder)
@@ -107,7 +107,7 @@ class FolderWriter:
         return self._size
 
     @contextlib.contextmanager
-    def _mended(self) -> Iterator[None]:
+    def _cleaned_up(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -175,7 +175,7 @@ def read_tensors(folder: Path, manifest: Manifest) -> Iterator[tuple[TensorRecor
     """The tensors of a folder in the order of the stream, each checked.
 
     Raises:
-        SyncError: a file is gone, cut short or damaged.
+        SyncError: a file is gone, truncated or damaged.
     """
     for name, records in manifest.files:
         try:

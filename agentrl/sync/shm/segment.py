@@ -28,7 +28,7 @@ from agentrl.errors import SyncError
 HEADER = struct.Struct("<8s16sqQQ")
 MAGIC = b"agentrl1"
 DATA = 4096
-"""Where the tensors begin."""
+"""Offset of the first tensor."""
 WRITING = -1
 """The version of a segment that is not whole."""
 SLACK = 16 << 20
@@ -42,13 +42,13 @@ class SegmentHeader:
     """The first bytes of a segment."""
 
     nonce: bytes
-    """Made by the owner; tells its segment from one of a process that has its id by chance."""
+    """Made by the owner; differs from that of a process that has its id by chance."""
     version: int
     """Of the weights inside, or `WRITING`."""
     manifest_offset: int
     """First byte of the manifest."""
     manifest_bytes: int
-    """Its length."""
+    """Length of the manifest."""
 
 
 def read_header(memory: mmap.mmap) -> SegmentHeader:
@@ -101,7 +101,7 @@ class Segment:
         self._map(size)
 
     def trim(self, size: int) -> None:
-        """Give back what lies behind `size` bytes, if it is worth it."""
+        """Release the memory behind `size` bytes, if it is worth it."""
         if self.size - size > SLACK:
             # The mapping stays: its tail is never touched, and a new one would fault in again.
             os.ftruncate(self.fd, size)
@@ -119,7 +119,7 @@ class Segment:
         HEADER.pack_into(self._memory, 0, MAGIC, self._nonce, version, manifest_offset, size)
 
     def close(self) -> None:
-        """Give up the memory; the kernel frees it when nobody maps it any more. Idempotent."""
+        """Give up the memory; the kernel frees it when no process maps it any more. Idempotent."""
         if self.fd >= 0:
             self.write_header(WRITING)
             os.close(self.fd)

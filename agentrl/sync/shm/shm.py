@@ -1,7 +1,7 @@
 """Weights through the memory of one host: the sender copies once, receivers read what it wrote.
 
 Two segments take turns, so a receiver of version v may still read while v + 1 is staged, and a late
-joiner takes the newest. A receiver slower than two versions is told so: the segment's header and
+joiner takes the newest. A receiver slower than two versions notices it: the segment's header and
 every tensor's digest say which weights it holds.
 """
 
@@ -182,7 +182,7 @@ class ShmReceiver:
             for record, tensor in checked:
                 digest.add(record)
                 yield record.name, tensor
-        # Whoever used the views by now did so before the sender began to write over them.
+        # Every use of the views by now was before the sender began to write over them.
         _check_version(read_header(memory).version, ticket.version)
         check_all(digest.hexdigest(), ticket.checksum, ticket.version)
 

@@ -1,4 +1,4 @@
-"""Tells vLLM about our weight receiver; an entry point of `vllm.general_plugins`.
+"""Registers our weight receiver with vLLM; an entry point of `vllm.general_plugins`.
 
 vLLM calls it in every process it starts, also in those that never see new weights, and with
 versions of vLLM that know nothing of weight transfer: it is cheap, may be called again, and never

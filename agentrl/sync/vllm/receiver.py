@@ -51,9 +51,9 @@ class InitInfo(WeightTransferInitInfo):
     """The body of a request to `/init_weight_transfer_engine`."""
 
     backend: str
-    """As in the tickets."""
+    """Backend name in the tickets."""
     info: dict[str, Any] = field(default_factory=dict)
-    """From `WeightSender.connect`."""
+    """Answer of `WeightSender.connect`."""
 
 
 @dataclass

@@ -45,7 +45,7 @@ class BucketHeader:
     """The list of what a bucket holds."""
 
     pieces: tuple[BucketPiece, ...]
-    """In the order of the stream."""
+    """Pieces in the order of the stream."""
     size_bytes: int
     """Bytes of the bucket in use, from its beginning."""
     last: bool

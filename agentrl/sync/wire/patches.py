@@ -45,20 +45,20 @@ def make_patch(old: np.ndarray, new: np.ndarray, width: int) -> np.ndarray | Non
         return None if np.array_equal(old, new) else _whole(new)
     kind = np.dtype(f"<i{width}")
     before, after = old.view(kind), new.view(kind)
-    places = np.flatnonzero(before != after)
-    if len(places) == 0:
+    positions = np.flatnonzero(before != after)
+    if len(positions) == 0:
         return None
-    if len(places) * 2 >= len(new):
+    if len(positions) * 2 >= len(new):
         return _whole(new)
-    steps = after[places] - before[places]
+    steps = after[positions] - before[positions]
     wide = (steps < -127) | (steps > 127)
     small = np.where(wide, _WIDE_STEP, steps).astype(np.int8)
-    gaps = np.diff(places, prepend=-1) - 1
+    gaps = np.diff(positions, prepend=-1) - 1
     parts = [_gap_codes(gaps), small.view(np.uint8), steps[wide].view(np.uint8)]
     if _HEAD.size + sum(part.nbytes for part in parts) >= len(new):
         return _whole(new)
     codes = parts[0]
-    head = _HEAD.pack(_SPARSE, codes.itemsize, len(codes), len(places), int(wide.sum()))
+    head = _HEAD.pack(_SPARSE, codes.itemsize, len(codes), len(positions), int(wide.sum()))
     return np.concatenate([np.frombuffer(head, np.uint8), codes.view(np.uint8), *parts[1:]])
 
 
@@ -81,10 +81,10 @@ def apply_patch(data: np.ndarray, patch: np.ndarray, width: int) -> None:
         codes = body[: ends[0]].copy().view(np.dtype(f"<u{gap_width}"))
         skip = np.iinfo(codes.dtype).max
         here = codes != skip
-        places = np.cumsum(codes.astype(np.int64) + here)[here] - 1
+        positions = np.cumsum(codes.astype(np.int64) + here)[here] - 1
         steps = body[ends[0] : ends[1]].view(np.int8).astype(kind)
         steps[steps == _WIDE_STEP] = body[ends[1] :].copy().view(kind)
-        data.view(kind)[places] += steps
+        data.view(kind)[positions] += steps
     except (ValueError, IndexError, TypeError, struct.error) as error:
         raise SyncError(f"damaged patch: {error}") from error
 
@@ -114,9 +114,9 @@ class PatchBase:
     """The version that a patch is applied to."""
 
     version: int
-    """Of the weights."""
+    """Version of the weights."""
     checksum: str
-    """Of the weights."""
+    """Checksum of the weights."""
 
 
 Arrived = Callable[[], PatchBase]

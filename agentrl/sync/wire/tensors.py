@@ -25,7 +25,7 @@ class TensorRecord:
     dtype: str
     """As torch prints it without `torch.`: `bfloat16`."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     digest: str = ""
     """Of the bytes, see `agentrl.sync.wire.checksum`; empty where it is not known yet."""
     offset: int = 0
@@ -94,7 +94,7 @@ class WeightLayout:
         """Pass the tensors through, described.
 
         Raises:
-            SyncError: one differs from its place in the first stream, or the number does.
+            SyncError: one differs from that at its index in the first stream, or the number does.
         """
         seen: list[TensorRecord] = []
         for name, tensor in weights:

@@ -1,4 +1,4 @@
-"""The codes of the environment check, as a linter lists them, and how to mend what they report."""
+"""The codes of the environment check, as a linter lists them, and how to fix what they report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIXES: Mapping[str, str] = {
     "E406": "Kill and reap your child processes in close; better, run them in the sandbox.",
     "E407": "Await every command you start in the sandbox before close returns.",
 }
-"""Every code and how to mend what it reports."""
+"""Every code and how to fix what it reports."""
 
 
 def broken(code: str, message: str) -> Finding:

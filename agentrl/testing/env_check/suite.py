@@ -52,7 +52,7 @@ async def check_env(
     Args:
         make_env: makes a fresh instance, as for each rollout.
         tasks: what it is tried on; at least one.
-        limits: how patient the check is.
+        limits: time limits of the check.
         tools: offered to the environment in its context.
         backend: makes its sandboxes; None if it needs none. Stays open.
         sandbox_limits: limits of each sandbox.
@@ -210,7 +210,7 @@ async def check_close(setting: Setting, task: Task) -> None:
 
 def _differs(code: str, what: str, expected: Sequence[str], got: Sequence[str]) -> Finding:
     pairs = list(zip(expected, got, strict=False))
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-    a = expected[place] if place < len(expected) else "nothing"
-    b = got[place] if place < len(got) else "nothing"
+    position = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    a = expected[position] if position < len(expected) else "nothing"
+    b = got[position] if position < len(got) else "nothing"
     return broken(code, f"{what} {shown(b)}, and before {shown(a)}")

@@ -184,7 +184,7 @@ async def utf8_split_over_chunks(backend: SandboxBackend) -> None:
 
 @check()
 async def long_output_keeps_both_ends(backend: SandboxBackend) -> None:
-    """Of long output the beginning and the end are kept, marked, and no character is cut in two."""
+    """Of long output the beginning and the end are kept, marked, and no character is split."""
     program = "print('BEGIN' + '\\u6f22' * 20000 + 'END')"
     async with opened(backend) as sandbox:
         result = await python(sandbox, program)

@@ -172,7 +172,7 @@ FLOOD = 200 * 2**20
 
 @check(optional="start", alone=True)
 async def session_flood(backend: SandboxBackend) -> None:
-    """200 MB that nobody reads hold up the program and nothing else; then all of it can be read."""
+    """200 MB that are not read hold up the program and nothing else; then all of it can be read."""
     program = (
         f"import os\nblock = bytes(65536)\nfor n in range({FLOOD} // 65536):\n"
         " done = 0\n while done < 65536: done += os.write(1, block[done:])\n"
@@ -271,7 +271,7 @@ async def session_limits(backend: SandboxBackend) -> None:
 
 @check(optional="start")
 async def session_ends_with_its_sandbox(backend: SandboxBackend) -> None:
-    """Closing the sandbox ends its sessions: whoever waits gets `SandboxError`, soon."""
+    """Closing the sandbox ends its sessions: pending calls get `SandboxError`, soon."""
     calls: Sequence[asyncio.Task[object]]
     async with opened(backend) as sandbox:
         process = await sandbox.start(("sleep", "12"))

@@ -152,7 +152,7 @@ def _mounts() -> set[str]:
 
 
 def _temporary() -> set[str]:
-    """Names of ours in the temporary directory; not those that tell another process's id."""
+    """Names of ours in the temporary directory; not those that hold another process's id."""
     names = {path.name for path in Path(tempfile.gettempdir()).glob("agentrl-*")}
     ours = re.compile(rf"agentrl-({os.getpid()}-|(?!\d+-))")
     return {name for name in names if ours.match(name)}

@@ -27,7 +27,7 @@ class BfclTask(AgentInstance):
     """One multi-turn conversation of BFCL.
 
     Calls and states are judged as BFCL judges them, with two differences: a call that cannot be
-    read is told to the model and does not end the user turn, and the expected calls run before
+    read is reported to the model and does not end the user turn, and the expected calls run before
     the model's.
 
     Args:

@@ -84,7 +84,7 @@ class BackendTool(Tool):
         self._backends = backends
 
     def validate(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Refuse unknown and missing arguments; wrong values are told by the method itself."""
+        """Refuse unknown and missing arguments; the method itself reports wrong values."""
         known, wanted = self.parameters["properties"], self.parameters["required"]
         if unknown := [name for name in arguments if name not in known]:
             raise ToolError(

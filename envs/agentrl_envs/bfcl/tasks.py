@@ -7,7 +7,7 @@
     chat:
       tool_parser: hermes
 
-The four categories tell the same 200 conversations in four ways, so a split is by the number of
+The four categories hold the same 200 conversations in four forms, so a split is by the number of
 the conversation: what is held out was seen in no category.
 """
 

@@ -16,7 +16,7 @@ class CodeTask(AgentInstance):
     """Write a Python function that passes hidden tests, in a few turns.
 
     Each turn the code of the reply runs in the rollout's sandbox against the public and the hidden
-    cases at once. If a public case fails, the model is told which and tries again. When the public
+    cases at once. If a public case fails, the model reads which and tries again. When the public
     cases pass, or on the last turn, the hidden cases decide the reward.
 
     A task carries its cases in `label` as `{"entry_point", "public", "hidden"}` (lists of

@@ -21,8 +21,8 @@ def extract_code(text: str, calls: Sequence[ToolCall], entry_point: str) -> str 
 
     The last fenced block that defines `entry_point` wins (a later block is often only a usage
     example), then the last fenced block, then the `code` argument of a tool call, then the whole
-    text if it is Python that defines the function. A block without its closing fence was cut off
-    in the middle; it counts only if no closed block defines the function.
+    text if it is Python that defines the function. A block without its closing fence was
+    truncated; it counts only if no closed block defines the function.
     """
     if len(text) > MAX_CODE_CHARS:
         return None

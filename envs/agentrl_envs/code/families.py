@@ -27,7 +27,7 @@ class Variant:
     """One concrete function to write."""
 
     name: str
-    """What the function is called."""
+    """Name of the function."""
     params: str
     """Its parameters as written between the parentheses."""
     task: str

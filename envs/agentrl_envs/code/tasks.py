@@ -133,7 +133,7 @@ def _case(solve: Any, arguments: Arguments) -> dict[str, Any]:
 
 
 def _dullness(case: Mapping[str, Any]) -> tuple[bool, int]:
-    """Sort key: telling cases first, then short ones (8 characters are about 3 tokens)."""
+    """Sort key: informative cases first, then short ones (8 characters are about 3 tokens)."""
     expected = case["expected"]
     says_nothing = expected in case["args"] or expected in ([], "")
     return says_nothing, len(repr(case)) // 8

@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl_envs.openenv.session import ActionRefused
 
 _MARKED = re.compile(r"<action>(.*?)</action>", re.DOTALL)
-_PLACE = re.compile(r"\{(text|action)\}")
+_PLACEHOLDER = re.compile(r"\{(text|action)\}")
 _FIELD = re.compile(r"\{(\w[\w.]*)\}")
 _OF_SERVER = "metadata"
 _SHOWN_CHARS = 8000
@@ -38,9 +38,9 @@ class Actions:
             ConfigError: neither of these.
         """
         self._form = form
-        self._places = set(_PLACE.findall(json.dumps(form, default=str)))
+        self._placeholders = set(_PLACEHOLDER.findall(json.dumps(form, default=str)))
         self._schema: Mapping[str, Any] = {}
-        if form != "json" and not (isinstance(form, Mapping) and self._places):
+        if form != "json" and not (isinstance(form, Mapping) and self._placeholders):
             raise ConfigError(
                 f"OpenEnvTask: env.args.action is {form!r}, expected 'json', or the fields of an "
                 "action with {text} or {action} in one of them, as in {message: '{text}'}"
@@ -69,13 +69,13 @@ class Actions:
         """The description of its answers for the model; empty if any text will do."""
         if self._form == "json":
             fields: Mapping[str, Any] = self._schema.get("properties") or {}
-            told = [self._field(name, kind) for name, kind in fields.items() if name != _OF_SERVER]
-            listed = f" with the fields {', '.join(told)}" if told else ""
+            parts = [self._field(name, kind) for name, kind in fields.items() if name != _OF_SERVER]
+            listed = f" with the fields {', '.join(parts)}" if parts else ""
             return (
                 f"Answer with <action>...</action>; between stands a JSON object{listed}, and "
                 "nothing else."
             )
-        if "action" in self._places:
+        if "action" in self._placeholders:
             return "Answer with <action>...</action>; what stands between is done."
         return ""
 
@@ -90,7 +90,7 @@ class Actions:
         if self._form == "json":
             action = _json_object(text if inner is None else inner)
         else:
-            if inner is None and "action" in self._places:
+            if inner is None and "action" in self._placeholders:
                 raise ActionRefused("there is no <action>...</action> in your answer")
             said = {"text": text.strip(), "action": inner or ""}
             form = cast("Mapping[str, Any]", self._form)
@@ -106,10 +106,10 @@ class Actions:
 
     def _filled(self, name: str, value: Any, said: Mapping[str, str]) -> Any:
         if isinstance(value, str):
-            whole = _PLACE.fullmatch(value)
+            whole = _PLACEHOLDER.fullmatch(value)
             if whole:
                 return _typed(name, said[whole[1]], self._types(name))
-            return _PLACE.sub(lambda match: said[match[1]], value)
+            return _PLACEHOLDER.sub(lambda match: said[match[1]], value)
         if isinstance(value, Mapping):
             items = cast("Mapping[str, Any]", value).items()
             return {key: self._filled("", part, said) for key, part in items}

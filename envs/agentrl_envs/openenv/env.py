@@ -43,14 +43,14 @@ class OpenEnvTask(AgentInstance):
         prompt: said before the first observation; None says what the task says and how to answer.
         max_steps: actions until the episode ends whatever the server says.
         returns: the sums of rewards that stand for scores 0 and 1; None leaves the sum as it is.
-            An episode that the rollout's own limits cut off has score 0, as stopping early is
+            An episode that the rollout's own limits truncate has score 0, as stopping early is
             cheap where every step costs something.
         invalid_reward: for a turn that is no action. Where every step costs something it has to
             cost more than that, or saying nothing pays.
         on_error: what an environment that raises during an action means: `crash` drops the
             rollout, `feedback` says it to the model, for servers that refuse actions that way.
         timeout_s: for one answer of the server, in seconds; stay below `rollout.env_timeout_s`.
-        wait_s: for a server that starts or has no place left, in seconds; likewise.
+        wait_s: for a server that starts or is at capacity, in seconds; likewise.
         api_key_env: environment variable with a bearer token; empty sends none.
     """
 
@@ -141,7 +141,7 @@ class OpenEnvTask(AgentInstance):
         return StepResult(rewards=answer.reward, environment_feedback=self._shown(answer))
 
     async def close(self) -> None:
-        """Give the server its place back."""
+        """Release the session on the server."""
         await self._session.close()
 
     def _refuse(self, why: str, *, last: bool) -> StepResult:
@@ -202,7 +202,7 @@ def make_tasks(
     """
     if n < 1:
         raise ConfigError(f"openenv make_tasks: n must be at least 1, got {n}")
-    # The lowest bit tells the splits apart, so that no seed is in two.
+    # The lowest bit separates the splits, so that no seed is in two.
     bit = 0 if split == "train" else 1
     return [
         Task(

@@ -1,7 +1,7 @@
 """One episode on an OpenEnv server: its WebSocket protocol, and whose fault an error is.
 
 A server answers every message with an observation or with an error that has a code. Only an action
-that the server could not read is the model's doing. Everything else (no server, no place on it, a
+that the server could not read is the model's doing. Everything else (no server, one at capacity, a
 lost connection, an environment that raised) is infrastructure and raises `EnvError`.
 """
 
@@ -58,7 +58,7 @@ class ServerSession:
         Args:
             url: `http://`, `https://`, `ws://` or `wss://`, without `/ws`.
             timeout_s: for one answer, in seconds.
-            wait_s: for a server that starts or has no place, in seconds.
+            wait_s: for a server that starts or is at capacity, in seconds.
             token: sent as bearer token; empty sends none.
         """
         self._url = "http" + url.rstrip("/").removeprefix("http").removeprefix("ws")
@@ -69,7 +69,7 @@ class ServerSession:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def begin(self, arguments: Mapping[str, Any]) -> ServerAnswer:
-        """Connect and reset; waits while there is no server or no place on it.
+        """Connect and reset; waits while there is no server or it is at capacity.
 
         Raises:
             EnvError: neither in `wait_s`, or the environment cannot be reset.
@@ -127,7 +127,7 @@ class ServerSession:
         socket, http, self._socket, self._http = self._socket, self._http, None, None
         try:
             if socket is not None and not socket.closed:
-                # Asked to end, the server gives the place free before it hangs up; a slow one is
+                # Asked to end, the server frees the session before it hangs up; a slow one is
                 # not waited for.
                 async with asyncio.timeout(2.0):
                     await socket.send_str('{"type": "close"}')

@@ -19,7 +19,7 @@ class ReasoningTask(AgentInstance):
     """Answer a puzzle between `<answer>` and `</answer>`.
 
     Args:
-        tries: answers the model may give; after a wrong one it is told that it is wrong.
+        tries: answers the model may give; after a wrong one it reads that it is wrong.
         partial: whether what a verifier gives for a wrong answer counts. Off, because several give
             a few percent for anything, which a group baseline amplifies.
     """

@@ -84,7 +84,7 @@ class Judge:
 
 
 def _exchange(child: ChildProcess, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    # Not JSON: a verifier may tell tuples from lists.
+    # Not JSON: to a verifier tuples and lists may differ.
     return child.ask({}, marshal.dumps(request, 2), timeout_s=timeout_s).head
 
 

@@ -153,10 +153,10 @@ def _suffix(part: str) -> str:
     return PurePosixPath(part).suffix.lower()
 
 
-def _under(path: str, places: tuple[str, ...]) -> bool:
+def _under(path: str, folders: tuple[str, ...]) -> bool:
     return any(
-        place in (".", "") or path == place or path.startswith(f"{place.rstrip('/')}/")
-        for place in places
+        folder in (".", "") or path == folder or path.startswith(f"{folder.rstrip('/')}/")
+        for folder in folders
     )
 
 

@@ -34,7 +34,7 @@ def any_ran(run: TestRun, names: Sequence[str]) -> bool:
 class Claims:
     """The claims of one task's row, to be tried."""
 
-    place: Workspace
+    workspace: Workspace
     """The task, and where its files come from."""
     run: Callable[[Changes], Awaitable[TestRun]]
     """Runs the tests in a fresh sandbox with a change."""
@@ -68,7 +68,7 @@ class Claims:
         Raises:
             SandboxError: a sandbox failed.
         """
-        now = _xfailing(run, self.place.task.PASS_TO_PASS)
+        now = _xfailing(run, self.workspace.task.PASS_TO_PASS)
         if not now:
             return now
         before = await self._answer("expects", self._xfailing_untouched)
@@ -82,11 +82,11 @@ class Claims:
     async def _answer(
         self, what: str, find: Callable[[], Awaitable[tuple[str | frozenset[str], bool]]]
     ) -> str | frozenset[str]:
-        if self.place.folder is not None and not self.place.task.image:
+        if self.workspace.folder is not None and not self.workspace.task.image:
             return ""  # made and validated by 'agentrl tasks make'
         # The id alone may stand for rows of two files.
-        row = hashlib.sha256(repr(self.place).encode()).hexdigest()[:16]
-        key = f"{self.place.task.instance_id}:{row}:{what}"
+        row = hashlib.sha256(repr(self.workspace).encode()).hexdigest()[:16]
+        key = f"{self.workspace.task.instance_id}:{row}:{what}"
         try:
             async with _ASKING.setdefault(key, asyncio.Lock()):
                 if key in _ANSWERS:
@@ -102,10 +102,10 @@ class Claims:
 
     async def _xfailing_untouched(self) -> tuple[frozenset[str], bool]:
         run = await self.run(Changes(written={}))
-        return _xfailing(run, self.place.task.PASS_TO_PASS), not run.timed_out
+        return _xfailing(run, self.workspace.task.PASS_TO_PASS), not run.timed_out
 
     async def _passing_untouched(self) -> tuple[str, bool]:
-        task = self.place.task
+        task = self.workspace.task
         run = await self.run(Changes(written={}))
         passing = [name for name in task.FAIL_TO_PASS if run.passed(name)]
         if not passing:
@@ -118,7 +118,7 @@ class Claims:
         )
 
     async def _never_running(self) -> tuple[str, bool]:
-        task = self.place.task
+        task = self.workspace.task
         gold = await self.gold()
         if gold:
             run, names, when = await self.run(gold), task.FAIL_TO_PASS, "with the gold change"

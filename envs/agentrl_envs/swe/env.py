@@ -1,4 +1,4 @@
-"""The environment: the model mends a defect in a real repository, and named tests decide."""
+"""The environment: the model fixes a defect in a real repository, and named tests decide."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _IDLE = "Nothing was done: no tool was called. Call a tool{}."
 
 
 class RepairTask(AgentInstance):
-    """Mend a repository with the tools of the config, until `submit` or the end of a budget.
+    """Fix a repository with the tools of the config, until `submit` or the end of a budget.
 
     The episode is judged once, at its end, by `RepairGrader`. Offer a shell and an editor in
     `env.tools`, and `agentrl_tools.submit:submit`.
 
     Args:
         reward: `all` gives 1 if every named test passes; `fraction` gives the share of failing
-            tests that were mended, times the share of passing tests that still pass.
+            tests that were fixed, times the share of passing tests that still pass.
         max_calls: tool calls an episode may make; 0 leaves that to the limits of the loop.
         max_tool_s: seconds its tool calls may take together; 0 sets no bound.
         idle_turns: turns without a tool call that are answered with a reminder; the next one ends
@@ -88,8 +88,8 @@ class RepairTask(AgentInstance):
             GraderError: the repository could not be set up as the row says.
         """
         self._begin()
-        self._place = workspace_of(task)
-        sandbox = await self.context.open_sandbox(self._place.spec())
+        self._workspace = workspace_of(task)
+        sandbox = await self.context.open_sandbox(self._workspace.spec())
         values = await self._values(sandbox)
         return Observation(
             content=(
@@ -128,7 +128,7 @@ class RepairTask(AgentInstance):
 
     async def _judge(self, sandbox: Sandbox, submitted: bool, spent: bool) -> StepResult:
         grader = RepairGrader(
-            place=self._place,
+            workspace=self._workspace,
             new_sandbox=self.context.new_sandbox,
             wall_s=self.test_wall_s,
             python=self.python,
@@ -140,8 +140,8 @@ class RepairTask(AgentInstance):
         return _IDLE.format(", or submit if you are done" if SUBMIT in tools else "")
 
     async def _values(self, sandbox: Sandbox) -> Mapping[str, Any]:
-        task = self._place.task
-        variables = task.variables(".", await self._place.environment(sandbox))
+        task = self._workspace.task
+        variables = task.variables(".", await self._workspace.environment(sandbox))
         command = ["env", *(f"{k}={v}" for k, v in variables.items()), *task.test_command]
         return {
             "problem_statement": task.problem_statement,
@@ -197,15 +197,15 @@ def workspace_of(task: Task) -> Workspace:
     label = task.label if isinstance(task.label, Mapping) else {}
     row = {**label, **({"instance_id": task.id} if "instance_id" not in label else {})}
     record = SweTask.from_row(row, f"the label of task {task.id!r}")
-    place: Mapping[str, Any] = label.get("workspace") or {}
-    folder = place.get("folder")
+    workspace: Mapping[str, Any] = label.get("workspace") or {}
+    folder = workspace.get("folder")
     return Workspace(
         task=record,
         folder=Path(folder) if folder else None,
         **{
-            field.name: place[field.name]
+            field.name: workspace[field.name]
             for field in dataclasses.fields(Workspace)
-            if field.name in place and field.name not in ("task", "folder")
+            if field.name in workspace and field.name not in ("task", "folder")
         },
     )
 

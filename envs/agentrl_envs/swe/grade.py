@@ -56,17 +56,17 @@ class RepairVerdict:
     """The grade of one repair, and its reason."""
 
     reason: Reason
-    """How it was come by."""
+    """Reason of the verdict."""
     fixed: int = 0
     """Tests of `FAIL_TO_PASS` that pass now."""
     kept: int = 0
     """Tests of `PASS_TO_PASS` that still pass, or still fail as expected."""
     to_fix: int
-    """All of `FAIL_TO_PASS`."""
+    """Number of `FAIL_TO_PASS`."""
     to_keep: int
-    """All of `PASS_TO_PASS`."""
+    """Number of `PASS_TO_PASS`."""
     changes: Changes | None = None
-    """What was graded."""
+    """The graded changes."""
     run: TestRun | None = None
     """The run of the real tests."""
     controlled: bool = False
@@ -79,7 +79,7 @@ class RepairVerdict:
 
     @property
     def fraction(self) -> float:
-        """The share that was mended, times the share of what worked that still does."""
+        """The share of failing tests fixed, times the share of passing tests that still pass."""
         return self.fixed / self.to_fix * (self.kept / self.to_keep if self.to_keep else 1.0)
 
 
@@ -87,10 +87,10 @@ class RepairVerdict:
 class RepairGrader:
     """Grades the repair of one task."""
 
-    place: Workspace
-    """Where its files come from."""
+    workspace: Workspace
+    """Source of its files."""
     new_sandbox: NewSandbox
-    """Opens a sandbox nobody has touched."""
+    """Opens a fresh sandbox for grading."""
     wall_s: float = 0.0
     """Seconds for one run of the tests; 0 takes ten times what the maker needed, at least 60."""
     python: str = "python3"
@@ -116,7 +116,8 @@ class RepairGrader:
         if not run.started:
             await self._check_pristine(agent)
             return self._verdict(Reason.BROKEN, changes, run)
-        claims = Claims(place=self.place, run=functools.partial(self._run, agent), gold=self._gold)
+        rerun = functools.partial(self._run, agent)
+        claims = Claims(workspace=self.workspace, run=rerun, gold=self._gold)
         expected = await claims.expected_failures(run)
         verdict = self._verdict(Reason.GRADED, changes, run, expected)
         if verdict.fixed:
@@ -125,7 +126,7 @@ class RepairGrader:
             if forged:
                 return self._verdict(Reason.FORGED, changes)
             verdict = dataclasses.replace(verdict, controlled=forged is False)
-        elif not any_ran(run, self.place.task.FAIL_TO_PASS):
+        elif not any_ran(run, self.workspace.task.FAIL_TO_PASS):
             await claims.must_run()
         return verdict
 
@@ -136,7 +137,7 @@ class RepairGrader:
         run: TestRun | None = None,
         expected_failures: Collection[str] = (),
     ) -> RepairVerdict:
-        task = self.place.task
+        task = self.workspace.task
         good = run.passed if run is not None and reason is Reason.GRADED else lambda name: False
         return RepairVerdict(
             reason=reason,
@@ -149,13 +150,13 @@ class RepairGrader:
         )
 
     async def _changes(self, agent: Sandbox) -> Changes | None:
-        before = await self.place.files(self.new_sandbox)
+        before = await self.workspace.files(self.new_sandbox)
         most = sum(map(len, before.values())) + _MORE_BYTES
         try:
             after = await agent.download(REPO_FOLDER, max_bytes=most)
         except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
             return None  # the agent's doing: nothing else has been in this sandbox
-        changes = source_changes(self.place.task, before, after)
+        changes = source_changes(self.workspace.task, before, after)
         patch = await asyncio.to_thread(diff_for_readers, changes, before)
         return dataclasses.replace(changes, patch=patch)
 
@@ -163,17 +164,17 @@ class RepairGrader:
         self, agent: Sandbox, changes: Changes, control: _Control | None = None
     ) -> TestRun:
         """One run in a sandbox of its own, of the tests or of sabotaged ones."""
-        task = self.place.task
+        task = self.workspace.task
         wall_s = self._limit_s()
         # The agent's commands may be short of time; the tests must not be.
         longest_s = max(agent.limits.wall_s, wall_s + SPARE_S)
         limits = dataclasses.replace(agent.limits, wall_s=longest_s)
-        sandbox = await self.new_sandbox(self.place.spec(grade=True, limits=limits))
+        sandbox = await self.new_sandbox(self.workspace.spec(grade=True, limits=limits))
         try:
             await put_changes(sandbox, changes.written, changes.deleted)
             if control is not None:
                 await put_changes(sandbox, control.files, ())
-            environment = await self.place.environment(sandbox)
+            environment = await self.workspace.environment(sandbox)
             root = f"{sandbox.workdir}/{REPO_FOLDER}"
             return await run_tests(
                 sandbox,
@@ -192,7 +193,7 @@ class RepairGrader:
             await sandbox.close()
 
     def _limit_s(self) -> float:
-        return self.wall_s or max(60.0, 10 * self.place.task.test_seconds)
+        return self.wall_s or max(60.0, 10 * self.workspace.task.test_seconds)
 
     def _check_speed(self, gold: TestRun) -> None:
         """A run that reached its limit is the agent's doing only if the machine is fast enough.
@@ -206,7 +207,7 @@ class RepairGrader:
         limit_s = self._limit_s()
         if gold.timed_out or gold.seconds > limit_s / 2:
             raise GraderError(
-                f"task {self.place.task.instance_id!r}: the tests reached their limit of "
+                f"task {self.workspace.task.instance_id!r}: the tests reached their limit of "
                 f"{limit_s:.0f} s, and without the agent's change they need {gold.seconds:.0f} s "
                 "just now, so this says nothing of the change; the machine is under load, or the "
                 "limit is too short: run fewer rollouts at once, or raise test_wall_s of the "
@@ -217,14 +218,14 @@ class RepairGrader:
         run = await self._run(agent, Changes(written={}))
         if not run.started:
             raise GraderError(
-                f"task {self.place.task.instance_id!r}: the test runner does not start, with or "
-                f"without the agent's change: {run.tail[-600:]!r}; is pytest in the image or in "
+                f"task {self.workspace.task.instance_id!r}: the test runner does not start, with "
+                f"or without the agent's change: {run.tail[-600:]!r}; is pytest in the image or in "
                 "the data set's test environment, for this Python?"
             )
 
     async def _forged(self, agent: Sandbox, changes: Changes, run: TestRun) -> bool | None:
         """True if tests pass that cannot pass; None if no test could be sabotaged."""
-        task = self.place.task
+        task = self.workspace.task
         passed = [name for name in task.FAIL_TO_PASS if run.passed(name)]
         kept = [name for name in task.PASS_TO_PASS if run.passed(name)]
         # A few more, so that passes of what worked before cannot be forged safely either.
@@ -251,26 +252,26 @@ class RepairGrader:
         """The gold change; None where the row has none that fits."""
         tree = {
             path: TreeFile(data=data)
-            for path, data in (await self.place.files(self.new_sandbox, grade=True)).items()
+            for path, data in (await self.workspace.files(self.new_sandbox, grade=True)).items()
         }
         try:
-            mended = apply_patch(tree, self.place.task.patch)
+            fixed = apply_patch(tree, self.workspace.task.patch)
         except (DataError, ValueError):
             return None
-        changed = {path: entry.data for path, entry in mended.items() if tree.get(path) != entry}
-        gone = tuple(path for path in tree if path not in mended)
+        changed = {path: entry.data for path, entry in fixed.items() if tree.get(path) != entry}
+        gone = tuple(path for path in tree if path not in fixed)
         return Changes(written=changed, deleted=gone)
 
     async def _sabotaged(self, names: Sequence[str]) -> _Control:
-        index = TestIndex(await self.place.files(self.new_sandbox, grade=True), names)
-        places = {name: place for name in names if (place := index.find(name)) is not None}
+        index = TestIndex(await self.workspace.files(self.new_sandbox, grade=True), names)
+        locations = {name: location for name in names if (location := index.find(name)) is not None}
         mark = secrets.token_hex(3)
         files: dict[str, bytes] = {}
         cannot: list[str] = []
         twins: list[str] = []
-        for path in {place.path for place in places.values()}:
-            here = {name: place for name, place in places.items() if place.path == path}
-            functions = {place.function for place in here.values()}
+        for path in {location.path for location in locations.values()}:
+            here = {name: location for name, location in locations.items() if location.path == path}
+            functions = {location.function for location in here.values()}
             changed = sabotage(index.sources[path], functions, mark)
             if changed is not None:
                 files[path] = changed.source.encode()

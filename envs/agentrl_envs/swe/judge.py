@@ -2,7 +2,7 @@
 
 It is sent whole to `python3 -I -S -c`, so it imports only the standard library. Tests run in a
 child with its own session; what they report comes over a pipe, what they print is kept as a tail.
-The child is told neither the nonce nor the names that count, and this process cannot be read by it
+The child receives neither the nonce nor the names that count, and this process cannot be read by it
 (it is not dumpable), so a line forged on the output is not taken for the report.
 
     stdin   {"nonce", "command", "cwd", "env", "wall_s", "names", "plugin"}
@@ -88,7 +88,7 @@ class Reports:
 def also_called(name):
     """The names that data sets use for a test.
 
-    Logs cut a parametrised name at its first space, and some suites name the function alone.
+    Logs truncate a parametrised name at its first space, and some suites name the function alone.
     """
     last = name.rpartition("::")[2]
     dotted = ".".join(name.split("::")[1:])

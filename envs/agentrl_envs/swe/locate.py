@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TestLocation:
     """The file and lines of a test function."""
 
     path: str
@@ -69,30 +69,30 @@ class TestIndex:
                 made = _Class(path=path, bases=bases, methods=frozenset(_functions(node.body)))
                 self._classes.setdefault(node.name, []).append(made)
 
-    def find(self, name: str) -> Place | None:
+    def find(self, name: str) -> TestLocation | None:
         """The definition of a test, or None where it is not plain which one it is."""
         path, _, rest = name.partition("::")
         # What parameters say may look like more of the name.
         *classes, function = rest.partition("[")[0].split(" ")[0].split("::")
         if not classes:
             known = function in self._functions.get(path, ())
-            return Place(path=path, function=function) if known else None
+            return TestLocation(path=path, function=function) if known else None
         own = [made for made in self._classes.get(classes[-1], ()) if made.path == path]
         return self._inherited(own, function, depth=0)
 
-    def _inherited(self, found: list[_Class], function: str, depth: int) -> Place | None:
+    def _inherited(self, found: list[_Class], function: str, depth: int) -> TestLocation | None:
         if len(found) != 1 or depth > 20:
             return None
         (made,) = found
         if function in made.methods:
-            return Place(path=made.path, function=function)
+            return TestLocation(path=made.path, function=function)
         for base in made.bases:
             known = self._classes.get(base, [])
             # A class of this file hides those of the same name elsewhere.
             nearest = [other for other in known if other.path == made.path] or known
-            place = self._inherited(nearest, function, depth + 1)
-            if place is not None:
-                return place
+            location = self._inherited(nearest, function, depth + 1)
+            if location is not None:
+                return location
         return None
 
 

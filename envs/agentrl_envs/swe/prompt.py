@@ -19,8 +19,8 @@ class PromptTemplate:
     """One template, checked when it is made.
 
     Example:
-        >>> PromptTemplate("Mend {{ repo }}.", "task_prompt").render({"repo": "boltons"})
-        'Mend boltons.'
+        >>> PromptTemplate("Fix {{ repo }}.", "task_prompt").render({"repo": "boltons"})
+        'Fix boltons.'
     """
 
     def __init__(self, text: str, what: str) -> None:

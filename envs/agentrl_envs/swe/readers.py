@@ -2,9 +2,9 @@
 
     dataset: {source: "agentrl_envs.swe:swe_bench", args: {path: verified.parquet}, split: test}
 
-These data sets ship container images, which the Docker backend has to have. Whoever can read the
-image can read what lies in it: SWE-smith's hold the mended source, and SWE-bench's older ones the
-history; what of that reaches the agent's work directory is only the broken tree.
+These data sets ship container images, which the Docker backend has to have. A model that can
+read the image can read what lies in it: SWE-smith's hold the fixed source, and SWE-bench's older
+ones the history; what of that reaches the agent's work directory is only the broken tree.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ def swe_smith(path: str, split: str = "train", base_dir: Path | None = None) -> 
         # What names the source files is the bug's patch; turned round it is the fix.
         values = {**row, "base_commit": row.get("base_commit") or commit, "patch": reverse(bug)}
         record = SweTask.from_row(values, where)
-        place = {"setup_patch": bug}
-        yield _task(_in_image(record, str(row["image_name"]), where), split, place)
+        workspace = {"setup_patch": bug}
+        yield _task(_in_image(record, str(row["image_name"]), where), split, workspace)
 
 
 def r2e_gym(path: str, split: str = "train", base_dir: Path | None = None) -> Iterator[Task]:
     """R2E-Gym (https://arxiv.org/abs/2504.07164), Subset, Lite or V1.
 
-    The tests to mend are those that are to pass and did not in the log of the old commit; they lie
+    The tests to fix are those that are to pass and did not in the log of the old commit; they lie
     in the image outside of the repository and are put into it for grading.
 
     Args:

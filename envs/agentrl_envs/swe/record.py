@@ -44,7 +44,7 @@ class SweTask:
     patch: str
     """The gold change of source files, a unified diff against `base_commit`."""
     problem_statement: str
-    """What is wrong, without saying how to mend it."""
+    """The defect as the model reads it, without the fix."""
     FAIL_TO_PASS: tuple[str, ...]
     """Tests, by pytest node id, that fail before and pass after `patch`."""
     PASS_TO_PASS: tuple[str, ...] = ()

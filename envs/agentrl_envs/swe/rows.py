@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.errors import DataError
 
 KINDS = (".jsonl", ".jsonl.gz", ".json", ".parquet")
-"""What a file may be called."""
+"""Suffixes of readable files."""
 
 
 def read_rows(path: Path, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -21,7 +21,7 @@ def read_rows(path: Path, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]
     Args:
         path: a file of one of `KINDS`, or a folder of them; of a folder those whose name begins
             with the split, where any does.
-        split: as above.
+        split: name of the split.
 
     Raises:
         DataError: no such file, no rows, or a row that is no object.

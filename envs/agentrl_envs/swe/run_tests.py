@@ -32,7 +32,7 @@ class TestState(StrEnum):
     SKIPPED = "s"
     """Skipped, or passed though expected to fail."""
     MISSING = "m"
-    """Never heard of: not collected, or the run ended before it did."""
+    """Not reported: not collected, or the run ended before it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,11 @@
-"""Test files in which chosen tests cannot pass: how forged passes are told from earned ones.
+"""Test files in which chosen tests cannot pass: they separate forged passes from earned ones.
 
 Tested code runs in the process of the test runner, and nothing there is out of its reach: it can
 patch the runner, return objects that equal everything, or write the report itself. A second run is
 the same in everything but that some tests are changed so that right code fails them. Code that
 passes those does not depend on what the tests say, so its passes mean nothing.
 
-Code can tell the two runs apart (by the hash of a test file it has seen, or by luck, trying to
+Code can distinguish the two runs (by the hash of a test file it has seen, or by luck, trying to
 forge only now and then), so a twin stands behind every changed test: the test as it was, under a
 name made up for this run. Code that is right passes it; code that is honest in this run only does
 not. What looks at every single test and knows a changed one from its twin is not caught.

@@ -26,7 +26,7 @@ class TreeFile:
     """One regular file of a tree."""
 
     data: bytes
-    """What it holds."""
+    """Content of the file."""
     executable: bool = False
     """Whether its owner may run it."""
 
@@ -94,7 +94,7 @@ class TreeStore:
         """
         await upload_tree(self.get(tree_id), sandbox, target)
 
-    def _place(self, digest: str) -> Path:
+    def _object_path(self, digest: str) -> Path:
         if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
             raise DataError(
                 f"{self.root}: {digest[:80]!r} is not the id of a tree; expected 64 hex digits"
@@ -103,33 +103,33 @@ class TreeStore:
 
     def _put(self, data: bytes) -> str:
         digest = hashlib.sha256(data).hexdigest()
-        place = self._place(digest)
-        if place.exists():
+        stored = self._object_path(digest)
+        if stored.exists():
             return digest
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            # A name must never stand for a file that a power cut emptied.
-            write_whole(place, zlib.compress(data))
+            stored.parent.mkdir(parents=True, exist_ok=True)
+            # A name must never stand for a file that a power failure emptied.
+            write_whole(stored, zlib.compress(data))
         except OSError as error:
             raise DataError(
-                f"cannot write {place}: {error.strerror or error}; free some space or mend the "
+                f"cannot write {stored}: {error.strerror or error}; free some space or mend the "
                 "permissions of the folder"
             ) from error
         return digest
 
     def _get(self, digest: str) -> bytes:
-        place = self._place(digest)
+        stored = self._object_path(digest)
         try:
-            data = zlib.decompress(place.read_bytes())
+            data = zlib.decompress(stored.read_bytes())
         except FileNotFoundError:
             raise DataError(
                 f"{self.root} holds no {digest}; the store belongs beside the task file, and both "
                 "are moved together"
             ) from None
         except (OSError, zlib.error) as error:
-            raise DataError(f"{place} cannot be read: {error}; make the tasks again") from error
+            raise DataError(f"{stored} cannot be read: {error}; make the tasks again") from error
         if hashlib.sha256(data).hexdigest() != digest:
-            raise DataError(f"{place} is damaged: its hash is another; make the tasks again")
+            raise DataError(f"{stored} is damaged: its hash is another; make the tasks again")
         return data
 
 

@@ -2,8 +2,8 @@
 
 Telecom is played alone: a ticket says what is wrong, and the agent has the tools of the desk and
 the phone of the user. In retail and airline the agent talks to a user, and a turn without a call is
-what the user hears. In the end the world is asked, not the agent: is the database what it would be
-had everything been done right, do tau2's assertions hold, was the user told what had to be told.
+what the user reads. In the end the world is asked, not the agent: is the database what it would be
+had everything been done right, do tau2's assertions hold, did the user get the required answers.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Tau2Task(AgentInstance):
 
     Parts are tau2's: `DB`, `ENV_ASSERTION`, `ACTION` and `COMMUNICATE`, of which a task names
     those that count. tau2 also has sentences about the conversation that a language model judges;
-    they count for no task here. A user hears the last 4,000 characters of a message, so nobody
-    communicates a number by listing all of them.
+    they count for no task here. A user reads the last 4,000 characters of a message, so an
+    agent cannot communicate a number by listing all of them.
 
     Args:
         user_url: where a model that plays the user is served, such as `http://host:8000/v1`; empty
@@ -92,7 +92,7 @@ class Tau2Task(AgentInstance):
         self._user: User | None = None
 
     async def reset(self, task: Task) -> Observation:
-        """Make the world, and hear what the user wants.
+        """Make the world, and get the user's request.
 
         Raises:
             ValueError: the task is not one of tau2.
@@ -191,7 +191,7 @@ class Tau2Task(AgentInstance):
         )
 
     def solution(self, task: Task) -> Solution:
-        """tau2's reference actions, one a turn, then what the user is to be told."""
+        """tau2's reference actions, one a turn, then the answers the user must get."""
         calls = [
             ToolCall(id="", name=item["name"], arguments=item["arguments"], raw="")
             for item in task.label["expected"]

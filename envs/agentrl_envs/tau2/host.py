@@ -99,9 +99,9 @@ class Tau2Host:
     Args:
         domain: `retail`, `airline` or `telecom`.
         begin: calls that set the scene, as tau2 writes them.
-        expected: the actions of somebody who does it right.
+        expected: the actions of a correct solution.
         checks: questions about the end, as tau2 writes them.
-        told: what the user has to be told.
+        told: answers that the user must get.
     """
 
     OPERATIONS = ("tools", "call", "verdict")
@@ -176,7 +176,7 @@ class Tau2Host:
         """Results of the checks that tau2 makes in the end.
 
         Args:
-            said: everything the user was told.
+            said: all text the user received.
             right_hash: of the database as it should be, from an earlier verdict on this task;
                 empty to work it out, which takes longer than all else here.
 

@@ -70,7 +70,7 @@ class ScriptedUser(User):
 class ServedUser(User):
     """A language model behind any server that speaks OpenAI's chat completions.
 
-    It is told tau2's guidelines and scenario, and ends with one of tau2's marks. What it says is
+    It receives tau2's guidelines and scenario, and ends with one of tau2's marks. What it says is
     not the agent's doing, so a server that fails costs the rollout and not a reward.
     """
 

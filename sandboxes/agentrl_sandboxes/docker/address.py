@@ -25,7 +25,7 @@ class Address:
     url: str
     """`unix:///path` or `tcp://host:port`."""
     origin: str
-    """Who said so, for messages."""
+    """Source of the address, for messages."""
     certificates: str = ""
     """Directory with ca.pem, cert.pem and key.pem; empty without TLS."""
 

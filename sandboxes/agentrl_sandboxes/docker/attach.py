@@ -144,7 +144,7 @@ async def hijack(address: Address, request: bytes) -> Attached:
         await protocol.accepted
     except BaseException:
         writer.close()
-        # Nobody else asks what became of it.
+        # No other code reads its outcome.
         protocol.accepted.cancel()
         raise
     return Attached(reader, writer, protocol)

@@ -46,11 +46,11 @@ class PinnedImage:
     id: str
     """Content id."""
     name: str
-    """As it was asked for."""
+    """Name as requested."""
     environment: Mapping[str, str]
-    """What it sets for every program."""
+    """Variables it sets for every program."""
     volumes: tuple[str, ...] = ()
-    """Directories for which the daemon makes a place on its disk, writable and without a limit."""
+    """Directories that the daemon puts on its disk, writable and without a limit."""
 
 
 class Client:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 END_S = 10.0
 """How long a container may take to be gone after its stdin has closed, then it is killed."""
 MAKING_S = 2.0
-"""How long the daemon may go on making a container after the request for it was cut off."""
+"""How long the daemon may go on making a container after the request for it was cancelled."""
 NOT_THERE = ("no such file", "not found")
 """What daemons say of a command that is not there."""
 
@@ -38,7 +38,7 @@ class RunningContainer:
     """A container that has started."""
 
     container: DockerContainer
-    """For the daemon."""
+    """Handle of the container."""
     attached: Attached
     """Its stdin and stdout; when they close it ends."""
 
@@ -61,7 +61,7 @@ async def start_container(
     from aiodocker import DockerError
 
     docker = await client.open()
-    # By a name of ours: a request that is cut off may still make the container.
+    # By a name of ours: a cancelled request may still make the container.
     name = f"agentrl-{secrets.token_hex(8)}"
     with client.errors(f"sandbox image {image.name!r}"):
         try:
@@ -71,7 +71,7 @@ async def start_container(
             client.forget(image)
             answered = isinstance(error, (DockerError, NoProgram))
             container = docker.containers.container(name)
-            await asyncio.shield(remove(container, settle_s=0.0 if answered else MAKING_S))
+            await asyncio.shield(remove(container, grace_s=0.0 if answered else MAKING_S))
             raise
 
 
@@ -100,20 +100,20 @@ def _not_there(message: str, program: str) -> bool:
     return program in message and any(words in message.lower() for words in NOT_THERE)
 
 
-async def remove(container: DockerContainer, *, settle_s: float = 0.0) -> None:
+async def remove(container: DockerContainer, *, grace_s: float = 0.0) -> None:
     """Remove a container, unless it removes itself because its stdin has closed.
 
     Never raises: what cannot be removed now is left to its lease.
 
     Args:
         container: which.
-        settle_s: how long to look for one that the daemon may still be making.
+        grace_s: how long to look for one that the daemon may still be making.
     """
     import aiohttp
     from aiodocker import DockerError
 
     loop = asyncio.get_running_loop()
-    settled, give_up = loop.time() + settle_s, loop.time() + END_S
+    grace_end, give_up = loop.time() + grace_s, loop.time() + END_S
     with contextlib.suppress(DockerError, aiohttp.ClientError, OSError, TimeoutError):
         async with asyncio.timeout(2 * END_S):
             while True:
@@ -121,7 +121,7 @@ async def remove(container: DockerContainer, *, settle_s: float = 0.0) -> None:
                     await container.delete(force=True, v=True)
                     return
                 except DockerError as error:
-                    if error.status == MISSING and loop.time() >= settled:
+                    if error.status == MISSING and loop.time() >= grace_end:
                         return
                     if error.status not in (MISSING, CONFLICT) or loop.time() > give_up:
                         raise

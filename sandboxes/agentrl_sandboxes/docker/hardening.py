@@ -51,7 +51,7 @@ class Container:
     limits: SandboxLimits
     """Its limits."""
     labels: Mapping[str, str]
-    """Whose it is."""
+    """Labels that name its owner."""
     runtime: str = ""
     """Of the daemon; empty takes its default."""
     volumes: Sequence[str] = ()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROOT = "/opt/agentrl"
-"""Where containers see the volume."""
+"""Mount point of the volume."""
 LABEL = "agentrl.interpreter"
 """Label of a volume; its value is the digest of what is in it."""
 FILLING_S = 60.0
@@ -89,7 +89,7 @@ async def fill_volume(client: Client, interpreter: PackedInterpreter, image: Pin
 async def _filling_container(
     docker: Docker, interpreter: PackedInterpreter, image: PinnedImage
 ) -> DockerContainer:
-    """A container that is not started, with the writable volume, once nobody else has one."""
+    """A container that is not started, with the writable volume, once no other has one."""
     from aiodocker import DockerError
 
     name = f"{volume_name(interpreter)}-filling"

@@ -93,8 +93,8 @@ class Command:
         """True if the host has to take output before more can come."""
         return False
 
-    def say_last(self, send: Callable[[int, int, bytes], None]) -> None:
-        """Tell the host how it ended; one that was cancelled has nobody to tell."""
+    def send_last(self, send: Callable[[int, int, bytes], None]) -> None:
+        """Send the result to the host; a cancelled command sends none."""
         if self.reason != wire.CANCELLED:
             send(wire.RESULT, self.ident, self.answer())
 

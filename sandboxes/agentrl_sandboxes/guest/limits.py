@@ -35,7 +35,7 @@ class LimitWatch:
         self.limits: dict[str, int] = config["limits"]
         self.base: str = config["base"]
         self.creator: int | None = config["program_uid"]
-        # Otherwise System V objects cannot be told from those of others.
+        # Otherwise System V objects cannot be separated from those of others.
         self.knows_ipc = config["resettable"] or self.creator is not None
         self.watch: bool = config["watch"]
         self.places: list[str] = [self.base, *config["places"]] if config["places"] else []
@@ -74,7 +74,7 @@ class LimitWatch:
         if running and left < 0:
             max(running, key=lambda c: used[c.ident]).kill(wire.OOM)
             if unattached:
-                # It would outlive whoever made it.
+                # It would outlive its creator.
                 reset.remove_ipc("shm", self.creator)
         # One process fills memory at some 4 GB/s at most, so a look can wait until it could have
         # run out; many together are faster.
@@ -122,7 +122,7 @@ class LimitWatch:
         return 0
 
     def judge(self, command: Command) -> None:
-        """Tell a command that the kernel killed for memory from one that killed itself.
+        """Distinguish a command that the kernel killed for memory from one that killed itself.
 
         A shell whose child was killed exits with 137.
         """

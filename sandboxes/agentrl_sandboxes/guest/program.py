@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # `typing` takes longer to import than all the rest of this t
 
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 SIGNALS = (1, 2, 3, 10, 12, 13, 15, 17, 20, 21, 22, 25)
-"""What we ignore, or may have been told to; other handlers end with us anyway."""
+"""Signals we ignore, or may have inherited as ignored; other handlers end with us anyway."""
 OWN_FILES = 32
 """File descriptors that a leader may need."""
 

@@ -104,7 +104,7 @@ def ipc_objects(kind: str, creator: int | None) -> dict[int, list[str]]:
 
 
 def unattached_bytes(creator: int | None) -> int:
-    """Memory of shared segments that no process has attached, so that it counts as nobody's."""
+    """Memory of shared segments that no process has attached, so no process is charged for it."""
     found = ipc_objects("shm", creator).values()
     return sum(int(f[14]) for f in found if f[6] == "0" and len(f) > 14)
 

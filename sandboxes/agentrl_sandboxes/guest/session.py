@@ -109,7 +109,7 @@ class Session(Command):
         return False
 
     def refuse_inputs(self) -> None:
-        """Tell whoever waits that the program will not read it."""
+        """Fail the writes that wait: the program will not read them."""
         for ident, _ in self.inputs:
             message = wire.ERROR.pack(errno.EPIPE) + b"the program has ended or closed its stdin"
             self.send(wire.FAILED, ident, message)
@@ -141,8 +141,8 @@ class Session(Command):
         self.idle.discard(fd)
         self.poll.register(fd, 4 if self.fds[fd] == "in" else 1)  # EPOLLOUT, EPOLLIN
 
-    def say_last(self, send: Callable[[int, int, bytes], None]) -> None:
-        """Tell the host that it has ended, and how."""
+    def send_last(self, send: Callable[[int, int, bytes], None]) -> None:
+        """Send the end and its reason to the host."""
         self.refuse_inputs()
         head = wire.DONE.pack(self.reason, self.end(), self.duration(), 0, 0, 0, 0, 0, 0)
         send(wire.RESULT, self.ident, head)

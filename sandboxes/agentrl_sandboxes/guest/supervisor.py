@@ -256,7 +256,7 @@ class GuestSupervisor:
         for fd in list(command.fds):
             self.drop(command, fd)
         del self.commands[command.ident]
-        command.say_last(self.send)
+        command.send_last(self.send)
 
     def reset(self) -> None:
         """Make the sandbox as good as new, or raise `OSError`."""

@@ -10,9 +10,9 @@ packed by hand, because the host must not unmarshal what comes out of a sandbox.
     READ, WRITE, UNPACK, PACK, FETCH -> DATA
     any of them                -> FAILED instead, if it cannot be done
 
-A session may push as many bytes of `OUTPUT` as `START` and `GRANT` have allowed, so what nobody
-reads stays in the program's pipe and in neither of us. `FAILED` with id 0 is the supervisor's last
-word.
+A session may push as many bytes of `OUTPUT` as `START` and `GRANT` have allowed, so output
+that is not read stays in the program's pipe and in neither of us. `FAILED` with id 0 is the
+supervisor's last word.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def decode_files(body: bytes, max_bytes: int) -> dict[str, bytes]:
 
 
 def join_output(head: bytes, tail: bytes, gap: int) -> str:
-    """Text of a capture; a character cut in two by the gap is left out with it.
+    """Text of a capture; a character split by the gap is left out with it.
 
     Example:
         >>> join_output(b"ab", b"yz", 22)

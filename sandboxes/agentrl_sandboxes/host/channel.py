@@ -47,7 +47,7 @@ MAX_ANSWER = 2**30
 
 
 class Sink(Protocol):
-    """Takes the frames of a session that nobody asked for one by one."""
+    """Takes the frames of a session, which come without a request for each."""
 
     def feed(self, kind: int, body: bytes) -> None:
         """`OUTPUT` or, at last, `RESULT`.
@@ -149,7 +149,7 @@ class Channel:
             raise
         return ident
 
-    def tell(self, kind: int, ident: int, body: Mapping[str, Any]) -> None:
+    def notify(self, kind: int, ident: int, body: Mapping[str, Any]) -> None:
         """Send a frame that has no answer; dropped when the sandbox is gone."""
         if self.open:
             self._send(kind, ident, marshal.dumps(dict(body), 2))

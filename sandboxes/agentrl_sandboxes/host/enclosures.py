@@ -27,7 +27,7 @@ from agentrl_sandboxes.host.layout import (
     Step,
     check_extra,
     environment,
-    moved_place,
+    moved_path,
     root_steps,
 )
 
@@ -99,7 +99,7 @@ class NamespaceBackend(ChildBackend):
         found = shutil.which(self.program)
         if found is None:
             raise SandboxError(f"{self.program!r} is not on PATH")
-        config = base_config(limits) | {"keep": [moved_place(path) for path in self._extra]}
+        config = base_config(limits) | {"keep": [moved_path(path) for path in self._extra]}
         if is_root():
             config |= {"uid": program_uid(number), "nested": "try"}
         if limits.disk_bytes not in self._steps:

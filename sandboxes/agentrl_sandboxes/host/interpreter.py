@@ -115,7 +115,7 @@ class PackedInterpreter:
     files: Mapping[str, Path]
     """Where each file goes, and where it lies here. What is a `.py` here goes compiled."""
     loader: str
-    """Where the dynamic loader goes."""
+    """Path of the dynamic loader."""
     digest: str
     """Hash of the names and contents of the files."""
     machine: str
@@ -167,7 +167,9 @@ def packed_interpreter() -> PackedInterpreter:
         )
     files = {"bin/python3": Path(executable)}
     files |= {f"lib/{Path(path).name}": Path(path) for path in libraries}
-    files |= {f"{LIBRARY}/{_place(name, Path(path))}": Path(path) for name, path in modules.items()}
+    files |= {
+        f"{LIBRARY}/{_packed(name, Path(path))}": Path(path) for name, path in modules.items()
+    }
     found = hashlib.sha256()
     for place, path in sorted(files.items()):
         found.update(f"{place} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -206,7 +208,7 @@ def _survey(executable: str) -> tuple[dict[str, str], list[str]]:
     return found["modules"], libraries
 
 
-def _place(name: str, path: Path) -> str:
+def _packed(name: str, path: Path) -> str:
     """The path of a module's file below the standard library."""
     if path.suffix not in (".py", ".pyc"):
         return f"lib-dynload/{path.name}"

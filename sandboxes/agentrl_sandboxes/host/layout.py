@@ -46,7 +46,7 @@ read-only."""
 
 
 def check_extra(path: Path) -> None:
-    """Refuse a directory that cannot be shown at its place.
+    """Refuse a directory that cannot be mounted at its path.
 
     Raises:
         ConfigError: it is none, or it would cover something that every sandbox has.
@@ -62,11 +62,11 @@ def check_extra(path: Path) -> None:
         )
 
 
-def moved_place(path: str) -> str:
+def moved_path(path: str) -> str:
     """The path where a host directory is mounted: its own, or the target of that path's link."""
-    for link, place in MOVED.items():
+    for link, target in MOVED.items():
         if Path(path).is_relative_to(link):
-            return str(place / Path(path).relative_to(link))
+            return str(target / Path(path).relative_to(link))
     return path
 
 
@@ -90,7 +90,7 @@ def root_steps(disk_bytes: int, extra: Sequence[str] = ()) -> list[Step]:
     for path in SYSTEM:
         if Path(path).is_symlink():
             steps.append(("link", str(Path(path).readlink()), path))
-    trees = visible_trees([path for path in extra if moved_place(path) == path])
+    trees = visible_trees([path for path in extra if moved_path(path) == path])
     steps += [("ro", path, path) for path in trees]
     # Installed beside the interpreter, our own packages would show a program how it is graded.
     steps += [("tmpfs", 4096, 0o555, path) for path in own_packages(trees)]
@@ -121,13 +121,13 @@ def moved_steps(extra: Sequence[str]) -> list[Step]:
     """Steps that show those of the `extra` directories that lie in the writable tmpfs."""
     steps: list[Step] = []
     for path in extra:
-        place = moved_place(path)
-        if place == path:
+        shown_at = moved_path(path)
+        if shown_at == path:
             continue
-        parents = [str(p) for p in reversed(Path(place).parents) if p.is_relative_to(BASE)][1:]
+        parents = [str(p) for p in reversed(Path(shown_at).parents) if p.is_relative_to(BASE)][1:]
         # The first is made before the program's user is known, and others may not empty it.
         steps += [("directory", 0o755 if n else 0o1777, parent) for n, parent in enumerate(parents)]
-        steps.append(("ro", path, place))
+        steps.append(("ro", path, shown_at))
     return steps
 
 

@@ -1,4 +1,4 @@
-"""The host's end of a program that stays: what it printed and nobody has read yet, and its end.
+"""The host's end of a program that stays: its output that is not read yet, and its end.
 
 The guest may push `WINDOW` bytes ahead of the reader; each byte read is granted again. So neither
 side holds more than that, and a program that floods waits in its own pipe.
@@ -97,7 +97,7 @@ class SessionProcess(Process):
         if self._unread:
             size, self._unread = self._unread, 0
             if self._result is None:
-                self._channel.tell(wire.GRANT, 0, {"session": self._ident, "size": size})
+                self._channel.notify(wire.GRANT, 0, {"session": self._ident, "size": size})
         if not data and self._error is not None and self._result is None:
             raise self._error
         return data
@@ -126,7 +126,7 @@ class SessionProcess(Process):
         if not self._closed:
             self._closed = True
             self._buffer.clear()
-            self._channel.tell(wire.END, self._ident, {})
+            self._channel.notify(wire.END, self._ident, {})
             self._news.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):

@@ -48,8 +48,8 @@ class Started:
     config: Mapping[str, Any]
     """What it was given; see `agentrl_sandboxes.guest.supervisor.main`."""
     end: Callable[[bool], Awaitable[None]]
-    """Frees what it ran in, after the channel is closed; told whether it had failed before. Must
-    not raise, and is never cancelled."""
+    """Frees what it ran in, after the channel is closed; called with whether it had failed
+    before. Must not raise, and is never cancelled."""
 
 
 class TreeSnapshot(Snapshot):
@@ -76,7 +76,7 @@ class SupervisedSandbox(Sandbox):
         self.limits = limits
         self.workdir = started.config["workdir"]
         self.started = started
-        """What it runs in."""
+        """Enclosure it runs in."""
         self._channel = started.channel
         self._on_close = on_close
         self._closing: asyncio.Task[None] | None = None
@@ -224,7 +224,7 @@ class SupervisedBackend(SandboxBackend):
     """Starts supervisors; a subclass says in what."""
 
     isolation: Isolation
-    """How strong it is when it works."""
+    """Strength of the isolation."""
     remedy: str
     """What to install or switch on when it does not."""
     options: tuple[str, ...] = ()

@@ -114,7 +114,7 @@ async def _python_packages(recipe: Recipe, tree: Path, on_line: OnLine) -> None:
 
 
 def _tidy(tree: Path) -> None:
-    """Drop what describes this machine and what nobody needs again; add the ordinary user."""
+    """Drop what describes this machine and what is not needed again; add the ordinary user."""
     for path in ("etc/hostname", "etc/resolv.conf", "etc/machine-id"):
         (tree / path).unlink(missing_ok=True)
     for path in ("var/cache/apt/archives", "var/lib/apt/lists", "var/log"):

@@ -24,7 +24,7 @@ from agentrl_sandboxes.image.daemon import Daemon, daemon
 from agentrl_sandboxes.image.recipe import LABEL, Recipe
 
 WAYS = ("auto", "debootstrap", "dockerfile")
-"""How an image can be made."""
+"""Ways to make an image."""
 LOCK = "agentrl-image.lock"
 
 
@@ -118,7 +118,7 @@ async def build(
             raise SandboxError(f"image build: {obstacle}")
         async with _turn(on_line):
             old = await _find(link, recipe.name)
-            # Whoever had the turn before us may have made it.
+            # The build before ours may have made it.
             done = await _up_to_date(link, recipe, force)
             if done is not None:
                 return Built(image=done, way="")
@@ -222,16 +222,16 @@ async def _turn(on_line: Callable[[str], None]) -> AsyncIterator[None]:
     """Builds of one user go one after the other; the lock dies with its holder."""
     path = Path(tempfile.gettempdir(), f"{os.geteuid()}-{LOCK}")
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    told = False
+    logged = False
     try:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told:
+                if not logged:
                     on_line("waiting for another build of this user")
-                told = True
+                logged = True
                 await asyncio.sleep(0.5)
         yield
     finally:

@@ -1,15 +1,15 @@
 """`PooledBackend`: any backend, made to serve hundreds of rollouts at once.
 
-    take --place--> prepared work --idle one?--> fill it ------------------> lease
+    take --slot---> prepared work --idle one?--> fill it ------------------> lease
            (line)   (once per key)     |no                                    |
                                   start slot -> breaker -> create, retried    close
                                    (line)                                     |
-    place free <---- idle, if it can be wiped and may serve again; else closed
+    slot free <----- idle, if it can be wiped and may serve again; else closed
 
-Waiting in a line has no limit of its own: it is back-pressure, and those who wait are told so by
-`Origin.waited_s`. Everything else is bounded by `timeout_s`. A place is taken before work is
-prepared, so no snapshot is made for somebody who could not use it yet; makers need no place, only
-one of a few turns, so those who hold places never wait for those who want one.
+Waiting in a line has no limit of its own: it is back-pressure, and `Origin.waited_s` has how long a
+lease waited. Everything else is bounded by `timeout_s`. A slot is taken before work is
+prepared, so no snapshot is made that cannot be used yet; makers need no slot, only one of a few
+turns, so leases that hold slots never wait for those that want one.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from agentrl.sandbox import (
     Snapshot,
 )
 from agentrl_sandboxes.pool.breaker import Breaker
+from agentrl_sandboxes.pool.capacity import CLOSED, PoolCapacity
 from agentrl_sandboxes.pool.idle import IdleSandboxes, young
 from agentrl_sandboxes.pool.lease import Held, Lease, SandboxKind
-from agentrl_sandboxes.pool.places import CLOSED, Places
 from agentrl_sandboxes.pool.prepared import PreparedWork
 from agentrl_sandboxes.pool.starts import Starts, end_quietly
 
@@ -48,7 +48,7 @@ ALIVE_S = 10.0
 
 
 class PooledBackend(SandboxBackend):
-    """Places, warm sandboxes, prepared work and retried starts, around a backend."""
+    """Capacity, warm sandboxes, prepared work and retried starts, around a backend."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class PooledBackend(SandboxBackend):
         Args:
             inner: makes the sandboxes.
             warm: idle sandboxes kept ready, of each of the last few kinds that were asked for.
-            max_open: places. Those who hold one already, to grade in another, exceed it.
+            max_open: slots. A rollout that holds one and grades in another exceeds it.
             starts_at_once: sandboxes started at the same time.
             prepares_at_once: work directories prepared at the same time, each in a sandbox that
-                needs no place.
+                needs no slot.
             max_uses: loans a sandbox serves if it offers `reset`.
             prepared: work directories kept, beside those in use.
             prepared_bytes: memory they may take.
@@ -81,7 +81,7 @@ class PooledBackend(SandboxBackend):
         self._inner = inner
         self._max_open = max_open
         self._max_uses = max_uses
-        self._places = Places(max_open)
+        self._capacity = PoolCapacity(max_open)
         self._starts = Starts(inner, at_once=starts_at_once, breaker=breaker or Breaker())
         self._makers = asyncio.Semaphore(prepares_at_once)
         self._idle = IdleSandboxes(self._starts, warm=warm)
@@ -103,7 +103,7 @@ class PooledBackend(SandboxBackend):
     ) -> Sandbox:
         """Lend a sandbox; see `SandboxBackend.create`."""
         kind = SandboxKind(image=image, limits=limits)
-        async with self._place(more=False) as waited_s:
+        async with self._slot(more=False) as waited_s:
             return await self._lend(kind, snapshot, START_S, waited_s)
 
     async def take(
@@ -117,7 +117,7 @@ class PooledBackend(SandboxBackend):
         """Lend a sandbox as a task wants it; see `SandboxBackend.take`."""
         kind = SandboxKind(image=spec.image, limits=spec.limits or limits)
         limit_s = START_S if timeout_s is None else timeout_s
-        async with self._place(more=more) as waited_s:
+        async with self._slot(more=more) as waited_s:
             if spec.prepare is None:
                 return await self._lend(kind, None, limit_s, waited_s)
             if spec.key:
@@ -126,8 +126,8 @@ class PooledBackend(SandboxBackend):
             try:
                 await self._prepare(spec.prepare, lease, "a sandbox", limit_s)
             except BaseException:
-                # Leaving the block gives the place back.
-                lease.holds_place = False
+                # Leaving the block releases the slot.
+                lease.holds_slot = False
                 await lease.close()
                 raise
             return lease
@@ -135,7 +135,7 @@ class PooledBackend(SandboxBackend):
     async def close(self) -> None:
         """Close every sandbox, lent, idle or being made. Idempotent."""
         self._closed = True
-        self._places.close()
+        self._capacity.close()
         await self._prepared.close()
         await asyncio.gather(*(lease.close() for lease in list(self._leases)))
         await self._idle.close()
@@ -143,15 +143,15 @@ class PooledBackend(SandboxBackend):
         await self._inner.close()
 
     @contextlib.asynccontextmanager
-    async def _place(self, *, more: bool) -> AsyncIterator[float]:
-        """A place, kept by the lease that is made inside the block; gives the seconds in line."""
+    async def _slot(self, *, more: bool) -> AsyncIterator[float]:
+        """A slot, kept by the lease that is made inside the block; yields the seconds in line."""
         now = asyncio.get_running_loop().time
         began = now()
-        await self._places.enter(more=more)
+        await self._capacity.take(more=more)
         try:
             yield now() - began
         except BaseException:
-            self._places.leave()
+            self._capacity.release()
             raise
 
     async def _fork(
@@ -160,7 +160,7 @@ class PooledBackend(SandboxBackend):
         async def make() -> Snapshot:
             # A turn of its own: hundreds of groups may begin at once.
             async with self._makers:
-                lease = await self._lend(kind, None, limit_s, 0.0, holds_place=False)
+                lease = await self._lend(kind, None, limit_s, 0.0, holds_slot=False)
                 try:
                     await self._prepare(prepare, lease, repr(key), limit_s)
                     return await lease.snapshot()
@@ -190,13 +190,13 @@ class PooledBackend(SandboxBackend):
         waited_s: float,
         *,
         forked: bool = False,
-        holds_place: bool = True,
+        holds_slot: bool = True,
     ) -> Lease:
         """A sandbox of one kind that is empty, or holds `snapshot`."""
         held = await self._idle_one(kind, snapshot, limit_s)
         warm = held is not None and held.uses == 0
         if held is None:
-            self._idle.shrink(self._max_open - self._places.taken, keep=kind)
+            self._idle.shrink(self._max_open - self._capacity.taken, keep=kind)
             started = await self._starts.start(kind, snapshot, limit_s=limit_s)
             held, waited_s = started.held, waited_s + started.waited_s
         if self._closed:
@@ -204,7 +204,7 @@ class PooledBackend(SandboxBackend):
             raise SandboxError(CLOSED)
         origin = Origin(waited_s=waited_s, warm=warm, reused=held.uses > 0, forked=forked)
         held.uses += 1
-        lease = Lease(held, origin, self._give_back, holds_place=holds_place)
+        lease = Lease(held, origin, self._release, holds_slot=holds_slot)
         self._leases.add(lease)
         self._refill()
         return lease
@@ -222,7 +222,7 @@ class PooledBackend(SandboxBackend):
                     async with asyncio.timeout(limit_s):
                         await held.sandbox.fill(snapshot)
             except SandboxUnavailable:
-                # It cannot be filled; it goes on waiting for somebody who wants an empty one.
+                # It cannot be filled; it stays idle for a caller that wants an empty one.
                 self._idle.put(held)
                 return None
             except (SandboxError, TimeoutError) as error:
@@ -235,7 +235,7 @@ class PooledBackend(SandboxBackend):
                 return held
         return None
 
-    async def _give_back(self, lease: Lease) -> None:
+    async def _release(self, lease: Lease) -> None:
         held = lease.held
         try:
             if await self._wiped(lease):
@@ -244,8 +244,8 @@ class PooledBackend(SandboxBackend):
                 await end_quietly(held.sandbox)
         finally:
             self._leases.discard(lease)
-            if lease.holds_place:
-                self._places.leave()
+            if lease.holds_slot:
+                self._capacity.release()
             self._refill()
 
     async def _wiped(self, lease: Lease) -> bool:
@@ -256,11 +256,11 @@ class PooledBackend(SandboxBackend):
         try:
             async with asyncio.timeout(WIPE_S):
                 await held.sandbox.reset()
-        except Exception as error:  # recording boundary: somebody else's backend may raise anything
+        except Exception as error:  # recording boundary: a user's backend may raise anything
             logger.info("a sandbox is not used again: %s", error)
             return False
         return True
 
     def _refill(self) -> None:
         if self._starts.calm and not self._closed:
-            self._idle.refill(self._max_open - self._places.taken)
+            self._idle.refill(self._max_open - self._capacity.taken)

@@ -1,4 +1,4 @@
-"""Sandboxes that wait for somebody: started ahead of use, or wiped after it.
+"""Idle sandboxes of the pool: started ahead of use, or wiped after it.
 
 They are kept by kind, for the few kinds that were asked for last; with an image for every task
 there would be no end of them otherwise. Old ones are not handed out: a sandbox ends itself
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 KINDS = 8
 """Kinds of which idle sandboxes are kept."""
 WARM_START_S = 120.0
-"""Bounds a start that nobody waits for."""
+"""Bounds a start ahead of use."""
 
 
 class IdleSandboxes:

@@ -1,4 +1,4 @@
-"""A sandbox on loan from a pool: it belongs to the borrower until `close`, and to nobody's later.
+"""A sandbox on loan from a pool: it belongs to the borrower until `close`.
 
 The sandbox behind it may serve another rollout afterwards, so a closed lease touches it no more;
 and it is only wiped and lent again if nothing went wrong with it that the pool cannot judge.
@@ -33,7 +33,7 @@ class Held:
     sandbox: Sandbox
     """As the backend made it."""
     kind: SandboxKind
-    """What it may be lent as."""
+    """Kind it may be lent as."""
     started_s: float
     """When it was made, by the loop's clock."""
     uses: int = 0
@@ -47,17 +47,17 @@ class Lease(SandboxWrapper):
         self,
         held: Held,
         origin: Origin,
-        give_back: Callable[[Lease], Awaitable[None]],
+        release: Callable[[Lease], Awaitable[None]],
         *,
-        holds_place: bool,
+        holds_slot: bool,
     ) -> None:
         super().__init__(held.sandbox)
         self.origin = origin
         self.held = held
-        """What is on loan."""
-        self.holds_place = holds_place
-        """Whether giving it back frees a place."""
-        self._give_back = give_back
+        """The sandbox on loan."""
+        self.holds_slot = holds_slot
+        """Whether its release frees a slot of the capacity."""
+        self._release = release
         self._running = 0
         self._trouble = False
         self._closing: asyncio.Task[None] | None = None
@@ -83,13 +83,13 @@ class Lease(SandboxWrapper):
             raise
         finally:
             self._running -= 1
-        # A wipe kills programs; what they then look like is no answer for anybody.
+        # A wipe kills programs; how they then end is no answer for a caller.
         self._refuse_closed()
 
     async def close(self) -> None:
-        """Give it back. See `Sandbox.close`."""
+        """Release the sandbox; see `Sandbox.close`."""
         if self._closing is None:
-            self._closing = asyncio.ensure_future(self._give_back(self))
+            self._closing = asyncio.ensure_future(self._release(self))
         # Shielded: a cancelled rollout must not leave its sandbox behind.
         await asyncio.shield(self._closing)
 

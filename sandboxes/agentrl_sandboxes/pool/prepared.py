@@ -1,8 +1,8 @@
 """Work directories that were prepared once, for all who want one like it.
 
 What is made runs in a task of its own: siblings ask at the same moment, and the one that happened
-to ask first may be cancelled while the others still wait. A failure is told to everybody who waits
-and kept for nobody who comes later.
+to ask first may be cancelled while the others still wait. A failure is raised in all that
+wait and is not kept for later callers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Snapshot
-from agentrl_sandboxes.pool.places import CLOSED
+from agentrl_sandboxes.pool.capacity import CLOSED
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class PreparedWork:
         finally:
             entry.users -= 1
             if entry.users == 0 and not entry.work.done():
-                # Everybody who wanted it has been cancelled.
+                # All callers that wanted it were cancelled.
                 entry.work.cancel()
                 self._drop(key, entry)
             elif entry.failed:

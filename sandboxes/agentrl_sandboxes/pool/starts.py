@@ -1,5 +1,4 @@
-"""Starting sandboxes with patience: a few at a time, again after trouble, and not at all for a
-while when nothing starts.
+"""Starts of sandboxes: a few at a time, with retries, and none for a while when all starts fail.
 
 A start runs in a task of the pool's. Who asked for it may be cancelled at any moment; what was
 being made then is waited for and closed, so no backend has to survive a cancellation.
@@ -15,13 +14,13 @@ from dataclasses import dataclass
 from agentrl.errors import SandboxError, SandboxUnavailable
 from agentrl.sandbox import Sandbox, SandboxBackend, Snapshot
 from agentrl_sandboxes.pool.breaker import Breaker
+from agentrl_sandboxes.pool.capacity import CLOSED
 from agentrl_sandboxes.pool.lease import Held, SandboxKind
-from agentrl_sandboxes.pool.places import CLOSED
 
 logger = logging.getLogger(__name__)
 
 TRIES = 3
-"""How often one request is tried before its caller hears of it."""
+"""How often one request is tried before its caller gets the error."""
 PAUSE_S = 0.2
 """Before the second try, roughly; twice as long before the third."""
 LOOK_S = 0.4
@@ -33,7 +32,7 @@ class FreshSandbox:
     """A sandbox that has just been made."""
 
     held: Held
-    """The sandbox, not yet lent to anybody."""
+    """The sandbox, not lent yet."""
     waited_s: float
     """Seconds in line for a turn."""
 
@@ -52,7 +51,7 @@ class Starts:
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
         self.waiting = 0
-        """How many wait for a turn."""
+        """Starts that wait for a turn."""
 
     @property
     def running(self) -> int:
@@ -103,7 +102,7 @@ class Starts:
                 return FreshSandbox(held=held, waited_s=waited_s)
 
     def end(self, sandbox: Sandbox) -> None:
-        """Close a sandbox that nobody waits for; `close` waits for it."""
+        """Close an unwanted sandbox in the background; `close` waits for it."""
         task = asyncio.ensure_future(end_quietly(sandbox))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -150,7 +149,7 @@ class Starts:
     async def _in_own_task(
         self, kind: SandboxKind, snapshot: Snapshot | None, limit_s: float
     ) -> Sandbox:
-        """Create with the turn that is held, which is given back when it is really over."""
+        """Create with the turn that is held, which is released when it is really over."""
         task = asyncio.ensure_future(self._create(kind, snapshot, limit_s))
         self._running.add(task)
         task.add_done_callback(self._over)

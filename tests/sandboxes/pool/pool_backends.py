@@ -129,7 +129,7 @@ class NoPrograms(Sandbox):
 
 
 async def nothing_left(pool: PooledBackend, inner: InMemory) -> None:
-    """No sandbox is alive, no place is taken, and no task of the pool goes on."""
+    """No sandbox is alive, no slot is taken, and no task of the pool goes on."""
     for _ in range(20):
         await asyncio.sleep(0.005)
     assert not inner.alive

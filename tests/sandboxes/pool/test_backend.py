@@ -1,4 +1,4 @@
-"""Pools: work prepared once, sandboxes used again, places, and what is left when all goes wrong."""
+"""Pools: work prepared once, sandboxes used again, capacity, and leftovers of failures."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class MakeRequest:
     test_packages: tuple[str, ...] = DEFAULT_PACKAGES
     """What the test environment is made of."""
     rules: Rules = field(default_factory=Rules)
-    """What a library must be like."""
+    """Rules a library must meet."""
     jobs: int = 2
     """Sandboxes at once."""
 
@@ -122,7 +122,7 @@ class Made:
 def environment_for(request: MakeRequest) -> Environment:
     """The test environment of a data set folder, made if it is not there.
 
-    Call it first: backends are told of the folder when they are opened.
+    Call it first: backends receive the folder when they are opened.
 
     Raises:
         DataError, ConfigError: see `make_environment`.
@@ -141,7 +141,7 @@ async def make_tasks(
         request: what.
         environment: of `environment_for`.
         backend: for the sandboxes; closed by the caller.
-        progress: is told what happens.
+        progress: called with what happens.
 
     Raises:
         ConfigError: the folder is held by another process, or was made with other settings.

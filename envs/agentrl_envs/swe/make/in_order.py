@@ -19,17 +19,17 @@ async def in_order(
     When the caller closes it, what is under way is cancelled and waited for; so a caller that may
     stop early uses `contextlib.aclosing`.
     """
-    places = asyncio.Semaphore(jobs)
+    slots = asyncio.Semaphore(jobs)
 
     async def one(item: Item) -> Result:
-        async with places:
+        async with slots:
             return await work(item)
 
     under_way: deque[asyncio.Task[Result]] = deque()
     source = iter(items)
     try:
         while True:
-            # Twice as many as there are places: a slow first item leaves no place idle.
+            # Twice as many as there are slots: a slow first item leaves no slot idle.
             while len(under_way) < 2 * jobs:
                 item = await asyncio.to_thread(next, source, None)
                 if item is None:

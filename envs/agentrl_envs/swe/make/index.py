@@ -37,11 +37,11 @@ class Release:
     name: str
     """Normalised name of the library."""
     version: str
-    """As in the file name."""
+    """Version in the file name."""
     file: str
     """File name."""
     url: str
-    """Where it lies."""
+    """Address of the file."""
     sha256: str
     """Hash as the index gives it; empty where it gives none."""
     uploaded: str

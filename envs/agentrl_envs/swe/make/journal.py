@@ -21,7 +21,7 @@ class MakeJournal:
     """Findings by name, on disk."""
 
     def __init__(self, path: Path) -> None:
-        """Read what is there; a last line that a kill cut short is dropped."""
+        """Read what is there; a last line that a kill truncated is dropped."""
         self._path = path
         self._found: dict[str, Any] = {}
         whole = 0

@@ -127,12 +127,12 @@ class Workshop:
         copy = await self._copy_of(project, snapshot)
         if copy:
             raise DataError(f"{name}: sandboxes hold another copy of it at {copy}")
-        patience = min(self.runner.limits.wall_s, 10.0 + 10.0 * self.rules.max_suite_s)
+        limit_s = min(self.runner.limits.wall_s, 10.0 + 10.0 * self.rules.max_suite_s)
         runs: list[SuiteRun] = []
         for number in range(self.rules.baselines):
-            # The first run also tells a slow library, before it is run again and again.
+            # The first run also finds a slow library, before it is run again and again.
             watched = cover and number == 1
-            run = await self.runner.run(suite, snapshot, cover=watched, timeout_s=patience)
+            run = await self.runner.run(suite, snapshot, cover=watched, timeout_s=limit_s)
             refused = _refusal(run, self.rules, watched)
             if refused:
                 raise DataError(f"{name}: {refused}")

@@ -58,7 +58,7 @@ async def procedural_rows(
         seed: chooses which bugs are tried, and in which order.
         per_function: at most so many tasks of one function.
         jobs: sandboxes at once.
-        progress: is told what happens.
+        progress: called with what happens.
 
     Raises:
         DataError: the library cannot be had or used; says why.
@@ -109,11 +109,11 @@ async def _accept(
         return rows
     async with contextlib.aclosing(in_order(open_functions(), verdict, jobs)) as found:
         async for bug, known in found:
-            place = (bug.path, bug.function)
+            site = (bug.path, bug.function)
             # In the order of the bugs, not of the answers: the same tasks whatever was faster.
-            taken = not known["reason"] and functions[place] < per_function
+            taken = not known["reason"] and functions[site] < per_function
             if taken:
-                functions[place] += 1
+                functions[site] += 1
                 rows.append(_row(shop, store, project, baseline, bug, _read(known, baseline)))
             progress.tried(project.release, known["reason"], len(rows), count)
             if len(rows) >= count:
@@ -141,7 +141,7 @@ def _sources(project: Project, baseline: Baseline) -> dict[str, SourceFile]:
     for path in project.sources():
         data = project.tree[path].data
         covered = baseline.covered.get(path)
-        # A file of which the tree holds a second copy would be mended by copying it.
+        # A file of which the tree holds a second copy would be fixed by copying it.
         if not covered or len(data) > _MAX_SOURCE_BYTES or copies[data] > 1 or b"\r" in data:
             continue
         try:

@@ -9,7 +9,7 @@ from agentrl_envs.swe.make.verdict import Baseline
 
 
 class MakeProgress(Protocol):
-    """Told what happens; the command line draws it."""
+    """Called with what happens; the command line draws it."""
 
     def phase(self, release: Release, what: str) -> None:
         """Something that may take a while begins."""

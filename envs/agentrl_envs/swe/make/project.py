@@ -49,13 +49,13 @@ class Project:
     """A library as something whose tests can be run."""
 
     release: Release
-    """Where it comes from."""
+    """Release it comes from."""
     tree: Tree
-    """Its files."""
+    """Files of the project."""
     license: str
-    """See `Sdist.license`."""
+    """License, as `Sdist.license`."""
     license_file: str
-    """See `Sdist.license_file`."""
+    """File, as `Sdist.license_file`."""
     python_path: str
     """Folder of the tree that its packages are imported from."""
     modules: Sequence[str]
@@ -65,7 +65,7 @@ class Project:
     test_paths: Sequence[str]
     """Files and folders of its tests; some may lie below `source_paths`."""
     requires: Sequence[str]
-    """What it needs when it runs."""
+    """Requirements at run time."""
 
     @property
     def test_command(self) -> tuple[str, ...]:
@@ -86,9 +86,9 @@ class Project:
         return below(path, self.source_paths) and not below(path, self.test_paths)
 
 
-def below(path: str, places: Sequence[str]) -> bool:
+def below(path: str, folders: Sequence[str]) -> bool:
     """True if a path is one of the files or lies in one of the folders."""
-    return any(path == place or path.startswith(f"{place}/") for place in places)
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
 def find_project(release: Release, sdist: Sdist) -> Project:

@@ -34,9 +34,9 @@ class _Fix:
     graded: Mapping[str, TreeFile]
     """The new release with those files taken back."""
     patch: str
-    """What brings the new source."""
+    """Patch with the new source."""
     test_patch: str
-    """What brings the new tests."""
+    """Patch with the new tests."""
 
 
 async def release_rows(
@@ -51,7 +51,7 @@ async def release_rows(
         wanted: `name`, or `name==version` for the newest release to look at.
         count: how many at most.
         most_pairs: how many pairs of consecutive releases are looked at.
-        progress: is told what happens.
+        progress: called with what happens.
 
     Raises:
         DataError: the library cannot be had.

@@ -198,7 +198,7 @@ def _license(fields: email.message.Message, text: str) -> str:
         parts = [part.strip() for part in str(classifier).split("::")]
         if parts[0] == "License" and len(parts) > 1 and parts[-1] != "OSI Approved":
             named = _BY_CLASSIFIER.get(parts[-1], parts[-1])
-            # The classifier does not tell the kinds of BSD apart; the text does.
+            # The classifier does not separate the kinds of BSD; the text does.
             return by_text if named == "BSD" and by_text.startswith("BSD") else named
     if by_text:
         return by_text

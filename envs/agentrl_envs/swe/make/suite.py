@@ -80,11 +80,11 @@ class Suite:
     """The way one library's tests are run."""
 
     command: Sequence[str]
-    """See `SweTask.test_command`."""
+    """Command, as `SweTask.test_command`."""
     variables: Mapping[str, str]
-    """See `SweTask.test_env`."""
+    """Variables, as `SweTask.test_env`."""
     python_path: Sequence[str]
-    """See `SweTask.python_path`."""
+    """Folders, as `SweTask.python_path`."""
     modules: Sequence[str] = ()
     """Top-level modules whose origin is reported."""
 

@@ -45,7 +45,7 @@ class TaskFinding:
     instance_id: str
     """The task."""
     of: int
-    """How many tasks there are."""
+    """Number of tasks."""
     disagreements: tuple[str, ...]
     """What is not as the task says, in every look; empty if all is."""
     flips: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ async def validate_tasks(
 def drop(folder: Path, findings: Sequence[TaskFinding]) -> tuple[int, int]:
     """Leave out of a data set folder what does not hold.
 
-    A task that disagrees goes, and one of which a test that is to be mended flips; tests that flip
+    A task that disagrees goes, and one of which a test that is to be fixed flips; tests that flip
     and only have to stay as they are go out of their tasks.
 
     Args:
@@ -131,7 +131,7 @@ async def _looks(
         return (made,), ()
     tree = store.get(task.grade_tree or task.base_commit)
     try:
-        mended = apply_patch(tree, task.patch)
+        fixed = apply_patch(tree, task.patch)
         apply_patch(store.get(task.base_commit), task.patch)
     except DataError as error:
         return (str(error),), ()
@@ -141,7 +141,7 @@ async def _looks(
     looks: list[dict[str, set[str]]] = []
     while len(looks) < _LOOKS:
         before = await _run(task, tree, environment, backend)
-        after = await _run(task, mended, environment, backend)
+        after = await _run(task, fixed, environment, backend)
         looks.append(_wrong(task, before, after))
         if not any(looks[-1].values()):
             break
@@ -176,17 +176,17 @@ async def _run(
     sandbox = await backend.create(LIMITS)
     try:
         await upload_tree(tree, sandbox, REPO_FOLDER)
-        place = str(environment.folder)
-        seen = await sandbox.exec(("test", "-f", f"{place}/pytest/__init__.py"))
+        packages = str(environment.folder)
+        seen = await sandbox.exec(("test", "-f", f"{packages}/pytest/__init__.py"))
         if seen.outcome is not Outcome.OK:
             await sandbox.upload(environment.folder, ENVIRONMENT_FOLDER)
-            place = f"{sandbox.workdir}/{ENVIRONMENT_FOLDER}"
+            packages = f"{sandbox.workdir}/{ENVIRONMENT_FOLDER}"
         return await run_tests(
             sandbox,
             command=task.test_command,
             names=(*task.FAIL_TO_PASS, *task.PASS_TO_PASS),
             cwd=REPO_FOLDER,
-            env=task.variables(f"{sandbox.workdir}/{REPO_FOLDER}", place),
+            env=task.variables(f"{sandbox.workdir}/{REPO_FOLDER}", packages),
             # All runs that made it a task ended, so what takes long here is the machine's doing.
             wall_s=LIMITS.wall_s - SPARE_S,
         )

@@ -26,7 +26,7 @@ class Baseline:
     slowest_s: float
     """Seconds of the slowest test."""
     covered: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
-    """See `SuiteRun.covered`."""
+    """Lines, as `SuiteRun.covered`."""
 
 
 def baseline_of(runs: Sequence[SuiteRun], stalled: Sequence[SuiteRun] = ()) -> Baseline:
@@ -37,7 +37,7 @@ def baseline_of(runs: Sequence[SuiteRun], stalled: Sequence[SuiteRun] = ()) -> B
         stalled: on a machine that seems to be under load; they say nothing of seconds.
 
     Where tests are made from a set, their numbers, and so their names, change from run to run. One
-    name that comes and goes tells such a file, and none of its names is believed.
+    name that comes and goes marks such a file, and none of its names is believed.
     """
     all_runs = (*runs, *stalled)
     somewhere = frozenset.union(*(run.passed() for run in all_runs))
@@ -70,7 +70,7 @@ class ChangeVerdict:
     pass_to_pass: tuple[str, ...] = ()
     """Tests that it leaves alone, sorted."""
     messages: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the broken tests say."""
+    """Messages of the broken tests."""
 
 
 def judge(wanted: Sequence[str], runs: Sequence[SuiteRun]) -> ChangeVerdict:

@@ -85,7 +85,7 @@ def pytest_runtest_logfinish(nodeid, location):
 
 
 def pytest_collectreport(report):
-    """A file that cannot be imported is told with its error."""
+    """Report a file that cannot be imported, with its error."""
     if report.failed:
         _write("broken", report.nodeid, _message(report))
 

@@ -1,7 +1,7 @@
 """A pytest plugin that plays a machine under heavy load: tests that then fail measure the machine.
 
 It runs inside the sandbox, where agentrl is not installed: standard library only. Load itself would
-disturb whoever shares the machine, and would find a test that measures time by luck only, so the
+disturb others on the machine, and would find a test that measures time by luck only, so the
 clocks that the library and its tests read are what falls behind: at every reading by a little more
 (`more`), which nothing passes that compares a first time with a second one, or at the first by very
 much and then by less (`less`), which no limit passes. All that waits without a reading of its own,

@@ -2,7 +2,7 @@
 
 Each operator looks at one node of a syntax tree and gives what could stand in its place. It need
 not know whether a test would notice; that is found by running the tests. libcst keeps comments and
-formatting, so a bug cannot be told from its surroundings by its layout.
+formatting, so the layout of a bug does not differ from its surroundings.
 """
 
 from __future__ import annotations

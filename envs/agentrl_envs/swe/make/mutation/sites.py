@@ -33,7 +33,7 @@ class Site:
     node: cst.CSTNode
     """The node of the parsed file."""
     change: Change
-    """What stands in its place."""
+    """Replacement of the node."""
 
 
 class SourceFile:

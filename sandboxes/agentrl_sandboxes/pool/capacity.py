@@ -1,6 +1,6 @@
-"""Capacity of the pool, first come, first served; those who hold a sandbox already never wait.
+"""Capacity of the pool, first come, first served; a rollout that holds a sandbox never waits.
 
-Two rollouts that each hold the last place and wait for a second one, to grade in, would wait for
+Two rollouts that each hold the last slot and wait for a second one, to grade in, would wait for
 ever; so `more` goes past the line and the bound is exceeded by those who grade.
 """
 
@@ -14,12 +14,12 @@ from agentrl.errors import SandboxError
 CLOSED = "sandbox pool: closed"
 
 
-class Places:
-    """So many places, and a line of those who wait for one."""
+class PoolCapacity:
+    """A fixed number of slots, and the line of waits for one."""
 
     def __init__(self, limit: int) -> None:
         self.taken = 0
-        """Places in use; above the limit while somebody holds `more`."""
+        """Slots in use; above the limit while a rollout holds `more`."""
         self._limit = limit
         self._line: deque[asyncio.Future[None]] = deque()
         self._closed = False
@@ -29,8 +29,8 @@ class Places:
         """The length of the line."""
         return sum(not turn.done() for turn in self._line)
 
-    async def enter(self, *, more: bool = False) -> None:
-        """Take a place, or wait for one. Give it back with `leave`.
+    async def take(self, *, more: bool = False) -> None:
+        """Take a slot, or wait for one; `release` frees it.
 
         Raises:
             SandboxError: the pool was closed meanwhile.
@@ -46,12 +46,12 @@ class Places:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled() and turn.exception() is None:
-                # The place was given in the moment in which nobody wanted it any more.
-                self.leave()
+                # The slot came at the moment of the cancellation.
+                self.release()
             raise
 
-    def leave(self) -> None:
-        """Give a place back; the first in line has it at once."""
+    def release(self) -> None:
+        """Free a slot; the first in line has it at once."""
         self.taken -= 1
         while self._line and self.taken < self._limit:
             turn = self._line.popleft()
@@ -60,7 +60,7 @@ class Places:
                 turn.set_result(None)
 
     def close(self) -> None:
-        """Send everybody in line away."""
+        """Fail every wait in line."""
         self._closed = True
         for turn in self._line:
             if not turn.done():
