@@ -104,8 +104,8 @@ def prefix_tree(rows: Sequence[IntArray]) -> PrefixTree:
             low += 1
         if low == high:
             continue
-        cuts = [low, *(low + 1 + np.flatnonzero(shared[low + 1 : high] == stop)).tolist(), high]
-        branches = reversed(list(pairwise(cuts)))
+        bounds = [low, *(low + 1 + np.flatnonzero(shared[low + 1 : high] == stop)).tolist(), high]
+        branches = reversed(list(pairwise(bounds)))
         waiting.extend((a, b, stop, parent) for a, b in branches)
     return PrefixTree(
         lengths_S=np.array([stop - depth for _, depth, stop in spans], dtype=np.int64),
@@ -129,7 +129,7 @@ def path_positions(lengths_S: IntArray, parents_S: IntArray, segment: int) -> In
     return np.concatenate(path[::-1])
 
 
-def cheapest_cuts(
+def cheapest_runs(
     sizes_I: Sequence[int], shared_I: Sequence[int], budget: int
 ) -> list[tuple[int, int]]:
     """Cut a sequence of items into runs `[start, end)` that repeat as few tokens as possible.

@@ -267,7 +267,7 @@ class StepBatch:
     metrics: MetricBag
     """What the batch stage counted."""
     credit: CreditPlan | None = None
-    """What `settle_credit` needs to fill in the advantages; None when they are final."""
+    """What `compute_credit` needs to fill in the advantages; None when they are final."""
     returns: RowNumbers | None = None
     """Targets of the critic by row, once settled; None without one."""
 

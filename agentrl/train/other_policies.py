@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.batch.credit import settle_credit
+from agentrl.batch.credit import compute_credit
 from agentrl.batch.records import MicroBatch, PackedBatch, RowKey, RowNumbers, StepBatch
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import TrainError
@@ -89,7 +89,7 @@ def ask_other_policies(
     return Answers(log_probs=KnownLogProbs(old=old, ref=ref), values=values)
 
 
-def settle(
+def with_advantages(
     batch: StepBatch, answers: Answers, *, kl_coef: float, algorithm: AlgorithmSection
 ) -> StepBatch:
     """The batch with its advantages; as it is where they are final.
@@ -102,7 +102,7 @@ def settle(
     old, ref = answers.log_probs.old, answers.log_probs.ref
     if old is None and _kl_in_reward(algorithm):
         old = _rollout_log_probs(batch)
-    return settle_credit(
+    return compute_credit(
         batch,
         old=None if old is None else _wide(old),
         ref=None if ref is None else _wide(ref),

@@ -31,7 +31,7 @@ from agentrl.train.kl_control import next_kl_coef
 from agentrl.train.logprob_worker import LogProbSource
 from agentrl.train.losses import derive_metrics
 from agentrl.train.optim.schedule import learning_rate
-from agentrl.train.other_policies import Answers, ask_other_policies, check_parts, settle
+from agentrl.train.other_policies import Answers, ask_other_policies, check_parts, with_advantages
 from agentrl.train.policy_gradient import MicroBatchProgress, PolicyPass
 from agentrl.train.reference import Reference
 from agentrl.train.token_record import TokenListener, TokenRecorder
@@ -142,7 +142,9 @@ class Trainer:
             algorithm=self._algorithm, reference=self._reference, critic=self._critic,
         )  # fmt: skip
         if batch.credit is not None:
-            batch = settle(batch, answers, kl_coef=self._kl_coef, algorithm=self._algorithm)
+            batch = with_advantages(
+                batch, answers, kl_coef=self._kl_coef, algorithm=self._algorithm
+            )
             metrics.merge(batch.metrics)
             shares = self._shares(batch)
         updates = self._updates(answers, batch, shares, on_progress)

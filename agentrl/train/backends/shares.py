@@ -52,7 +52,7 @@ def assign(micro_batches: Sequence[MicroBatch], workers: int) -> list[list[Micro
     rollout where there are enough.
     """
     pieces = list(micro_batches)
-    while len(pieces) < workers and _cut_largest(pieces, range(len(pieces))):
+    while len(pieces) < workers and _split_largest(pieces, range(len(pieces))):
         pass
     assigned = least_loaded([piece.num_tokens for piece in pieces], workers)
     while True:
@@ -61,7 +61,7 @@ def assign(micro_batches: Sequence[MicroBatch], workers: int) -> list[list[Micro
         if loads[longest] * workers <= BALANCED * sum(loads):
             break
         finer = list(pieces)
-        if not _cut_largest(finer, assigned[longest]):
+        if not _split_largest(finer, assigned[longest]):
             break
         candidate = least_loaded([piece.num_tokens for piece in finer], workers)
         again = [sum(finer[index].num_tokens for index in part) for part in candidate]
@@ -72,7 +72,7 @@ def assign(micro_batches: Sequence[MicroBatch], workers: int) -> list[list[Micro
     return [[pieces[index] for index in part] for part in assigned]
 
 
-def _cut_largest(pieces: list[MicroBatch], among: Sequence[int]) -> bool:
+def _split_largest(pieces: list[MicroBatch], among: Sequence[int]) -> bool:
     """Replace the largest piece that can be cut by its two parts; False if none can."""
     for index in sorted(among, key=lambda i: (-pieces[i].num_tokens, i)):
         parts = halves(pieces[index])

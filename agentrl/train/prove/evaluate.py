@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.batch import build_step
-from agentrl.batch.credit import settle_credit
+from agentrl.batch.credit import compute_credit
 from agentrl.batch.packing import padding_micro_batch
 from agentrl.batch.records import (
     FloatArray,
@@ -61,7 +61,7 @@ class Policies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """One way to cut the work."""
+    """One way to divide the work."""
 
     name: str
     """For the report."""
@@ -91,27 +91,27 @@ class UpdateOutcome:
 
 def build_update(
     groups: list[TrajectoryGroup],
-    cut: Division,
+    division: Division,
     *,
     policies: Policies,
     algorithm: AlgorithmSection,
     needs: LossNeeds,
     clip_shaped: Bounds | None,
 ) -> PackedBatch:
-    """The only update of a step, its advantages settled."""
+    """The only update of a step, with its advantages."""
     step = build_step(
         groups,
         algorithm=algorithm,
-        micro_batch_tokens=cut.micro_batch_tokens,
+        micro_batch_tokens=division.micro_batch_tokens,
         seed=0,
         oldest_version=OLDEST_VERSION,
         needs=needs,
-        prefix_sharing=cut.prefix_sharing,
+        prefix_sharing=division.prefix_sharing,
         clip_shaped=clip_shaped,
     )
     if step.credit is not None:
         micros = step.updates[0].micro_batches
-        step = settle_credit(
+        step = compute_credit(
             step,
             old=_numbers(policies.old, micros),
             ref=_numbers(policies.ref, micros),
@@ -272,7 +272,7 @@ def _numbers(model: Any, micros: Iterable[MicroBatch]) -> RowNumbers:
 
 
 def _values(micros: Iterable[MicroBatch]) -> RowNumbers:
-    """A critic that knows nothing but who and where a token is, so that any cut asks it alike."""
+    """Values drawn from the identity of each token alone, so that they fit any division."""
     found: dict[RowKey, FloatArray] = {}
     for micro in micros:
         keys = tokens_of(micro)
