@@ -58,7 +58,7 @@ async def train(
 
     stop = StopSwitch()
     with stop.on_signals():
-        config = run_dir.settle(config) if run_dir else config
+        config = run_dir.resolve_model(config) if run_dir else config
         check_parts(config, base=base)
         check_learner(config)
         find_loss(config.resolved_algorithm().policy_loss, base=base)
@@ -68,7 +68,7 @@ async def train(
         await require_fleet(config)
         directory = run_dir or RunDir.create(config, base=base)
         try:
-            config = directory.settle(config)
+            config = directory.resolve_model(config)
             write_chosen(directory.chosen_file, datasets, tasks)
             with log_to(directory.log_file):
                 try:

@@ -189,7 +189,7 @@ def _move_aside(run: Path, folder: Path, *, after: int) -> None:
             # A folder of the run that is a link to another disk keeps it, under a name that nobody
             # looks for.
             path.replace(path.with_name(f".rolled-back-{folder.name}-{path.name}"))
-    _cut_metrics(run / "metrics.jsonl", folder / "metrics.jsonl", after=after)
+    _move_metrics(run / "metrics.jsonl", folder / "metrics.jsonl", after=after)
     for name in ("checkpoints", "trajectories", "tokens"):
         if (run / name).is_dir():
             flush_folders(run / name)
@@ -208,7 +208,7 @@ def _later(run: Path, after: int) -> Iterator[Path]:
             yield path
 
 
-def _cut_metrics(path: Path, aside: Path, *, after: int) -> None:
+def _move_metrics(path: Path, aside: Path, *, after: int) -> None:
     """Lines of later steps go into `aside`; whole there before they are gone here."""
     if not path.is_file():
         return

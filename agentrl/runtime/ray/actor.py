@@ -58,7 +58,7 @@ class Whereabouts:
     """Its process."""
 
 
-def settle_in(spec: ActorSpec) -> contextlib.ExitStack:
+def set_up_actor(spec: ActorSpec) -> contextlib.ExitStack:
     """Check the run's folder and write into `logs/NAME.log`; close the result at the end.
 
     Whatever the process prints goes there, too: Ray's own files are gone with the cluster.

@@ -30,7 +30,7 @@ CLOSE_S = 30.0
 """Seconds that actors have to release what they hold before they are ended."""
 
 
-class Cast:
+class RunActors:
     """Starts the actors of a run: which device slot each gets, and its arguments."""
 
     def __init__(

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, listening_host, settle_in, where
+from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, listening_host, set_up_actor, where
 from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.worker_group import Mode, dispatch
 
@@ -56,7 +56,7 @@ class EngineActor:
         from agentrl.serving.vllm.launcher import VllmServer
 
         spec = self._spec
-        self._stack.enter_context(settle_in(spec))
+        self._stack.enter_context(set_up_actor(spec))
         self._server = VllmServer(
             server_command_here(spec, self._engine),
             name=spec.name,

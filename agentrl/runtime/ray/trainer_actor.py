@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.weight_route import own_address, urls_are_local
-from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, listening_host, settle_in, where
+from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, listening_host, set_up_actor, where
 from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.sender import SenderFacts
 from agentrl.runtime.ray.worker_group import Mode, dispatch
@@ -72,7 +72,7 @@ class TrainerActor:
 
         from agentrl.runtime.ray.rank import Rank
 
-        self._stack.enter_context(settle_in(self._spec))
+        self._stack.enter_context(set_up_actor(self._spec))
         torch.set_num_threads(self._rank.threads)
         reserve_cores()
         self._own = await run_computing(Rank.load, self._spec, self._rank, meeting)
