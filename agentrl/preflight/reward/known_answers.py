@@ -85,7 +85,7 @@ class TriedAnswer:
     """Whether a sandbox was opened."""
     group_id: str = ""
     """Of its siblings."""
-    cut: bool = False
+    truncated: bool = False
     """Whether a turn was cut off at its token limit."""
 
 
@@ -102,7 +102,7 @@ def answer_of(row: Trajectory, kind: str) -> TriedAnswer:
         tokens=row.num_action_tokens,
         sandbox="sandbox/opened" in row.usage,
         group_id=row.group_id,
-        cut=any(turn.finish_reason is FinishReason.LENGTH for turn in row.turns),
+        truncated=any(turn.finish_reason is FinishReason.LENGTH for turn in row.turns),
     )
 
 
