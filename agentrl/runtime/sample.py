@@ -50,7 +50,7 @@ async def evaluate(
         base: where relative paths of the config start.
         model_path: overrides `model.path`; a run directory stands for its latest checkpoint.
         out: trajectories go to `out`/trajectories.
-        progress: told what happens.
+        progress: notified of what happens.
 
     Raises:
         AgentrlError: anything that does not fit, or not one rollout could be scored.

@@ -93,7 +93,7 @@ async def open_engines(
         source: folder or hub name that servers load.
         logs: folder for the servers' output.
         version: of the embedded engine's weights, or of those that the servers load.
-        note: told what the user should read.
+        note: called with each line for the user.
 
     Raises:
         ConfigError: the section cannot work here.

@@ -69,7 +69,7 @@ async def open_policy(
         config: of the run.
         base: where its relative paths start.
         logs: folder for the output of servers.
-        note: told what the user should read.
+        note: called with each line for the user.
         model_path: overrides `model.path`.
         version: of the weights there.
         train: whether the model is needed in this process, wherever it samples.

@@ -24,7 +24,7 @@ from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
 
 _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14", "  a  b")
-"""Texts that tokenizers are told apart by."""
+"""Texts that distinguish tokenizers."""
 
 
 async def schedule(config: RunConfig) -> str:

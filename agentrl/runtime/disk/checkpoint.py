@@ -119,7 +119,7 @@ def score_checkpoint(
 ) -> None:
     """Give the checkpoint of `state.step` its scores, where it was saved before they were known.
 
-    That is so where a signal cut the evaluation of its step short. Without such a checkpoint, and
+    That is so where a signal ended the evaluation of its step early. Without such a checkpoint, and
     without scores, nothing is done. Afterwards those that the section does not keep are deleted.
 
     Args:

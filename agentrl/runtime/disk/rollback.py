@@ -116,7 +116,7 @@ def read_rollbacks(run: Path) -> Rollbacks:
 
 
 def begin_rollback(run: Path, plan: RollbackPlan) -> None:
-    """Write the plan; from here on the rollback happens, whoever carries it out.
+    """Write the plan; from here on the rollback happens, in this process or the next.
 
     Raises:
         OSError: the disk does not take it; nothing has happened.
@@ -129,7 +129,7 @@ def begin_rollback(run: Path, plan: RollbackPlan) -> None:
 
 
 def finish_rollbacks(run: Path) -> None:
-    """Carry out every plan that is written, also one that a kill cut short.
+    """Carry out every plan that is written, also one that a kill interrupted.
 
     Raises:
         RunError: a plan cannot be read.
@@ -186,8 +186,8 @@ def _move_aside(run: Path, folder: Path, *, after: int) -> None:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            # A folder of the run that is a link to another disk keeps it, under a name that nobody
-            # looks for.
+            # A folder of the run that is a link to another disk keeps it, under a name that is not
+            # searched for.
             path.replace(path.with_name(f".rolled-back-{folder.name}-{path.name}"))
     _move_metrics(run / "metrics.jsonl", folder / "metrics.jsonl", after=after)
     for name in ("checkpoints", "trajectories", "tokens"):

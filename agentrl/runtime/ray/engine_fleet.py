@@ -60,7 +60,7 @@ async def open_fleet(
         servers: of `EngineActor`, opened; None if none was started.
         reports: of the ranks.
         served: of the servers.
-        note: told what the user should read.
+        note: called with each line for the user.
 
     Raises:
         EngineError: one does not answer, or weights cannot be brought to it.

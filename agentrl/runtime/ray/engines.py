@@ -36,11 +36,11 @@ async def connect(entry: EngineAddress, *, adopt: bool = False) -> Engine:
 
     Args:
         entry: where it is.
-        adopt: whatever weights a vLLM server holds, call them `UNKNOWN_VERSION`, for everybody
-            who asks it: their number is that of an earlier run.
+        adopt: whatever weights a vLLM server holds, call them `UNKNOWN_VERSION`, for every
+            client: their number is that of an earlier run.
 
     Raises:
-        EngineError: nobody answers there, or not as expected.
+        EngineError: no answer from there, or not as expected.
         ConfigError: the address is none, or its secret is not known.
     """
     from agentrl.serving.connect import connect_engine

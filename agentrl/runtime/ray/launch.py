@@ -42,7 +42,7 @@ class RayStages:
     """Describes the model and the engines that sample from it."""
     sandbox: str
     """Backend of the workers and how strong it is."""
-    places: Sequence[str]
+    actor_lines: Sequence[str]
     """One line an actor: `rank 0: process 123 on 10.0.0.1`."""
 
 
@@ -64,7 +64,7 @@ async def open_ray_stages(
         run_dir: of the run, with its `run.json`; a folder that all machines share.
         trajectories: folder of the store; likewise.
         checkpoint: to go on from.
-        note: told what the user should read.
+        note: called with each line for the user.
 
     Raises:
         ConfigError: no cluster, or too small a one.
@@ -123,8 +123,8 @@ async def _open(
         ),
         model=f"{reports[0].model} on {len(reports)} ranks; sampled by {fleet.text}",
         sandbox=f"{opened[0].sandbox_text} in {len(opened)} workers",
-        places=[
-            f"{name} {index}: process {report.place.pid} on {report.place.node_ip}"
+        actor_lines=[
+            f"{name} {index}: process {report.location.pid} on {report.location.node_ip}"
             for name, group in groups
             for index, report in enumerate(group)
         ],

@@ -9,7 +9,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from agentrl.runtime.assembly.engines import engine_wait_s, make_client
-from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, load_tokenizer, set_up_actor, where
+from agentrl.runtime.ray.actor import (
+    ActorLocation,
+    ActorSpec,
+    actor_location,
+    load_tokenizer,
+    set_up_actor,
+)
 from agentrl.runtime.ray.engines import EngineAddress, connect_all, follow
 from agentrl.runtime.ray.worker_group import Mode, dispatch
 from agentrl.runtime.stages import GroupReport, report_of
@@ -25,7 +31,7 @@ ENDED_KEPT = 256
 class WorkerReport:
     """Report of a worker once it is open."""
 
-    place: Whereabouts
+    location: ActorLocation
     """Machine, process and device of the worker."""
     sandbox_text: str
     """Sandbox backend of the worker and how strong it is there."""
@@ -74,7 +80,7 @@ class RolloutActor:
             base=spec.base,
         )
         return WorkerReport(
-            place=where(),
+            location=actor_location(),
             sandbox_text=f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)",
             stop_token_ids=chat.stop_token_ids,
         )

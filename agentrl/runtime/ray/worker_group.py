@@ -48,7 +48,7 @@ class ActorLost(AgentrlError):
 
     @property
     def index(self) -> int:
-        """Of the actor in its group."""
+        """Index of the actor in its group."""
         return self.args[1]
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ class WorkerGroup:
         self._usable[index] = False
 
     def replace(self, index: int, handle: Any) -> None:
-        """Put a new actor in the place of one that is gone."""
+        """Replace an actor that is gone by a new one."""
         self._handles[index] = handle
         self._in_flight[index] = 0
         self._usable[index] = True
@@ -186,13 +186,13 @@ class WorkerGroup:
             if index is None:
                 raise ActorLost(f"no {self.name} is left", -1)
             return await self._call(index, method, returns, args, kwargs)
-        everybody = range(len(self._handles))
+        all_actors = range(len(self._handles))
         if mode is Mode.BROADCAST:
-            return await _all(self._call(i, method, returns, args, kwargs) for i in everybody)
+            return await _all(self._call(i, method, returns, args, kwargs) for i in all_actors)
         parts = partition(args[0], len(self._handles))
         return join(
             await _all(
-                self._call(i, method, returns, (parts[i], *args[1:]), kwargs) for i in everybody
+                self._call(i, method, returns, (parts[i], *args[1:]), kwargs) for i in all_actors
             )
         )
 

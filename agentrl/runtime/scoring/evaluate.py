@@ -40,7 +40,7 @@ class EvalSummary:
     mean_tokens: float
     """Sampled tokens per rollout."""
     truncated: float
-    """Share of the counted rollouts that a budget cut off."""
+    """Share of the counted rollouts that a budget ended."""
     by_task: Mapping[str, float] = field(repr=False)
     """Mean score of each task that has at least one trusted rollout."""
 
