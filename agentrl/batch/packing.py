@@ -110,7 +110,7 @@ class _Item:
 
 
 def _items(rows: Sequence[Row], *, prefix_sharing: bool, whole_rollouts: bool) -> list[_Item]:
-    """What may not be cut: rows, or all rows of a rollout. In reading order when they share."""
+    """Indivisible items: rows, or all rows of a rollout. In reading order when they share."""
     ids = [row.input_ids for row in rows]
     order = reading_order(ids).order if prefix_sharing else range(len(rows))
     together: dict[str | int, list[int]] = {}

@@ -6,7 +6,7 @@ each row has its longest common prefix with a neighbour. A causal model gives a 
 hidden state in every row that continues it, so sharing changes what is computed twice and nothing
 else.
 
-Legend: `N` rows, `S` segments, `T` packed tokens, `I` items that must not be cut.
+Legend: `N` rows, `S` segments, `T` packed tokens, `I` items that must not be split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from agentrl.batch.records import IntArray
 
 _COST_OF_A_PASS = 64
-"""What a further micro-batch costs beside its tokens, in tokens; breaks ties between cuts."""
+"""Cost of a further micro-batch beside its tokens, in tokens; breaks ties between splits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def path_positions(lengths_S: IntArray, parents_S: IntArray, segment: int) -> In
 def cheapest_runs(
     sizes_I: Sequence[int], shared_I: Sequence[int], budget: int
 ) -> list[tuple[int, int]]:
-    """Cut a sequence of items into runs `[start, end)` that repeat as few tokens as possible.
+    """Split a sequence of items into runs `[start, end)` that repeat as few tokens as possible.
 
     A run costs its tokens: those of its first item, and of each further one those that it does not
     share with the item before.

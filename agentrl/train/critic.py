@@ -52,7 +52,7 @@ class Critic:
             ranks: that train together; None is one process.
 
         Raises:
-            ConfigError: a backend that cuts models up: the critic is held whole.
+            ConfigError: a backend that shards models: the critic is held whole.
         """
         check_critic_backend(train)
         self._model = model
@@ -140,7 +140,7 @@ class ValuePass:
         Args:
             part: this rank's share of an update.
             metrics: counts over the tokens go there.
-            progress: told of every micro-batch.
+            progress: advanced by every micro-batch.
 
         Raises:
             TrainError: a value that is not finite; names the rows.
@@ -169,7 +169,7 @@ def check_critic_backend(train: TrainSection) -> None:
     """Refuse a backend that the critic does not know.
 
     Raises:
-        ConfigError: it cuts models up.
+        ConfigError: it shards models.
     """
     if train.backend.kind != "torch":
         raise ConfigError(

@@ -1,12 +1,12 @@
-"""Notes what became of every trained token of a step, beside the training and never in its way.
+"""Records every trained token of a step, beside the training and never in its way.
 
     begin(batch) -> update 0: note(micro) ... -> update 1: note(micro) ... -> finish(): listener
 
 Tensors are only read, so the numbers of training are the same bits with and without. A failure in
-here, or in whoever is told, costs the record of the step and nothing else.
+here, or in the listener, costs the record of the step and nothing else.
 
-A row is told as its last update saw it. In several epochs that update may belong to another rank
-than the first: which rank tells a row follows from the batch, which every rank has.
+A row is recorded as its last update saw it. In several epochs that update may belong to another
+rank than the first: which rank records a row follows from the batch, which every rank has.
 
 Legend: `R` response positions of a micro-batch, `P` those of one row.
 """
@@ -56,9 +56,9 @@ class TokenNumbers:
     log_probs_R: Tensor
     """[R] Log-probabilities in this update."""
     entropy_R: Tensor
-    """[R] In nats."""
+    """[R] Entropy in nats."""
     advantages_R: Tensor
-    """[R] Settled."""
+    """[R] Final advantages."""
     correction_R: Tensor | None
     """[R] Weight of the sampler correction; None without one."""
     clip_R: Tensor
@@ -84,10 +84,10 @@ def clip_state(metrics: Mapping[str, Tensor | float], mask_R: Tensor) -> Tensor:
 
 
 class TokenRecorder:
-    """Collects the tokens of one step after the other, and tells the listener of each."""
+    """Collects the tokens of one step after the other, and calls the listener with each."""
 
     def __init__(self, listener: TokenListener | None) -> None:
-        """Tell `listener`; what it raises is logged once and counted. None does nothing at all."""
+        """Call `listener`; what it raises is logged once and counted. None does nothing at all."""
         self._listener = listener
         self._failed = False
         self._warned = False
@@ -128,7 +128,7 @@ class TokenRecorder:
             self._give_up(error)
 
     def finish(self, step: int, rank: int, metrics: MetricBag) -> None:
-        """Tell the listener, and count in `metrics` whether this rank failed to record the step."""
+        """Call the listener, and count in `metrics` whether this rank failed to record the step."""
         if self._listener is None:
             return
         if not self._failed:

@@ -67,12 +67,12 @@ class Trainer:
             algorithm: resolved.
             temperature: what the rows must have been sampled at; None takes each row's word.
             gradient_checkpointing: recompute activations in the backward pass.
-            backend: who runs the model; default this process.
-            reference: who knows the policy that `algorithm.kl_coef` holds this one to.
-            critic: whose values the advantages of `gae` come from.
+            backend: runs the model; default this process.
+            reference: knows the policy that `algorithm.kl_coef` holds this one to.
+            critic: gives the values for the advantages of `gae`.
             failures: folder for the batch of a step that fails; None keeps none.
-            record: told `(step, rank, rows)` after every step, with what each token this rank
-                trained came to; what it raises is counted and ends nothing. None records nothing.
+            record: called with `(step, rank, rows)` after every step: the tokens that this rank
+                trained; what it raises is counted and ends nothing. None records nothing.
 
         Raises:
             TrainError: a KL penalty without a reference, one that should follow the policy and

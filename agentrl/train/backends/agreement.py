@@ -1,7 +1,7 @@
-"""Ranks that train together fail together: what goes wrong on one is told to all before they wait.
+"""Ranks that train together fail together: a failure of one reaches all before they wait.
 
 A rank that raised while the others went on into an all-reduce would leave them there until the time
-limit, or with one update more than it has made itself. Ranks in lock-step talk to each other inside
+limit, or with one update more than it has made itself. Ranks in lock-step communicate inside
 every forward and backward pass, so those of a sharded backend ask each other before each
 (`go_on_together`): the report of a rank that failed arrives there.
 """
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class _Going(Enum):
-    """What a rank says that is about to compute."""
+    """Report of a rank that is about to compute."""
 
     ON = "on"
 
@@ -90,7 +90,7 @@ def go_on_together(gather: Callable[[Any], list[Any]]) -> None:
 
 
 def _failure_text(reports: Sequence[Any]) -> str:
-    """What the ranks that failed have to say; empty if none did."""
+    """Errors of the ranks that failed, in one line; empty if none did."""
     failed = [
         f"rank {rank}: {report[0]}"
         for rank, report in enumerate(reports)

@@ -114,7 +114,7 @@ class TrainBackend(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer state in full tensors by parameter name, whoever held which part of them.
+        """Optimizer state in full tensors by parameter name, also where ranks hold parts.
 
         Loadable with `torch.load(weights_only=True)`, by any number of ranks and any backend. All
         ranks call; on ranks in lock-step that are not rank 0 it is empty.

@@ -39,7 +39,7 @@ class DataParallelBackend(TorchBackend):
             model: as for `TorchBackend`; the same weights on every rank.
             train: the optimizer.
             gradient_checkpointing: recompute activations in the backward pass.
-            ranks: joined already; closed by whoever joined.
+            ranks: joined already; closed by the caller.
             mask_keys: as for `TorchBackend`.
 
         Raises:

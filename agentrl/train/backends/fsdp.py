@@ -213,7 +213,7 @@ class _Slices:
         }
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What an optimizer asks of a model."""
+        """Named parameters, as an optimizer reads them."""
         yield from self._own.items()
 
     def take_gradients(self) -> None:
@@ -229,7 +229,7 @@ class _Slices:
             self._own[name].grad = None
 
     def is_slice(self, name: str, tensor: Tensor) -> bool:
-        """Whether a tensor of the optimizer is cut as its parameter is."""
+        """Whether a tensor of the optimizer is sharded as its parameter is."""
         return tensor.ndim > 0 and tensor.shape == self._own[name].shape
 
     def full(self, name: str, part: Tensor) -> Tensor:

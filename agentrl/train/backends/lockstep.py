@@ -62,7 +62,7 @@ class LockstepBackend(ABC):
                 taken apart: from now on the backend alone can run it.
             train: the optimizer.
             gradient_checkpointing: recompute activations in the backward pass.
-            ranks: joined already; closed by whoever joined.
+            ranks: joined already; closed by the caller.
             mask_keys: masks whose tokens the loss looks at.
 
         Raises:

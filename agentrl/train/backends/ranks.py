@@ -39,7 +39,7 @@ _BUCKET_BYTES = 1 << 26
 class Meeting:
     """The meeting point of the ranks of one group: a key-value store on a free port.
 
-    Whoever starts the ranks holds it until they have left; a new group needs a new one.
+    The process that starts the ranks holds it until they have left; a new group needs a new one.
     """
 
     def __init__(self, *, host: str = "127.0.0.1", join_timeout_s: float = 120.0) -> None:
@@ -92,7 +92,7 @@ class Ranks:
             timeout_s: how long a rank waits in one call for the slowest.
 
         Raises:
-            TrainError: nobody listens at `address`, or not all ranks came in time.
+            TrainError: no meeting listens at `address`, or not all ranks came in time.
         """
         if not 0 <= rank < world_size:
             raise TrainError(f"rank {rank} is not one of {world_size} ranks")

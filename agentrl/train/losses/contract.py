@@ -96,8 +96,8 @@ class LossInputs:
     def aggregate(self, loss_R: Tensor, *, mask: str, mode: LossAggMode | None = None) -> Tensor:
         """Scalar: per-token losses over a mask, divided by the global counts of that mask (F1).
 
-        Summed over the micro-batches of an update this is the loss of the update, however it was
-        cut.
+        Summed over the micro-batches of an update this is the loss of the update, however it
+        was divided.
 
         Args:
             loss_R: [R]; anything outside the mask.
