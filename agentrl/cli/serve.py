@@ -105,13 +105,13 @@ def _command(
         model_path=source,
         max_context_tokens=max_context,
         dtype=dtype,
-        # Whoever connects must know the secret, so without one there is nobody to listen for.
+        # Clients must know the secret; without one no client can connect.
         middleware=(LEAN,) if os.environ.get(SECRET_VARIABLE) else (),
     )
 
 
 async def _serve(server: VllmServer, console: Console, host: str) -> None:
-    """Start, tell, and wait for a signal or the server's end."""
+    """Start the server, print its usage, and wait for a signal or its end."""
     from agentrl.runtime.stop import StopSwitch
 
     switch = StopSwitch()

@@ -172,7 +172,7 @@ def _require_plain(path: Path) -> None:
 
 
 def _trouble(path: Path) -> str:
-    """Why a file is none that agentrl wrote, told without building anything from it.
+    """Reason why agentrl did not write a file, found without building anything from it.
 
     A few lines of YAML can nest without end, or name one mapping a million times.
     """

@@ -159,7 +159,7 @@ def parse_rules(
 def parse_rule(text: str, *, datasets: Collection[str] | None = None, where: str = "rule") -> Rule:
     """Parse one rule; `for 1 step` may be left out.
 
-    A metric that nobody knows is refused only if it looks like one that is known: losses and
+    An unknown metric is refused only if its name is close to a known one: losses and
     environments of others log names of their own.
 
     Args:

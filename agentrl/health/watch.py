@@ -1,6 +1,6 @@
 """Detectors beside a run that goes on: its history in memory, and what changed since last time.
 
-No file and no clock: whoever watches brings metrics and rollouts, and decides when to look.
+No file and no clock: the caller brings metrics and rollouts, and decides when to look.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ def run_watched(
         make: `module:function` that makes the plan in the other process.
         arguments: of the function, by name, pickled; it gets `found` besides.
         memory_share: of the free memory that the checks may take.
-        waiting: told several times a second which line is run, for how long and for how long at
-            most.
+        waiting: called several times a second with the line that runs, its seconds so far and its
+            limit.
 
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM, once all is ended.

@@ -239,7 +239,7 @@ def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Itera
 
 
 def _alone(config: RunConfig) -> RunConfig:
-    """The same training on one process: how it is cut up never changes what is computed."""
+    """The same training on one process: the number of ranks never changes the result."""
     train = config.train.model_copy(update={"backend": TorchTraining()})
     log = config.log.model_copy(update={"tokens": True})
     return config.model_copy(update={"train": train, "log": log})

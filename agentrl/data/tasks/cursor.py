@@ -90,7 +90,7 @@ class TaskCursor:
 
     @property
     def gaps(self) -> int:
-        """Tasks that were claimed and given back, or lost with an earlier process."""
+        """Tasks that were claimed and released, or lost with an earlier process."""
         return len(self._gaps)
 
     @property

@@ -1,4 +1,4 @@
-"""Rows in the layouts of other trainers, told by their columns.
+"""Table rows in the layouts of other trainers, recognised by their columns.
 
 verl writes parquet with `prompt`, `reward_model.ground_truth`, `data_source`, `ability` and
 `extra_info`; SkyRL writes `reward_spec` in the place of `reward_model`; NeMo Gym writes JSON lines

@@ -86,7 +86,7 @@ class TriedAnswer:
     group_id: str = ""
     """Of its siblings."""
     truncated: bool = False
-    """Whether a turn was cut off at its token limit."""
+    """Whether a turn was truncated at its token limit."""
 
 
 def answer_of(row: Trajectory, kind: str) -> TriedAnswer:

@@ -72,8 +72,8 @@ def set_up_actor(spec: ActorSpec) -> contextlib.ExitStack:
         if time.monotonic() > deadline:
             raise RunError(
                 f"{spec.name} on {actor_location().node_ip} does not see the run directory "
-                f"{spec.run_dir} of the driver; run.dir must be a folder that all machines of the cluster share, "
-                "under the same path"
+                f"{spec.run_dir} of the driver; run.dir must be a folder that all machines of the "
+                "cluster share, under the same path"
             )
         time.sleep(0.1)
     stack = contextlib.ExitStack()

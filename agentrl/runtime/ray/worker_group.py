@@ -74,7 +74,7 @@ def partition(items: Sequence[T], parts: int) -> list[Sequence[T]]:
     """Consecutive parts whose lengths differ by at most one; the longer ones come first.
 
     Example:
-        >>> cut([1, 2, 3, 4, 5], 3)
+        >>> partition([1, 2, 3, 4, 5], 3)
         [[1, 2], [3, 4], [5]]
     """
     if parts < 1:
