@@ -64,14 +64,14 @@ def plan_rollout(
     """
     count = sum(int(row.mask_R.sum()) for row in rows)
     index_A = _indices(rollout, rows)
-    places = np.arange(count, dtype=np.int64)
+    positions = np.arange(count, dtype=np.int64)
     if algorithm.needs_values:
-        time_A, credit_A = places, _at_last_tokens(rollout.shaped_K, index_A, count)
+        time_A, credit_A = positions, _at_last_tokens(rollout.shaped_K, index_A, count)
     elif index_A is not None:
         time_A, credit_A = index_A, rollout.shaped_K[index_A]
     elif algorithm.estimator.discounts_tokens:
-        time_A = places
-        credit_A = rollout.shaped_K[0] * algorithm.gamma ** (count - 1.0 - places)
+        time_A = positions
+        credit_A = rollout.shaped_K[0] * algorithm.gamma ** (count - 1.0 - positions)
     else:
         time_A = np.zeros(count, dtype=np.int64)
         credit_A = np.full(count, rollout.shaped_K[0], dtype=np.float64)
@@ -265,7 +265,7 @@ def _pick(arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> FloatArr
 
 
 def _to_rows(values_A: np.ndarray, masks: Sequence[np.ndarray]) -> list[FloatArray]:
-    """Numbers of trained tokens at their places in the rows, 0 elsewhere."""
+    """Numbers of trained tokens at their positions in the rows, 0 elsewhere."""
     out, start = [], 0
     for mask_R in masks:
         end = start + int(mask_R.sum())

@@ -1,4 +1,4 @@
-"""The only place where a loss is divided: global counts and the weight of one token.
+"""The only module that divides a loss: global counts and the weight of one token.
 
 A loss is a sum over trained tokens; what it is divided by must not depend on how the optimizer
 update was split over ranks, micro-batches or packs. So the counts are taken once, over the whole

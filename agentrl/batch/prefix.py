@@ -28,9 +28,9 @@ class ReadingOrder:
     """Rows sorted so that those with a common prefix are neighbours."""
 
     order: tuple[int, ...]
-    """[N] Index of the row at each place."""
+    """[N] Index of the row at each position of the order."""
     shared: IntArray
-    """[N] Tokens that the row at each place has in common with the one before; 0 at the first."""
+    """[N] Tokens that the row at each position shares with the one before; 0 at the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

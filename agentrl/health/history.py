@@ -153,10 +153,10 @@ def _refused(data: Mapping[Any, Any]) -> set[str]:
     else:
         return set()
     found: set[str] = set()
-    for place in wrong:
+    for location in wrong:
         node: Any = data
         names: list[str] = []
-        for part in place:
+        for part in location:
             if not isinstance(node, Mapping) or part not in node:
                 break
             node = node[part]

@@ -33,8 +33,8 @@ Step = tuple[str, Callable[[], Awaitable[Finding | str]]]
 
 _TICK_S = 0.1
 _LIBRARIES = tuple(
-    str(Path(place).resolve()) + os.sep
-    for place in {*sysconfig.get_paths().values(), str(Path(__file__).parents[1])}
+    str(Path(path).resolve()) + os.sep
+    for path in {*sysconfig.get_paths().values(), str(Path(__file__).parents[1])}
 )
 """Folders of code that waits for others: libraries and this package."""
 

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch: policy term, correction and penalty, combined in one place.
+"""The loss of a micro-batch: the sum of policy term, correction and penalty.
 
 old_log_probs   ratio taken to                    policy term times
 rollout         the sampler                       1

@@ -156,9 +156,9 @@ class TokenRecorder:
         if not any(final) and all(key in self._first_seen for key in ahead):
             return
         columns = _on_cpu(numbers)
-        for index, places in enumerate(_places(micro)):
+        for index, positions in enumerate(_positions(micro)):
             key = micro.rows[index]
-            own = {name: values[places] for name, values in columns.items()}
+            own = {name: values[positions] for name, values in columns.items()}
             if not final[index]:
                 self._first_seen.setdefault(key, own["old_R"])
                 continue
@@ -179,7 +179,7 @@ def _on_cpu(numbers: TokenNumbers) -> dict[str, Numbers]:
     return dict(zip(found, flat, strict=True))
 
 
-def _places(micro: MicroBatch) -> list[NDArray[np.intp]]:
+def _positions(micro: MicroBatch) -> list[NDArray[np.intp]]:
     """By row: its response positions in the micro-batch, in order."""
     order = np.argsort(micro.row_R, kind="stable")
     ends = np.cumsum(np.bincount(micro.row_R, minlength=len(micro.rows)))

@@ -34,7 +34,7 @@ def profile_file(section: DatasetSection, base: Path) -> Path:
 
     Beside the data: `_NAME.pass-rates.jsonl` beside a file, `_SPLIT.pass-rates.jsonl` in a folder,
     and `_NAME-SPLIT.pass-rates.jsonl` beside the folder or file that is the `path` of a function's
-    `args`, as of a Harbor directory. What has no place on this machine, a function or a dataset of
+    `args`, as of a Harbor directory. What has no path on this machine, a function or a dataset of
     the hub, is kept beside the run file, named after the source, the split and a digest of `args`.
 
     Args:
@@ -42,12 +42,12 @@ def profile_file(section: DatasetSection, base: Path) -> Path:
         base: folder that relative paths start from.
     """
     source, split = section.source, section.split.replace("/", "-")
-    place = base / Path(source).expanduser()
+    path = base / Path(source).expanduser()
     if not source.startswith("hf:"):
-        if place.is_dir():
-            return place / f"_{split}{_SUFFIX}"
-        if place.is_file():
-            return place.with_name(f"_{place.name.partition('.')[0]}{_SUFFIX}")
+        if path.is_dir():
+            return path / f"_{split}{_SUFFIX}"
+        if path.is_file():
+            return path.with_name(f"_{path.name.partition('.')[0]}{_SUFFIX}")
         named = section.args.get("path")
         if isinstance(named, str) and named and (base / Path(named).expanduser()).exists():
             given = (base / Path(named).expanduser()).resolve()

@@ -148,8 +148,8 @@ async def _play(
         for kind, said in _said(config.rollout, chat, index, task, solutions.get(task.id)).items()
     ]
     scripts = {
-        f"{_NAME}/{place:04d}-{task.id}": script_of(said, chat, config.chat)
-        for place, (_, task, said) in enumerate(asked)
+        f"{_NAME}/{position:04d}-{task.id}": script_of(said, chat, config.chat)
+        for position, (_, task, said) in enumerate(asked)
     }
     sandboxes = await open_sandboxes(config.sandbox, base=base)
     try:

@@ -1,4 +1,4 @@
-"""Which backend a config asks for; the only place that chooses."""
+"""Chooses the train backend that a config asks for; no other module does."""
 
 from __future__ import annotations
 

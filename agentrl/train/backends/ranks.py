@@ -50,8 +50,8 @@ class Meeting:
             join_timeout_s: limit of each wait on the store.
         """
         # A store that opens its port itself listens at every address of this machine.
-        family, *_, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(place[:2], family=family)
+        family, *_, address_info = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address_info[:2], family=family)
         self._store: TCPStore | None = TCPStore(
             host,
             listener.getsockname()[1],
@@ -61,7 +61,7 @@ class Meeting:
             master_listen_fd=listener.detach(),
         )
         self.address = f"{host}:{self._store.port}"
-        """What the ranks are given, as `host:port`."""
+        """Address for the ranks, as `host:port`."""
 
     def close(self) -> None:
         """Stop listening on the port. Idempotent."""
@@ -69,7 +69,7 @@ class Meeting:
 
 
 class Ranks:
-    """One process's place in a group. Not thread-safe: one call at a time."""
+    """Membership of one process in a group. Not thread-safe: one call at a time."""
 
     def __init__(
         self,

@@ -279,6 +279,6 @@ def _values(micros: Iterable[MicroBatch]) -> RowNumbers:
         for index, key in enumerate(micro.rows):
             own = np.flatnonzero(micro.row_R == index)
             found[key] = np.array(
-                [random.Random(str(keys[place])).uniform(-1.0, 1.0) for place in own]
+                [random.Random(str(keys[position])).uniform(-1.0, 1.0) for position in own]
             )
     return found
