@@ -36,11 +36,11 @@ class _Prepared:
     """A rollout with everything that is the same in all updates."""
 
     selected: SelectedRollout
-    """Who it is."""
+    """Rollout as it was selected."""
     rows: tuple[CheckedRow, ...]
-    """Its rows that a loss looks at."""
+    """Rows of it that a loss looks at."""
     credit: tuple[RowCredit, ...]
-    """What its rewards say, by row."""
+    """Credit from its rewards, by row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ class _Item:
     tokens: int
     """Packed tokens."""
     shared: int
-    """How many of these the item before in reading order has too, at least."""
+    """Lower bound on the tokens it shares with the item before in reading order."""
 
 
 def _items(rows: Sequence[Row], *, prefix_sharing: bool, whole_rollouts: bool) -> list[_Item]:

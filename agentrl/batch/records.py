@@ -217,7 +217,7 @@ class PackedBatch:
     horizon: int
     """H of `seq-mean-token-sum-norm`, in tokens."""
     counts: Mapping[str, MaskCounts] = field(default_factory=dict[str, MaskCounts])
-    """By mask key, for the keys that the loss declares."""
+    """Counts by mask key, for the keys that the loss declares."""
     epoch: int = 0
     """Which pass over the step's rollouts this update belongs to."""
 

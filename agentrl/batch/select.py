@@ -33,7 +33,7 @@ class SelectedRollout:
     group_id: str
     """`Trajectory.group_id`."""
     rows: tuple[Trajectory, ...]
-    """Its rows with at least one sampled token, in order."""
+    """Rows with at least one sampled token, in order."""
     shaped_K: FloatArray
     """What estimator and `clip_shaped` leave of its reward: one number for the rollout, or one for
     each of its turns or sampled tokens."""

@@ -231,7 +231,7 @@ class _Drawn:
         self.libraries: dict[str, tuple[str, str, int, float]] = {}
         """Version, licence, tests and seconds of a run, by library."""
         self.reasons: dict[str, Counter[str]] = {}
-        """How often a change came to which end, by library."""
+        """Outcomes of the changes, counted by library."""
 
     def phase(self, release: Any, what: str) -> None:
         self._status.update(escape(f"{release.name} {release.version}: {what}"))

@@ -18,9 +18,9 @@ class Stretch:
     """Consecutive logged steps whose values pass one test."""
 
     first_step: int
-    """Where it begins."""
+    """First step of the stretch."""
     last_step: int
-    """Where it ends."""
+    """Last step of the stretch."""
     length: int
     """Logged steps in it; steps that do not log the metric are passed over."""
     worst: float

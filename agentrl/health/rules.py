@@ -56,11 +56,11 @@ class Rule:
     op: str
     """`>`, `>=`, `<` or `<=`."""
     bound: float
-    """What the metric is compared with."""
+    """Value that the metric is compared with."""
     steps: int
     """Steps in a row that must break the bound."""
     action: RuleAction
-    """What happens then."""
+    """Action when the condition holds."""
 
     @property
     def text(self) -> str:

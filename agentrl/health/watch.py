@@ -23,9 +23,9 @@ class Look:
     """Verdicts of all detectors at one moment."""
 
     verdicts: tuple[Verdict, ...]
-    """Of all of them."""
+    """Verdicts of all detectors."""
     changed: tuple[Verdict, ...]
-    """Those worth saying: a finding that is new, worse, milder or gone."""
+    """Verdicts to report: a finding that is new, worse, milder or gone."""
 
 
 class RunWatch:

@@ -37,7 +37,7 @@ _MARGIN_S = 5.0
 _IMPORT_S = 300.0
 """More for lines that import code of the user, which may load much, once."""
 _LOAD_S = 1800.0
-"""To load a model."""
+"""Limit for loading a model."""
 
 
 async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> list[Finding]:

@@ -46,7 +46,7 @@ class Watched:
     checks: list[Finding]
     """A line of each, in order."""
     answers: list[Any]
-    """What was tried on the reward code, and what it gave."""
+    """Answers that were tried on the reward code, with their rewards."""
 
 
 def run_watched(

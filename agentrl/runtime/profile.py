@@ -54,7 +54,7 @@ class Profile:
     """Measured pass rates of a dataset."""
 
     file: Path
-    """Where it is written, a line a task."""
+    """File with one line a task."""
     tasks: int
     """Tasks of the dataset."""
     new: int

@@ -31,7 +31,7 @@ class Ruling:
     back_to: int | None = None
     """Step of the checkpoint of a rollback."""
     instead: str = ""
-    """Why it is not the action of the rule."""
+    """Reason why it is not the action of the rule."""
 
     @property
     def text(self) -> str:

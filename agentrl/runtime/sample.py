@@ -35,7 +35,7 @@ class Collection:
     mean_reward: float | None
     """Over the trusted ones; None if there are none."""
     terminations: Mapping[str, int]
-    """How many rollouts ended in which way."""
+    """Number of rollouts by termination."""
     out: Path
     """A directory that `agentrl traj show` reads."""
 

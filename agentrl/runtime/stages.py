@@ -39,7 +39,7 @@ class RolloutReport:
     rollout_id: str
     """Rollout id, as in its rows."""
     termination: Termination
-    """Why it ended."""
+    """Reason for its end."""
     detail: str
     """Which limit fired, or the error of an infrastructure failure."""
     verdict: float | None
@@ -75,7 +75,7 @@ class GroupReport:
     task_id: str
     """`Task.id`."""
     rollouts: tuple[RolloutReport, ...]
-    """In order of their index, failed ones included."""
+    """Reports in order of their index, failed ones included."""
 
     @property
     def tokens(self) -> int:

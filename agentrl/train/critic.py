@@ -57,7 +57,7 @@ class Critic:
         check_critic_backend(train)
         self._model = model
         self.value_clip = section.value_clip
-        """How far a value may move in a step; None without a bound."""
+        """Bound on the change of a value in a step; None without a bound."""
         self._warmup = section.warmup_steps
         self._schedule = train.model_copy(update={"learning_rate": section.learning_rate})
         whole = train.model_copy(update={"lora": None})
@@ -123,9 +123,9 @@ class ValuePass:
     critic: Critic
     """Is trained."""
     old: RowNumbers
-    """What it said before the step."""
+    """Values before the step."""
     returns: RowNumbers
-    """What it should have said."""
+    """Targets of the values."""
 
     @property
     def backend(self) -> TrainBackend:

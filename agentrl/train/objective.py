@@ -75,7 +75,7 @@ class Objective:
     metrics: MetricBag
     """Sums and counts over the trained tokens."""
     tokens: TokenNumbers | None = None
-    """What each token came to; None if it was not asked for."""
+    """Numbers of each token; None if they were not asked for."""
 
 
 def objective(
@@ -209,7 +209,7 @@ def _inputs(
 
 
 def _mask(key: str, tensors: TensorBatch) -> Tensor:
-    """Do what `MASK_KEYS._mask` says."""
+    """Mask of a key of `MASK_KEYS`."""
     if key == "response_mask":
         return tensors.sampled_R
     return tensors.mask_R if key == "final_response_mask" else ~tensors.sampled_R

@@ -24,9 +24,9 @@ class Answers:
     """Numbers of other models for all rows of a step; the same on every rank."""
 
     log_probs: KnownLogProbs
-    """Of the old policy and the reference."""
+    """Log-probabilities of the old policy and the reference."""
     values: RowNumbers | None
-    """Of the critic before the step; None without one."""
+    """Values of the critic before the step; None without one."""
 
 
 def check_parts(

@@ -57,7 +57,7 @@ class PolicyPass:
     kl_coef: float
     """Weight of the penalty in this step."""
     temperature: float | None
-    """What the rows must have been sampled at; None takes each row's word."""
+    """Temperature at which the rows must have been sampled; None takes that of each row."""
     recorder: TokenRecorder
     """Notes every token, where that is asked for."""
 

@@ -44,13 +44,13 @@ class ReplayReport:
     step: int
     """Which."""
     weights: str
-    """What it was trained from here, or why not."""
+    """Weights it was trained from here, or the reason for none."""
     agreements: tuple[Agreement, ...]
-    """In the order in which a step computes them."""
+    """Agreements in the order in which a step computes them."""
     trained: bool
     """Whether the trainer ran; else `weights` says why not."""
     failure: str = ""
-    """What the trainer said, if the step failed."""
+    """Error of the trainer, if the step failed."""
 
     @property
     def same(self) -> bool:

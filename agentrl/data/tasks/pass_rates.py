@@ -68,7 +68,7 @@ class PassRate:
     n: int
     """Rollouts that were scored."""
     digest: str = ""
-    """Of the task, see `task_digest`; empty where the source does not say."""
+    """Digest of the task, see `task_digest`; empty where the source gives none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Measured:
     task_id: str
     """`Task.id`."""
     digest: str
-    """Of what it asks and how it is judged."""
+    """Digest of its question and its grading."""
     n: int
     """Rollouts that were scored."""
     failed: int
@@ -90,11 +90,11 @@ class Measured:
     high: float | None
     """Upper end."""
     scores: tuple[float, ...]
-    """Of each rollout."""
+    """Score of each rollout."""
     model: str
-    """What was sampled from."""
+    """Model that was sampled from."""
     temperature: float
-    """How."""
+    """Temperature of sampling."""
     limits: str = ""
     """What else decides how far a rollout gets, as `top_p 1, max_turn_tokens 512`; empty in files
     of earlier versions."""

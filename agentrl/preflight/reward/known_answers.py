@@ -52,9 +52,9 @@ class AnswerKind(StrEnum):
     ECHO = "the prompt again"
     """The task's own words."""
     LABEL = "the label"
-    """What `Task.label` holds, bare; may or may not be a good answer."""
+    """Bare text of `Task.label`; may or may not be a good answer."""
     SOLUTION = "the solution"
-    """What the environment says solves the task."""
+    """Answer that the environment gives as the solution."""
 
 
 NOTHING = (AnswerKind.EMPTY, AnswerKind.TOKEN, AnswerKind.LONG, AnswerKind.FORM, AnswerKind.ECHO)
@@ -70,21 +70,21 @@ class TriedAnswer:
     task_id: str
     """`Task.id`."""
     text: str
-    """What was said, turns joined by line breaks."""
+    """Text of the answer, turns joined by line breaks."""
     reward: float | None
     """None when it cannot be trusted."""
     score: float | None
     """The environment's 0-1 verdict, or the reward where it gives none."""
     termination: str
-    """How the rollout ended."""
+    """Reason for the end of the rollout."""
     detail: str
-    """Why, where it failed."""
+    """Reason for a failure."""
     tokens: int
     """Sampled tokens."""
     sandbox: bool
     """Whether a sandbox was opened."""
     group_id: str = ""
-    """Of its siblings."""
+    """Id of the group of its siblings."""
     truncated: bool = False
     """Whether a turn was truncated at its token limit."""
 

@@ -26,7 +26,7 @@ _ROOM = {
     "max_tokens": "rollout.max_response_tokens",
     "context_full": "rollout.max_context_tokens",
 }
-"""What is too small where a rollout ends so."""
+"""Limit that is too small where a rollout ends so."""
 _HOOK = "let solution(task) of the environment give a good answer, so that one can be tried"
 
 

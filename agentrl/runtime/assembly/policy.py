@@ -43,11 +43,11 @@ class Policy:
     model: str
     """Describes the model."""
     engines: OpenEngines
-    """Who samples from it."""
+    """Engines that sample from it."""
     rollouts: LocalRollouts
     """Makes groups with it."""
     chat: ChatFormat
-    """How messages become ids."""
+    """Format that turns messages into ids."""
     sandbox_text: str
     """Backend and how strong it is."""
 

@@ -76,9 +76,9 @@ class Rollback:
     """One that is done."""
 
     plan: RollbackPlan
-    """What was done."""
+    """Plan that was carried out."""
     folder: Path
-    """What was moved aside."""
+    """Folder of what was moved aside."""
 
     def metrics(self) -> dict[int, dict[str, float]]:
         """Step to its metrics, of the steps that were rolled back."""
@@ -91,7 +91,7 @@ class Rollbacks:
     """All that a run has had."""
 
     count: int = 0
-    """How many."""
+    """Number of rollbacks."""
     in_effect: tuple[Rollback, ...] = ()
     """Ascending by `plan.to`: those whose checkpoint no later one has gone back behind."""
     elapsed_s: float = 0.0

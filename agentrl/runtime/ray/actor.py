@@ -35,13 +35,13 @@ class ActorSpec:
     """Arguments that every actor of a run gets when it is made."""
 
     name: str
-    """As in its log file: `worker-0`, `rank-1`."""
+    """Name, as in its log file: `worker-0`, `rank-1`."""
     config: RunConfig
     """Of the run; `model.path` is a folder or hub name that every machine can read."""
     base: Path
-    """Where relative paths of the config start; absolute."""
+    """Absolute folder from which relative paths of the config start."""
     run_dir: Path
-    """Of the run; absolute."""
+    """Absolute directory of the run."""
     host: str | None
     """Address to listen on, where all actors are on one machine; None takes the machine's own."""
     identity: str
@@ -55,7 +55,7 @@ class ActorLocation:
     node_ip: str
     """Address of its machine for the others."""
     pid: int
-    """Its process."""
+    """Process id of the actor."""
 
 
 def set_up_actor(spec: ActorSpec) -> contextlib.ExitStack:

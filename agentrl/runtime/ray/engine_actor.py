@@ -36,7 +36,7 @@ class EngineSpec:
     backend: str
     """Weight backend of the run."""
     secret: str
-    """Of the lean listener."""
+    """Secret of the lean listener."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class EngineReport:
     location: ActorLocation
     """Machine, process and device of the actor, and of the server with it."""
     engine: EngineAddress
-    """How to reach the server."""
+    """Address of the server for clients."""
 
 
 class EngineActor:

@@ -58,7 +58,7 @@ class RayEngines:
         self._addresses, self._shared = addresses, shared
         self._wait_s = wait_s
         self.guard: Guard = to_the_end
-        """`__init__` as in `EngineStage.__init__`."""
+        """Set by the driver, as in `EngineStage.guard`."""
         self._announced: Sequence[EngineAddress] = tuple(addresses.values())
         self._seen: Sequence[Mapping[str, EngineStats]] = ()
 

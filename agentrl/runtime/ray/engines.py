@@ -26,7 +26,7 @@ class EngineAddress:
     secret: str = field(default="", repr=False)
     """Secret of the lean listener."""
     transport: Literal["auto", "http", "lean"] = "auto"
-    """How turns reach it; see `serving.transport`."""
+    """Transport of turns; see `serving.transport`."""
     max_context_tokens: int | None = None
     """Of a vLLM server, most tokens of prompt and turn; None for an embedded engine."""
 

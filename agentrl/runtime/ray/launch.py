@@ -43,7 +43,7 @@ class RayStages:
     sandbox: str
     """Backend of the workers and how strong it is."""
     actor_lines: Sequence[str]
-    """One line an actor: `rank 0: process 123 on 10.0.0.1`."""
+    """One line for each actor: `rank 0: process 123 on 10.0.0.1`."""
 
 
 @contextlib.asynccontextmanager

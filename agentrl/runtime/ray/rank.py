@@ -34,7 +34,7 @@ class RankSpec:
     """Arguments of a trainer rank beside those of every actor."""
 
     rank: int
-    """From 0."""
+    """Rank of the process, from 0."""
     world_size: int
     """Ranks that train together."""
     threads: int
@@ -42,7 +42,7 @@ class RankSpec:
     trajectories: Path
     """Folder of the store."""
     checkpoint: Path | None
-    """To go on from; None begins with the model of the config."""
+    """Checkpoint to go on from; None begins with the model of the config."""
 
 
 class Rank:

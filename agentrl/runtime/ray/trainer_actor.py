@@ -47,7 +47,7 @@ class RankReport:
     model: str
     """Describes the model."""
     version: int
-    """Of the weights."""
+    """Version of the weights."""
     engine: EngineAddress | None
     """The engine on them, if it is embedded."""
 

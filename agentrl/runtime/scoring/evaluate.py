@@ -23,7 +23,7 @@ class EvalSummary:
     """The score of one dataset at one point of the run."""
 
     name: str
-    """As in `eval.datasets`."""
+    """Name of the dataset, as in `eval.datasets`."""
     step: int
     """Training steps before it; 0 is the untrained policy."""
     score: Interval
@@ -114,7 +114,7 @@ class Comparison:
     """One dataset before and after training."""
 
     name: str
-    """As in `eval.datasets`."""
+    """Name of the dataset, as in `eval.datasets`."""
     before: EvalSummary
     """At step 0."""
     after: EvalSummary

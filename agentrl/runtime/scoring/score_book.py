@@ -50,7 +50,7 @@ class ScoreBook:
             if f"eval/{name}/untrusted" in values
         }
         self.duration_s = last_value(logged, "timing_s/eval")
-        """What an evaluation of all datasets takes, in seconds; 0 before the first."""
+        """Seconds that an evaluation of all datasets takes; 0 before the first."""
 
     async def evaluate(
         self, step: int, roll_out: RollOut, *, on_score: Callable[[EvalSummary], None]

@@ -48,7 +48,7 @@ class TrainBackend(Protocol):
     mask_keys: tuple[str, ...]
     """Masks whose tokens `log_probs` covers; see `MASK_KEYS`."""
     rank: int
-    """Of this process, from 0. Rank 0 writes what is stored."""
+    """Rank of this process, from 0. Rank 0 writes what is stored."""
     world_size: int
     """Ranks that train together."""
     lockstep: bool

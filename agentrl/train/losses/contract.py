@@ -53,7 +53,7 @@ class LossInputs:
     num_sequences: int
     """Rollouts in the micro-batch."""
     counts: Mapping[str, MaskCounts]
-    """By declared key: how much of the whole update the mask covers."""
+    """Share of the whole update that the mask covers, by declared key."""
     algorithm: AlgorithmSection
     """Resolved."""
     whole_rollouts: bool = False
@@ -194,7 +194,7 @@ class LossSpec:
     """A policy loss and what it declares; see `policy_loss`."""
 
     name: str
-    """In the config."""
+    """Name in the config."""
     function: LossFunction
     """The loss."""
     masks: tuple[str, ...] = ("response_mask",)

@@ -37,7 +37,7 @@ class LayerAdapter:
     """The adapter of one layer."""
 
     name: str
-    """Of the layer; its weight is NAME.weight in the model without adapters."""
+    """Name of the layer; its weight is NAME.weight in the model without adapters."""
     down: Tensor = field(repr=False)
     """A, [rank, in]; the parameter itself."""
     up: Tensor = field(repr=False)

@@ -44,7 +44,7 @@ class Proof:
     """All checks of one algorithm."""
 
     checks: tuple[ProofFinding, ...]
-    """In the order they were made."""
+    """Findings in the order they were made."""
 
     @property
     def passed(self) -> bool:

@@ -39,9 +39,9 @@ class TokenKey:
     """One token, whatever row it is in."""
 
     rollout_id: str
-    """Of its rollout."""
+    """Id of its rollout."""
     position: int
-    """In the conversation, prompt included, from 0."""
+    """Position in the conversation, prompt included, from 0."""
 
     def __str__(self) -> str:
         return f"{self.rollout_id} at {self.position}"
@@ -78,15 +78,15 @@ class UpdateOutcome:
     """Everything the optimizer would see, and what explains it."""
 
     gradient: Mapping[str, Tensor]
-    """By parameter."""
+    """Gradient by parameter."""
     slopes: Mapping[TokenKey, float]
-    """Of the loss by the log-probability of each token the loss looks at."""
+    """Slope of the loss by the log-probability of each token the loss looks at."""
     loss: float
-    """Of the update."""
+    """Loss of the update."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Merged over micro-batches and ranks."""
     micro_batches: int = 0
-    """How many there were."""
+    """Number of micro-batches."""
 
 
 def build_update(
