@@ -77,7 +77,7 @@ class LetterModel:
     """A character trigram model with interpolation down to single characters.
 
     It knows nothing of language but what it was shown, which is the point: it says how surprising
-    a text is to somebody who has only seen the other texts.
+    a text is to a reader who has only seen the other texts.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:

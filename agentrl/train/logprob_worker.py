@@ -56,7 +56,7 @@ class LogProbWorker:
         """Wrap a policy.
 
         Args:
-            policy: who runs the model.
+            policy: runs the model.
             name: of the policy, for messages.
         """
         self._policy = policy

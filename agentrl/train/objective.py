@@ -220,7 +220,7 @@ def _where(mask_R: Tensor, values_R: Tensor) -> Tensor:
 
 
 def _called(spec: LossSpec, inputs: LossInputs) -> object:
-    """A loss may be anybody's: what it raises is a failed step, by name, with its batch kept."""
+    """Call the loss; what it raises fails the step, by name, with the batch kept."""
     try:
         return spec.function(inputs)
     except TrainError:

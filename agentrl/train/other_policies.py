@@ -32,10 +32,10 @@ class Answers:
 def check_parts(
     algorithm: AlgorithmSection, reference: LogProbSource | None, critic: Critic | None
 ) -> None:
-    """Refuse an algorithm that asks for somebody who is not there.
+    """Refuse an algorithm that needs a model which is not there.
 
     Raises:
-        TrainError: says who is missing, and how to get by without.
+        TrainError: says which model is missing, and how to do without it.
     """
     if algorithm.needs_reference and reference is None:
         raise TrainError(

@@ -72,7 +72,7 @@ class TokenNumbers:
 def clip_state(metrics: Mapping[str, Tensor | float], mask_R: Tensor) -> Tensor:
     """[R] Which bound held a token back, from what a policy loss says of itself.
 
-    A loss of somebody else says it by giving masks [R] the names of `CLIP_METRICS`; one that does
+    A loss of a user says it by giving masks [R] the names of `CLIP_METRICS`; one that does
     not shows 0 everywhere.
     """
     found_R = torch.zeros_like(mask_R, dtype=torch.float32)

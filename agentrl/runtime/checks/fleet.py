@@ -182,7 +182,7 @@ async def _strangers(
     max_context_tokens: int,
     score: Score | None = None,
 ) -> str:
-    """Servers that somebody else started must be what this run needs, each of them."""
+    """Check that every external server is one that this run needs."""
 
     kind = find_transfer(backend)
     assert kind is not None, backend

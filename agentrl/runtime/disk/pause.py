@@ -76,7 +76,7 @@ def read_pause(path: Path) -> Pause | None:
 
 
 def _open_pause(path: Path, step: int, why: str) -> PauseState:
-    """Make the file, so that somebody may answer; an answer that stands there stays.
+    """Make the file, so that it can be answered; an answer that is there already stays.
 
     Args:
         path: the file; made again where it is missing or speaks of another pause.

@@ -262,7 +262,7 @@ def _translated(who: str) -> Iterator[None]:
     try:
         yield
     except RayTaskError as error:
-        # Of anybody else's error the traceback of the other process is wanted, too.
+        # Other errors keep the traceback of the other process.
         if isinstance(error.cause, AgentrlError | OSError):
             raise error.cause from None
         raise
