@@ -143,7 +143,7 @@ def cheapest_runs(
         budget: most tokens in a run.
 
     Example:
-        >>> cheapest_cuts([6, 6, 6], [0, 1, 5], budget=11)
+        >>> cheapest_runs([6, 6, 6], [0, 1, 5], budget=11)
         [(0, 1), (1, 3)]
     """
     number = len(sizes_I)
