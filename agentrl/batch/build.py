@@ -36,23 +36,23 @@ class _Prepared:
     """A rollout with everything that is the same in all updates."""
 
     selected: SelectedRollout
-    """Who it is."""
+    """Rollout as it was selected."""
     rows: tuple[CheckedRow, ...]
-    """Its rows that a loss looks at."""
+    """Rows of it that a loss looks at."""
     credit: tuple[RowCredit, ...]
-    """What its rewards say, by row."""
+    """Credit from its rewards, by row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cut:
-    """What an update is made with."""
+class _UpdateSettings:
+    """Settings that all updates of a step share."""
 
     algorithm: AlgorithmSection
     """Resolved."""
     micro_batch_tokens: int
     """Budget of one forward pass."""
     needs: LossNeeds
-    """Of the loss."""
+    """Declared by the loss."""
     prefix_sharing: bool
     """Whether rows may share what they begin with."""
     keep_zeros: bool
@@ -82,7 +82,7 @@ def build_step(
     (FORMULAS C.1), so that masking a part of the tokens does not make the others louder.
 
     Where advantages need a model (`AlgorithmSection.credit_needs_model`), they are 0 in the
-    micro-batches, all rows stay, and `StepBatch.credit` holds what `settle_credit` completes.
+    micro-batches, all rows stay, and `StepBatch.credit` holds what `compute_credit` completes.
 
     Args:
         groups: the rollouts of the step; groups may be uneven.
@@ -117,7 +117,7 @@ def build_step(
     ]
     open_ = algorithm.credit_needs_model
     final = _known_credit(prepared, algorithm)
-    cut = _Cut(
+    settings = _UpdateSettings(
         algorithm=algorithm,
         micro_batch_tokens=micro_batch_tokens,
         needs=needs,
@@ -129,7 +129,9 @@ def build_step(
         advantages = {key: np.zeros_like(values) for key, values in advantages.items()}
     by_id = {rollout.selected.rollout_id: rollout for rollout in prepared}
     updates = [
-        _build_update([by_id[rollout.rollout_id] for rollout in part], advantages, cut, epoch=epoch)
+        _build_update(
+            [by_id[rollout.rollout_id] for rollout in part], advantages, settings, epoch=epoch
+        )
         for epoch in range(epochs)
         for part in split_minibatches(
             selection.rollouts, minibatches=minibatches, seed=seed, epoch=epoch
@@ -184,35 +186,35 @@ def _count_rows(
     *,
     aged: bool,
 ) -> None:
-    """What became of the rows that were not dropped; each is counted once.
+    """Count the rows that were not dropped by their use, each once.
 
     Rows of which age leaves no token are trained as little as those that were dropped.
     """
-    fates = Counter({"trained": 0, "zero_advantage": 0, "masked_stale": 0})
+    numbers = Counter({"trained": 0, "zero_advantage": 0, "masked_stale": 0})
     tokens = 0
     for rollout in prepared:
         alive = [row for row in rollout.rows if row.mask_R.any()]
         tokens += rollout.selected.num_action_tokens - sum(int(r.mask_R.sum()) for r in alive)
-        fates["masked_stale"] += len(rollout.selected.rows) - len(alive)
+        numbers["masked_stale"] += len(rollout.selected.rows) - len(alive)
         for row in alive:
             zero = advantages is not None and not advantages[row.key].any()
-            fates["zero_advantage" if zero else "trained"] += 1
+            numbers["zero_advantage" if zero else "trained"] += 1
     if aged:
         metrics.sum("batch/tokens_masked_stale", tokens)
     else:
-        del fates["masked_stale"]
-    for fate, number in fates.items():
-        metrics.sum(f"batch/rows_{fate}", number)
+        del numbers["masked_stale"]
+    for use, number in numbers.items():
+        metrics.sum(f"batch/rows_{use}", number)
 
 
 def split_minibatches(
     rollouts: Sequence[SelectedRollout], *, minibatches: int, seed: int, epoch: int
 ) -> Iterator[tuple[SelectedRollout, ...]]:
-    """Cut a step into `minibatches` parts of nearly equal numbers of rollouts.
+    """Partition a step into `minibatches` parts of nearly equal numbers of rollouts.
 
-    The groups come in an order drawn from (seed, epoch) and siblings stay neighbours, so a group is
-    cut only where the numbers do not divide. All rows of a rollout are in one part. Parts without
-    a rollout are left out.
+    The groups come in an order drawn from (seed, epoch) and siblings stay neighbours, so a group
+    is split only where the numbers do not divide. All rows of a rollout are in one part. Parts
+    without a rollout are left out.
     """
     by_group: dict[str, list[SelectedRollout]] = {}
     for rollout in rollouts:
@@ -229,9 +231,9 @@ def split_minibatches(
 
 
 def _build_update(
-    rollouts: Sequence[_Prepared], advantages: RowNumbers, cut: _Cut, *, epoch: int
+    rollouts: Sequence[_Prepared], advantages: RowNumbers, settings: _UpdateSettings, *, epoch: int
 ) -> PackedBatch:
-    algorithm = cut.algorithm
+    algorithm = settings.algorithm
     assert algorithm.loss_agg_mode is not None
     assert algorithm.horizon is not None
     counts = count((r.selected.num_action_tokens for r in rollouts), horizon=algorithm.horizon)
@@ -246,7 +248,7 @@ def _build_update(
         )
         # A ratio of the whole rollout needs its rows without an advantage, too.
         signal = [bool(advantages[row.key].any()) for row in rollout.rows]
-        together = cut.keep_zeros or (cut.needs.whole_rollouts and any(signal))
+        together = settings.keep_zeros or (settings.needs.whole_rollouts and any(signal))
         rows += [
             row.with_numbers(advantages_R=advantages[row.key], weight=weight)
             for row, has_gradient in zip(rollout.rows, signal, strict=True)
@@ -255,13 +257,15 @@ def _build_update(
     return PackedBatch(
         micro_batches=pack_rows(
             rows,
-            micro_batch_tokens=cut.micro_batch_tokens,
-            prefix_sharing=cut.prefix_sharing,
-            whole_rollouts=cut.needs.whole_rollouts,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            prefix_sharing=settings.prefix_sharing,
+            whole_rollouts=settings.needs.whole_rollouts,
         ),
         global_tokens=counts.global_tokens,
         global_sequences=counts.global_sequences,
         horizon=counts.horizon,
-        counts=count_masks(((r.selected.rows, r.rows) for r in rollouts), keys=cut.needs.mask_keys),
+        counts=count_masks(
+            ((r.selected.rows, r.rows) for r in rollouts), keys=settings.needs.mask_keys
+        ),
         epoch=epoch,
     )

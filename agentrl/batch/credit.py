@@ -2,7 +2,7 @@
 
 Order (FORMULAS F12): penalties of the reward, group baseline, `clip_shaped` (all before this file),
 KL in the reward, credit over tokens, whitening. Where KL or values are part of it, only a model
-knows them: `build_step` leaves a `CreditPlan` in the batch, and the trainer calls `settle_credit`.
+knows them: `build_step` leaves a `CreditPlan` in the batch, and the trainer calls `compute_credit`.
 
 Everything is picked by the mask before any arithmetic, so masked positions may hold anything.
 Legend: `_R` response positions of one row, `_A` trained tokens of one rollout over all its rows.
@@ -64,14 +64,14 @@ def plan_rollout(
     """
     count = sum(int(row.mask_R.sum()) for row in rows)
     index_A = _indices(rollout, rows)
-    places = np.arange(count, dtype=np.int64)
+    positions = np.arange(count, dtype=np.int64)
     if algorithm.needs_values:
-        time_A, credit_A = places, _at_last_tokens(rollout.shaped_K, index_A, count)
+        time_A, credit_A = positions, _at_last_tokens(rollout.shaped_K, index_A, count)
     elif index_A is not None:
         time_A, credit_A = index_A, rollout.shaped_K[index_A]
     elif algorithm.estimator.discounts_tokens:
-        time_A = places
-        credit_A = rollout.shaped_K[0] * algorithm.gamma ** (count - 1.0 - places)
+        time_A = positions
+        credit_A = rollout.shaped_K[0] * algorithm.gamma ** (count - 1.0 - positions)
     else:
         time_A = np.zeros(count, dtype=np.int64)
         credit_A = np.full(count, rollout.shaped_K[0], dtype=np.float64)
@@ -140,7 +140,7 @@ def finish_credit(
     return FinalCredit(by_row=by_row, by_rollout=by_rollout, metrics=metrics)
 
 
-def settle_credit(
+def compute_credit(
     batch: StepBatch,
     *,
     old: RowNumbers | None,
@@ -169,10 +169,10 @@ def settle_credit(
         of k3 by token), `batch/advantage_mean`, `batch/advantage_abs_mean`, `batch/return_mean`.
 
     Raises:
-        DataError: the batch is settled, or a number is missing or not finite; names the row.
+        DataError: the advantages are final, or a number is missing or not finite; names the row.
     """
     if batch.credit is None:
-        raise DataError("settle_credit: the advantages of this batch are final already")
+        raise DataError("compute_credit: the advantages of this batch are final already")
     metrics = MetricBag()
     advantages: list[FloatArray] = []
     returns: dict[RowKey, FloatArray] = {}
@@ -234,7 +234,7 @@ def _asked(rows: Sequence[RowCredit], numbers: RowNumbers | None, name: str) -> 
     """[A] What a model said about the trained tokens of a rollout."""
     if numbers is None:
         raise DataError(
-            f"settle_credit: algorithm needs `{name}`, got None; ask the model for all rows first"
+            f"compute_credit: algorithm needs `{name}`, got None; ask the model for all rows first"
         )
     found = []
     for row in rows:
@@ -244,15 +244,15 @@ def _asked(rows: Sequence[RowCredit], numbers: RowNumbers | None, name: str) -> 
         if numbers_R is None or len(numbers_R) != len(row.mask_R):
             got = "none" if numbers_R is None else str(len(numbers_R))
             raise DataError(
-                f"settle_credit: row {row.key} has {len(row.mask_R)} response positions, `{name}` "
+                f"compute_credit: row {row.key} has {len(row.mask_R)} response positions, `{name}` "
                 f"has {got} for it; pass one number for each position of every row"
             )
         picked = np.asarray(numbers_R, dtype=np.float64)
         bad = np.flatnonzero(row.mask_R & ~np.isfinite(picked))
         if len(bad):
             raise DataError(
-                f"settle_credit: `{name}` is {picked[bad[0]]} at response position {bad[0]} of row "
-                f"{row.key} ({len(bad)} such tokens), expected finite numbers"
+                f"compute_credit: `{name}` is {picked[bad[0]]} at response position {bad[0]} of "
+                f"row {row.key} ({len(bad)} such tokens), expected finite numbers"
             )
         found.append(picked[row.mask_R])
     return np.concatenate([np.zeros(0, dtype=np.float64), *found])
@@ -265,7 +265,7 @@ def _pick(arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> FloatArr
 
 
 def _to_rows(values_A: np.ndarray, masks: Sequence[np.ndarray]) -> list[FloatArray]:
-    """Numbers of trained tokens at their places in the rows, 0 elsewhere."""
+    """Numbers of trained tokens at their positions in the rows, 0 elsewhere."""
     out, start = [], 0
     for mask_R in masks:
         end = start + int(mask_R.sum())
@@ -289,4 +289,4 @@ def _filled(micro: MicroBatch, advantages: RowNumbers) -> MicroBatch:
     return replace(micro, advantages_R=advantages_R)
 
 
-__all__ = ["CreditPlan", "FinalCredit", "finish_credit", "plan_rollout", "settle_credit"]
+__all__ = ["CreditPlan", "FinalCredit", "compute_credit", "finish_credit", "plan_rollout"]

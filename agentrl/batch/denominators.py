@@ -1,7 +1,7 @@
-"""The only place where a loss is divided: global counts and the weight of one token.
+"""The only module that divides a loss: global counts and the weight of one token.
 
 A loss is a sum over trained tokens; what it is divided by must not depend on how the optimizer
-update was cut into ranks, micro-batches or packs. So the counts are taken once, over the whole
+update was split over ranks, micro-batches or packs. So the counts are taken once, over the whole
 update, before any filter, and every weight below demands all three as keywords.
 """
 

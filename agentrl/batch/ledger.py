@@ -1,12 +1,12 @@
-"""Accounts for every token and second of the rollouts of a step; the fates add up to all of it.
+"""Accounts for every token and second of the rollouts of a step; the uses add up to all of it.
 
-fate             tokens that ...
+use              tokens that ...
 trained          are in the loss, with an advantage, with one that a model has yet to give, or
                  under a loss that needs none, such as one with a KL penalty
 zero_advantage   are in the loss and teach nothing, since all of their group did equally well
 filtered         belong to a group that the dynamic filter left out
 stale            were sampled by weights that are too old: dropped with the rollout, or masked
-truncated        belong to a rollout that a budget cut off, with `algorithm.mask_truncated`
+truncated        belong to a rollout that a budget ended, with `algorithm.mask_truncated`
 aborted          belong to a rollout that was cancelled
 infrastructure   belong to a rollout that a failure ended, or to an attempt made again after one
 
@@ -29,7 +29,7 @@ from agentrl.types import Termination, Trajectory, TrajectoryGroup
 from agentrl.usage import LOST_SECONDS, LOST_TOKENS
 
 
-class Fate(StrEnum):
+class TokenUse(StrEnum):
     """The use that was made of a token."""
 
     TRAINED = "trained"
@@ -43,18 +43,18 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Tokens and seconds by fate."""
+    """Tokens and seconds of a step by their use."""
 
-    tokens: Mapping[Fate, int]
-    """Sampled tokens; every fate has an entry."""
-    seconds: Mapping[Fate, float]
-    """Wall time of rollouts, each for itself; every fate has an entry."""
+    tokens: Mapping[TokenUse, int]
+    """Sampled tokens; every use has an entry."""
+    seconds: Mapping[TokenUse, float]
+    """Wall time of rollouts, each for itself; every use has an entry."""
 
     def into(self, bag: MetricBag) -> None:
         """Add everything as `waste/tokens/FATE` and `waste/seconds/FATE`."""
-        for fate in Fate:
-            bag.sum(f"waste/tokens/{fate}", self.tokens[fate])
-            bag.sum(f"waste/seconds/{fate}", self.seconds[fate])
+        for use in TokenUse:
+            bag.sum(f"waste/tokens/{use}", self.tokens[use])
+            bag.sum(f"waste/seconds/{use}", self.seconds[use])
 
 
 def step_ledger(
@@ -77,20 +77,20 @@ def step_ledger(
         skip_groups: as for `build_step`.
     """
     teaching = _teaching_rows(batch, needs or LossNeeds())
-    tokens: Counter[Fate] = Counter(dict.fromkeys(Fate, 0))
-    seconds = dict.fromkeys(Fate, 0.0)
+    tokens: Counter[TokenUse] = Counter(dict.fromkeys(TokenUse, 0))
+    seconds = dict.fromkeys(TokenUse, 0.0)
     for group in groups:
         filtered = group.group_id in (skip_groups or {})
         for rows in group.rollouts():
-            whole = _fate_of_all(rows[0], filtered=filtered, algorithm=algorithm)
-            parts: Counter[Fate] = Counter()
+            whole = _use_of_all(rows[0], filtered=filtered, algorithm=algorithm)
+            parts: Counter[TokenUse] = Counter()
             for row in rows:
                 parts.update(_parts(row, whole, teaching, oldest_version))
             tokens.update(parts)
-            for fate, share in _shares(parts, whole or Fate.ZERO_ADVANTAGE).items():
-                seconds[fate] += share * rows[0].duration_s
-            tokens[Fate.INFRASTRUCTURE] += round(spent_before(rows[0], LOST_TOKENS))
-            seconds[Fate.INFRASTRUCTURE] += spent_before(rows[0], LOST_SECONDS)
+            for use, share in _shares(parts, whole or TokenUse.ZERO_ADVANTAGE).items():
+                seconds[use] += share * rows[0].duration_s
+            tokens[TokenUse.INFRASTRUCTURE] += round(spent_before(rows[0], LOST_TOKENS))
+            seconds[TokenUse.INFRASTRUCTURE] += spent_before(rows[0], LOST_SECONDS)
     return Ledger(tokens=tokens, seconds=seconds)
 
 
@@ -106,27 +106,29 @@ def _teaching_rows(batch: StepBatch, needs: LossNeeds) -> set[RowKey]:
     return found
 
 
-def _fate_of_all(first: Trajectory, *, filtered: bool, algorithm: AlgorithmSection) -> Fate | None:
-    """What became of a rollout as a whole; None where it takes part in the loss."""
+def _use_of_all(
+    first: Trajectory, *, filtered: bool, algorithm: AlgorithmSection
+) -> TokenUse | None:
+    """Use of a rollout as a whole; None where it takes part in the loss."""
     if first.termination is Termination.STALE:
-        return Fate.STALE
+        return TokenUse.STALE
     if first.termination is Termination.ABORTED:
-        return Fate.ABORTED
+        return TokenUse.ABORTED
     if not first.rule.in_loss:
-        return Fate.INFRASTRUCTURE
+        return TokenUse.INFRASTRUCTURE
     if filtered:
-        return Fate.FILTERED
-    if first.reward is None:  # nothing could be said of it, whoever is to blame
-        return Fate.INFRASTRUCTURE
+        return TokenUse.FILTERED
+    if first.reward is None:  # without a reward the cause is unknown
+        return TokenUse.INFRASTRUCTURE
     if algorithm.mask_truncated and first.rule.truncated:
-        return Fate.TRUNCATED
+        return TokenUse.TRUNCATED
     return None
 
 
 def _parts(
-    row: Trajectory, whole: Fate | None, teaching: set[RowKey], oldest_version: int | None
-) -> dict[Fate, int]:
-    """Sampled tokens of one row by fate."""
+    row: Trajectory, whole: TokenUse | None, teaching: set[RowKey], oldest_version: int | None
+) -> dict[TokenUse, int]:
+    """Sampled tokens of one row by use."""
     if whole is not None:
         return {whole: row.num_action_tokens}
     key = RowKey(group_id=row.group_id, rollout_id=row.rollout_id, row_index=row.row_index)
@@ -137,8 +139,8 @@ def _parts(
             for version, sampled in zip(row.policy_versions, row.response_mask, strict=True)
             if sampled
         )
-    fate = Fate.TRAINED if key in teaching else Fate.ZERO_ADVANTAGE
-    return {fate: alive, Fate.STALE: row.num_action_tokens - alive}
+    use = TokenUse.TRAINED if key in teaching else TokenUse.ZERO_ADVANTAGE
+    return {use: alive, TokenUse.STALE: row.num_action_tokens - alive}
 
 
 def spent_before(row: Trajectory, name: str) -> float:
@@ -152,9 +154,9 @@ def spent_before(row: Trajectory, name: str) -> float:
     return value if math.isfinite(value) and value > 0.0 else 0.0
 
 
-def _shares(parts: Mapping[Fate, int], without: Fate) -> dict[Fate, float]:
+def _shares(parts: Mapping[TokenUse, int], without: TokenUse) -> dict[TokenUse, float]:
     """Parts of 1; all of it to `without` where there is no token."""
     total = sum(parts.values())
     if not total:
         return {without: 1.0}
-    return {fate: count / total for fate, count in parts.items()}
+    return {use: count / total for use, count in parts.items()}

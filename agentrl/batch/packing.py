@@ -13,7 +13,7 @@ import numpy as np
 
 from agentrl.batch.prefix import (
     PrefixTree,
-    cheapest_cuts,
+    cheapest_runs,
     common_prefix,
     path_positions,
     prefix_tree,
@@ -106,11 +106,11 @@ class _Item:
     tokens: int
     """Packed tokens."""
     shared: int
-    """How many of these the item before in reading order has too, at least."""
+    """Lower bound on the tokens it shares with the item before in reading order."""
 
 
 def _items(rows: Sequence[Row], *, prefix_sharing: bool, whole_rollouts: bool) -> list[_Item]:
-    """What may not be cut: rows, or all rows of a rollout. In reading order when they share."""
+    """Indivisible items: rows, or all rows of a rollout. In reading order when they share."""
     ids = [row.input_ids for row in rows]
     order = reading_order(ids).order if prefix_sharing else range(len(rows))
     together: dict[str | int, list[int]] = {}
@@ -132,7 +132,7 @@ def _runs(items: Sequence[_Item], budget: int) -> list[_Item]:
     """Neighbours that fit into the budget together, as one item each."""
     runs: list[_Item] = []
     sizes, shared = [item.tokens for item in items], [item.shared for item in items]
-    for start, end in cheapest_cuts(sizes, shared, budget):
+    for start, end in cheapest_runs(sizes, shared, budget):
         members = tuple(row for item in items[start:end] for row in item.members)
         tokens = sum(sizes[start:end]) - sum(shared[start + 1 : end])
         runs.append(_Item(members=members, tokens=tokens, shared=shared[start]))

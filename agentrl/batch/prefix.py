@@ -6,7 +6,7 @@ each row has its longest common prefix with a neighbour. A causal model gives a 
 hidden state in every row that continues it, so sharing changes what is computed twice and nothing
 else.
 
-Legend: `N` rows, `S` segments, `T` packed tokens, `I` items that must not be cut.
+Legend: `N` rows, `S` segments, `T` packed tokens, `I` items that must not be split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from agentrl.batch.records import IntArray
 
 _COST_OF_A_PASS = 64
-"""What a further micro-batch costs beside its tokens, in tokens; breaks ties between cuts."""
+"""Cost of a further micro-batch beside its tokens, in tokens; breaks ties between splits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class ReadingOrder:
     """Rows sorted so that those with a common prefix are neighbours."""
 
     order: tuple[int, ...]
-    """[N] Index of the row at each place."""
+    """[N] Index of the row at each position of the order."""
     shared: IntArray
-    """[N] Tokens that the row at each place has in common with the one before; 0 at the first."""
+    """[N] Tokens that the row at each position shares with the one before; 0 at the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +104,8 @@ def prefix_tree(rows: Sequence[IntArray]) -> PrefixTree:
             low += 1
         if low == high:
             continue
-        cuts = [low, *(low + 1 + np.flatnonzero(shared[low + 1 : high] == stop)).tolist(), high]
-        branches = reversed(list(pairwise(cuts)))
+        bounds = [low, *(low + 1 + np.flatnonzero(shared[low + 1 : high] == stop)).tolist(), high]
+        branches = reversed(list(pairwise(bounds)))
         waiting.extend((a, b, stop, parent) for a, b in branches)
     return PrefixTree(
         lengths_S=np.array([stop - depth for _, depth, stop in spans], dtype=np.int64),
@@ -129,10 +129,10 @@ def path_positions(lengths_S: IntArray, parents_S: IntArray, segment: int) -> In
     return np.concatenate(path[::-1])
 
 
-def cheapest_cuts(
+def cheapest_runs(
     sizes_I: Sequence[int], shared_I: Sequence[int], budget: int
 ) -> list[tuple[int, int]]:
-    """Cut a sequence of items into runs `[start, end)` that repeat as few tokens as possible.
+    """Split a sequence of items into runs `[start, end)` that repeat as few tokens as possible.
 
     A run costs its tokens: those of its first item, and of each further one those that it does not
     share with the item before.
@@ -143,7 +143,7 @@ def cheapest_cuts(
         budget: most tokens in a run.
 
     Example:
-        >>> cheapest_cuts([6, 6, 6], [0, 1, 5], budget=11)
+        >>> cheapest_runs([6, 6, 6], [0, 1, 5], budget=11)
         [(0, 1), (1, 3)]
     """
     number = len(sizes_I)

@@ -5,7 +5,7 @@ Legend of the shape suffixes: `_N` rows of a micro-batch, `_S` segments of it (s
 at).
 
 Invariants: weights already hold the global denominator, so the loss of an optimizer update is the
-plain sum over its micro-batches, however the rows were cut into them. Response positions name the
+plain sum over its micro-batches, however the rows were divided. Response positions name the
 packed position that predicts them (`source_R`) instead of assuming it to be the one before, because
 rows may share the tokens of a common prefix.
 """
@@ -43,7 +43,7 @@ class RowKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row ready for packing: checked, cut after its last trained token, with its numbers."""
+    """One row ready for packing: checked, without tokens after the last trained one."""
 
     key: RowKey
     """Which row."""
@@ -74,8 +74,8 @@ class Row:
 class MicroBatch:
     """Rows packed for one forward and backward pass, each token of a shared prefix once.
 
-    The packed tokens are cut into segments, which form trees. A row is the path from a root to one
-    segment; a token attends to the segments above its own and causally inside its own. Without
+    The packed tokens are split into segments, which form trees. A row is the path from a root to
+    one segment; a token attends to the segments above its own and causally inside its own. Without
     sharing every row is a root.
 
     Example:
@@ -217,7 +217,7 @@ class PackedBatch:
     horizon: int
     """H of `seq-mean-token-sum-norm`, in tokens."""
     counts: Mapping[str, MaskCounts] = field(default_factory=dict[str, MaskCounts])
-    """By mask key, for the keys that the loss declares."""
+    """Counts by mask key, for the keys that the loss declares."""
     epoch: int = 0
     """Which pass over the step's rollouts this update belongs to."""
 
@@ -265,11 +265,11 @@ class StepBatch:
     """Mean advantage of the trained tokens by `rollout_id`, for every rollout that takes part in
     the loss; while `credit` is open, what the group baseline leaves of its reward."""
     metrics: MetricBag
-    """What the batch stage counted."""
+    """Metrics of the batch stage."""
     credit: CreditPlan | None = None
-    """What `settle_credit` needs to fill in the advantages; None when they are final."""
+    """What `compute_credit` needs to fill in the advantages; None when they are final."""
     returns: RowNumbers | None = None
-    """Targets of the critic by row, once settled; None without one."""
+    """Targets of the critic by row, once computed; None without one."""
 
     @property
     def num_tokens(self) -> int:

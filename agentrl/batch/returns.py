@@ -31,7 +31,7 @@ def rewards_to_go(
     Args:
         rewards: [K] in order.
         gamma: discount per unit of time.
-        times: [K] when each comes, never falling; None counts the places.
+        times: [K] when each comes, never falling; None counts the positions.
 
     Example:
         >>> rewards_to_go([0.0, 1.0, 4.0], gamma=0.5)

@@ -1,4 +1,4 @@
-"""Trajectories into rows: checked, masked by age, cut where nothing more is looked at."""
+"""Trajectories into rows: checked, masked by age, truncated after the last token a loss needs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_row(
 ) -> CheckedRow | None:
     """One checked row; None if no loss looks at any of its tokens.
 
-    What follows the last token that is trained or looked at conditions nothing and is cut off.
+    Tokens after the last one that is trained or looked at are dropped: nothing depends on them.
 
     Args:
         trajectory: the row.

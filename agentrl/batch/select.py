@@ -33,7 +33,7 @@ class SelectedRollout:
     group_id: str
     """`Trajectory.group_id`."""
     rows: tuple[Trajectory, ...]
-    """Its rows with at least one sampled token, in order."""
+    """Rows with at least one sampled token, in order."""
     shaped_K: FloatArray
     """What estimator and `clip_shaped` leave of its reward: one number for the rollout, or one for
     each of its turns or sampled tokens."""
@@ -74,14 +74,14 @@ def select_rollouts(
             skipped group that is not there.
     """
     skipped = skip_groups or {}
-    fates: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
     chosen: list[SelectedRollout] = []
     seen: list[str] = []
     singletons = 0
     _refuse_repeated_groups(groups, skipped)
     for group in groups:
         if group.group_id in skipped:
-            fates[skipped[group.group_id]] += len(group.trajectories)
+            dropped[skipped[group.group_id]] += len(group.trajectories)
             continue
         rollouts = list(group.rollouts())
         seen += [rows[0].rollout_id for rows in rollouts]
@@ -91,14 +91,14 @@ def select_rollouts(
         for rows, reward, shaped_K in zip(rollouts, rewards, shaped, strict=True):
             reason = _why_left_out(rows[0], reward, mask_truncated=algorithm.mask_truncated)
             trained = 0 if reason else sum(any(row.response_mask) for row in rows)
-            fates[reason or "no_action_tokens"] += len(rows) - trained
+            dropped[reason or "no_action_tokens"] += len(rows) - trained
             if trained:
                 assert shaped_K is not None  # unscored rollouts have a reason
                 chosen.append(_selected(rows, shaped_K, algorithm))
     _refuse_repeated_rollouts(seen)
     metrics = MetricBag()
     metrics.sum("batch/rows_started", sum(len(group.trajectories) for group in groups))
-    for reason, number in fates.items():
+    for reason, number in dropped.items():
         if number:
             metrics.sum(f"batch/rows_dropped/{reason}", number)
     if algorithm.estimator.compares_siblings:

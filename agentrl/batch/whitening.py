@@ -18,7 +18,7 @@ def whiten(advantages_A: FloatArray, *, no_std_norm: bool = False) -> FloatArray
     Every token weighs the same, so long rollouts dominate mean and variance: this is what
     REINFORCE++ (https://arxiv.org/abs/2501.03262) and verl do. OpenRLHF and NeMo take ddof 0 and
     clamp the variance at 1e-8 instead. Equal advantages, and a single one, become exactly 0. Sums
-    do not depend on the order of tokens, nor on the cut of rollouts into rows.
+    do not depend on the order of tokens, nor on the split of rollouts into rows.
 
     Args:
         advantages_A: trained tokens of the whole step, over all ranks, each once.

@@ -42,6 +42,6 @@ def command(
 
 
 def _say(line: str) -> None:
-    # At once, also into a pipe: whoever started this waits for the address.
+    # At once, also into a pipe: the caller may wait for the address.
     typer.echo(line)
     sys.stdout.flush()

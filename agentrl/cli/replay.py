@@ -86,8 +86,8 @@ def _show(report: ReplayReport) -> None:
 
 def _document(report: ReplayReport) -> dict[str, Any]:
     """Ready for JSON but for numbers that are none; `same` is about what was compared."""
-    told = {"same": report.same, "not_compared": report.not_compared}
-    return dataclasses.asdict(report) | told
+    compared = {"same": report.same, "not_compared": report.not_compared}
+    return dataclasses.asdict(report) | compared
 
 
 def _finding(item: Agreement) -> Finding:

@@ -105,13 +105,13 @@ def _command(
         model_path=source,
         max_context_tokens=max_context,
         dtype=dtype,
-        # Whoever connects must know the secret, so without one there is nobody to listen for.
+        # Clients must know the secret; without one no client can connect.
         middleware=(LEAN,) if os.environ.get(SECRET_VARIABLE) else (),
     )
 
 
 async def _serve(server: VllmServer, console: Console, host: str) -> None:
-    """Start, tell, and wait for a signal or the server's end."""
+    """Start the server, print its usage, and wait for a signal or its end."""
     from agentrl.runtime.stop import StopSwitch
 
     switch = StopSwitch()
@@ -121,7 +121,7 @@ async def _serve(server: VllmServer, console: Console, host: str) -> None:
 
     async def work() -> None:
         await server.start(progress)
-        for line in _told(server, host):
+        for line in _usage_lines(server, host):
             console.print(line, markup=False, soft_wrap=True)
         while server.running:
             await asyncio.sleep(_LOOK_S)
@@ -134,7 +134,7 @@ async def _serve(server: VllmServer, console: Console, host: str) -> None:
             await server.stop()
 
 
-def _told(server: VllmServer, host: str) -> list[str]:
+def _usage_lines(server: VllmServer, host: str) -> list[str]:
     lines = [
         f"what it prints goes to {server.log}",
         "to use it, write in a run file:",

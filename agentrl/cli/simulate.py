@@ -140,7 +140,7 @@ def _table(reports: Mapping[str, RoutingReport]) -> Table:
         *("makespan\ns", "turn\np50 s", "turn\np95 s", "first\ntoken s", "prefilled\nagain"),
         *("cache\nhits", "\nmoves", "busiest\n/ mean"),
     ):
-        # Numbers are never cut, whatever the terminal.
+        # Numbers are never truncated, whatever the terminal.
         table.add_column(title, justify="right", no_wrap=True)
     for name, report in reports.items():
         table.add_row(

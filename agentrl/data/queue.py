@@ -1,4 +1,4 @@
-"""Finished groups between those who make them and the one who trains.
+"""Finished groups between the rollouts and the trainer.
 
 One consumer, any number of producers, one event loop. The queue never blocks a producer: how much
 may be begun is decided before (see `staleness`), so a queue that is full is a broken invariant and

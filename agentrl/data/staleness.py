@@ -8,7 +8,7 @@ s is `staleness_threshold`. Three rules, the first two of which bound the lag of
        begun - trained at the last sync >= (1 + s) * K * B
 
    The left side is queued + running + trained since the last sync. What was trained since the sync
-   must be counted: with queued + running alone, places that a step frees would be filled again with
+   must be counted: with queued + running alone, slots that a step frees would be filled again with
    groups of the same old weights, and a sync interval could train any number of them.
 
 2. Order. After a sync at learner version v, K*(a number) steps are trained, so the engine samples v
@@ -20,11 +20,11 @@ s is `staleness_threshold`. Three rules, the first two of which bound the lag of
 
    Rollouts do not end in the order they began. `choose_batch` lets a short one overtake as long as
    every group that is left can still be trained within L (earliest deadline first); then it waits.
-   A slot is always found: there are never more deadlines <= m than places up to version m.
+   A schedule always exists: there are never more deadlines <= m than slots up to version m.
    Example: s = 0, K = 1 gives L = 0, strictly on-policy; s = 1, K = 1 gives L = 1, one step off.
 
 3. `max_version_lag` replaces rule 2 by enforcement: nothing waits for a long rollout, and tokens
-   older than it are dropped with their rollout, or masked. A dropped group gives its place back.
+   older than it are dropped with their rollout, or masked. A dropped group releases its slot.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class BackPressure:
     """Rule 1: counts groups, and says whether another may begin."""
 
     def __init__(self, limit: int, *, total: int | None = None) -> None:
-        """Nothing has begun.
+        """Start with no group begun.
 
         Args:
             limit: see `Pace.limit`.
@@ -107,11 +107,11 @@ class BackPressure:
         self._begun += 1
 
     def train(self, groups: int) -> None:
-        """So many groups were trained; their places stay taken until the next sync."""
+        """Count groups as trained; their slots stay taken until the next sync."""
         self._trained += groups
 
     def drop(self, groups: int = 1) -> None:
-        """So many groups will not be trained; others may begin in their place."""
+        """Release the slots of groups that will not be trained."""
         self._begun -= groups
 
     def sync(self) -> None:
@@ -149,8 +149,8 @@ def choose_batch(
     order = sorted(range(len(finished)), key=finished.__getitem__)
     if lag_bound is not None and running:  # with none in flight there is nothing to wait for
         left = sorted([*(finished[position] for position in order[size:]), *running])
-        for place, began in enumerate(left):
-            if began + lag_bound < version + 1 + place // size:
+        for position, began in enumerate(left):
+            if began + lag_bound < version + 1 + position // size:
                 return None
     return order[:size]
 

@@ -18,9 +18,9 @@ class Stretch:
     """Consecutive logged steps whose values pass one test."""
 
     first_step: int
-    """Where it begins."""
+    """First step of the stretch."""
     last_step: int
-    """Where it ends."""
+    """Last step of the stretch."""
     length: int
     """Logged steps in it; steps that do not log the metric are passed over."""
     worst: float
@@ -193,7 +193,7 @@ def trend(series: Series, errors: Sequence[float] | None = None) -> Change | Non
 
 
 def weighted_slope(
-    places: Sequence[float], values: Sequence[float], errors: Sequence[float]
+    positions: Sequence[float], values: Sequence[float], errors: Sequence[float]
 ) -> tuple[float, float] | None:
     """Slope of the least-squares line and its standard error, where that of each value is known.
 
@@ -202,8 +202,8 @@ def weighted_slope(
         (0.3, 0.14142135623730953)
     """
     weights = [1 / error**2 for error in errors]
-    middle = sum(w * x for w, x in zip(weights, places, strict=True)) / sum(weights)
-    across = [x - middle for x in places]
+    middle = sum(w * x for w, x in zip(weights, positions, strict=True)) / sum(weights)
+    across = [x - middle for x in positions]
     spread = sum(w * x * x for w, x in zip(weights, across, strict=True))
     if spread <= 0:
         return None

@@ -29,9 +29,9 @@ class Band:
     red: Range
     """(low, high): below the first or above the second something is wrong; None: no such flag."""
     what: str
-    """What the curve tells, and which way it goes when all is well."""
+    """Meaning of the curve, and which way it goes when all is well."""
     source: str
-    """Where the bounds are from."""
+    """Source of the bounds."""
 
 
 _OPEN: Range = (None, None)

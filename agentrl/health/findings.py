@@ -179,7 +179,7 @@ def rise_of(history: History, name: str) -> Change | None:
     """Movement of the score of one evaluation: by its slope, or from first to last quarter.
 
     A curve that rises and then stays has little slope, and one that is noisy has a poor start; the
-    larger rise of the two counts, so that nobody is accused for the shape of a curve.
+    larger rise of the two counts, so that the shape of a curve alone fails no check.
     """
     series, errors = history.metrics[f"eval/{name}/score"], score_errors(history, name)
     found = [trend(series, errors)]

@@ -153,10 +153,10 @@ def _refused(data: Mapping[Any, Any]) -> set[str]:
     else:
         return set()
     found: set[str] = set()
-    for place in wrong:
+    for location in wrong:
         node: Any = data
         names: list[str] = []
-        for part in place:
+        for part in location:
             if not isinstance(node, Mapping) or part not in node:
                 break
             node = node[part]
@@ -172,7 +172,7 @@ def _require_plain(path: Path) -> None:
 
 
 def _trouble(path: Path) -> str:
-    """Why a file is none that agentrl wrote, told without building anything from it.
+    """Reason why agentrl did not write a file, found without building anything from it.
 
     A few lines of YAML can nest without end, or name one mapping a million times.
     """

@@ -40,7 +40,7 @@ class Event:
     action: str = ""
     """`warn`, `pause`, `continue`, `stop` or `rollback`; empty for verdicts."""
     first_step: int | None = None
-    """Where the streak, or the finding, begins."""
+    """First step of the streak, or of the finding."""
     detector: str = ""
     """Whose verdict."""
     status: str = ""

@@ -10,7 +10,7 @@ from agentrl.types import Termination
 
 
 def more_room(config: Config, *, turns: bool) -> list[Lever]:
-    """Larger limits, where rollouts are cut off that were on their way."""
+    """Larger limits, for rollouts that a limit truncates before they are done."""
     if turns:
         most = value_of(config, "rollout.max_assistant_turns", 4)
         return [
@@ -258,7 +258,7 @@ def tools(config: Config, statuses: Collection[str]) -> list[Lever]:
             )
         ],
     }
-    told = Lever(
+    example = Lever(
         key="chat.system_prompt",
         value="one example of a call that works",
         why="The model calls tools in a way that they refuse (ours).",
@@ -271,5 +271,5 @@ def tools(config: Config, statuses: Collection[str]) -> list[Lever]:
     )
     chosen = [lever for status in statuses for lever in found.get(status, [])]
     if {"invalid_arguments", "unknown_tool", "malformed", "parse"} & set(statuses):
-        chosen.append(told)
+        chosen.append(example)
     return [*chosen, broken] if "error" in statuses or not chosen else chosen

@@ -30,9 +30,9 @@ class RolloutFacts:
     task_id: str
     """`Task.id`."""
     group_id: str
-    """Of its siblings."""
+    """Id of the group of its siblings."""
     rollout_id: str
-    """Its own."""
+    """Id of the rollout."""
     reward: float | None
     """None when it cannot be trusted."""
     score: float | None
@@ -52,7 +52,7 @@ class RolloutFacts:
     tool_errors: int
     """Calls whose status is not `ok`."""
     text: str
-    """What the policy wrote, turns joined by newlines."""
+    """Text that the policy wrote, turns joined by newlines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class History:
     """All a detector looks at."""
 
     metrics: Mapping[str, Series]
-    """By name, as logged."""
+    """Series by name, as logged."""
     rollouts: Sequence[RolloutFacts] = ()
     """A sample of the stored rollouts, by step; enough of the first and the latest steps."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -68,7 +68,7 @@ class History:
     not_finite: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     """Steps at which a metric was NaN or infinite; those values are not in `metrics`."""
     notes: tuple[str, ...] = ()
-    """What of the run could not be read, in words."""
+    """Parts of the run that could not be read, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +76,13 @@ class Evidence:
     """One number, or a stretch of a curve, that led to a verdict."""
 
     text: str
-    """In words, numbers included."""
+    """Description in words, numbers included."""
     metric: str = ""
     """The curve it was seen on; empty when it is from rollouts."""
     first_step: int | None = None
-    """Where the stretch begins."""
+    """First step of the stretch."""
     last_step: int | None = None
-    """Where it ends."""
+    """Last step of the stretch."""
     rollout_ids: tuple[str, ...] = ()
     """Rollouts that show it."""
 
@@ -94,9 +94,9 @@ class Lever:
     key: str
     """Dotted config key."""
     value: Any
-    """What to set it to, worked out from the present value where there is one."""
+    """Value to set, derived from the present value where there is one."""
     why: str
-    """In one sentence, with its source."""
+    """Reason in one sentence, with its source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,11 +56,11 @@ class Rule:
     op: str
     """`>`, `>=`, `<` or `<=`."""
     bound: float
-    """What the metric is compared with."""
+    """Value that the metric is compared with."""
     steps: int
     """Steps in a row that must break the bound."""
     action: RuleAction
-    """What happens then."""
+    """Action when the condition holds."""
 
     @property
     def text(self) -> str:
@@ -141,7 +141,7 @@ def parse_rules(
         where: names the rules in errors.
 
     Raises:
-        ConfigError: the first that cannot be read, with its place, or one that stands twice.
+        ConfigError: the first that cannot be read, with its key, or one that occurs twice.
     """
     rules = tuple(
         parse_rule(text, datasets=datasets, where=f"{where}[{index}]")
@@ -159,7 +159,7 @@ def parse_rules(
 def parse_rule(text: str, *, datasets: Collection[str] | None = None, where: str = "rule") -> Rule:
     """Parse one rule; `for 1 step` may be left out.
 
-    A metric that nobody knows is refused only if it looks like one that is known: losses and
+    An unknown metric is refused only if its name is close to a known one: losses and
     environments of others log names of their own.
 
     Args:
@@ -170,22 +170,22 @@ def parse_rule(text: str, *, datasets: Collection[str] | None = None, where: str
     Raises:
         ConfigError: what is wrong, and what would be right.
     """
-    place = f"{where}: {text!r}"
+    label = f"{where}: {text!r}"
     condition, arrow, action = (part.strip() for part in text.partition("->"))
     if not arrow:
-        raise ConfigError(f"{place} has no '-> ACTION'; expected {_FORM}")
+        raise ConfigError(f"{label} has no '-> ACTION'; expected {_FORM}")
     found = _OPERATOR.search(condition)
     if found is None or not condition[: found.start()].strip():
         missing = "names no metric" if found else "compares nothing"
-        raise ConfigError(f"{place} {missing}; expected {_FORM}")
+        raise ConfigError(f"{label} {missing}; expected {_FORM}")
     if found[0] not in _COMPARE:
-        raise ConfigError(f"{place}: operator {found[0]!r} is none of {_list(_COMPARE)}")
+        raise ConfigError(f"{label}: operator {found[0]!r} is none of {_list(_COMPARE)}")
     metric = condition[: found.start()].strip()
-    _check_metric(metric, datasets, place)
-    bound, steps = _bound(condition[found.end() :].strip(), place)
+    _check_metric(metric, datasets, label)
+    bound, steps = _bound(condition[found.end() :].strip(), label)
     if action not in list(RuleAction):
         near = _near(action, [item.value for item in RuleAction])
-        raise ConfigError(f"{place}: action {action!r} is none of {_list(RuleAction)}{near}")
+        raise ConfigError(f"{label}: action {action!r} is none of {_list(RuleAction)}{near}")
     return Rule(metric=metric, op=found[0], bound=bound, steps=steps, action=RuleAction(action))
 
 
@@ -213,37 +213,37 @@ def streak_of(rule: Rule, values: Mapping[int, float], *, until: int) -> Streak:
     )
 
 
-def _check_metric(metric: str, datasets: Collection[str] | None, place: str) -> None:
+def _check_metric(metric: str, datasets: Collection[str] | None, label: str) -> None:
     if metric.startswith("eval/") and datasets is not None:
         if any(metric.startswith(f"eval/{name}/") for name in datasets):
             return
         raise ConfigError(
-            f"{place}: no evaluation gives {metric!r}; expected as in eval/NAME/score with a NAME "
+            f"{label}: no evaluation gives {metric!r}; expected as in eval/NAME/score with a NAME "
             f"of eval.datasets: {_list(sorted(datasets)) or 'none'}"
         )
     if find_metric(metric) is None:
         near = _near(metric, [entry.name for entry in CATALOG], cutoff=0.75)
         if near:
-            raise ConfigError(f"{place}: no metric is called {metric!r}{near}")
+            raise ConfigError(f"{label}: no metric is called {metric!r}{near}")
 
 
-def _bound(text: str, place: str) -> tuple[float, int]:
+def _bound(text: str, label: str) -> tuple[float, int]:
     """The number and the steps behind the operator."""
     found = _BOUND.match(text)
     if found is None:
         raise ConfigError(
-            f"{place}: after the operator stands {text!r}; expected NUMBER, or NUMBER for N steps"
+            f"{label}: after the operator stands {text!r}; expected NUMBER, or NUMBER for N steps"
         )
     try:
         bound = float(found["number"])
     except ValueError:
         bound = math.nan
     if not math.isfinite(bound):
-        raise ConfigError(f"{place}: {found['number']!r} is no finite number to compare with")
+        raise ConfigError(f"{label}: {found['number']!r} is no finite number to compare with")
     steps = found["steps"] or "1"
     # 400 digits are digits too, and no number of steps; the limit keeps int() from raising.
     if not (steps.isascii() and steps.isdigit() and len(steps) < 10 and int(steps) >= 1):
-        raise ConfigError(f"{place}: {steps!r} is no number of steps; expected 1 or more")
+        raise ConfigError(f"{label}: {steps!r} is no number of steps; expected 1 or more")
     return bound, int(steps)
 
 

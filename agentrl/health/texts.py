@@ -1,4 +1,4 @@
-"""Measures of texts that need no model: loops, likeness, and letters nobody would write.
+"""Measures of texts that need no model: loops, likeness, and unlikely letters.
 
 All costs are bounded: so many texts, so many characters of each.
 """
@@ -27,7 +27,7 @@ _ALIKE = 0.7
 def repeated_share(text: str) -> float:
     """Share of 4-word sequences that stand earlier in the text already; 0 for short texts.
 
-    Words are runs of letters or digits, or single other signs; a text without spaces is cut into
+    Words are runs of letters or digits, or single other signs; a text without spaces is split into
     pairs of characters, so that `ababab...` counts as a loop, too.
 
     Example:
@@ -50,7 +50,7 @@ def alike_share(texts: Sequence[tuple[str, str]]) -> float | None:
         texts: (task, text) of each.
 
     Returns:
-        None with fewer than 4 tasks, or where most texts are too short to tell.
+        None with fewer than 4 tasks, or where most texts are too short to judge.
     """
     by_task: dict[str, frozenset[str]] = {}
     short = 0
@@ -77,7 +77,7 @@ class LetterModel:
     """A character trigram model with interpolation down to single characters.
 
     It knows nothing of language but what it was shown, which is the point: it says how surprising
-    a text is to somebody who has only seen the other texts.
+    a text is to a reader who has only seen the other texts.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ class Threshold:
     name: str
     """`DETECTOR/WHAT`; no dots, so that it can be set as a dotted config key."""
     value: float
-    """Value where nobody sets another."""
+    """Value unless the config sets another."""
     what: str
     """Quantity that is compared with it, unit included."""
     source: str

@@ -1,6 +1,6 @@
 """Detectors beside a run that goes on: its history in memory, and what changed since last time.
 
-No file and no clock: whoever watches brings metrics and rollouts, and decides when to look.
+No file and no clock: the caller brings metrics and rollouts, and decides when to look.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Look:
     """Verdicts of all detectors at one moment."""
 
     verdicts: tuple[Verdict, ...]
-    """Of all of them."""
+    """Verdicts of all detectors."""
     changed: tuple[Verdict, ...]
-    """Those worth saying: a finding that is new, worse, milder or gone."""
+    """Verdicts to report: a finding that is new, worse, milder or gone."""
 
 
 class RunWatch:

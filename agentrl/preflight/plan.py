@@ -3,7 +3,7 @@
 `agentrl train --dry-run` asks whether the run can begin; `agentrl preflight` asks besides whether
 it can work: what the reward pays for, whether calls come back as they were written, and what a
 standard setup has that this one has not. Every check runs, whatever the others found, so that one
-look shows all there is to mend.
+look shows all there is to fix.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MARGIN_S = 5.0
 _IMPORT_S = 300.0
 """More for lines that import code of the user, which may load much, once."""
 _LOAD_S = 1800.0
-"""To load a model."""
+"""Limit for loading a model."""
 
 
 async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> list[Finding]:

@@ -33,8 +33,8 @@ Step = tuple[str, Callable[[], Awaitable[Finding | str]]]
 
 _TICK_S = 0.1
 _LIBRARIES = tuple(
-    str(Path(place).resolve()) + os.sep
-    for place in {*sysconfig.get_paths().values(), str(Path(__file__).parents[1])}
+    str(Path(path).resolve()) + os.sep
+    for path in {*sysconfig.get_paths().values(), str(Path(__file__).parents[1])}
 )
 """Folders of code that waits for others: libraries and this package."""
 
@@ -58,9 +58,9 @@ class Plan:
     """The checks of one preflight."""
 
     steps: Sequence[Step]
-    """In order."""
+    """Steps in order."""
     limits: Mapping[str, Limit]
-    """By name; `COMMON` for those that are not here."""
+    """Limits by name; `COMMON` for those that are not here."""
 
 
 async def outcome_of(
@@ -112,7 +112,7 @@ class Order:
     make: str
     """`module:function`; called with the arguments and `found`, it returns a `Plan`."""
     arguments: Mapping[str, Any]
-    """By name."""
+    """Arguments by name."""
     stacks: str
     """File that takes the stacks of all threads at SIGUSR1."""
     done: Mapping[str, bool] = field(default_factory=dict[str, bool])

@@ -46,7 +46,7 @@ class Watched:
     checks: list[Finding]
     """A line of each, in order."""
     answers: list[Any]
-    """What was tried on the reward code, and what it gave."""
+    """Answers that were tried on the reward code, with their rewards."""
 
 
 def run_watched(
@@ -62,8 +62,8 @@ def run_watched(
         make: `module:function` that makes the plan in the other process.
         arguments: of the function, by name, pickled; it gets `found` besides.
         memory_share: of the free memory that the checks may take.
-        waiting: told several times a second which line is run, for how long and for how long at
-            most.
+        waiting: called several times a second with the line that runs, its seconds so far and its
+            limit.
 
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM, once all is ended.
@@ -167,7 +167,7 @@ class _Watch:
     def _stuck(self, still_s: float) -> Finding:
         return fail(
             self._name,
-            f"{self._place()} has stopped every thread for {still_s:.0f} s: native code that keeps "
+            f"{self._frame()} has stopped every thread for {still_s:.0f} s: native code that keeps "
             "Python's lock, such as a regular expression that backtracks; no time limit can cut "
             "it, and training would stand still",
             "bound what it is given, or run it in a process of its own that can be killed",
@@ -177,23 +177,23 @@ class _Watch:
         assert self._room is not None
         return fail(
             self._name,
-            f"{self._place()} has filled {taken / _GIB:.1f} GiB of the {self._room / _GIB:.1f} GiB "
+            f"{self._frame()} has filled {taken / _GIB:.1f} GiB of the {self._room / _GIB:.1f} GiB "
             "of memory that were free",
             "bound what the environment, its tools and rewards keep; run what cannot be bounded in "
             "a process of its own with a limit, or in the sandbox",
         )
 
-    def _place(self) -> str:
-        """Where the process is, as the process itself writes it even while its lock is held."""
+    def _frame(self) -> str:
+        """Line that the process runs, as it writes it itself even while its lock is held."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process, signal.SIGUSR1)
         time.sleep(2 * _TICK_S)
         text = self.stacks.read_text(errors="replace")
-        places = _FRAME.findall(text)
-        own = [place for place in places if not is_library(place[0])]
-        if not places:
+        frames = _FRAME.findall(text)
+        own = [frame for frame in frames if not is_library(frame[0])]
+        if not frames:
             return "some code"
-        file, line, name = (own or places)[0]
+        file, line, name = (own or frames)[0]
         return f"{name} ({file}:{line})"
 
 

@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 
 Push = Callable[[int], Awaitable[MetricBag]]
 Guard = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
-"""Awaits a wait that may be cut, as `StopSwitch.guard`."""
+"""Awaits a wait that may be cancelled, as `StopSwitch.guard`."""
 
 
 async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """The `Guard` that cuts nothing."""
+    """The `Guard` that cancels nothing."""
     await work
 
 
@@ -31,15 +31,15 @@ async def push_or_wait(
 
     Args:
         client: in front of the engines.
-        push: makes all of them sample the weights of a version; never cut by `guard`.
+        push: makes all of them sample the weights of a version; never cancelled by `guard`.
         version: of the weights.
         wait_s: seconds to wait for an engine; 0 where none ever comes back.
-        guard: may cut the wait.
+        guard: may cancel the wait.
 
     Raises:
         SyncError: no engine took the weights, and none came back that did.
         EngineError: none came back in time.
-        Interrupted: `guard` cut the wait.
+        Interrupted: `guard` cancelled the wait.
     """
     try:
         return await push(version)

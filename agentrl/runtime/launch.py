@@ -47,7 +47,7 @@ async def train(
         config: what to do; for a resumed run already checked with `RunDir.adopt`.
         base: where relative paths of the config start.
         run_dir: the locked directory of a run to resume; None begins a new run.
-        progress: told what happens.
+        progress: notified of what happens.
 
     Raises:
         AgentrlError: anything wrong with config, data, model, sandbox or run directory. Of a run
@@ -58,7 +58,7 @@ async def train(
 
     stop = StopSwitch()
     with stop.on_signals():
-        config = run_dir.settle(config) if run_dir else config
+        config = run_dir.resolve_model(config) if run_dir else config
         check_parts(config, base=base)
         check_learner(config)
         find_loss(config.resolved_algorithm().policy_loss, base=base)
@@ -68,7 +68,7 @@ async def train(
         await require_fleet(config)
         directory = run_dir or RunDir.create(config, base=base)
         try:
-            config = directory.settle(config)
+            config = directory.resolve_model(config)
             write_chosen(directory.chosen_file, datasets, tasks)
             with log_to(directory.log_file):
                 try:
@@ -218,13 +218,13 @@ async def _run_from_disk(
 def in_flight(config: RunConfig) -> int:
     """Most rollouts at once: twice what all engines decode, so that none waits for tools.
 
-    A schedule that runs ahead keeps a third one ready for each place, since a group holds its
-    places until its last rollout has ended.
+    A schedule that runs ahead keeps a third one ready for each decoding slot, since a group holds
+    its slots until its last rollout has ended.
     """
     section = config.serving
     if section.engine == "embedded":  # each trainer rank has one
         engines = config.runtime.trainer_ranks if config.runtime.kind == "ray" else 1
     else:
         engines = len(section.urls) if section.engine == "external" else section.replicas
-    places = section.max_batch_size * engines
-    return places * (3 if runs_ahead(config.schedule) else 2)
+    slots = section.max_batch_size * engines
+    return slots * (3 if runs_ahead(config.schedule) else 2)

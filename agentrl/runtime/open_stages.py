@@ -67,8 +67,8 @@ async def open_stages(
             checkpoint=point.checkpoint,
             note=progress.note,
         ) as ray:
-            for place in ray.places:
-                logger.info("%s", place)
+            for line in ray.actor_lines:
+                logger.info("%s", line)
             yield OpenStages(stages=ray.stages, model=ray.model, sandbox=ray.sandbox)
         return
     checkpoint = point.checkpoint

@@ -54,7 +54,7 @@ class Profile:
     """Measured pass rates of a dataset."""
 
     file: Path
-    """Where it is written, a line a task."""
+    """File with one line a task."""
     tasks: int
     """Tasks of the dataset."""
     new: int
@@ -112,7 +112,7 @@ async def profile(
         model_path: overrides `model.path`; a run directory stands for its latest checkpoint.
         n: rollouts per task, sampled as in training.
         out: gets a line for each task, as soon as it is done.
-        progress: told what happens.
+        progress: notified of what happens.
 
     Raises:
         ConfigError: `out` holds measurements of another model, or sampled otherwise.

@@ -19,7 +19,7 @@ class RunPlan:
     """Size and parts of a run that is about to begin."""
 
     run_dir: Path
-    """Where it is written."""
+    """Directory of the run."""
     steps: int
     """Training steps of the whole run."""
     done: int
@@ -27,7 +27,7 @@ class RunPlan:
     max_minutes: float | None
     """Time budget of the whole run."""
     model: str
-    """What was loaded, and where it computes."""
+    """Loaded model and its device."""
     sandbox: str
     """Backend and how strong it is."""
     tasks: int

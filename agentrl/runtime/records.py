@@ -23,15 +23,15 @@ class Ruling:
     """The effect of a rule on the run now."""
 
     rule: Rule
-    """Which."""
+    """Which rule."""
     streak: Streak
-    """Why."""
+    """Reason for it."""
     action: RuleAction
     """What happens: that of the rule, or `stop` where a rollback is not possible."""
     back_to: int | None = None
     """Step of the checkpoint of a rollback."""
     instead: str = ""
-    """Why it is not the action of the rule."""
+    """Reason why it is not the action of the rule."""
 
     @property
     def text(self) -> str:
@@ -54,7 +54,7 @@ class RunResult:
     """The end of a run and its scores."""
 
     run_dir: Path
-    """Where everything is."""
+    """Directory of the run."""
     steps: int
     """Training steps done."""
     reason: str
@@ -83,7 +83,7 @@ class Parts:
     """The opened stages and the disk of a run, for its driver."""
 
     stages: Stages
-    """Who rolls out, samples and learns."""
+    """Stages that roll out, sample and learn."""
     cursor: TaskCursor
     """Training tasks, standing after the last task of `done` steps."""
     leaps: dict[int, TaskCursor] = field(default_factory=dict[int, "TaskCursor"])
@@ -91,9 +91,9 @@ class Parts:
     eval_tasks: Mapping[str, Sequence[Task]]
     """Tasks of each `eval.datasets` entry."""
     store: TrajectoryStore
-    """Where trajectories come back from; the learner writes them."""
+    """Stored trajectories; the learner writes them."""
     metrics: MetricsLog
-    """Where numbers go."""
+    """Log of all metrics."""
     in_flight: int
     """Most rollouts at once."""
 
@@ -109,4 +109,4 @@ class RunHistory:
     elapsed_s: float = 0.0
     """Wall time of earlier processes in seconds."""
     rollbacks: Rollbacks = field(default_factory=Rollbacks)
-    """Those that are done."""
+    """Rollbacks that are done."""

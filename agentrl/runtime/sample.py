@@ -35,7 +35,7 @@ class Collection:
     mean_reward: float | None
     """Over the trusted ones; None if there are none."""
     terminations: Mapping[str, int]
-    """How many rollouts ended in which way."""
+    """Number of rollouts by termination."""
     out: Path
     """A directory that `agentrl traj show` reads."""
 
@@ -50,7 +50,7 @@ async def evaluate(
         base: where relative paths of the config start.
         model_path: overrides `model.path`; a run directory stands for its latest checkpoint.
         out: trajectories go to `out`/trajectories.
-        progress: told what happens.
+        progress: notified of what happens.
 
     Raises:
         AgentrlError: anything that does not fit, or not one rollout could be scored.

@@ -37,9 +37,9 @@ class RolloutReport:
     """Report of one rollout for a driver, without its tokens."""
 
     rollout_id: str
-    """As in its rows."""
+    """Rollout id, as in its rows."""
     termination: Termination
-    """Why it ended."""
+    """Reason for its end."""
     detail: str
     """Which limit fired, or the error of an infrastructure failure."""
     verdict: float | None
@@ -75,7 +75,7 @@ class GroupReport:
     task_id: str
     """`Task.id`."""
     rollouts: tuple[RolloutReport, ...]
-    """In order of their index, failed ones included."""
+    """Reports in order of their index, failed ones included."""
 
     @property
     def tokens(self) -> int:
@@ -139,12 +139,12 @@ class GroupHandle(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldGroup:
-    """A group in this process."""
+    """A group held in this process."""
 
     group: TrajectoryGroup
-    """All of it."""
+    """The whole group."""
     report: GroupReport
-    """Its report."""
+    """Report of the group."""
 
     @classmethod
     def of(cls, group: TrajectoryGroup) -> HeldGroup:
@@ -213,7 +213,7 @@ class EngineStage(Protocol):
     """The stage that samples: one engine or a fleet."""
 
     guard: Guard
-    """Set by the driver: cuts the wait of a sync for an engine to come back, and nothing else."""
+    """Set by the driver: cancels the wait of a sync for an engine, and nothing else."""
 
     @property
     def version(self) -> int:
@@ -226,7 +226,7 @@ class EngineStage(Protocol):
         ...
 
     async def pause(self) -> None:
-        """Stop producing tokens; what is in flight keeps its place."""
+        """Stop producing tokens; what is in flight stays and goes on after `sync`."""
         ...
 
     async def sync(self, version: int) -> MetricBag:
@@ -235,7 +235,7 @@ class EngineStage(Protocol):
         Raises:
             SyncError: no engine has them.
             EngineError: none has them, and none came back.
-            Interrupted: `guard` cut the wait for one that comes back.
+            Interrupted: `guard` cancelled the wait for one that comes back.
         """
         ...
 
@@ -249,10 +249,10 @@ class Stages:
     """The three stages of a run."""
 
     rollouts: RolloutStage
-    """Who rolls out."""
+    """Runs the rollouts."""
     engines: EngineStage
-    """Who samples for them."""
+    """Samples the turns of the rollouts."""
     learner: LearnStage
-    """Who trains."""
+    """Trains the policy."""
     stop_token_ids: tuple[int, ...] = field(default=())
     """Ends an assistant turn."""

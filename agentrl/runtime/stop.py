@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM as something a run can finish cleanly from.
 
-The first signal sets a flag; whatever is guarded is cancelled, what must not be cut (an optimizer
+The first signal sets a flag; guarded work is cancelled, work that must be complete (an optimizer
 step, a checkpoint) runs to its end. The second signal ends the process at once.
 """
 
@@ -71,8 +71,8 @@ class StopSwitch:
     async def opening(self, context: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
         """`async with context`, whose opening a stop request cancels; it cleans up what it has.
 
-        The body and the closing are not cut. All of it runs in the task of the caller, as scopes
-        of timeouts and task groups inside `context` demand.
+        The body and the closing are not cancelled. All of it runs in the task of the caller, as
+        scopes of timeouts and task groups inside `context` demand.
 
         Raises:
             Interrupted: the run was asked to stop before `context` was open.
@@ -80,27 +80,27 @@ class StopSwitch:
         self.check()
         caller = asyncio.current_task()
         assert caller is not None
-        opens, cut = True, False
+        opens, cancelled = True, False
 
-        def cut_it(future: asyncio.Future[Any]) -> None:
-            nonlocal cut
+        def cancel_opening(future: asyncio.Future[Any]) -> None:
+            nonlocal cancelled
             if opens and not future.cancelled():
-                cut = True
+                cancelled = True
                 caller.cancel()
 
         asked = asyncio.ensure_future(self._event.wait())
-        asked.add_done_callback(cut_it)
+        asked.add_done_callback(cancel_opening)
         async with contextlib.AsyncExitStack() as stack:
             try:
                 opened = await stack.enter_async_context(context)
             except (asyncio.CancelledError, Exception) as error:
-                if cut and caller.uncancel() == 0:
+                if cancelled and caller.uncancel() == 0:
                     raise Interrupted(int(self._signal)) from error
                 raise
             finally:
                 opens = False
                 asked.cancel()
-            if cut:  # it was open before it heard
+            if cancelled:  # it was open before the cancellation arrived
                 caller.uncancel()
                 self.check()
             yield opened

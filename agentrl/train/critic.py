@@ -52,12 +52,12 @@ class Critic:
             ranks: that train together; None is one process.
 
         Raises:
-            ConfigError: a backend that cuts models up: the critic is held whole.
+            ConfigError: a backend that shards models: the critic is held whole.
         """
         check_critic_backend(train)
         self._model = model
         self.value_clip = section.value_clip
-        """How far a value may move in a step; None without a bound."""
+        """Bound on the change of a value in a step; None without a bound."""
         self._warmup = section.warmup_steps
         self._schedule = train.model_copy(update={"learning_rate": section.learning_rate})
         whole = train.model_copy(update={"lora": None})
@@ -123,9 +123,9 @@ class ValuePass:
     critic: Critic
     """Is trained."""
     old: RowNumbers
-    """What it said before the step."""
+    """Values before the step."""
     returns: RowNumbers
-    """What it should have said."""
+    """Targets of the values."""
 
     @property
     def backend(self) -> TrainBackend:
@@ -140,7 +140,7 @@ class ValuePass:
         Args:
             part: this rank's share of an update.
             metrics: counts over the tokens go there.
-            progress: told of every micro-batch.
+            progress: advanced by every micro-batch.
 
         Raises:
             TrainError: a value that is not finite; names the rows.
@@ -169,7 +169,7 @@ def check_critic_backend(train: TrainSection) -> None:
     """Refuse a backend that the critic does not know.
 
     Raises:
-        ConfigError: it cuts models up.
+        ConfigError: it shards models.
     """
     if train.backend.kind != "torch":
         raise ConfigError(

@@ -36,7 +36,7 @@ _RECORDS = {
     for name, kind in vars(records).items()
     if isinstance(kind, type) and is_dataclass(kind)
 }
-"""What may be in a file: the records of the batch stage."""
+"""Classes a file may hold: the records of the batch stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +44,11 @@ class FailedStep:
     """Everything that is kept of a step that failed."""
 
     version: int
-    """Of the weights it was to change; the step before was number `version`."""
+    """Version of the weights it was to change; the step before was number `version`."""
     error: str
-    """What the trainer said."""
+    """Error of the trainer."""
     batch: StepBatch
-    """As the trainer was given it, without its metrics."""
+    """Batch as the trainer was given it, without its metrics."""
 
 
 def save_failed_step(directory: Path, batch: StepBatch, *, version: int, error: str) -> Path:

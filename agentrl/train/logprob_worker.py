@@ -56,7 +56,7 @@ class LogProbWorker:
         """Wrap a policy.
 
         Args:
-            policy: who runs the model.
+            policy: runs the model.
             name: of the policy, for messages.
         """
         self._policy = policy
@@ -108,15 +108,15 @@ def in_batch_order(known: RowLogProbs, micro: MicroBatch, *, like: Tensor, polic
     """
     numbers_R = np.zeros(len(micro.row_R))
     for index, key in enumerate(micro.rows):
-        places = np.flatnonzero(micro.row_R == index)
+        positions = np.flatnonzero(micro.row_R == index)
         row = known.get(key)
-        if row is None or len(row) != len(places):
+        if row is None or len(row) != len(positions):
             got = "nothing" if row is None else f"{len(row)} numbers"
             raise TrainError(
                 f"the {policy} gave {got} for row {key}, expected one for each of its "
-                f"{len(places)} response positions"
+                f"{len(positions)} response positions"
             )
-        numbers_R[places] = row
+        numbers_R[positions] = row
     return torch.as_tensor(numbers_R).to(device=like.device, dtype=like.dtype)
 
 

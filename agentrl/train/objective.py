@@ -1,4 +1,4 @@
-"""The loss of a micro-batch: policy term, correction and penalty, combined in one place.
+"""The loss of a micro-batch: the sum of policy term, correction and penalty.
 
 old_log_probs   ratio taken to                    policy term times
 rollout         the sampler                       1
@@ -75,7 +75,7 @@ class Objective:
     metrics: MetricBag
     """Sums and counts over the trained tokens."""
     tokens: TokenNumbers | None = None
-    """What each token came to; None if it was not asked for."""
+    """Numbers of each token; None if they were not asked for."""
 
 
 def objective(
@@ -209,7 +209,7 @@ def _inputs(
 
 
 def _mask(key: str, tensors: TensorBatch) -> Tensor:
-    """Do what `MASK_KEYS._mask` says."""
+    """Mask of a key of `MASK_KEYS`."""
     if key == "response_mask":
         return tensors.sampled_R
     return tensors.mask_R if key == "final_response_mask" else ~tensors.sampled_R
@@ -220,7 +220,7 @@ def _where(mask_R: Tensor, values_R: Tensor) -> Tensor:
 
 
 def _called(spec: LossSpec, inputs: LossInputs) -> object:
-    """A loss may be anybody's: what it raises is a failed step, by name, with its batch kept."""
+    """Call the loss; what it raises fails the step, by name, with the batch kept."""
     try:
         return spec.function(inputs)
     except TrainError:

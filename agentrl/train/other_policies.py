@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.batch.credit import settle_credit
+from agentrl.batch.credit import compute_credit
 from agentrl.batch.records import MicroBatch, PackedBatch, RowKey, RowNumbers, StepBatch
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import TrainError
@@ -24,18 +24,18 @@ class Answers:
     """Numbers of other models for all rows of a step; the same on every rank."""
 
     log_probs: KnownLogProbs
-    """Of the old policy and the reference."""
+    """Log-probabilities of the old policy and the reference."""
     values: RowNumbers | None
-    """Of the critic before the step; None without one."""
+    """Values of the critic before the step; None without one."""
 
 
 def check_parts(
     algorithm: AlgorithmSection, reference: LogProbSource | None, critic: Critic | None
 ) -> None:
-    """Refuse an algorithm that asks for somebody who is not there.
+    """Refuse an algorithm that needs a model which is not there.
 
     Raises:
-        TrainError: says who is missing, and how to get by without.
+        TrainError: says which model is missing, and how to do without it.
     """
     if algorithm.needs_reference and reference is None:
         raise TrainError(
@@ -89,7 +89,7 @@ def ask_other_policies(
     return Answers(log_probs=KnownLogProbs(old=old, ref=ref), values=values)
 
 
-def settle(
+def with_advantages(
     batch: StepBatch, answers: Answers, *, kl_coef: float, algorithm: AlgorithmSection
 ) -> StepBatch:
     """The batch with its advantages; as it is where they are final.
@@ -102,7 +102,7 @@ def settle(
     old, ref = answers.log_probs.old, answers.log_probs.ref
     if old is None and _kl_in_reward(algorithm):
         old = _rollout_log_probs(batch)
-    return settle_credit(
+    return compute_credit(
         batch,
         old=None if old is None else _wide(old),
         ref=None if ref is None else _wide(ref),

@@ -30,7 +30,7 @@ class PolicyLoss:
 
 
 class MicroBatchProgress:
-    """Counts the micro-batches of a step for whoever listens."""
+    """Counts the micro-batches of a step for a listener."""
 
     def __init__(self, listener: Callable[[int, int], None] | None, total: int) -> None:
         self._listener, self._total, self._done = listener, total, 0
@@ -53,11 +53,11 @@ class PolicyPass:
     algorithm: AlgorithmSection
     """Resolved."""
     known: KnownLogProbs
-    """What other policies say of the rows."""
+    """Log-probabilities of other policies."""
     kl_coef: float
     """Weight of the penalty in this step."""
     temperature: float | None
-    """What the rows must have been sampled at; None takes each row's word."""
+    """Temperature at which the rows must have been sampled; None takes that of each row."""
     recorder: TokenRecorder
     """Notes every token, where that is asked for."""
 
@@ -75,7 +75,7 @@ class PolicyPass:
             part: this rank's share of an update, with the counts of the whole.
             metrics: counts over the tokens go there.
             compare_sampler: measure how far the old policy is from the sampler.
-            progress: told of every micro-batch.
+            progress: advanced by every micro-batch.
 
         Raises:
             TrainError: a log-probability that is not finite, or a row of another temperature; names

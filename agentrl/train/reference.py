@@ -120,7 +120,7 @@ def load_reference(
     """The reference of a run, in the dtype and on the device of its policy.
 
     Args:
-        model: what the run *began* with. A run that is resumed hands over the same section, never
+        model: what the run *began* with. A run that is resumed passes the same section, never
             the checkpoint it goes on from: the penalty would forget what was learned before. A
             reference that follows the policy comes out of the checkpoint afterwards.
         algorithm: without a KL penalty nothing is loaded.

@@ -18,7 +18,7 @@ def replay_failed_step(path: Path, trainer: Trainer) -> MetricBag:
     Args:
         path: `failed-step-N.pt` of a run.
         trainer: the weights it holds decide whether the step fails again: those of the run's last
-            checkpoint tell trouble in the batch from trouble in the weights.
+            checkpoint show whether the batch or the weights are at fault.
 
     Raises:
         TrainError: it does, with the same words if the weights are the same.

@@ -1,12 +1,12 @@
-"""Notes what became of every trained token of a step, beside the training and never in its way.
+"""Records every trained token of a step, beside the training and never in its way.
 
     begin(batch) -> update 0: note(micro) ... -> update 1: note(micro) ... -> finish(): listener
 
 Tensors are only read, so the numbers of training are the same bits with and without. A failure in
-here, or in whoever is told, costs the record of the step and nothing else.
+here, or in the listener, costs the record of the step and nothing else.
 
-A row is told as its last update saw it. In several epochs that update may belong to another rank
-than the first: which rank tells a row follows from the batch, which every rank has.
+A row is recorded as its last update saw it. In several epochs that update may belong to another
+rank than the first: which rank records a row follows from the batch, which every rank has.
 
 Legend: `R` response positions of a micro-batch, `P` those of one row.
 """
@@ -56,9 +56,9 @@ class TokenNumbers:
     log_probs_R: Tensor
     """[R] Log-probabilities in this update."""
     entropy_R: Tensor
-    """[R] In nats."""
+    """[R] Entropy in nats."""
     advantages_R: Tensor
-    """[R] Settled."""
+    """[R] Final advantages."""
     correction_R: Tensor | None
     """[R] Weight of the sampler correction; None without one."""
     clip_R: Tensor
@@ -72,7 +72,7 @@ class TokenNumbers:
 def clip_state(metrics: Mapping[str, Tensor | float], mask_R: Tensor) -> Tensor:
     """[R] Which bound held a token back, from what a policy loss says of itself.
 
-    A loss of somebody else says it by giving masks [R] the names of `CLIP_METRICS`; one that does
+    A loss of a user says it by giving masks [R] the names of `CLIP_METRICS`; one that does
     not shows 0 everywhere.
     """
     found_R = torch.zeros_like(mask_R, dtype=torch.float32)
@@ -84,10 +84,10 @@ def clip_state(metrics: Mapping[str, Tensor | float], mask_R: Tensor) -> Tensor:
 
 
 class TokenRecorder:
-    """Collects the tokens of one step after the other, and tells the listener of each."""
+    """Collects the tokens of one step after the other, and calls the listener with each."""
 
     def __init__(self, listener: TokenListener | None) -> None:
-        """Tell `listener`; what it raises is logged once and counted. None does nothing at all."""
+        """Call `listener`; what it raises is logged once and counted. None does nothing at all."""
         self._listener = listener
         self._failed = False
         self._warned = False
@@ -128,7 +128,7 @@ class TokenRecorder:
             self._give_up(error)
 
     def finish(self, step: int, rank: int, metrics: MetricBag) -> None:
-        """Tell the listener, and count in `metrics` whether this rank failed to record the step."""
+        """Call the listener, and count in `metrics` whether this rank failed to record the step."""
         if self._listener is None:
             return
         if not self._failed:
@@ -156,9 +156,9 @@ class TokenRecorder:
         if not any(final) and all(key in self._first_seen for key in ahead):
             return
         columns = _on_cpu(numbers)
-        for index, places in enumerate(_places(micro)):
+        for index, positions in enumerate(_positions(micro)):
             key = micro.rows[index]
-            own = {name: values[places] for name, values in columns.items()}
+            own = {name: values[positions] for name, values in columns.items()}
             if not final[index]:
                 self._first_seen.setdefault(key, own["old_R"])
                 continue
@@ -179,7 +179,7 @@ def _on_cpu(numbers: TokenNumbers) -> dict[str, Numbers]:
     return dict(zip(found, flat, strict=True))
 
 
-def _places(micro: MicroBatch) -> list[NDArray[np.intp]]:
+def _positions(micro: MicroBatch) -> list[NDArray[np.intp]]:
     """By row: its response positions in the micro-batch, in order."""
     order = np.argsort(micro.row_R, kind="stable")
     ends = np.cumsum(np.bincount(micro.row_R, minlength=len(micro.rows)))

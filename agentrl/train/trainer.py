@@ -31,7 +31,7 @@ from agentrl.train.kl_control import next_kl_coef
 from agentrl.train.logprob_worker import LogProbSource
 from agentrl.train.losses import derive_metrics
 from agentrl.train.optim.schedule import learning_rate
-from agentrl.train.other_policies import Answers, ask_other_policies, check_parts, settle
+from agentrl.train.other_policies import Answers, ask_other_policies, check_parts, with_advantages
 from agentrl.train.policy_gradient import MicroBatchProgress, PolicyPass
 from agentrl.train.reference import Reference
 from agentrl.train.token_record import TokenListener, TokenRecorder
@@ -67,12 +67,12 @@ class Trainer:
             algorithm: resolved.
             temperature: what the rows must have been sampled at; None takes each row's word.
             gradient_checkpointing: recompute activations in the backward pass.
-            backend: who runs the model; default this process.
-            reference: who knows the policy that `algorithm.kl_coef` holds this one to.
-            critic: whose values the advantages of `gae` come from.
+            backend: runs the model; default this process.
+            reference: knows the policy that `algorithm.kl_coef` holds this one to.
+            critic: gives the values for the advantages of `gae`.
             failures: folder for the batch of a step that fails; None keeps none.
-            record: told `(step, rank, rows)` after every step, with what each token this rank
-                trained came to; what it raises is counted and ends nothing. None records nothing.
+            record: called with `(step, rank, rows)` after every step: the tokens that this rank
+                trained; what it raises is counted and ends nothing. None records nothing.
 
         Raises:
             TrainError: a KL penalty without a reference, one that should follow the policy and
@@ -142,7 +142,9 @@ class Trainer:
             algorithm=self._algorithm, reference=self._reference, critic=self._critic,
         )  # fmt: skip
         if batch.credit is not None:
-            batch = settle(batch, answers, kl_coef=self._kl_coef, algorithm=self._algorithm)
+            batch = with_advantages(
+                batch, answers, kl_coef=self._kl_coef, algorithm=self._algorithm
+            )
             metrics.merge(batch.metrics)
             shares = self._shares(batch)
         updates = self._updates(answers, batch, shares, on_progress)

@@ -26,7 +26,7 @@ class Updates:
     policy_rate: float
     """Learning rate of the policy in this step."""
     critic_rate: float
-    """That of the critic."""
+    """Learning rate of the critic."""
     tokens: MetricBag
     """Counts over the tokens of this rank; to be merged over the ranks."""
     metrics: MetricBag

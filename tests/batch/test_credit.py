@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.batch import build_step
-from agentrl.batch.credit import settle_credit
+from agentrl.batch.credit import compute_credit
 from agentrl.batch.records import RowKey
 from agentrl.errors import DataError
 from tests.batch.batch_rows import group, resolved, row, turns
@@ -48,8 +48,8 @@ def numbers(step, value):
     return out
 
 
-def settle(step, algorithm, *, old=0.0, ref=0.0, values=0.0, kl_coef=None):
-    return settle_credit(
+def credited(step, algorithm, *, old=0.0, ref=0.0, values=0.0, kl_coef=None):
+    return compute_credit(
         step,
         old=numbers(step, old),
         ref=numbers(step, ref),
@@ -85,7 +85,7 @@ def test_values_and_advantages_are_carried_across_what_the_environment_put_there
     """FORMULAS C.9: 0.429. Fails (0.341) with values of environment tokens taken as 0, and with
     their NaN anywhere in the chain."""
     step, section = build(group(row("a", mask="110011", reward=1.0), row("b", mask="1")), **GAE)
-    done = settle(step, section, values=0.5)
+    done = credited(step, section, values=0.5)
     assert done.credit is None
     want = [0.5 * 0.95**3, 0.5 * 0.95**2, 0.5 * 0.95, 0.5]
     assert tokens(done)[key("a")] == pytest.approx(want, rel=1e-15)
@@ -107,8 +107,8 @@ def test_gae_goes_on_in_the_next_row_of_the_rollout():
         ),
         **GAE,
     )
-    assert by_rollout(settle(split, section, values=0.5)) == by_rollout(
-        settle(whole, section, values=0.5)
+    assert by_rollout(credited(split, section, values=0.5)) == by_rollout(
+        credited(whole, section, values=0.5)
     )
 
 
@@ -119,7 +119,7 @@ def test_gae_with_turn_rewards_puts_each_at_the_last_token_of_its_turn():
         group(row("a", mask=mask, reward=4.0, turns=turns(mask, 1.0, 2.0))),
         **GAE, lam=1.0, turn_rewards="return_to_go",
     )  # fmt: skip
-    assert tokens(settle(step, section))[key("a")] == [4.0, 4.0, 3.0, 3.0]
+    assert tokens(credited(step, section))[key("a")] == [4.0, 4.0, 3.0, 3.0]
 
 
 def test_a_turn_that_is_not_trained_earned_its_reward_for_the_tokens_before_it():
@@ -131,13 +131,13 @@ def test_a_turn_that_is_not_trained_earned_its_reward_for_the_tokens_before_it()
     step, section = build(
         group(made), **GAE, lam=1.0, turn_rewards="return_to_go", oldest_version=4
     )
-    assert tokens(settle(step, section))[key("a")] == [7.0, 7.0, 4.0]
+    assert tokens(credited(step, section))[key("a")] == [7.0, 7.0, 4.0]
 
 
 def test_gae_of_a_penalised_reward():
     """Fails if the penalty is taken off the advantage of its own token alone, or forgotten."""
     step, section = build(group(row("a", mask="101", reward=1.0)), **GAE, **KL, gamma=0.5, lam=0.5)
-    done = settle(step, section, old=lambda _k, i: 1.0 + i, values=lambda _k, i: float(i))
+    done = credited(step, section, old=lambda _k, i: 1.0 + i, values=lambda _k, i: float(i))
     # r = -1/2 and 1 - 3/2; V = 0 and 2; deltas -1/2 + 1/2 * 2 - 0 and -1/2 - 2.
     assert tokens(done)[key("a")] == [0.5 + 0.25 * -2.5, -2.5]
     assert done.returns[key("a")].tolist() == [0.5 + 0.25 * -2.5, 0.0, -0.5]
@@ -154,7 +154,7 @@ def test_the_penalty_is_credited_to_the_tokens_before_it():
         advantage_estimator="reinforce_baseline", **KL,
     )  # fmt: skip
     kl = {("a", 0): 0.25, ("a", 1): -0.5, ("a", 3): 1.0, ("b", 0): 0.125}
-    done = settle(step, section, old=lambda k, i: kl.get((k.rollout_id, i), 0.0) - 1.0, ref=-1.0)
+    done = credited(step, section, old=lambda k, i: kl.get((k.rollout_id, i), 0.0) - 1.0, ref=-1.0)
     assert tokens(done) == {
         key("a"): [0.5 - 0.375, 0.5 - 0.25, 0.5 - 0.5],
         key("b"): [-0.5 - 0.0625],
@@ -165,7 +165,7 @@ def test_the_penalty_is_credited_to_the_tokens_before_it():
 
 def test_the_coefficient_is_the_one_of_the_controller():
     step, section = build(group(row("a", mask="1")), advantage_estimator="reinforce", **KL)
-    assert tokens(settle(step, section, old=1.0, kl_coef=0.25)) == {key("a"): [-0.25]}
+    assert tokens(credited(step, section, old=1.0, kl_coef=0.25)) == {key("a"): [-0.25]}
 
 
 def test_reinforce_discounts_by_trained_token_and_skips_the_environment():
@@ -174,7 +174,7 @@ def test_reinforce_discounts_by_trained_token_and_skips_the_environment():
         group(row("a", mask="11001", reward=8.0)),
         advantage_estimator="reinforce", gamma=0.5, whiten_advantages=False, **KL,
     )  # fmt: skip
-    done = settle(step, section, old=1.0)
+    done = credited(step, section, old=1.0)
     kl = [-0.5 * (1 + 0.5 + 0.25), -0.5 * (1 + 0.5), -0.5]
     assert tokens(done)[key("a")] == [2 + kl[0], 4 + kl[1], 8 + kl[2]]
     plain, _ = build(
@@ -205,7 +205,7 @@ def test_each_turn_has_its_return_to_go_and_the_penalty_its_discount_by_turn():
     assert plain.advantages == {"a": 1.5, "b": -1.0}
     step, section = build(group(*rows), turn_rewards="return_to_go", gamma=0.5, **KL)
     penalty = [0.5 * (1 + 1 + 0.5 * 2), 0.5 * (1 + 0.5 * 2), 0.5 * 2, 0.5]
-    assert tokens(settle(step, section, old=1.0))[key("a")] == [
+    assert tokens(credited(step, section, old=1.0))[key("a")] == [
         a - p for a, p in zip([1.0, 1.0, 2.0, 2.0], penalty, strict=True)
     ]
 
@@ -240,7 +240,7 @@ def test_turns_that_do_not_fit_are_named(made, message):
 def test_the_shaped_reward_is_clipped_before_the_penalty():
     rows = (row("a", mask="1", reward=9.0), row("b", mask="1", reward=-9.0))
     step, section = build(group(*rows), clip_shaped=(-2.0, 3.0), **KL)
-    done = settle(step, section, old=lambda k, _i: 8.0 if k.rollout_id == "a" else 0.0)
+    done = credited(step, section, old=lambda k, _i: 8.0 if k.rollout_id == "a" else 0.0)
     assert tokens(done) == {key("a"): [3.0 - 4.0], key("b"): [-2.0]}
 
 
@@ -256,7 +256,7 @@ def test_whitening_comes_last_and_weighs_tokens():
     shifted, _ = build(group(*rows), whiten_advantages="mean")
     assert shifted.advantages == pytest.approx({"a": 0.5 - mean, "b": -0.5 - mean})
     pending, section = build(group(*rows), whiten_advantages=True, **KL)
-    done = settle(pending, section, old=lambda k, i: float(k.rollout_id == "a" and i == 3))
+    done = credited(pending, section, old=lambda k, i: float(k.rollout_id == "a" and i == 3))
     # 0, 0, 0 and -1/2, -1/2 once the penalty of 1/2 has been credited: mean -0.2, variance 0.075.
     scale = 1 / math.sqrt(0.075 + 1e-8)
     assert done.advantages == pytest.approx({"a": 0.2 * scale, "b": -0.3 * scale})
@@ -267,7 +267,7 @@ def test_returns_are_taken_before_whitening():
     step, section = build(
         group(row("a", mask="1", reward=3.0), row("b", mask="1", reward=1.0)), **settings_
     )
-    done = settle(step, section, values=0.5)
+    done = credited(step, section, values=0.5)
     assert [done.returns[key(name)].tolist() for name in "ab"] == [[3.0], [1.0]]
     assert done.advantages == pytest.approx({"a": math.sqrt(0.5), "b": -math.sqrt(0.5)})
 
@@ -282,8 +282,8 @@ def test_an_open_batch_keeps_every_row_and_travels():
     assert step.advantages == {"a": 0.0, "b": 0.0}
     assert step.metrics.result()["batch/rows_trained"] == 2
     assert "batch/advantage_abs_mean" not in step.metrics.result()
-    done = settle(pickle.loads(pickle.dumps(step)), section, old=1.0)
-    assert tokens(done) == tokens(settle(step, section, old=1.0))
+    done = credited(pickle.loads(pickle.dumps(step)), section, old=1.0)
+    assert tokens(done) == tokens(credited(step, section, old=1.0))
     for update in done.updates:  # every epoch
         assert all(micro.advantages_R[micro.mask_R].all() for micro in update.micro_batches)
     assert done.metrics.result() == {
@@ -292,7 +292,7 @@ def test_an_open_batch_keeps_every_row_and_travels():
         "batch/advantage_abs_mean": 1.0,
     }
     with pytest.raises(DataError, match="final already"):
-        settle_credit(done, old=None, ref=None, values=None, kl_coef=0.0, algorithm=section)
+        compute_credit(done, old=None, ref=None, values=None, kl_coef=0.0, algorithm=section)
 
 
 def test_an_open_batch_says_what_the_rewards_alone_leave():
@@ -312,7 +312,7 @@ def test_rows_that_share_a_prefix_get_their_own_advantages():
     alone, section = build(group(*rows), **KL)
     shared, _ = build(group(*rows), prefix_sharing=True, **KL)
     apart = {"old": lambda k, i: ord(k.rollout_id) + i / 8.0}
-    assert tokens(settle(shared, section, **apart)) == tokens(settle(alone, section, **apart))
+    assert tokens(credited(shared, section, **apart)) == tokens(credited(alone, section, **apart))
 
 
 def test_response_positions_of_rows_may_come_in_turns():
@@ -327,7 +327,7 @@ def test_response_positions_of_rows_may_come_in_turns():
     mixed = replace(micro, **{name: getattr(micro, name)[places] for name in names})
     turned = replace(step, updates=(replace(update, micro_batches=(mixed,)),))
     apart = {"old": lambda k, i: ord(k.rollout_id) + i / 8.0}
-    assert tokens(settle(turned, section, **apart)) == tokens(settle(step, section, **apart))
+    assert tokens(credited(turned, section, **apart)) == tokens(credited(step, section, **apart))
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_numbers_that_are_missing_or_no_numbers_are_named(changes, message):
     step, section = build(group(row("a", mask="101")), **GAE, **KL)
     good = {name: numbers(step, 0.0) for name in ("old", "ref", "values")}
     with pytest.raises(DataError, match=message):
-        settle_credit(step, **{**good, **changes}, kl_coef=0.5, algorithm=section)
+        compute_credit(step, **{**good, **changes}, kl_coef=0.5, algorithm=section)
 
 
 # Masked positions, order and cuts
@@ -400,7 +400,7 @@ def every_way(groups, estimator, turn_rewards, fill=None, **changes):
                 out[part.key] = array
         return out
 
-    done = settle_credit(
+    done = compute_credit(
         step, old=wave(0.5), ref=wave(0.25), values=wave(1.0), kl_coef=0.1, algorithm=section
     )
     returns = {} if done.returns is None else {k: v.tobytes() for k, v in done.returns.items()}
@@ -493,7 +493,7 @@ def test_nothing_at_masked_positions_is_read(estimator, turn_rewards, poison):
         for name, rows in asked.items()
     }
     one, two = (
-        settle_credit(step, **given_, kl_coef=0.1, algorithm=section) for given_ in (asked, bad)
+        compute_credit(step, **given_, kl_coef=0.1, algorithm=section) for given_ in (asked, bad)
     )
     assert tokens(one) == tokens(two)
     assert one.metrics.result() == two.metrics.result()

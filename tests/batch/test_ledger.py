@@ -1,4 +1,4 @@
-"""Every sampled token and every second of a step has one fate, and the fates add up."""
+"""Every sampled token and every second of a step has one use, and the uses add up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.batch import build_step
-from agentrl.batch.ledger import Fate, Ledger, step_ledger
+from agentrl.batch.ledger import Ledger, TokenUse, step_ledger
 from agentrl.batch.records import LossNeeds
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.losses import needs_of
@@ -48,7 +48,7 @@ def ledger(
 
 
 def nonzero(found: Ledger) -> dict[str, int]:
-    return {fate.value: count for fate, count in found.tokens.items() if count}
+    return {use.value: count for use, count in found.tokens.items() if count}
 
 
 def pair(*rewards: float | None, group_id: str = "g", **changes: Any) -> list[Trajectory]:
@@ -59,7 +59,7 @@ def pair(*rewards: float | None, group_id: str = "g", **changes: Any) -> list[Tr
 
 
 @pytest.mark.parametrize(
-    ("termination", "fate"),
+    ("termination", "use"),
     [
         (Termination.ENV_DONE, "trained"),
         (Termination.TOOL_TIMEOUT, "trained"),
@@ -70,14 +70,14 @@ def pair(*rewards: float | None, group_id: str = "g", **changes: Any) -> list[Tr
         (Termination.STALE, "stale"),
     ],
 )
-def test_a_rollout_goes_where_its_ending_says(termination: Termination, fate: str) -> None:
+def test_a_rollout_goes_where_its_ending_says(termination: Termination, use: str) -> None:
     trusted = TERMINATION_RULES[termination].reward_trusted
     (odd,) = pair(0.25 if trusted else None, termination=termination, duration_s=2.0)
     others = [row("g/1", reward=0.0, duration_s=1.0), row("g/2", reward=1.0, duration_s=1.0)]
     found = ledger([group(odd, *others)], mask_truncated=True)
-    assert nonzero(found) == ({"trained": 9} if fate == "trained" else {"trained": 6, fate: 3})
-    assert found.seconds[Fate.TRAINED] == (4.0 if fate == "trained" else 2.0)
-    assert fate == "trained" or found.seconds[Fate(fate)] == 2.0
+    assert nonzero(found) == ({"trained": 9} if use == "trained" else {"trained": 6, use: 3})
+    assert found.seconds[TokenUse.TRAINED] == (4.0 if use == "trained" else 2.0)
+    assert use == "trained" or found.seconds[TokenUse(use)] == 2.0
 
 
 def test_truncated_rollouts_are_trained_unless_the_config_masks_them() -> None:
@@ -93,24 +93,22 @@ def test_groups_that_agree_and_groups_that_are_filtered() -> None:
     assert nonzero(filtered) == {"filtered": 6, "trained": 6}
 
 
-@pytest.mark.parametrize(("kl_coef", "fate"), [(0.1, "trained"), (0.0, "zero_advantage")])
-def test_a_penalty_in_the_loss_trains_tokens_without_an_advantage(
-    kl_coef: float, fate: str
-) -> None:
+@pytest.mark.parametrize(("kl_coef", "use"), [(0.1, "trained"), (0.0, "zero_advantage")])
+def test_a_penalty_in_the_loss_trains_tokens_without_an_advantage(kl_coef: float, use: str) -> None:
     settings = {"use_kl_loss": True, "kl_coef": kl_coef}
     needs = needs_of(resolved(**settings))
     agreed = [group(*pair(1.0, 1.0, policy_versions=(1, 2, -1, 2)))]
-    assert nonzero(ledger(agreed, needs=needs, **settings)) == {fate: 6}
+    assert nonzero(ledger(agreed, needs=needs, **settings)) == {use: 6}
     masked = ledger(agreed, needs=needs, oldest=2, **settings)
-    assert nonzero(masked) == {fate: 4, "stale": 2}
+    assert nonzero(masked) == {use: 4, "stale": 2}
 
 
 def test_tokens_that_are_too_old_take_their_share_of_the_seconds() -> None:
     versions = {"policy_versions": (1, 2, -1, 2), "duration_s": 3.0}
     found = ledger([group(*pair(0.0, 1.0, **versions))], oldest=2)
     assert nonzero(found) == {"trained": 4, "stale": 2}
-    assert found.seconds[Fate.STALE] == pytest.approx(2.0)
-    assert found.seconds[Fate.TRAINED] == pytest.approx(4.0)
+    assert found.seconds[TokenUse.STALE] == pytest.approx(2.0)
+    assert found.seconds[TokenUse.TRAINED] == pytest.approx(4.0)
     wholly = pair(0.0, 1.0, policy_versions=(1, 1, -1, 1))
     assert nonzero(ledger([group(*wholly)], oldest=2)) == {"stale": 6}
 
@@ -122,7 +120,7 @@ def test_attempts_that_were_made_again_are_infrastructure() -> None:
     more = row("g/2", reward=1.0, mask="1", row_index=1, usage=logs)
     found = ledger([group(*rows, again, more)])
     assert nonzero(found) == {"trained": 9, "infrastructure": 7}
-    assert found.seconds[Fate.INFRASTRUCTURE] == 0.5
+    assert found.seconds[TokenUse.INFRASTRUCTURE] == 0.5
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -3.0])
@@ -175,7 +173,7 @@ def steps(draw: st.DrawFn) -> list[TrajectoryGroup]:
     mask_truncated=st.booleans(),
     skips=st.booleans(),
 )
-def test_the_fates_add_up_to_all_that_was_started(
+def test_the_uses_add_up_to_all_that_was_started(
     groups: list[TrajectoryGroup], oldest: int | None, mask_truncated: bool, skips: bool
 ) -> None:
     """Fails if a row is counted twice or forgotten, whatever became of its rollout."""
@@ -187,7 +185,7 @@ def test_the_fates_add_up_to_all_that_was_started(
     assert sum(found.tokens.values()) == sampled + lost
     seconds = sum(first.duration_s + first.usage.get("retried/seconds", 0.0) for first in firsts)
     assert math.fsum(found.seconds.values()) == pytest.approx(seconds)
-    assert set(found.tokens) == set(found.seconds) == set(Fate)
+    assert set(found.tokens) == set(found.seconds) == set(TokenUse)
     bag = MetricBag()
     found.into(bag)
-    assert len(bag.result()) == 2 * len(Fate)
+    assert len(bag.result()) == 2 * len(TokenUse)

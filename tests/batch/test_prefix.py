@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.batch.packing import pack_micro_batch, pack_rows, padding_micro_batch, unpack
-from agentrl.batch.prefix import cheapest_cuts, path_positions, prefix_tree, tree_tokens
+from agentrl.batch.prefix import cheapest_runs, path_positions, prefix_tree, tree_tokens
 from agentrl.batch.records import MicroBatch, Row, RowKey
 from agentrl.errors import DataError
 
@@ -136,7 +136,7 @@ def test_cuts_are_the_cheapest_there_are(items, budget):
         ends = range(start + 1, len(sizes) + 1)
         return min(cost(start, e) + 64 + best(e) for e in ends if cost(start, e) <= budget)
 
-    runs = cheapest_cuts(sizes, shared, budget)
+    runs = cheapest_runs(sizes, shared, budget)
     assert [start for start, _ in runs] == [0, *[end for _, end in runs[:-1]]]
     assert runs[-1][1] == len(sizes)
     assert sum(cost(*run) + 64 for run in runs) == best(0)

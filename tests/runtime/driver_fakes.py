@@ -292,7 +292,7 @@ async def drive(
         await client.resume_all()
         return MetricBag()
 
-    rollouts = LocalRollouts(worker, cut=lambda: worker.cut)
+    rollouts = LocalRollouts(worker, cancelled=lambda: worker.cut)
     parts = Parts(
         stages=Stages(
             rollouts=rollouts,

@@ -12,7 +12,7 @@ class Cause:
     """A likely cause of a gap, with its evidence."""
 
     name: str
-    """As in `stale_weights`."""
+    """Name, as in `stale_weights`."""
     title: str
     """One line a person reads first."""
     evidence: tuple[str, ...]
@@ -20,4 +20,4 @@ class Cause:
     levers: tuple[Lever, ...] = ()
     """Changes of the config that help."""
     advice: str = ""
-    """What to do that is no config key."""
+    """Action that is no config key."""

@@ -29,9 +29,9 @@ class Slice:
     """The tokens that have something in common."""
 
     label: str
-    """What."""
+    """Name of the slice."""
     tokens: int
-    """How many."""
+    """Number of its tokens."""
     mean_size: float
     """Their mean absolute gap, in nats."""
     mean: float
@@ -47,7 +47,7 @@ class Breakdown:
     name: str
     """The property."""
     slices: tuple[Slice, ...]
-    """Those that have tokens."""
+    """Slices that have tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class WorstToken:
     in_turn: int
     """Which sampled token of the turn, from 1."""
     token_id: int
-    """Its id."""
+    """Id of the token."""
     sampler: float
     """Log-probability at the sampler."""
     trainer: float
@@ -81,7 +81,7 @@ class MismatchReport:
     step: int
     """Which."""
     why_step: str
-    """Why this one."""
+    """Reason for this step."""
     whole: Slice
     """All trained tokens."""
     p99: float

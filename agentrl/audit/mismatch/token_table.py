@@ -26,7 +26,7 @@ class GapTable:
     trainer: Numbers
     """Log-probability at the trainer, before the step."""
     entropy: Numbers
-    """Of the policy at the token, in nats."""
+    """Entropy of the policy at the token, in nats."""
     lag: Whole
     """Steps between the weights that sampled it and those it is trained from."""
     turn: Whole
@@ -42,7 +42,7 @@ class GapTable:
     response: Whole
     """Position in the response of its row."""
     token: Whole
-    """Its id."""
+    """Id of the token."""
     rollout_ids: tuple[str, ...]
     """Names."""
 

@@ -10,7 +10,7 @@ from agentrl.data.store.token_columns import ENTROPY_STEP, LOG_PROB_STEP, SIGNIF
 from agentrl.types import TrainedTokens
 
 _EXACT = 1e-12
-"""Of what is computed from the same doubles in the same order."""
+"""Tolerance for results of the same doubles in the same order."""
 _ROUNDED = 2.0 ** (1 - SIGNIFICANT_BITS)
 """Of numbers that keep so many bits; two on both sides of a half are one apart."""
 TOKEN_FIELDS: Mapping[str, float] = {
@@ -36,7 +36,7 @@ class Difference:
     where: str
     """Metric, rollout, or rollout, row and position."""
     recorded: float | None
-    """In the run; None where it has no such number."""
+    """Value in the run; None where it has no such number."""
     recomputed: float | None
     """Now; None where there is none."""
 
@@ -50,13 +50,13 @@ class Agreement:
     compared: int = 0
     """Numbers that both sides have, and those that one lacks."""
     differing: int = 0
-    """How many of them differ by more than what storing them rounds off."""
+    """Numbers that differ by more than what storing them rounds off."""
     largest: float = 0.0
     """Largest absolute difference of all that were compared."""
     first: Difference | None = None
     """The first that differs, in the order in which the numbers are computed."""
     skipped: str = ""
-    """Why nothing was compared; empty if something was."""
+    """Reason why nothing was compared; empty if something was."""
 
 
 def compare_numbers(

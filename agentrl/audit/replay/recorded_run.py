@@ -30,15 +30,15 @@ class RecordedRun:
     """A run directory, for reading."""
 
     path: Path
-    """Of the run."""
+    """Directory of the run."""
     config: RunConfig
-    """Its own, with the model it began with."""
+    """Config of the run, with the model it began with."""
     base: Path
-    """Where relative paths of the config start."""
+    """Folder from which relative paths of the config start."""
     store: TrajectoryStore
-    """Its trajectories."""
+    """Trajectories of the run."""
     tokens: TokenStore
-    """What its trainer made of every token."""
+    """Trained tokens that its trainer recorded."""
     checkpoints: tuple[Checkpoint, ...]
     """Complete ones, by step."""
 

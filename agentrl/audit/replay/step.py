@@ -44,13 +44,13 @@ class ReplayReport:
     step: int
     """Which."""
     weights: str
-    """What it was trained from here, or why not."""
+    """Weights it was trained from here, or the reason for none."""
     agreements: tuple[Agreement, ...]
-    """In the order in which a step computes them."""
+    """Agreements in the order in which a step computes them."""
     trained: bool
     """Whether the trainer ran; else `weights` says why not."""
     failure: str = ""
-    """What the trainer said, if the step failed."""
+    """Error of the trainer, if the step failed."""
 
     @property
     def same(self) -> bool:
@@ -239,7 +239,7 @@ def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Itera
 
 
 def _alone(config: RunConfig) -> RunConfig:
-    """The same training on one process: how it is cut up never changes what is computed."""
+    """The same training on one process: the number of ranks never changes the result."""
     train = config.train.model_copy(update={"backend": TorchTraining()})
     log = config.log.model_copy(update={"tokens": True})
     return config.model_copy(update={"train": train, "log": log})

@@ -205,7 +205,7 @@ async def _with_sandboxes(name: str, shown: Path, work: Any) -> Any:
     # Imported here: help and mistakes in options need none of it.
     from agentrl.runtime.assembly.parts import open_sandboxes
 
-    hidden = any(shown.is_relative_to(place) for place in _HIDDEN)
+    hidden = any(shown.is_relative_to(path) for path in _HIDDEN)
     # What cannot be shown is copied into each sandbox instead.
     section = sandbox_section(name, read_only=() if hidden else (str(shown),))
     try:
@@ -231,7 +231,7 @@ class _Drawn:
         self.libraries: dict[str, tuple[str, str, int, float]] = {}
         """Version, licence, tests and seconds of a run, by library."""
         self.reasons: dict[str, Counter[str]] = {}
-        """How often a change came to which end, by library."""
+        """Outcomes of the changes, counted by library."""
 
     def phase(self, release: Any, what: str) -> None:
         self._status.update(escape(f"{release.name} {release.version}: {what}"))

@@ -180,7 +180,7 @@ def _print(console: Console, line: Text) -> None:
     if console.is_terminal and len(line) < _STYLED_CHARS:
         console.print(line, soft_wrap=True, highlight=False)
     else:
-        # Colours of a text nobody reads to its end are not worth half a minute.
+        # Colours of so long a text are not worth half a minute.
         console.file.write(line.plain + "\n")
 
 

@@ -186,7 +186,7 @@ def _print(pieces: Iterable[str]) -> None:
     _plain_errors()
     terminal = sys.stdout.isatty()
     for piece in pieces:
-        # A file keeps the text as it is; a terminal must not obey it.
+        # A file keeps the text as it is; a terminal must not interpret it.
         sys.stdout.write(visible(piece).plain if terminal else piece)
 
 

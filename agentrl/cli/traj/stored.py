@@ -33,11 +33,11 @@ class Summary:
     rollout_id: str
     """The rollout."""
     reward: float | None
-    """Of its last row; None when it cannot be trusted."""
+    """Reward of its last row; None when it cannot be trusted."""
     score: float | None
-    """As `reward`."""
+    """Score of its last row; None when it cannot be trusted."""
     termination: str
-    """Why it ended."""
+    """Reason for its end."""
 
 
 def open_store(run: Path) -> TrajectoryStore:

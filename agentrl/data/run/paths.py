@@ -1,4 +1,4 @@
-"""The names of everything in a run directory; the one place that knows them."""
+"""The names of everything in a run directory; no other module spells them."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def _result_row(result: ToolResult) -> dict[str, Any]:
 def _json(value: Any) -> str:
     try:
         return json.dumps(value, default=repr)
-    except Exception:  # recording boundary: a tool may hand over anything, even a broken repr
+    except Exception:  # recording boundary: a tool may return anything, even a broken repr
         return json.dumps(f"<{type(value).__name__}>")
 
 

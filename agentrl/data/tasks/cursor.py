@@ -2,11 +2,11 @@
 
 The order of an epoch is a pure function of the seed, the epoch and the set of task ids, by sorting
 hashes; no random generator's version takes part in it, so a resume years later continues the same
-epoch. All epochs one after the other are an endless stream, and a task's place in it is its index.
+epoch. All epochs in order are an endless stream, and a task's position in it is its index.
 
-With weights an epoch has as many places as there are tasks, and a task the places that its share of
+With weights an epoch has as many slots as there are tasks, and a task the slots that its share of
 the weights gives it, rounded up or down at random so that the average over epochs is exact
-(systematic sampling). What is said below of a task then goes for a place.
+(systematic sampling). What is said below of a task then goes for a slot.
 
 A driver that works on many steps at once claims an index, and commits it when its step is stored;
 tasks may be committed in any order. Invariants: no index is committed twice; what was claimed and
@@ -30,16 +30,16 @@ from agentrl.types import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One task at one place of the stream."""
+    """One task at one position of the stream."""
 
     index: int
     """Epoch times the number of tasks, plus the position in the epoch's order."""
     task: Task
-    """What stands there."""
+    """The task at that position."""
 
 
 class TaskCursor:
-    """Hands out tasks, epoch after epoch.
+    """Gives out tasks, epoch after epoch.
 
     Example:
         >>> tasks = [Task(id=str(n), prompt="?") for n in range(3)]
@@ -90,7 +90,7 @@ class TaskCursor:
 
     @property
     def gaps(self) -> int:
-        """Tasks that were claimed and given back, or lost with an earlier process."""
+        """Tasks that were claimed and released, or lost with an earlier process."""
         return len(self._gaps)
 
     @property
@@ -160,13 +160,13 @@ class TaskCursor:
         if self._weights is None:
             return order
         drawn = _drawn(order, self._weights, f"{self._seed}/{epoch}")
-        # Copies of one task go to places of their own.
+        # Copies of one task go to slots of their own.
         copies: Counter[str] = Counter()
-        places: dict[str, str] = {}
+        slots: dict[str, str] = {}
         for name in drawn:
-            places[f"{copies[name]}/{name}"] = name
+            slots[f"{copies[name]}/{name}"] = name
             copies[name] += 1
-        return [places[place] for place in _order(places, self._seed, epoch)]
+        return [slots[slot] for slot in _order(slots, self._seed, epoch)]
 
     def state(self) -> dict[str, Any]:
         """Everything `restore` needs, JSON-serialisable; what is only claimed is not in it."""

@@ -169,7 +169,7 @@ def measured_pass_rates(folder: Path) -> Mapping[str, PassRate]:
             if item.mean is not None
         }
     root = next(
-        (place for place in (folder / "trajectories", folder, *folder.parents) if _is_root(place)),
+        (path for path in (folder / "trajectories", folder, *folder.parents) if _is_root(path)),
         None,
     )
     if root is None:
@@ -192,8 +192,8 @@ def measured_pass_rates(folder: Path) -> Mapping[str, PassRate]:
     }
 
 
-def _is_root(place: Path) -> bool:
-    return place.name == "trajectories" and bool(TrajectoryStore(place).kinds())
+def _is_root(path: Path) -> bool:
+    return path.name == "trajectories" and bool(TrajectoryStore(path).kinds())
 
 
 def _kind(store: TrajectoryStore, folder: Path) -> str:

@@ -195,7 +195,7 @@ _READERS: Mapping[str, Callable[[Path], Generator[SourceRow]]] = {
     ".parquet": _read_parquet,
 }
 SUFFIXES = (*_READERS, ".jsonl.gz", ".json.gz", ".csv.gz")
-"""What a dataset file may be called."""
+"""Suffixes of dataset files."""
 
 
 def _excerpt(line: bytes) -> str:

@@ -1,7 +1,7 @@
-"""Rows in the layouts of other trainers, told by their columns.
+"""Table rows in the layouts of other trainers, recognised by their columns.
 
 verl writes parquet with `prompt`, `reward_model.ground_truth`, `data_source`, `ability` and
-`extra_info`; SkyRL writes `reward_spec` in the place of `reward_model`; NeMo Gym writes JSON lines
+`extra_info`; SkyRL writes `reward_spec` instead of `reward_model`; NeMo Gym writes JSON lines
 with the request of the OpenAI Responses API under `responses_create_params`, and what its verifier
 needs beside it. All load without a mapping. What `dataset.columns` maps, or a column of our own
 name, always has the first word.

@@ -34,7 +34,7 @@ def profile_file(section: DatasetSection, base: Path) -> Path:
 
     Beside the data: `_NAME.pass-rates.jsonl` beside a file, `_SPLIT.pass-rates.jsonl` in a folder,
     and `_NAME-SPLIT.pass-rates.jsonl` beside the folder or file that is the `path` of a function's
-    `args`, as of a Harbor directory. What has no place on this machine, a function or a dataset of
+    `args`, as of a Harbor directory. What has no path on this machine, a function or a dataset of
     the hub, is kept beside the run file, named after the source, the split and a digest of `args`.
 
     Args:
@@ -42,12 +42,12 @@ def profile_file(section: DatasetSection, base: Path) -> Path:
         base: folder that relative paths start from.
     """
     source, split = section.source, section.split.replace("/", "-")
-    place = base / Path(source).expanduser()
+    path = base / Path(source).expanduser()
     if not source.startswith("hf:"):
-        if place.is_dir():
-            return place / f"_{split}{_SUFFIX}"
-        if place.is_file():
-            return place.with_name(f"_{place.name.partition('.')[0]}{_SUFFIX}")
+        if path.is_dir():
+            return path / f"_{split}{_SUFFIX}"
+        if path.is_file():
+            return path.with_name(f"_{path.name.partition('.')[0]}{_SUFFIX}")
         named = section.args.get("path")
         if isinstance(named, str) and named and (base / Path(named).expanduser()).exists():
             given = (base / Path(named).expanduser()).resolve()
@@ -68,7 +68,7 @@ class PassRate:
     n: int
     """Rollouts that were scored."""
     digest: str = ""
-    """Of the task, see `task_digest`; empty where the source does not say."""
+    """Digest of the task, see `task_digest`; empty where the source gives none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Measured:
     task_id: str
     """`Task.id`."""
     digest: str
-    """Of what it asks and how it is judged."""
+    """Digest of its question and its grading."""
     n: int
     """Rollouts that were scored."""
     failed: int
@@ -90,11 +90,11 @@ class Measured:
     high: float | None
     """Upper end."""
     scores: tuple[float, ...]
-    """Of each rollout."""
+    """Score of each rollout."""
     model: str
-    """What was sampled from."""
+    """Model that was sampled from."""
     temperature: float
-    """How."""
+    """Temperature of sampling."""
     limits: str = ""
     """What else decides how far a rollout gets, as `top_p 1, max_turn_tokens 512`; empty in files
     of earlier versions."""

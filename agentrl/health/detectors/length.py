@@ -1,4 +1,4 @@
-"""Detectors over the length of responses: length that pays, and limits that cut off."""
+"""Detectors over the length of responses: length that pays, and limits that truncate."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from agentrl.types import Termination
     bound("steps", 10, "steps before it is looked at", OURS),
 )
 def length_hacking(history: History, limits: Limits) -> Verdict:
-    """Responses grow because length pays, until the limit cuts them off (7.2.2)."""
+    """Responses grow because length pays, until the limit truncates them (7.2.2)."""
     name, metric = "length_hacking", "completions/mean_length"
     series = history.metrics.get(metric)
     if series is None or len(series.values) < limits["length_hacking/steps"]:
         return unknown(name, f"{metric} is not logged, or for too few steps")
     grown = change(series, 4)
-    cut = history.metrics.get("completions/clipped_ratio")
-    cut_off = change(cut, 4) if cut is not None else None
+    ratio = history.metrics.get("completions/clipped_ratio")
+    shift = change(ratio, 4) if ratio is not None else None
     assert grown is not None, "10 values were counted above"
     rise = grown.end / grown.start if grown.start > 0 else math.inf
     if not grown.up or rise < limits["length_hacking/rise"]:
@@ -56,19 +56,17 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
     _, last = ends(history)
     pays = _pays_for_length(last)
     capped = (
-        cut_off is not None
-        and cut_off.end >= limits["length_hacking/truncated"]
-        and cut_off.gain > 0.2
+        shift is not None and shift.end >= limits["length_hacking/truncated"] and shift.gain > 0.2
     )
     paid = pays is not None and pays >= limits["length_hacking/pays"]
-    cutting = cut_off is not None and cut_off.up and cut_off.gain > 0.2
+    rising = shift is not None and shift.up and shift.gain > 0.2
     worse = _only_the_reward_gains(history)
-    if not (capped or paid or cutting or worse):
+    if not (capped or paid or rising or worse):
         return fine(name, f"{number(rise)} times longer, and length does not pay")
     evidence = [moved(metric, series, grown, f"mean length {grown.text()} tokens")]
-    if cut_off is not None and cut is not None and cut_off.end > 0.05:
+    if shift is not None and ratio is not None and shift.end > 0.05:
         evidence.append(
-            moved("completions/clipped_ratio", cut, cut_off, f"cut off: {cut_off.text()}")
+            moved("completions/clipped_ratio", ratio, shift, f"cut off: {shift.text()}")
         )
     if paid and pays is not None:
         longest = sorted(last, key=lambda fact: -fact.action_tokens)[:4]
@@ -143,19 +141,19 @@ def truncation(history: History, limits: Limits) -> Verdict:
     if series is None:
         return unknown(name, f"{metric} is not logged")
     bound = limits["truncation/bound"]
-    cut = sustained(history, metric, lambda v: v > bound, limits["truncation/steps"])
+    stretch = sustained(history, metric, lambda v: v > bound, limits["truncation/steps"])
     level = median(series.values[-5:])
-    if cut is None:
+    if stretch is None:
         return fine(name, f"{share(level)} of the rollouts are cut off by a limit")
     by_turns = _last(history, Termination.MAX_TURNS) > _last(history, Termination.MAX_TOKENS) + (
         _last(history, Termination.CONTEXT_FULL)
     )
     return found(
         name,
-        Status.FAIL if cut.length >= 2 * limits["truncation/steps"] else Status.WARN,
+        Status.FAIL if stretch.length >= 2 * limits["truncation/steps"] else Status.WARN,
         f"{share(level)} of the rollouts are cut off by the limit of "
         f"{'turns' if by_turns else 'tokens'}",
-        seen(metric, cut, f"above {share(bound)} for {steps_text(cut)}"),
+        seen(metric, stretch, f"above {share(bound)} for {steps_text(stretch)}"),
         levers=[
             *levers_system.more_room(history.config, turns=by_turns),
             *([] if by_turns else levers.shorter(history.config)),

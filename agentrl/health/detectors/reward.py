@@ -133,7 +133,7 @@ def reward_spike(history: History, limits: Limits) -> Verdict:
     if rise is not None and rise.gain > 0 and not rise.down and rise.high > 0.25 * climb:
         return fine(name, f"{text}, and the held-out score moves along: {rise.text()}")
     if rise is None and not _level_before(series, calm.steps[begin], climb, 2 * width):
-        # A toy task is learned that fast from the start, too; nobody can tell.
+        # A toy task is learned that fast from the start, too; the two look the same.
         return fine(name, f"{text}; no held-out evaluation says whether it is real")
     held = f"held-out score {rise.text()}" if rise else "no held-out evaluation vouches for it"
     return found(

@@ -44,10 +44,10 @@ _TEXTS = 32
     bound("alien", 3.0, "the same ratio, where nothing of the first language is left", OURS),
 )
 def gibberish(history: History, limits: Limits) -> Verdict:
-    """Text that nobody would have written at the start, while the reward is content (7.2.2).
+    """Text that was improbable at the start, while the reward is content (7.2.2).
 
     Two signs. From the texts: a letter model of the first steps is surprised by what is written
-    now, and so is one of what is written now, which tells gibberish from a new format; a format
+    now, and so is one of what is written now, which separates gibberish from a new format; a format
     that has nothing in common with the first steps has to be confirmed by the held-out score.
     From the curves: reward up while entropy climbs and KL grows fast.
     """

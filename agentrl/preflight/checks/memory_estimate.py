@@ -35,7 +35,7 @@ class ModelShape:
     """Numbers that the memory of a model depends on."""
 
     parameters: int
-    """All of them, tied ones once."""
+    """Number of parameters, tied ones once."""
     adapters: int
     """Parameters of LoRA adapters of rank 1 on every linear layer."""
     layers: int
@@ -55,7 +55,7 @@ class Part:
     """One thing that takes memory."""
 
     what: str
-    """In words."""
+    """Description of the part."""
     size: int
     """Bytes."""
 
@@ -65,13 +65,13 @@ class ProcessMemory:
     """One kind of process of a run."""
 
     name: str
-    """In words."""
+    """Description of the processes."""
     count: int
-    """How many there are."""
+    """Number of processes."""
     on_gpu: bool
     """Whether `parts` are in the memory of a GPU."""
     parts: tuple[Part, ...]
-    """What each of them holds."""
+    """Memory parts of each of them."""
 
     @property
     def size(self) -> int:

@@ -52,9 +52,9 @@ class AnswerKind(StrEnum):
     ECHO = "the prompt again"
     """The task's own words."""
     LABEL = "the label"
-    """What `Task.label` holds, bare; may or may not be a good answer."""
+    """Bare text of `Task.label`; may or may not be a good answer."""
     SOLUTION = "the solution"
-    """What the environment says solves the task."""
+    """Answer that the environment gives as the solution."""
 
 
 NOTHING = (AnswerKind.EMPTY, AnswerKind.TOKEN, AnswerKind.LONG, AnswerKind.FORM, AnswerKind.ECHO)
@@ -70,23 +70,23 @@ class TriedAnswer:
     task_id: str
     """`Task.id`."""
     text: str
-    """What was said, turns joined by line breaks."""
+    """Text of the answer, turns joined by line breaks."""
     reward: float | None
     """None when it cannot be trusted."""
     score: float | None
     """The environment's 0-1 verdict, or the reward where it gives none."""
     termination: str
-    """How the rollout ended."""
+    """Reason for the end of the rollout."""
     detail: str
-    """Why, where it failed."""
+    """Reason for a failure."""
     tokens: int
     """Sampled tokens."""
     sandbox: bool
     """Whether a sandbox was opened."""
     group_id: str = ""
-    """Of its siblings."""
-    cut: bool = False
-    """Whether a turn was cut off at its token limit."""
+    """Id of the group of its siblings."""
+    truncated: bool = False
+    """Whether a turn was truncated at its token limit."""
 
 
 def answer_of(row: Trajectory, kind: str) -> TriedAnswer:
@@ -102,7 +102,7 @@ def answer_of(row: Trajectory, kind: str) -> TriedAnswer:
         tokens=row.num_action_tokens,
         sandbox="sandbox/opened" in row.usage,
         group_id=row.group_id,
-        cut=any(turn.finish_reason is FinishReason.LENGTH for turn in row.turns),
+        truncated=any(turn.finish_reason is FinishReason.LENGTH for turn in row.turns),
     )
 
 
@@ -148,8 +148,8 @@ async def _play(
         for kind, said in _said(config.rollout, chat, index, task, solutions.get(task.id)).items()
     ]
     scripts = {
-        f"{_NAME}/{place:04d}-{task.id}": script_of(said, chat, config.chat)
-        for place, (_, task, said) in enumerate(asked)
+        f"{_NAME}/{position:04d}-{task.id}": script_of(said, chat, config.chat)
+        for position, (_, task, said) in enumerate(asked)
     }
     sandboxes = await open_sandboxes(config.sandbox, base=base)
     try:

@@ -1,4 +1,4 @@
-"""A `Generator` that writes what it is told, so that known answers go through the whole loop.
+"""A `Generator` that writes given texts, so that known answers go through the whole loop.
 
 Preflight asks what the reward code pays for. Answers reach it as a model's would: as ids, through
 chat format, tool parser, tools, environment, sandbox and reward functions.
@@ -29,7 +29,7 @@ class ScriptedGenerator:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
     ) -> Generation:
-        """The next turn of the session's script, cut at `sampling.max_tokens`."""
+        """The next turn of the session's script, truncated at `sampling.max_tokens`."""
         # Sessions are called GROUP/INDEX, and GROUP/INDEX#ATTEMPT when they are tried again.
         script = self._scripts[session_id.rpartition("/")[0]]
         turn = script[min(self._turns[session_id], len(script) - 1)]

@@ -26,7 +26,7 @@ _ROOM = {
     "max_tokens": "rollout.max_response_tokens",
     "context_full": "rollout.max_context_tokens",
 }
-"""What is too small where a rollout ends so."""
+"""Limit that is too small where a rollout ends so."""
 _HOOK = "let solution(task) of the environment give a good answer, so that one can be tried"
 
 
@@ -144,9 +144,9 @@ def _judge_solutions(
     answers: Sequence[TriedAnswer], failures: list[str], warnings: list[str]
 ) -> None:
     known = _of(AnswerKind.SOLUTION, answers)
-    cut = [answer.task_id for answer in known if answer.cut]
-    if cut:
-        warnings.append(f"{_CUT} on {len(cut)} tasks, as {cut[:3]}")
+    truncated = [answer.task_id for answer in known if answer.truncated]
+    if truncated:
+        warnings.append(f"{_CUT} on {len(truncated)} tasks, as {truncated[:3]}")
     # What did not fit says nothing of the reward.
     unfit = [answer for answer in known if answer.termination in _ROOM and not _solved(answer)]
     if unfit:

@@ -56,13 +56,13 @@ class OpenEngines:
     """Connected engines that answer requests."""
 
     client: TokenClient
-    """In front of them."""
+    """Client in front of the engines."""
     shares_weights: bool
     """Whether they sample from the trainer's own tensors."""
     same_host: bool
     """Whether all of them run on this machine."""
     text: str
-    """What they are, for the log."""
+    """Description of the engines for the log."""
     wait_s: float
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
 
@@ -93,7 +93,7 @@ async def open_engines(
         source: folder or hub name that servers load.
         logs: folder for the servers' output.
         version: of the embedded engine's weights, or of those that the servers load.
-        note: told what the user should read.
+        note: called with each line for the user.
 
     Raises:
         ConfigError: the section cannot work here.
@@ -212,13 +212,13 @@ class ServerConnection:
     """Arguments with which the servers that this process started are connected, and again."""
 
     secret: str
-    """Of their lean listeners."""
+    """Secret of their lean listeners."""
     transport: Transport
-    """As `serving.transport`."""
+    """Transport, as in `serving.transport`."""
     start_version: int
-    """Of the weights that they load."""
+    """Version of the weights that they load."""
     max_context_tokens: int
-    """As in `rollout`."""
+    """Context limit, as in `rollout`."""
 
 
 class _OwnServer:

@@ -38,11 +38,11 @@ class Layout:
     """A plan for all actors of a run."""
 
     bundles: tuple[Resources, ...]
-    """Each on one machine."""
+    """Resource bundles, each on one machine."""
     workers: tuple[Slot, ...]
-    """Of the rollout workers."""
+    """Slots of the rollout workers."""
     ranks: tuple[Slot, ...]
-    """Of the trainer ranks."""
+    """Slots of the trainer ranks."""
     engines: tuple[Slot, ...]
     """Of the vLLM servers that are started here; an embedded engine lives in its trainer rank."""
 

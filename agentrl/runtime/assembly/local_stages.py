@@ -35,17 +35,17 @@ class LocalRollouts:
         self,
         worker: GroupRunner[TrajectoryGroup],
         *,
-        cut: Callable[[], CancelledWork] | None = None,
+        cancelled: Callable[[], CancelledWork] | None = None,
     ) -> None:
         """Take the worker.
 
         Args:
             worker: makes groups.
-            cut: what cancelled groups have cost so far; None where nobody counts it.
+            cancelled: cost of cancelled groups so far; None where it is not counted.
         """
         self._worker = worker
-        self._cut = cut
-        self._told = (0, 0.0)
+        self._cancelled = cancelled
+        self._reported = (0, 0.0)
 
     async def run_group(
         self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
@@ -63,10 +63,10 @@ class LocalRollouts:
     def counts(self) -> MetricBag:
         """`counts` as in `RolloutStage.counts`."""
         bag = MetricBag()
-        if self._cut is not None:
-            cut, (tokens, seconds) = self._cut(), self._told
-            self._told = (cut.tokens, cut.seconds)
-            note_aborted(bag, tokens=cut.tokens - tokens, seconds=cut.seconds - seconds)
+        if self._cancelled is not None:
+            work, (tokens, seconds) = self._cancelled(), self._reported
+            self._reported = (work.tokens, work.seconds)
+            note_aborted(bag, tokens=work.tokens - tokens, seconds=work.seconds - seconds)
         return bag
 
 

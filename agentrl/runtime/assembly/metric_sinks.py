@@ -1,4 +1,4 @@
-"""Opens every place the metrics of a run go to, as its config says."""
+"""Opens every sink of the metrics of a run, as its config says."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def check_sinks(section: LogSection) -> str:
     """Refuse what `open_metrics` would refuse, before anything is loaded.
 
     Returns:
-        Where metrics go, in words.
+        Names of the sinks, for the log.
 
     Raises:
         ConfigError: see `open_metrics`.
     """
 
     external.check_sinks(section.sinks)
-    places = ["metrics.jsonl", *(["TensorBoard"] if section.tensorboard else [])]
-    return ", ".join([*places, *section.sinks])
+    sinks = ["metrics.jsonl", *(["TensorBoard"] if section.tensorboard else [])]
+    return ", ".join([*sinks, *section.sinks])
 
 
 def _dotted(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SANDBOX_FACTORY = "agentrl_sandboxes:make_backend"
-"""Where the backends that ship with agentrl are made."""
+"""Import string of the factory of the shipped backends."""
 SANDBOX_POOL = "agentrl_sandboxes:PooledBackend"
-"""What any backend is wrapped in."""
+"""Import string of the pool around any backend."""
 TRAIN = "dataset"
-"""What the training tasks are called in a config."""
+"""Name of the training tasks in a config."""
 
 
 def make_env_factory(section: EnvSection, *, base: Path) -> Callable[[], Any]:
@@ -163,9 +163,9 @@ class Chosen:
     """Tasks that pass rates left of a dataset when a run began."""
 
     ids: tuple[str, ...]
-    """Of the tasks that were kept."""
+    """Ids of the tasks that were kept."""
     weights: Mapping[str, float] | None = None
-    """As `TaskSets.weights`."""
+    """Weights, as in `TaskSets.weights`."""
 
 
 def load_task_sets(

@@ -43,11 +43,11 @@ class Policy:
     model: str
     """Describes the model."""
     engines: OpenEngines
-    """Who samples from it."""
+    """Engines that sample from it."""
     rollouts: LocalRollouts
     """Makes groups with it."""
     chat: ChatFormat
-    """How messages become ids."""
+    """Format that turns messages into ids."""
     sandbox_text: str
     """Backend and how strong it is."""
 
@@ -69,7 +69,7 @@ async def open_policy(
         config: of the run.
         base: where its relative paths start.
         logs: folder for the output of servers.
-        note: told what the user should read.
+        note: called with each line for the user.
         model_path: overrides `model.path`.
         version: of the weights there.
         train: whether the model is needed in this process, wherever it samples.
@@ -127,7 +127,7 @@ async def open_policy(
                 pretrained=pretrained,
                 model=describe_model(pretrained) if pretrained else f"{source} on {engines.text}",
                 engines=engines,
-                rollouts=LocalRollouts(worker, cut=lambda: worker.cut),
+                rollouts=LocalRollouts(worker, cancelled=lambda: worker.cut),
                 chat=chat,
                 sandbox_text=f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)",
             )

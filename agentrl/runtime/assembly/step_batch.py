@@ -36,11 +36,11 @@ class PreparedStep:
     """A step that can be trained."""
 
     groups: Sequence[TrajectoryGroup]
-    """As they are stored: rewards as measured, filtered groups included."""
+    """Groups as they are stored: rewards as measured, filtered groups included."""
     batch: StepBatch
-    """What is trained on."""
+    """Batch that is trained on."""
     metrics: MetricBag
-    """Of the rollouts, the shaping and the batch."""
+    """Metrics of the rollouts, the shaping and the batch."""
 
 
 class StepMaker:

@@ -30,7 +30,7 @@ def make_trainer(
 ) -> Trainer:
     """The trainer of a run, with its backend, its reference and its critic, where it has them.
 
-    Every process of a run calls it with the same arguments but for its place in `ranks`.
+    Every process of a run calls it with the same arguments but for its rank in `ranks`.
 
     Args:
         config: of the run.
@@ -38,8 +38,8 @@ def make_trainer(
         base: where relative paths of the config start.
         run_dir: gets the batch of a step that fails and, with `log.tokens`, in `tokens/` what each
             rank made of every token; every rank writes there.
-        ranks: that train together, joined already and closed by whoever joined; None is this
-            process alone.
+        ranks: that train together, joined already and closed by the caller; None is this process
+            alone.
         checkpoint: to go on from; None begins with the models of the config.
 
     Raises:

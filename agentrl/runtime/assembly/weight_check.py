@@ -18,7 +18,7 @@ from agentrl.serving.vllm.http import Http
 ANSWER_S = 60.0
 """Seconds a server has to say which weights it holds."""
 _OF_THE_START = ("default", "")
-"""What vLLM calls weights that nobody has brought; every other name is one that a run gave."""
+"""Names vLLM gives to weights of its own start; a run gives every other name."""
 
 
 async def require_first_weights(urls: Sequence[str], *, path: str) -> None:

@@ -24,7 +24,7 @@ from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
 
 _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14", "  a  b")
-"""Texts that tokenizers are told apart by."""
+"""Texts that distinguish tokenizers."""
 
 
 async def schedule(config: RunConfig) -> str:
@@ -182,7 +182,7 @@ async def _strangers(
     max_context_tokens: int,
     score: Score | None = None,
 ) -> str:
-    """Servers that somebody else started must be what this run needs, each of them."""
+    """Check that every external server is one that this run needs."""
 
     kind = find_transfer(backend)
     assert kind is not None, backend

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _NAME = re.compile(r"^step-(\d+)$")
 _SCORE = re.compile(r"^eval/.+/score$")
 STATE_FILE = "state.json"
-"""What makes a folder a checkpoint; written last."""
+"""File that makes a folder a checkpoint; written last."""
 _MAKING = ".making-"
 _DELETING = ".deleting-"
 
@@ -71,7 +71,7 @@ class Checkpoint:
     path: Path
     """A folder that `AutoModelForCausalLM.from_pretrained` loads."""
     state: CheckpointState
-    """What was saved with it."""
+    """State that was saved with it."""
 
 
 def save_checkpoint(
@@ -119,7 +119,7 @@ def score_checkpoint(
 ) -> None:
     """Give the checkpoint of `state.step` its scores, where it was saved before they were known.
 
-    That is so where a signal cut the evaluation of its step short. Without such a checkpoint, and
+    That is so where a signal ended the evaluation of its step early. Without such a checkpoint, and
     without scores, nothing is done. Afterwards those that the section does not keep are deleted.
 
     Args:

@@ -18,10 +18,10 @@ from agentrl.runtime.disk.checkpoint import (
 from agentrl.runtime.disk.run_directory import read_identity
 
 ADAPTER_FOLDER = "adapter"
-"""As in `agentrl.train.model.lora`, which would load torch."""
+"""Same name as in `agentrl.train.model.lora`, which would load torch."""
 
 _OF_THE_TRAINER = ("trainer", "critic", "reference", "reward")
-"""How the names of files and folders begin that are not the policy's."""
+"""Prefixes of files and folders that do not belong to the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

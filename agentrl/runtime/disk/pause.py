@@ -5,8 +5,8 @@
     run:     reads the answer, notes it in health.jsonl, removes the file
 
 The file exists while a run is paused and at no other time, also where the process of the run has
-been killed meanwhile: the answer is read when it is resumed. The first answer stands; whoever comes
-after it is told.
+been killed meanwhile: the answer is read when it is resumed. The first answer stands; a later
+one is refused with a message.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def read_pause(path: Path) -> Pause | None:
 
 
 def _open_pause(path: Path, step: int, why: str) -> PauseState:
-    """Make the file, so that somebody may answer; an answer that stands there stays.
+    """Make the file, so that it can be answered; an answer that is there already stays.
 
     Args:
         path: the file; made again where it is missing or speaks of another pause.
@@ -155,7 +155,7 @@ def answer(run: Path, state: PauseState) -> Pause:
 
 @contextlib.contextmanager
 def _alone(run: Path) -> Iterator[None]:
-    """Two answers at once would tear the file, or both believe that they were heard."""
+    """Lock the run for one answer: two at once would tear the file, or both seem accepted."""
     descriptor = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -76,9 +76,9 @@ class Rollback:
     """One that is done."""
 
     plan: RollbackPlan
-    """What was done."""
+    """Plan that was carried out."""
     folder: Path
-    """What was moved aside."""
+    """Folder of what was moved aside."""
 
     def metrics(self) -> dict[int, dict[str, float]]:
         """Step to its metrics, of the steps that were rolled back."""
@@ -91,7 +91,7 @@ class Rollbacks:
     """All that a run has had."""
 
     count: int = 0
-    """How many."""
+    """Number of rollbacks."""
     in_effect: tuple[Rollback, ...] = ()
     """Ascending by `plan.to`: those whose checkpoint no later one has gone back behind."""
     elapsed_s: float = 0.0
@@ -116,7 +116,7 @@ def read_rollbacks(run: Path) -> Rollbacks:
 
 
 def begin_rollback(run: Path, plan: RollbackPlan) -> None:
-    """Write the plan; from here on the rollback happens, whoever carries it out.
+    """Write the plan; from here on the rollback happens, in this process or the next.
 
     Raises:
         OSError: the disk does not take it; nothing has happened.
@@ -129,7 +129,7 @@ def begin_rollback(run: Path, plan: RollbackPlan) -> None:
 
 
 def finish_rollbacks(run: Path) -> None:
-    """Carry out every plan that is written, also one that a kill cut short.
+    """Carry out every plan that is written, also one that a kill interrupted.
 
     Raises:
         RunError: a plan cannot be read.
@@ -186,10 +186,10 @@ def _move_aside(run: Path, folder: Path, *, after: int) -> None:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            # A folder of the run that is a link to another disk keeps it, under a name that nobody
-            # looks for.
+            # A folder of the run that is a link to another disk keeps it, under a name that is not
+            # searched for.
             path.replace(path.with_name(f".rolled-back-{folder.name}-{path.name}"))
-    _cut_metrics(run / "metrics.jsonl", folder / "metrics.jsonl", after=after)
+    _move_metrics(run / "metrics.jsonl", folder / "metrics.jsonl", after=after)
     for name in ("checkpoints", "trajectories", "tokens"):
         if (run / name).is_dir():
             flush_folders(run / name)
@@ -208,7 +208,7 @@ def _later(run: Path, after: int) -> Iterator[Path]:
             yield path
 
 
-def _cut_metrics(path: Path, aside: Path, *, after: int) -> None:
+def _move_metrics(path: Path, aside: Path, *, after: int) -> None:
     """Lines of later steps go into `aside`; whole there before they are gone here."""
     if not path.is_file():
         return

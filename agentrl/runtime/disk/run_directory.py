@@ -17,7 +17,7 @@
     RUN/logs/             output of servers and of other processes of the run
     RUN/sinks/            what trackers of experiments keep: the id of this run there, and runs
                           that are offline
-    RUN/weights/          what the `disk` backend hands over
+    RUN/weights/          what the `disk` backend passes to the engines
     RUN/.lock             held (flock) by the one process that writes here
 
 The lock dies with its process, so a `kill -9` never leaves a run locked.
@@ -73,8 +73,8 @@ _MAY_CHANGE = (
 )
 """Keys a resumed run may change: they do not alter what a finished step was trained on.
 
-`schedule` is not among them: groups that one schedule has begun or put off are not what another
-would go on with."""
+`schedule` is not among them: groups that one schedule has begun or deferred are not those that
+another would go on with."""
 
 
 class RunDir(RunPaths):
@@ -140,10 +140,10 @@ class RunDir(RunPaths):
                 + "\n".join(wrong)
                 + "\nundo the change, or start another run with another run.name"
             )
-        began = self.settle(config).model.path
+        began = self.resolve_model(config).model.path
         self._write_identity(config, base, model=began)
 
-    def settle(self, config: RunConfig) -> RunConfig:
+    def resolve_model(self, config: RunConfig) -> RunConfig:
         """`config` with the model that this run began with, whatever its name stands for now.
 
         A `model.path` that names another run stands for the latest checkpoint there, and that run

@@ -1,4 +1,4 @@
-"""Tells a run that must be kept from what a failed start left in its place."""
+"""Distinguishes a run that must be kept from the remains of a failed start."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@
                         +------------------------------ fill -----------------------------+
 
 - A group that ends wakes the trainer, which takes a batch as soon as `choose_batch` finds one, and
-  fills its own place among those in flight.
-- The trainer waits for nothing else. What it trained frees no place until the next sync, which
+  starts another in its slot.
+- The trainer waits for nothing else. What it trained frees no slot until the next sync, which
   moves the allowance of the back-pressure on and fills.
 - A sync is `EngineStage.sync`: pause, swap, resume. With `partial_rollout` conversations go on in
   the middle with the new weights. Without it no group begins until those in flight have ended, and
   only then the weights are swapped.
-- A signal wakes whoever waits; an optimizer step, a sync and a checkpoint run to their end. Groups
+- A signal ends every wait; an optimizer step, a sync and a checkpoint run to their end. Groups
   in flight are cancelled and clean up. They and those that are finished and not yet trained are
   part of no stored step: their tasks are the first to be rolled out again after a resume.
 
@@ -25,7 +25,7 @@ Evaluation: the weights of the step are synced first. Training rollouts in fligh
 and none begins, so every token of a score comes from the version it is the score of.
 
 Resume: as in `driver`, with one difference. Tasks do not end in their order, so a stored group
-names its place in the task stream, and what the stored steps do not hold is rolled out first.
+names its position in the task stream, and what the stored steps do not hold is rolled out first.
 """
 
 from __future__ import annotations

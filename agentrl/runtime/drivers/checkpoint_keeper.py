@@ -52,8 +52,8 @@ class CheckpointKeeper:
             position: of the tasks.
             book: scores of the step.
             protected: steps of checkpoints that stay after this step, whatever the section says.
-            clock: told how long a checkpoint takes.
-            progress: told what happens.
+            clock: gets the duration of each checkpoint.
+            progress: notified of what happens.
         """
         self._run_dir, self._section, self._saved = run_dir, section, position.done
         self._learner, self._position, self._book = learner, position, book

@@ -52,7 +52,7 @@ def make_run(
         run_dir: its locked directory.
         parts: the opened stages and the disk.
         history: what earlier processes left.
-        progress: told what happens.
+        progress: notified of what happens.
         stop: ends the run.
         now: a clock that never goes back, in seconds.
 

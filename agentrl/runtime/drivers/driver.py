@@ -61,12 +61,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverParts:
-    """One of each; see the table of this module."""
+    """All parts of a driver; see the table of this module."""
 
     run_dir: RunDir
-    """Where the run is kept."""
+    """Locked directory of the run."""
     stages: Stages
-    """Who rolls out, samples and learns."""
+    """Stages that roll out, sample and learn."""
     store: TrajectoryStore
     """Stored groups, which a killed process left to be trained."""
     seed: int
@@ -74,35 +74,35 @@ class DriverParts:
     in_flight: int
     """Most rollouts at once."""
     position: RunPosition
-    """See above."""
+    """Steps done and the cursor of the tasks."""
     clock: RunClock
-    """See above."""
+    """Wall time of the run over all processes."""
     rollouts: RolloutRunner
-    """See above."""
+    """Runs groups of tasks."""
     pending: PendingGroups
-    """See above."""
+    """Sampled groups that no step has trained."""
     failures: FailureWatch
-    """See above."""
+    """Ends a run in which nothing works."""
     learner: StepLearner
-    """See above."""
+    """Trains the groups of a step."""
     weights: EngineWeights
-    """See above."""
+    """Brings new weights to the engines."""
     engine_counts: ServingCounts
     """Turns, moves and failures of the engines in a step."""
     book: ScoreBook
-    """Scores that are known."""
+    """Scores known so far."""
     evaluator: Evaluator
-    """See above."""
+    """Scores every dataset."""
     checkpoints: CheckpointKeeper
-    """See above."""
+    """Saves steps of the run."""
     health: RunHealth
-    """See above."""
+    """Rules, detectors and pauses."""
     decisions: StepDecisions
-    """See above."""
+    """Decides when to end, evaluate and save."""
     log: StepLog
-    """See above."""
+    """Writes one line of metrics a step."""
     stop: StopSwitch
-    """Set by a signal."""
+    """Stop request, set by a signal."""
     progress: Progress
     """The live view."""
 
@@ -235,7 +235,7 @@ def make_driver_parts(
         run_dir: its locked directory.
         parts: the opened stages and the disk.
         history: what earlier processes left.
-        progress: told what happens.
+        progress: notified of what happens.
         stop: ends the run.
         now: a clock that never goes back, in seconds.
     """

@@ -40,7 +40,7 @@ class Evaluator:
             learner: stores the groups.
             watch: ends a run in which nothing has ever worked.
             pending: account of training rollouts, which those of an evaluation must not enter.
-            progress: told each score.
+            progress: notified of each score.
         """
         self._section, self._seed, self._book = section, seed, book
         self._rollouts, self._learner, self._watch = rollouts, learner, watch

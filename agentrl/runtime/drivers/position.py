@@ -1,6 +1,6 @@
-"""Steps done and the place in the task stream: what a checkpoint stores beside the weights.
+"""Steps done and the position in the task stream: what a checkpoint stores beside the weights.
 
-Where tasks do not end in their order, a group names its task's place in the stream, so that the
+Where tasks do not end in their order, a group names its task's position in the stream, so that the
 store says which tasks were committed.
 """
 

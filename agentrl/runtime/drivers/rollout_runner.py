@@ -37,7 +37,7 @@ class RolloutRunner:
             in_flight: most rollouts at once.
             seed: of training rollouts.
             stop: interrupts `collect`.
-            progress: told which rollouts are done.
+            progress: notified of rollouts that are done.
         """
         self._stage, self._section, self._seed = stage, section, seed
         self._stop_token_ids, self._in_flight = stop_token_ids, in_flight
@@ -79,7 +79,7 @@ class RolloutRunner:
         )
 
     async def run_claim(self, claim: Claim) -> GroupHandle:
-        """Run the training group of one claimed task, named after its place in the stream."""
+        """Run the training group of one claimed task, named after its position in the stream."""
         return await self._stage.run_group(
             claim.task,
             group_id=group_name(claim),

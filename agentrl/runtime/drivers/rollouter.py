@@ -2,7 +2,7 @@
 
 There is no loop to wake: `fill` is called after every event that may let a group begin (one has
 ended, a step was trained, weights were swapped). A group that ends puts itself into the queue and
-starts another in its place.
+starts another.
 """
 
 from __future__ import annotations

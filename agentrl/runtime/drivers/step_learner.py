@@ -34,7 +34,7 @@ class StepLearner:
             pending: account of the groups that are not trained yet.
             clock: measures the step.
             stop: looked at before the step; a step that has begun runs to its end.
-            progress: told what happens.
+            progress: notified of what happens.
         """
         self._stages, self._pending, self._clock = stages, pending, clock
         self._stop, self._progress = stop, progress

@@ -1,4 +1,4 @@
-"""The lines of `metrics.jsonl`, one a step, and everybody who is shown them."""
+"""The lines of `metrics.jsonl`, one a step, and the listeners that are shown them."""
 
 from __future__ import annotations
 

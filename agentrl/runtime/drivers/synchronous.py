@@ -5,7 +5,7 @@
      |  +- filtered -+                                                           |
      +---------------------------------------------------------------------------+
 
-With `reward.dynamic_filtering` a step asks for more tasks in place of groups that teach nothing, up
+With `reward.dynamic_filtering` a step asks for more tasks instead of groups that teach nothing, up
 to `reward.dynamic_filtering.rounds` times. All its groups are stored as one step and in the order
 in which their tasks were taken, so a resume knows from the store how far the tasks are used up.
 

@@ -215,9 +215,9 @@ class Finished:
     """A group that ended in time."""
 
     claim: Claim
-    """Its task."""
+    """Claim of its task."""
     group: GroupHandle
-    """What was made of it."""
+    """Group of its rollouts."""
 
 
 async def run_first(

@@ -16,7 +16,7 @@ class EngineWeights:
     """Keeps the weights of the engines at the version of the learner."""
 
     def __init__(self, stages: Stages, progress: Progress) -> None:
-        """Keep the engines and the learner of `stages`; `progress` is told of each sync."""
+        """Keep the engines and the learner of `stages`; `progress` is notified of each sync."""
         self._stages, self._progress = stages, progress
 
     async def sync(self, bag: MetricBag) -> None:

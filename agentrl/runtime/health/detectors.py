@@ -57,7 +57,7 @@ class StepWatch:
             on: as `health.watch`; where it is off nothing is looked at.
             rollbacks: how often it was rolled back.
             logged: step to its metrics; NaN where one was not finite.
-            progress: told what changed.
+            progress: notified of findings that changed.
         """
         self._progress, self._rollbacks = progress, rollbacks
         self._path = run_dir.path

@@ -74,5 +74,5 @@ _LOCATION = re.compile(r'File "([^"]+)", line (\d+)')
 def _reason(rollout: RolloutReport) -> str:
     """One line of a detail that may hold a traceback: what was raised, and where."""
     text = f"{rollout.termination}: {rollout.detail}".partition("\n")[0].rstrip(": ")
-    places = _LOCATION.findall(rollout.detail)
-    return f"{text} at {places[-1][0]}:{places[-1][1]}" if places else text
+    found = _LOCATION.findall(rollout.detail)
+    return f"{text} at {found[-1][0]}:{found[-1][1]}" if found else text

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SILENT_STEPS = 3
-"""Training steps without a rule's metric after which the user hears that it never came."""
+"""Training steps without a rule's metric after which the user is warned."""
 
 
 def check_health(section: HealthSection, *, datasets: Collection[str]) -> tuple[Rule, ...]:
@@ -82,7 +82,7 @@ class RunRules:
             run_dir: of the run.
             rollbacks: those that the run has had.
             logged: step to its metrics; NaN where one was not finite.
-            note: told what the user should read.
+            note: called with each line for the user.
         """
         self._rules = parse_rules(section.rules)
         self._most = section.max_rollbacks

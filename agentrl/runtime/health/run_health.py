@@ -44,7 +44,7 @@ class RunHealth:
             run_dir: of the run.
             history: metrics and rollbacks of earlier processes.
             settings: the config as dotted keys, for the advice of the detectors.
-            progress: told what the user should read.
+            progress: receives lines for the user.
             stop: ends a pause.
         """
         self._run_dir, self._progress, self._stop = run_dir, progress, stop

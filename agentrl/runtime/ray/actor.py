@@ -35,13 +35,13 @@ class ActorSpec:
     """Arguments that every actor of a run gets when it is made."""
 
     name: str
-    """As in its log file: `worker-0`, `rank-1`."""
+    """Name, as in its log file: `worker-0`, `rank-1`."""
     config: RunConfig
     """Of the run; `model.path` is a folder or hub name that every machine can read."""
     base: Path
-    """Where relative paths of the config start; absolute."""
+    """Absolute folder from which relative paths of the config start."""
     run_dir: Path
-    """Of the run; absolute."""
+    """Absolute directory of the run."""
     host: str | None
     """Address to listen on, where all actors are on one machine; None takes the machine's own."""
     identity: str
@@ -49,16 +49,16 @@ class ActorSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whereabouts:
+class ActorLocation:
     """Machine, process and device of an actor."""
 
     node_ip: str
     """Address of its machine for the others."""
     pid: int
-    """Its process."""
+    """Process id of the actor."""
 
 
-def settle_in(spec: ActorSpec) -> contextlib.ExitStack:
+def set_up_actor(spec: ActorSpec) -> contextlib.ExitStack:
     """Check the run's folder and write into `logs/NAME.log`; close the result at the end.
 
     Whatever the process prints goes there, too: Ray's own files are gone with the cluster.
@@ -71,9 +71,9 @@ def settle_in(spec: ActorSpec) -> contextlib.ExitStack:
     while run_identity(spec.run_dir) != spec.identity:
         if time.monotonic() > deadline:
             raise RunError(
-                f"{spec.name} on {where().node_ip} does not see the run directory {spec.run_dir} "
-                "of the driver; run.dir must be a folder that all machines of the cluster share, "
-                "under the same path"
+                f"{spec.name} on {actor_location().node_ip} does not see the run directory "
+                f"{spec.run_dir} of the driver; run.dir must be a folder that all machines of the "
+                "cluster share, under the same path"
             )
         time.sleep(0.1)
     stack = contextlib.ExitStack()
@@ -84,24 +84,24 @@ def settle_in(spec: ActorSpec) -> contextlib.ExitStack:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     stack.enter_context(log_to(path))
-    logger.info("%s: process %d on %s", spec.name, os.getpid(), where().node_ip)
+    logger.info("%s: process %d on %s", spec.name, os.getpid(), actor_location().node_ip)
     return stack
 
 
 def listening_host(spec: ActorSpec) -> str:
     """Address on which the other actors of the run can reach this one."""
-    return spec.host or where().node_ip
+    return spec.host or actor_location().node_ip
 
 
-def where() -> Whereabouts:
+def actor_location() -> ActorLocation:
     """Machine, process and device of this actor."""
     import ray
 
-    return Whereabouts(node_ip=ray.util.get_node_ip_address(), pid=os.getpid())
+    return ActorLocation(node_ip=ray.util.get_node_ip_address(), pid=os.getpid())
 
 
 def run_identity(run_dir: Path) -> str:
-    """The `run.json` that tells this run's directory from any other under the same path."""
+    """Hash of `run.json`, which differs from that of any other run under the same path."""
     try:
         return hashlib.sha256((run_dir / "run.json").read_bytes()).hexdigest()
     except OSError:

@@ -30,7 +30,7 @@ CLOSE_S = 30.0
 """Seconds that actors have to release what they hold before they are ended."""
 
 
-class Cast:
+class RunActors:
     """Starts the actors of a run: which device slot each gets, and its arguments."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Cast:
 
         Args:
             config: of the run; its model is a folder or hub name that every machine can read.
-            pool: the places.
+            pool: the reserved device slots.
             base: where relative paths of the config start.
             run_dir: of the run.
             trajectories: folder of the store.
@@ -93,7 +93,7 @@ class Cast:
         threads = threads_of_a_rank(self.config.ray.trainer_ranks)
         handles = []
         for rank, slot in enumerate(slots):
-            place = RankSpec(
+            rank_spec = RankSpec(
                 rank=rank,
                 world_size=len(slots),
                 threads=threads,
@@ -102,7 +102,7 @@ class Cast:
             )
             env = {"OMP_NUM_THREADS": str(threads)}
             spec = self._spec(f"rank-{rank}")
-            handles.append(self._pool.start(TrainerActor, slot, spec, place, env=env))
+            handles.append(self._pool.start(TrainerActor, slot, spec, rank_spec, env=env))
         group = WorkerGroup(TrainerActor, handles, name="trainer rank")
         stack.push_async_callback(_close, group)
         return group

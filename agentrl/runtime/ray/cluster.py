@@ -97,8 +97,8 @@ async def open_cluster(
 ) -> AsyncIterator[None]:
     """Connect this process to Ray, and start it first if there is no address.
 
-    Blocks the event loop for the seconds that takes: Ray's processes are told by the kernel when
-    the *thread* that started them ends, so it must be the main thread.
+    Blocks the event loop for the seconds that takes: the kernel signals Ray's processes when the
+    *thread* that started them ends, so it must be the main thread.
 
     Raises:
         ConfigError: as `check_cluster`, for a cluster that cannot be reached.
@@ -181,7 +181,7 @@ def _signal_handlers_kept() -> Any:
 def _remove_when_we_end(folder: Path) -> subprocess.Popen[bytes]:
     """A shell that reads a pipe which only this process holds: it ends when we do, even by kill -9.
 
-    Most of Ray ends with us, too, but its agents spend a minute on telling a head that is gone.
+    Most of Ray ends with us, too, but its agents try for a minute to reach a head that is gone.
     """
     return subprocess.Popen(
         ["/bin/sh", "-c", _GUARD, "agentrl-ray-guard", str(folder), str(os.getpid())],
@@ -207,7 +207,7 @@ def _check_reachable(address: str) -> None:
     """A connection to the head, before Ray waits a minute for it.
 
     Raises:
-        ConfigError: there is nobody, or the address is none.
+        ConfigError: no head answers there, or the address is none.
     """
     if address == "auto":
         return

@@ -11,7 +11,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, listening_host, settle_in, where
+from agentrl.runtime.ray.actor import (
+    ActorLocation,
+    ActorSpec,
+    actor_location,
+    listening_host,
+    set_up_actor,
+)
 from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.worker_group import Mode, dispatch
 
@@ -30,17 +36,17 @@ class EngineSpec:
     backend: str
     """Weight backend of the run."""
     secret: str
-    """Of the lean listener."""
+    """Secret of the lean listener."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
     """Report of an engine actor once its server answers."""
 
-    place: Whereabouts
+    location: ActorLocation
     """Machine, process and device of the actor, and of the server with it."""
     engine: EngineAddress
-    """How to reach the server."""
+    """Address of the server for clients."""
 
 
 class EngineActor:
@@ -56,7 +62,7 @@ class EngineActor:
         from agentrl.serving.vllm.launcher import VllmServer
 
         spec = self._spec
-        self._stack.enter_context(settle_in(spec))
+        self._stack.enter_context(set_up_actor(spec))
         self._server = VllmServer(
             server_command_here(spec, self._engine),
             name=spec.name,
@@ -94,7 +100,7 @@ class EngineActor:
             transport=spec.config.serving.transport,
             max_context_tokens=spec.config.rollout.max_context_tokens,
         )
-        return EngineReport(place=where(), engine=address)
+        return EngineReport(location=actor_location(), engine=address)
 
 
 def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:

@@ -12,7 +12,7 @@ from agentrl.engine import WeightTicket
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engines import WAIT_S
 from agentrl.runtime.engine_wait import Push
-from agentrl.runtime.ray.actors import Cast
+from agentrl.runtime.ray.actors import RunActors
 from agentrl.runtime.ray.engine_actor import EngineReport
 from agentrl.runtime.ray.engines import EngineAddress, connect_all
 from agentrl.runtime.ray.sender import RemoteSender
@@ -42,7 +42,7 @@ class RayFleet:
 
 
 async def open_fleet(
-    cast: Cast,
+    actors: RunActors,
     stack: contextlib.AsyncExitStack,
     ranks: WorkerGroup,
     servers: WorkerGroup | None,
@@ -54,20 +54,20 @@ async def open_fleet(
     """Connect to the engines of a run, started by it or before it.
 
     Args:
-        cast: the actors of the run.
+        actors: those of the run.
         stack: closes what is opened.
         ranks: of `TrainerActor`, opened.
         servers: of `EngineActor`, opened; None if none was started.
         reports: of the ranks.
         served: of the servers.
-        note: told what the user should read.
+        note: called with each line for the user.
 
     Raises:
         EngineError: one does not answer, or weights cannot be brought to it.
     """
-    section = cast.config.serving
+    section = actors.config.serving
     embedded = [report.engine for report in reports if report.engine is not None]
-    entries = embedded or [report.engine for report in served] or _external(cast.config)
+    entries = embedded or [report.engine for report in served] or _external(actors.config)
     addresses = {entry.name: entry for entry in entries}
     # Before any worker asks: what an earlier run left on a server has a number of that run.
     client = TokenClient(await connect_all(entries, adopt=section.engine == "external"))
@@ -88,20 +88,20 @@ async def open_fleet(
             shares_weights=True,
             text="an engine embedded in each rank",
         )
-    push = await _open_sync(cast, stack, ranks, client)
+    push = await _open_sync(actors, stack, ranks, client)
     if servers is not None:
         kept = [
             ServerActor(
                 servers,
                 index,
-                cast.start_server,
+                actors.start_server,
                 addresses,
                 name=entry.name,
                 open_limit_s=section.start_timeout_s,
             )
             for index, entry in enumerate(entries)
         ]
-        cast.beside(stack, Keeper(client, kept, note=note).run())
+        actors.beside(stack, Keeper(client, kept, note=note).run())
     which = "on actors" if servers is not None else "that run already"
     return RayFleet(
         client=client,
@@ -114,12 +114,12 @@ async def open_fleet(
 
 
 async def _open_sync(
-    cast: Cast, stack: contextlib.AsyncExitStack, ranks: WorkerGroup, client: TokenClient
+    actors: RunActors, stack: contextlib.AsyncExitStack, ranks: WorkerGroup, client: TokenClient
 ) -> Push:
     """Weights go from rank 0 to every engine; the driver only says when."""
     from agentrl.sync import WeightSync
 
-    facts = await ranks.open_sender(cast.backend, cast.cuda)
+    facts = await ranks.open_sender(actors.backend, actors.cuda)
     sync = WeightSync(client, RemoteSender(ranks, facts))
     stack.push_async_callback(sync.close)
     await sync.connect()

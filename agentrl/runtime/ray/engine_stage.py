@@ -47,7 +47,7 @@ class RayEngines:
             client: of the driver.
             workers: of `RolloutActor`; they were opened with all of `addresses`.
             push: makes all engines of `client` sample from the weights of a version.
-            fate: ends what is under way when a rank dies.
+            rank_failure: ends what is under way when a rank dies.
             addresses: by name; an engine that is restarted changes its entry.
             shared: whether they sample from the tensors that training changes.
             wait_s: seconds to wait for an engine to come back when a sync reached none; 0
@@ -58,8 +58,8 @@ class RayEngines:
         self._addresses, self._shared = addresses, shared
         self._wait_s = wait_s
         self.guard: Guard = to_the_end
-        """`__init__` as in `EngineStage.__init__`."""
-        self._told: Sequence[EngineAddress] = tuple(addresses.values())
+        """Set by the driver, as in `EngineStage.guard`."""
+        self._announced: Sequence[EngineAddress] = tuple(addresses.values())
         self._seen: Sequence[Mapping[str, EngineStats]] = ()
 
     @property
@@ -87,7 +87,7 @@ class RayEngines:
             self._client, self._push, version, wait_s=self._wait_s, guard=self.guard
         )
         bag = await self._rank_failure.guard(work)
-        await self._tell()
+        await self._announce()
         return bag
 
     def stats(self) -> Mapping[str, EngineStats]:
@@ -100,8 +100,8 @@ class RayEngines:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                if tuple(self.serving) != self._told:
-                    await self._tell()
+                if tuple(self.serving) != self._announced:
+                    await self._announce()
                 # A worker that is gone is replaced, and opened with the engines of that moment.
                 self._seen = [
                     stats for stats in await self._of_each("stats") if isinstance(stats, Mapping)
@@ -109,14 +109,14 @@ class RayEngines:
             except EngineError as error:
                 logger.warning("engines: %s", error)
 
-    async def _tell(self) -> None:
+    async def _announce(self) -> None:
         serving = tuple(self.serving)
-        self._told = serving
+        self._announced = serving
         for result in await self._of_each("serve_from", serving):
             if isinstance(result, EngineError):
                 # It asks again within a second; until then its turns wait or fail over.
                 logger.warning("engines: a worker did not hear who serves: %s", result)
-                self._told = ()
+                self._announced = ()
 
     async def _of_each(self, method: str, *args: object) -> list[Any]:
         """Call every live worker; an error of one takes the position of its result."""

@@ -26,7 +26,7 @@ class EngineAddress:
     secret: str = field(default="", repr=False)
     """Secret of the lean listener."""
     transport: Literal["auto", "http", "lean"] = "auto"
-    """How turns reach it; see `serving.transport`."""
+    """Transport of turns; see `serving.transport`."""
     max_context_tokens: int | None = None
     """Of a vLLM server, most tokens of prompt and turn; None for an embedded engine."""
 
@@ -36,11 +36,11 @@ async def connect(entry: EngineAddress, *, adopt: bool = False) -> Engine:
 
     Args:
         entry: where it is.
-        adopt: whatever weights a vLLM server holds, call them `UNKNOWN_VERSION`, for everybody
-            who asks it: their number is that of an earlier run.
+        adopt: whatever weights a vLLM server holds, call them `UNKNOWN_VERSION`, for every
+            client: their number is that of an earlier run.
 
     Raises:
-        EngineError: nobody answers there, or not as expected.
+        EngineError: no answer from there, or not as expected.
         ConfigError: the address is none, or its secret is not known.
     """
     from agentrl.serving.connect import connect_engine

@@ -18,7 +18,7 @@ from agentrl.config import RunConfig
 from agentrl.runtime.assembly.layout import plan
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.disk.checkpoint import Checkpoint
-from agentrl.runtime.ray.actors import Cast
+from agentrl.runtime.ray.actors import RunActors
 from agentrl.runtime.ray.cluster import check_cluster, machines, open_cluster
 from agentrl.runtime.ray.engine_fleet import open_fleet
 from agentrl.runtime.ray.engine_stage import RayEngines
@@ -42,8 +42,8 @@ class RayStages:
     """Describes the model and the engines that sample from it."""
     sandbox: str
     """Backend of the workers and how strong it is."""
-    places: Sequence[str]
-    """One line an actor: `rank 0: process 123 on 10.0.0.1`."""
+    actor_lines: Sequence[str]
+    """One line for each actor: `rank 0: process 123 on 10.0.0.1`."""
 
 
 @contextlib.asynccontextmanager
@@ -64,7 +64,7 @@ async def open_ray_stages(
         run_dir: of the run, with its `run.json`; a folder that all machines share.
         trajectories: folder of the store; likewise.
         checkpoint: to go on from.
-        note: told what the user should read.
+        note: called with each line for the user.
 
     Raises:
         ConfigError: no cluster, or too small a one.
@@ -77,7 +77,7 @@ async def open_ray_stages(
         await stack.enter_async_context(open_cluster(config.ray, config.serving, layout))
         pool = await ResourcePool.reserve(layout, limit_s=config.serving.start_timeout_s)
         stack.callback(pool.release)
-        cast = Cast(
+        actors = RunActors(
             config,
             pool,
             base=base.absolute(),
@@ -86,20 +86,20 @@ async def open_ray_stages(
             checkpoint=checkpoint.path.absolute() if checkpoint else None,
             one_machine=len(machines()) == 1,
         )
-        yield await _open(cast, stack, note)
+        yield await _open(actors, stack, note)
 
 
 async def _open(
-    cast: Cast, stack: contextlib.AsyncExitStack, note: Callable[[str], None]
+    actors: RunActors, stack: contextlib.AsyncExitStack, note: Callable[[str], None]
 ) -> RayStages:
     # Closed in the opposite order: no worker asks an engine that is gone.
-    ranks, servers = cast.start_ranks(stack), cast.start_servers(stack)
-    workers = cast.start_workers(stack)
-    reports, served = await cast.opened(ranks, servers)
+    ranks, servers = actors.start_ranks(stack), actors.start_servers(stack)
+    workers = actors.start_workers(stack)
+    reports, served = await actors.opened(ranks, servers)
     rank_failure = RankFailure(ranks)
-    cast.beside(stack, rank_failure.watch())
-    fleet = await open_fleet(cast, stack, ranks, servers, reports, served, note=note)
-    opened = await cast.opened_workers(workers, list(fleet.addresses.values()))
+    actors.beside(stack, rank_failure.watch())
+    fleet = await open_fleet(actors, stack, ranks, servers, reports, served, note=note)
+    opened = await actors.opened_workers(workers, list(fleet.addresses.values()))
     engines = RayEngines(
         fleet.client,
         workers.group,
@@ -110,8 +110,8 @@ async def _open(
         wait_s=fleet.wait_s,
     )
     workers.engines = lambda: engines.serving
-    cast.beside(stack, engines.watch())
-    rollouts = RayRollouts(workers, rank_failure, limit_s=cast.group_limit_s)
+    actors.beside(stack, engines.watch())
+    rollouts = RayRollouts(workers, rank_failure, limit_s=actors.group_limit_s)
     learner = RayLearner(ranks, rank_failure, version=reports[0].version)
     groups = (("rank", reports), ("worker", opened), ("engine", served))
     return RayStages(
@@ -123,8 +123,8 @@ async def _open(
         ),
         model=f"{reports[0].model} on {len(reports)} ranks; sampled by {fleet.text}",
         sandbox=f"{opened[0].sandbox_text} in {len(opened)} workers",
-        places=[
-            f"{name} {index}: process {report.place.pid} on {report.place.node_ip}"
+        actor_lines=[
+            f"{name} {index}: process {report.location.pid} on {report.location.node_ip}"
             for name, group in groups
             for index, report in enumerate(group)
         ],

@@ -34,7 +34,7 @@ class RankSpec:
     """Arguments of a trainer rank beside those of every actor."""
 
     rank: int
-    """From 0."""
+    """Rank of the process, from 0."""
     world_size: int
     """Ranks that train together."""
     threads: int
@@ -42,7 +42,7 @@ class RankSpec:
     trajectories: Path
     """Folder of the store."""
     checkpoint: Path | None
-    """To go on from; None begins with the model of the config."""
+    """Checkpoint to go on from; None begins with the model of the config."""
 
 
 class Rank:
@@ -51,7 +51,7 @@ class Rank:
     def __init__(
         self,
         spec: ActorSpec,
-        place: RankSpec,
+        rank_spec: RankSpec,
         pretrained: Pretrained,
         trainer: Trainer,
         others: Ranks | None,
@@ -61,25 +61,25 @@ class Rank:
 
         self.trainer: Trainer = trainer
         """Changes the weights of the model."""
-        self.store: TrajectoryStore = TrajectoryStore(place.trajectories)
+        self.store: TrajectoryStore = TrajectoryStore(rank_spec.trajectories)
         """The store that rank 0 writes."""
-        self._config, self._place = spec.config, place
+        self._config, self._rank_spec = spec.config, rank_spec
         self._pretrained = pretrained
         self._others, self._layout = others, layout
         self._sharded = spec.config.train.backend.kind != "torch"
         # Every rank builds every batch, so every rank has the reward statistics.
-        self._maker = StepMaker(spec.config, base=spec.base, checkpoint=place.checkpoint)
+        self._maker = StepMaker(spec.config, base=spec.base, checkpoint=rank_spec.checkpoint)
         self._weights = spec.run_dir / "weights"
         self._sender: WeightSender | None = None
         self._sent: Callable[[], Iterable[Any]] = trainer.weights
 
     @classmethod
-    def load(cls, spec: ActorSpec, place: RankSpec, meeting: str) -> Rank:
+    def load(cls, spec: ActorSpec, rank_spec: RankSpec, meeting: str) -> Rank:
         """Load the model and the trainer state, and meet the other ranks.
 
         Args:
             spec: of the actor.
-            place: of the rank.
+            rank_spec: of the rank.
             meeting: where the ranks meet, from rank 0.
 
         Raises:
@@ -88,10 +88,10 @@ class Rank:
         from agentrl.runtime.assembly.parts import load_trained
         from agentrl.runtime.assembly.trainer import make_trainer
 
-        checkpoint = str(place.checkpoint) if place.checkpoint else None
+        checkpoint = str(rank_spec.checkpoint) if rank_spec.checkpoint else None
         pretrained = load_trained(spec.config.model, spec.config.train.lora, checkpoint=checkpoint)
-        others = _join(spec.config, pretrained.model, place, meeting)
-        # A sharded backend takes the model apart; engines are told what it was.
+        others = _join(spec.config, pretrained.model, rank_spec, meeting)
+        # A sharded backend takes the model apart; engines get the layout it had.
         layout = _layout(pretrained.model.named_parameters())
         trainer = make_trainer(
             spec.config,
@@ -99,9 +99,9 @@ class Rank:
             base=spec.base,
             run_dir=spec.run_dir,
             ranks=others,
-            checkpoint=place.checkpoint,
+            checkpoint=rank_spec.checkpoint,
         )
-        return cls(spec, place, pretrained, trainer, others, layout)
+        return cls(spec, rank_spec, pretrained, trainer, others, layout)
 
     @property
     def description(self) -> str:
@@ -151,7 +151,7 @@ class Rank:
         """
         prepared = self._maker.prepare(step, groups)
         batch, bag = prepared.batch, prepared.metrics
-        if self._place.rank == 0 and not stored:
+        if self._rank_spec.rank == 0 and not stored:
             self.store.write(step, "train", prepared.groups, batch.advantages)
         if not any(update.micro_batches for update in batch.updates):
             bag.sum("train/steps_without_signal", 1)
@@ -164,7 +164,7 @@ class Rank:
         """
         from agentrl.train.model.lora import save_policy
 
-        first = self._place.rank == 0
+        first = self._rank_spec.rank == 0
         if not first and not self._sharded:
             return
         weights: dict[str, Tensor] = {}
@@ -239,14 +239,14 @@ class Rank:
             self._others.close()
 
 
-def _join(config: RunConfig, model: Any, place: RankSpec, meeting: str) -> Ranks | None:
+def _join(config: RunConfig, model: Any, rank_spec: RankSpec, meeting: str) -> Ranks | None:
     """The processes that train together; None for this one alone."""
     from agentrl.train.backends.ranks import Ranks
 
-    if place.world_size == 1 and config.train.backend.kind == "torch":
+    if rank_spec.world_size == 1 and config.train.backend.kind == "torch":
         return None
     device = next(model.parameters()).device
-    return Ranks(meeting, rank=place.rank, world_size=place.world_size, device=device)
+    return Ranks(meeting, rank=rank_spec.rank, world_size=rank_spec.world_size, device=device)
 
 
 def _layout(weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, str, tuple[int, ...]]]:

@@ -50,7 +50,7 @@ class RankFailure:
                 raise RunError(self._text)
             return await task
         except ActorLost:
-            # The call that was under way hears of it first; the watch says it for all.
+            # The call under way fails first; the watch then names the reason for all calls.
             async with asyncio.timeout(10.0):
                 await self._sealed.wait()
             raise RunError(self._text) from None

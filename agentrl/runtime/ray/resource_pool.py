@@ -53,7 +53,7 @@ class ResourcePool:
 
         Args:
             actor_class: plain; its methods are coroutines.
-            slot: its place.
+            slot: its device slot.
             args: of its constructor.
             env: environment variables of its process.
         """

@@ -9,7 +9,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from agentrl.runtime.assembly.engines import engine_wait_s, make_client
-from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, load_tokenizer, settle_in, where
+from agentrl.runtime.ray.actor import (
+    ActorLocation,
+    ActorSpec,
+    actor_location,
+    load_tokenizer,
+    set_up_actor,
+)
 from agentrl.runtime.ray.engines import EngineAddress, connect_all, follow
 from agentrl.runtime.ray.worker_group import Mode, dispatch
 from agentrl.runtime.stages import GroupReport, report_of
@@ -25,7 +31,7 @@ ENDED_KEPT = 256
 class WorkerReport:
     """Report of a worker once it is open."""
 
-    place: Whereabouts
+    location: ActorLocation
     """Machine, process and device of the worker."""
     sandbox_text: str
     """Sandbox backend of the worker and how strong it is there."""
@@ -41,7 +47,7 @@ class RolloutActor:
         self._groups: dict[str, asyncio.Task[TrajectoryGroup]] = {}
         self._engines: Sequence[EngineAddress] = ()
         self._stack = AsyncExitStack()
-        self._told = (0, 0.0)
+        self._reported = (0, 0.0)
         self._ended: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     @dispatch(Mode.BROADCAST)
@@ -51,7 +57,7 @@ class RolloutActor:
         from agentrl.runtime.assembly.tools import open_tools
 
         spec = self._spec
-        self._stack.enter_context(settle_in(spec))
+        self._stack.enter_context(set_up_actor(spec))
         sharers = spec.config.ray.rollout_workers
         sandboxes = await open_sandboxes(spec.config.sandbox, base=spec.base, sharers=sharers)
         self._stack.push_async_callback(sandboxes.close)
@@ -74,7 +80,7 @@ class RolloutActor:
             base=spec.base,
         )
         return WorkerReport(
-            place=where(),
+            location=actor_location(),
             sandbox_text=f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)",
             stop_token_ids=chat.stop_token_ids,
         )
@@ -102,16 +108,16 @@ class RolloutActor:
         """Cancel a group if it runs here; returns once it has released everything.
 
         Returns:
-            Tokens and rollout seconds that groups cancelled here have cost since this was last
-            said. One that has just ended counts, too: nobody takes it any more.
+            Tokens and rollout seconds of the groups cancelled here since the last call. A group
+            that has just ended counts, too: its result is not used.
         """
         late = self._ended.pop(group_id, (0, 0.0))
         if (running := self._groups.get(group_id)) is not None:
             running.cancel()
             await asyncio.wait([running])
-        cut, (tokens, seconds) = self._worker.cut, self._told
-        self._told = (cut.tokens, cut.seconds)
-        return late[0] + cut.tokens - tokens, late[1] + cut.seconds - seconds
+        work, (tokens, seconds) = self._worker.cut, self._reported
+        self._reported = (work.tokens, work.seconds)
+        return late[0] + work.tokens - tokens, late[1] + work.seconds - seconds
 
     @dispatch(Mode.BROADCAST)
     async def serve_from(self, engines: Sequence[EngineAddress]) -> None:

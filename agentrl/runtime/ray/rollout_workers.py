@@ -104,7 +104,7 @@ class Workers:
             except Exception as error:  # recording boundary: sandboxes may be a user's
                 logger.warning("worker %d could not be started again: %r", index, error)
                 continue
-            # No await since the engines were compared: from here on it hears of every change.
+            # No await since the engines were compared: from here on it gets every change.
             self.group.replace(index, handle)
             logger.warning("worker %d was started again", index)
             return

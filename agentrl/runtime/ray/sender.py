@@ -23,7 +23,7 @@ class SenderFacts:
     """Properties of the sender that the driver needs."""
 
     backend: str
-    """As in its tickets."""
+    """Weight backend, as in its tickets."""
     streams: bool
     """Whether engines must be receiving while it sends."""
     meets: bool

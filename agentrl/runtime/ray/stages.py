@@ -49,8 +49,8 @@ class RayRollouts:
         """Keep the workers and the store of their groups.
 
         Args:
-            workers: who run groups.
-            fate: ends what is under way when a rank dies.
+            workers: run groups.
+            rank_failure: ends what is under way when a rank dies.
             limit_s: seconds a group, or the return of a worker, may take.
         """
         self._workers, self._rank_failure = workers, rank_failure
@@ -109,7 +109,7 @@ class RayRollouts:
         return bag
 
     async def _cancel(self, group_id: str) -> None:
-        """Wherever it runs; a worker that is gone has nothing to give back."""
+        """Cancel the group on every worker; one that is gone has nothing to report."""
         group = self._workers.group
         calls = (group.one(index, "cancel", group_id) for index in group.usable)
         try:
@@ -118,9 +118,9 @@ class RayRollouts:
         except TimeoutError:
             logger.warning("group %s has not cleaned up within %g s", group_id, CANCEL_S)
             return
-        for cut in said:
-            if not isinstance(cut, BaseException):
-                note_aborted(self._counts, tokens=cut[0], seconds=cut[1])
+        for cancelled in said:
+            if not isinstance(cancelled, BaseException):
+                note_aborted(self._counts, tokens=cancelled[0], seconds=cancelled[1])
 
 
 class RayLearner:
@@ -131,7 +131,7 @@ class RayLearner:
 
         Args:
             ranks: of `TrainerActor`.
-            fate: says that one died.
+            rank_failure: reports that one died.
             version: of their weights.
         """
         self._ranks, self._rank_failure = ranks, rank_failure

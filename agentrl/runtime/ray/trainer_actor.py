@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.weight_route import own_address, urls_are_local
-from agentrl.runtime.ray.actor import ActorSpec, Whereabouts, listening_host, settle_in, where
+from agentrl.runtime.ray.actor import (
+    ActorLocation,
+    ActorSpec,
+    actor_location,
+    listening_host,
+    set_up_actor,
+)
 from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.sender import SenderFacts
 from agentrl.runtime.ray.worker_group import Mode, dispatch
@@ -36,12 +42,12 @@ if TYPE_CHECKING:
 class RankReport:
     """Report of a rank once it is open."""
 
-    place: Whereabouts
+    location: ActorLocation
     """Machine, process and device of the rank."""
     model: str
     """Describes the model."""
     version: int
-    """Of the weights."""
+    """Version of the weights."""
     engine: EngineAddress | None
     """The engine on them, if it is embedded."""
 
@@ -72,14 +78,17 @@ class TrainerActor:
 
         from agentrl.runtime.ray.rank import Rank
 
-        self._stack.enter_context(settle_in(self._spec))
+        self._stack.enter_context(set_up_actor(self._spec))
         torch.set_num_threads(self._rank.threads)
         reserve_cores()
         self._own = await run_computing(Rank.load, self._spec, self._rank, meeting)
         self._stack.callback(self._own.close)
         engine = await self._own.serve(self._stack, host=listening_host(self._spec))
         return RankReport(
-            place=where(), model=self._own.description, version=self._own.version, engine=engine
+            location=actor_location(),
+            model=self._own.description,
+            version=self._own.version,
+            engine=engine,
         )
 
     @dispatch(Mode.BROADCAST)
@@ -131,7 +140,7 @@ class TrainerActor:
 
     @dispatch(Mode.BROADCAST)
     async def until_closed(self) -> None:
-        """Wait; the caller hears at once if this process dies."""
+        """Wait until closed; the call fails at once if this process dies."""
         await self._closed.wait()
 
     @dispatch(Mode.BROADCAST)

@@ -58,7 +58,7 @@ class ServerActor:
             return True
 
     async def start_again(self) -> Engine:
-        """See `Kept`: in the same actor if that lives, else in a new one in its place."""
+        """Restart the server as in `Kept`: in the same actor if that lives, else in a new one."""
         try:
             report = await self._within(self._group.one(self._index, "restart"))
         except ActorLost:

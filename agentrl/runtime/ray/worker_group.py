@@ -6,8 +6,8 @@
         @dispatch(Mode.RANK_ZERO)
         async def save(self, folder): ...         await ranks.save(folder)        one of them
 
-Everything that can be decided without Ray (how a batch is cut, how results come together, who has
-least to do) is plain and below; `WorkerGroup` only forwards.
+Everything that can be decided without Ray (how a batch is partitioned, how results are joined,
+which actor has least to do) is plain and below; `WorkerGroup` only forwards.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Mode(StrEnum):
     """Dispatch modes of a call: which workers get which arguments, and what comes back."""
 
     BROADCAST = "broadcast"
-    """Everybody, with the same arguments; a list of results by index."""
+    """All actors, with the same arguments; a list of results by index."""
     SPLIT = "split"
-    """Everybody, each with a part of the first argument, a sequence; the results in one piece, in
+    """All actors, each with a part of the first argument, a sequence; the results in one piece, in
     the order of the sequence."""
     RANK_ZERO = "rank_zero"
-    """The first; its result."""
+    """The first actor; its result."""
     LEAST_LOADED = "least_loaded"
-    """Whoever has the fewest calls in flight; its result. With `returns=2` the first of the two,
+    """The actor with the fewest calls in flight; its result. With `returns=2` the first of the two,
     and a reference of the second, which stays where it was made."""
 
 
@@ -48,7 +48,7 @@ class ActorLost(AgentrlError):
 
     @property
     def index(self) -> int:
-        """Of the actor in its group."""
+        """Index of the actor in its group."""
         return self.args[1]
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ def dispatch(mode: Mode, *, returns: int = 1) -> Callable[[F], F]:
     """Say how a method of an actor class is called through a `WorkerGroup`.
 
     Args:
-        mode: who is called.
+        mode: which actors are called.
         returns: results that the method returns as a tuple, each an object of its own.
     """
 
@@ -70,11 +70,11 @@ def dispatch(mode: Mode, *, returns: int = 1) -> Callable[[F], F]:
     return mark
 
 
-def cut(items: Sequence[T], parts: int) -> list[Sequence[T]]:
+def partition(items: Sequence[T], parts: int) -> list[Sequence[T]]:
     """Consecutive parts whose lengths differ by at most one; the longer ones come first.
 
     Example:
-        >>> cut([1, 2, 3, 4, 5], 3)
+        >>> partition([1, 2, 3, 4, 5], 3)
         [[1, 2], [3, 4], [5]]
     """
     if parts < 1:
@@ -146,7 +146,7 @@ class WorkerGroup:
         self._usable[index] = False
 
     def replace(self, index: int, handle: Any) -> None:
-        """Put a new actor in the place of one that is gone."""
+        """Replace an actor that is gone by a new one."""
         self._handles[index] = handle
         self._in_flight[index] = 0
         self._usable[index] = True
@@ -186,13 +186,13 @@ class WorkerGroup:
             if index is None:
                 raise ActorLost(f"no {self.name} is left", -1)
             return await self._call(index, method, returns, args, kwargs)
-        everybody = range(len(self._handles))
+        all_actors = range(len(self._handles))
         if mode is Mode.BROADCAST:
-            return await _all(self._call(i, method, returns, args, kwargs) for i in everybody)
-        parts = cut(args[0], len(self._handles))
+            return await _all(self._call(i, method, returns, args, kwargs) for i in all_actors)
+        parts = partition(args[0], len(self._handles))
         return join(
             await _all(
-                self._call(i, method, returns, (parts[i], *args[1:]), kwargs) for i in everybody
+                self._call(i, method, returns, (parts[i], *args[1:]), kwargs) for i in all_actors
             )
         )
 
@@ -262,7 +262,7 @@ def _translated(who: str) -> Iterator[None]:
     try:
         yield
     except RayTaskError as error:
-        # Of anybody else's error the traceback of the other process is wanted, too.
+        # Other errors keep the traceback of the other process.
         if isinstance(error.cause, AgentrlError | OSError):
             raise error.cause from None
         raise
@@ -275,6 +275,6 @@ def _translated(who: str) -> Iterator[None]:
 async def _all(calls: Any) -> list[Any]:
     """Await all calls; the first error ends the wait, since ranks that work together fail together.
 
-    Nobody is cancelled: an actor works on, and whoever asked ends the actors.
+    No call is cancelled: an actor works on, and the caller ends the actors.
     """
     return list(await asyncio.gather(*calls))

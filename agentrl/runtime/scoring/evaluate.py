@@ -23,7 +23,7 @@ class EvalSummary:
     """The score of one dataset at one point of the run."""
 
     name: str
-    """As in `eval.datasets`."""
+    """Name of the dataset, as in `eval.datasets`."""
     step: int
     """Training steps before it; 0 is the untrained policy."""
     score: Interval
@@ -40,7 +40,7 @@ class EvalSummary:
     mean_tokens: float
     """Sampled tokens per rollout."""
     truncated: float
-    """Share of the counted rollouts that a budget cut off."""
+    """Share of the counted rollouts that a budget ended."""
     by_task: Mapping[str, float] = field(repr=False)
     """Mean score of each task that has at least one trusted rollout."""
 
@@ -114,7 +114,7 @@ class Comparison:
     """One dataset before and after training."""
 
     name: str
-    """As in `eval.datasets`."""
+    """Name of the dataset, as in `eval.datasets`."""
     before: EvalSummary
     """At step 0."""
     after: EvalSummary

@@ -50,7 +50,7 @@ class ScoreBook:
             if f"eval/{name}/untrusted" in values
         }
         self.duration_s = last_value(logged, "timing_s/eval")
-        """What an evaluation of all datasets takes, in seconds; 0 before the first."""
+        """Seconds that an evaluation of all datasets takes; 0 before the first."""
 
     async def evaluate(
         self, step: int, roll_out: RollOut, *, on_score: Callable[[EvalSummary], None]
@@ -60,7 +60,7 @@ class ScoreBook:
         Args:
             step: training steps done.
             roll_out: makes and stores the groups of a dataset.
-            on_score: told each score of this step once.
+            on_score: called once with each score of this step.
 
         Returns:
             Metrics of the scores that are not in the metrics file yet.
@@ -87,7 +87,7 @@ class ScoreBook:
         return metrics
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Of the evaluation at `step`; empty if there was none, or one that a signal cut short.
+        """Metrics of the evaluation at `step`; empty if there was none, or a signal ended it.
 
         A mean over some of the datasets must not be compared with one over all.
         """

@@ -1,7 +1,7 @@
-"""Ranks that train together fail together: what goes wrong on one is told to all before they wait.
+"""Ranks that train together fail together: a failure of one reaches all before they wait.
 
 A rank that raised while the others went on into an all-reduce would leave them there until the time
-limit, or with one update more than it has made itself. Ranks in lock-step talk to each other inside
+limit, or with one update more than it has made itself. Ranks in lock-step communicate inside
 every forward and backward pass, so those of a sharded backend ask each other before each
 (`go_on_together`): the report of a rank that failed arrives there.
 """
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class _Going(Enum):
-    """What a rank says that is about to compute."""
+    """Report of a rank that is about to compute."""
 
     ON = "on"
 
@@ -35,7 +35,7 @@ class _PeersFailed(TrainError):
     """Another rank has left the work at hand; its report is here and comes no second time."""
 
     def __init__(self, reports: list[Any]) -> None:
-        super().__init__(_told(reports))
+        super().__init__(_failure_text(reports))
         self.reports = reports
 
 
@@ -62,13 +62,13 @@ def on_every_rank(backend: TrainBackend, work: Callable[[], Result]) -> list[Res
     if reports is None:
         own = None if failure is None else f"{type(failure).__name__}: {failure}"
         reports = backend.gather((own, result))
-    told = _told(reports)
-    if told:
+    failed_text = _failure_text(reports)
+    if failed_text:
         backend.clear_gradients()
     if failure is not None:
         raise failure
-    if told:
-        raise TrainError(told)
+    if failed_text:
+        raise TrainError(failed_text)
     behind = [rank for rank, report in enumerate(reports) if report is _Going.ON]
     if behind:
         raise TrainError(
@@ -89,8 +89,8 @@ def go_on_together(gather: Callable[[Any], list[Any]]) -> None:
         raise _PeersFailed(reports)
 
 
-def _told(reports: Sequence[Any]) -> str:
-    """What the ranks that failed have to say; empty if none did."""
+def _failure_text(reports: Sequence[Any]) -> str:
+    """Errors of the ranks that failed, in one line; empty if none did."""
     failed = [
         f"rank {rank}: {report[0]}"
         for rank, report in enumerate(reports)

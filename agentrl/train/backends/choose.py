@@ -1,4 +1,4 @@
-"""Which backend a config asks for; the only place that chooses."""
+"""Chooses the train backend that a config asks for; no other module does."""
 
 from __future__ import annotations
 
@@ -61,8 +61,7 @@ def make_backend(
             backend takes it apart: afterwards only the backend can run it and knows its weights.
         train: the optimizer and the backend.
         gradient_checkpointing: recompute activations in the backward pass.
-        ranks: the group of processes that train together, closed by whoever joined; None is one
-            process.
+        ranks: the processes that train together, closed by the caller; None is one process.
         mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
 
     Raises:

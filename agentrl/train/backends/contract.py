@@ -48,7 +48,7 @@ class TrainBackend(Protocol):
     mask_keys: tuple[str, ...]
     """Masks whose tokens `log_probs` covers; see `MASK_KEYS`."""
     rank: int
-    """Of this process, from 0. Rank 0 writes what is stored."""
+    """Rank of this process, from 0. Rank 0 writes what is stored."""
     world_size: int
     """Ranks that train together."""
     lockstep: bool
@@ -114,7 +114,7 @@ class TrainBackend(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer state in full tensors by parameter name, whoever held which part of them.
+        """Optimizer state in full tensors by parameter name, also where ranks hold parts.
 
         Loadable with `torch.load(weights_only=True)`, by any number of ranks and any backend. All
         ranks call; on ranks in lock-step that are not rank 0 it is empty.

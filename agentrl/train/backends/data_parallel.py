@@ -39,7 +39,7 @@ class DataParallelBackend(TorchBackend):
             model: as for `TorchBackend`; the same weights on every rank.
             train: the optimizer.
             gradient_checkpointing: recompute activations in the backward pass.
-            ranks: joined already; closed by whoever joined.
+            ranks: joined already; closed by the caller.
             mask_keys: as for `TorchBackend`.
 
         Raises:
@@ -56,15 +56,15 @@ class DataParallelBackend(TorchBackend):
         check_same_weights(self.gather, self._optimizer.state_dict()["masters"])
 
     def share(self, update: PackedBatch) -> PackedBatch:
-        """Do what `TrainBackend.share` says."""
+        """`share` as in `TrainBackend.share`."""
         return share(update, self._ranks.rank, self._ranks.world_size)
 
     def gather(self, value: Any) -> list[Any]:
-        """Do what `TrainBackend.gather` says."""
+        """`gather` as in `TrainBackend.gather`."""
         return self._ranks.gather(value)
 
     def reduce_gradients(self) -> None:
-        """Do what `TrainBackend.reduce_gradients` says.
+        """`reduce_gradients` as in `TrainBackend.reduce_gradients`.
 
         A parameter that has a gradient on no rank keeps none: an optimizer would move it by its
         moments and its decay, which it does not do in a single process.
@@ -77,6 +77,6 @@ class DataParallelBackend(TorchBackend):
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do what `TrainBackend.load_state_dict` says."""
+        """`load_state_dict` as in `TrainBackend.load_state_dict`."""
         super().load_state_dict(state)
         check_same_weights(self.gather, self._optimizer.state_dict()["masters"])

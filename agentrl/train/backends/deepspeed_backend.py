@@ -41,7 +41,7 @@ class DeepspeedBackend(LockstepBackend):
         ranks: Ranks,
         mask_keys: tuple[str, ...] = RESPONSE_MASK,
     ) -> None:
-        """Do what `LockstepBackend.__init__` says.
+        """Take the same arguments as `LockstepBackend`.
 
         Raises:
             ConfigError: DeepSpeed is not installed, or does not know the dtype of the model.
@@ -105,12 +105,12 @@ class DeepspeedBackend(LockstepBackend):
         self._engine.backward(loss * self.loss_factor)
 
     def clear_gradients(self) -> None:
-        """Do what `TrainBackend.clear_gradients` says."""
+        """`clear_gradients` as in `TrainBackend.clear_gradients`."""
         self._parts.clear_gradients()
         self._engine.set_gradient_accumulation_boundary(False)
 
     def reduce_gradients(self) -> None:
-        """Do what `TrainBackend.reduce_gradients` says."""
+        """`reduce_gradients` as in `TrainBackend.reduce_gradients`."""
         with self._ranks.naming("summing gradients"), self.running():
             self._engine.set_gradient_accumulation_boundary(True)
             log_probs, _ = self._forward(self.to_tensors(padding_micro_batch()))
@@ -164,7 +164,7 @@ class DeepspeedBackend(LockstepBackend):
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do what `TrainBackend.load_state_dict` says."""
+        """`load_state_dict` as in `TrainBackend.load_state_dict`."""
         trained = {
             name: torch.empty(self._shapes[name], device="meta")
             for name, param in self._params.items()

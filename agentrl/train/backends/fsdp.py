@@ -45,7 +45,7 @@ class FsdpBackend(LockstepBackend):
         ranks: Ranks,
         mask_keys: tuple[str, ...] = RESPONSE_MASK,
     ) -> None:
-        """Do what `LockstepBackend.__init__` says."""
+        """Take the same arguments as `LockstepBackend`."""
         super().__init__(
             model,
             train=train,
@@ -109,7 +109,7 @@ class FsdpBackend(LockstepBackend):
         (loss * self.loss_factor).backward()
 
     def clear_gradients(self) -> None:
-        """Do what `TrainBackend.clear_gradients` says."""
+        """`clear_gradients` as in `TrainBackend.clear_gradients`."""
         self._give_away()
         for param in self._slices.params.values():
             param.grad = None
@@ -141,7 +141,7 @@ class FsdpBackend(LockstepBackend):
             yield name, self._slices.full(name, grad)
 
     def step(self, *, learning_rate: float, grad_norm: float) -> None:
-        """Do what `TrainBackend.step` says."""
+        """`step` as in `TrainBackend.step`."""
         self._optimizer.step(
             learning_rate=learning_rate,
             max_grad_norm=self._train.max_grad_norm,
@@ -174,7 +174,7 @@ class FsdpBackend(LockstepBackend):
         return full.cpu() if self.rank == 0 else None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do what `TrainBackend.load_state_dict` says."""
+        """`load_state_dict` as in `TrainBackend.load_state_dict`."""
         self._give_away()
         check_same_parameters(self._slices.params, state["masters"])
         masters = {name: self._own(name, full) for name, full in state["masters"].items()}
@@ -213,7 +213,7 @@ class _Slices:
         }
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What an optimizer asks of a model."""
+        """Named parameters, as an optimizer reads them."""
         yield from self._own.items()
 
     def take_gradients(self) -> None:
@@ -229,7 +229,7 @@ class _Slices:
             self._own[name].grad = None
 
     def is_slice(self, name: str, tensor: Tensor) -> bool:
-        """Whether a tensor of the optimizer is cut as its parameter is."""
+        """Whether a tensor of the optimizer is sharded as its parameter is."""
         return tensor.ndim > 0 and tensor.shape == self._own[name].shape
 
     def full(self, name: str, part: Tensor) -> Tensor:

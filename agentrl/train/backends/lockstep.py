@@ -62,7 +62,7 @@ class LockstepBackend(ABC):
                 taken apart: from now on the backend alone can run it.
             train: the optimizer.
             gradient_checkpointing: recompute activations in the backward pass.
-            ranks: joined already; closed by whoever joined.
+            ranks: joined already; closed by the caller.
             mask_keys: masks whose tokens the loss looks at.
 
         Raises:
@@ -91,12 +91,12 @@ class LockstepBackend(ABC):
         """Backward pass; gradients are summed over the ranks here or in `reduce_gradients`."""
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
-        """Do what `TrainBackend.to_tensors` says."""
+        """`to_tensors` as in `TrainBackend.to_tensors`."""
         kind = torch.promote_types(self._dtype, torch.float32)
         return to_tensors(micro, device=self._device, dtype=kind, mask_keys=self.mask_keys)
 
     def running(self) -> AbstractContextManager[None]:
-        """Do what `TrainBackend.running` says."""
+        """`running` as in `TrainBackend.running`."""
         return exact_passes(self._model, checkpointing=self._checkpointing)
 
     def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
@@ -114,9 +114,9 @@ class LockstepBackend(ABC):
             self._backward(loss)
 
     def share(self, update: PackedBatch) -> PackedBatch:
-        """Do what `TrainBackend.share` says."""
+        """`share` as in `TrainBackend.share`."""
         return share(update, self.rank, self.world_size, lockstep=True)
 
     def gather(self, value: Any) -> list[Any]:
-        """Do what `TrainBackend.gather` says."""
+        """`gather` as in `TrainBackend.gather`."""
         return self._ranks.gather(value)

@@ -39,7 +39,7 @@ _BUCKET_BYTES = 1 << 26
 class Meeting:
     """The meeting point of the ranks of one group: a key-value store on a free port.
 
-    Whoever starts the ranks holds it until they have left; a new group needs a new one.
+    The process that starts the ranks holds it until they have left; a new group needs a new one.
     """
 
     def __init__(self, *, host: str = "127.0.0.1", join_timeout_s: float = 120.0) -> None:
@@ -50,8 +50,8 @@ class Meeting:
             join_timeout_s: limit of each wait on the store.
         """
         # A store that opens its port itself listens at every address of this machine.
-        family, *_, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(place[:2], family=family)
+        family, *_, address_info = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address_info[:2], family=family)
         self._store: TCPStore | None = TCPStore(
             host,
             listener.getsockname()[1],
@@ -61,7 +61,7 @@ class Meeting:
             master_listen_fd=listener.detach(),
         )
         self.address = f"{host}:{self._store.port}"
-        """What the ranks are given, as `host:port`."""
+        """Address for the ranks, as `host:port`."""
 
     def close(self) -> None:
         """Stop listening on the port. Idempotent."""
@@ -69,7 +69,7 @@ class Meeting:
 
 
 class Ranks:
-    """One process's place in a group. Not thread-safe: one call at a time."""
+    """Membership of one process in a group. Not thread-safe: one call at a time."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Ranks:
             timeout_s: how long a rank waits in one call for the slowest.
 
         Raises:
-            TrainError: nobody listens at `address`, or not all ranks came in time.
+            TrainError: no meeting listens at `address`, or not all ranks came in time.
         """
         if not 0 <= rank < world_size:
             raise TrainError(f"rank {rank} is not one of {world_size} ranks")

@@ -16,7 +16,7 @@ from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.errors import TrainError
 
 BALANCED = 1.05
-"""No micro-batch is cut to bring the longest share nearer to the mean than this factor."""
+"""No micro-batch is split to bring the longest share nearer to the mean than this factor."""
 
 
 def least_loaded(sizes: Sequence[int], workers: int) -> list[list[int]]:
@@ -48,11 +48,11 @@ def assign(micro_batches: Sequence[MicroBatch], workers: int) -> list[list[Micro
     """The micro-batches that each worker gets, about equal in tokens the model reads.
 
     Whole micro-batches where those are even enough. Otherwise the largest one of the longest share
-    is cut in two between rollouts, as long as that makes the shares more even. Everybody gets a
-    rollout where there are enough.
+    is split in two between rollouts, as long as that makes the shares more even. Every worker gets
+    a rollout where there are enough.
     """
     pieces = list(micro_batches)
-    while len(pieces) < workers and _cut_largest(pieces, range(len(pieces))):
+    while len(pieces) < workers and _split_largest(pieces, range(len(pieces))):
         pass
     assigned = least_loaded([piece.num_tokens for piece in pieces], workers)
     while True:
@@ -61,19 +61,19 @@ def assign(micro_batches: Sequence[MicroBatch], workers: int) -> list[list[Micro
         if loads[longest] * workers <= BALANCED * sum(loads):
             break
         finer = list(pieces)
-        if not _cut_largest(finer, assigned[longest]):
+        if not _split_largest(finer, assigned[longest]):
             break
         candidate = least_loaded([piece.num_tokens for piece in finer], workers)
         again = [sum(finer[index].num_tokens for index in part) for part in candidate]
-        # Squares fall with every cut that helps, also while two shares are equally long.
+        # Squares fall with every split that helps, also while two shares are equally long.
         if sum(load * load for load in again) >= sum(load * load for load in loads):
             break
         pieces, assigned = finer, candidate
     return [[pieces[index] for index in part] for part in assigned]
 
 
-def _cut_largest(pieces: list[MicroBatch], among: Sequence[int]) -> bool:
-    """Replace the largest piece that can be cut by its two parts; False if none can."""
+def _split_largest(pieces: list[MicroBatch], among: Sequence[int]) -> bool:
+    """Replace the largest piece that can be split by its two parts; False if none can."""
     for index in sorted(among, key=lambda i: (-pieces[i].num_tokens, i)):
         parts = halves(pieces[index])
         if parts is not None:

@@ -20,7 +20,7 @@ from agentrl.train.model.lora import merged_weights
 from agentrl.train.optim.choose import make_optimizer
 
 RESPONSE_MASK = ("response_mask",)
-"""What most losses look at: tokens that the policy sampled."""
+"""Mask of most losses: tokens that the policy sampled."""
 
 
 class TorchBackend:
@@ -50,40 +50,40 @@ class TorchBackend:
             model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
-        """Do what `TrainBackend.to_tensors` says."""
+        """`to_tensors` as in `TrainBackend.to_tensors`."""
         param = next(self._model.parameters())
         kind = torch.promote_types(param.dtype, torch.float32)
         return to_tensors(micro, device=param.device, dtype=kind, mask_keys=self.mask_keys)
 
     def running(self) -> AbstractContextManager[None]:
-        """Do what `TrainBackend.running` says."""
+        """`running` as in `TrainBackend.running`."""
         return exact_passes(self._model, checkpointing=self._checkpointing)
 
     def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
-        """Do what `TrainBackend.log_probs` says."""
+        """`log_probs` as in `TrainBackend.log_probs`."""
         return packed_log_probs(self._model, batch, loss_of=loss_of)
 
     def backward(self, loss: Tensor) -> None:
-        """Do what `TrainBackend.backward` says."""
+        """`backward` as in `TrainBackend.backward`."""
         (loss * self.loss_factor).backward()
 
     def clear_gradients(self) -> None:
-        """Do what `TrainBackend.clear_gradients` says."""
+        """`clear_gradients` as in `TrainBackend.clear_gradients`."""
         self._optimizer.clear()
 
     def share(self, update: PackedBatch) -> PackedBatch:
-        """Do what `TrainBackend.share` says."""
+        """`share` as in `TrainBackend.share`."""
         return update
 
     def gather(self, value: Any) -> list[Any]:
-        """Do what `TrainBackend.gather` says."""
+        """`gather` as in `TrainBackend.gather`."""
         return [value]
 
     def reduce_gradients(self) -> None:
-        """Do what `TrainBackend.reduce_gradients` says."""
+        """`reduce_gradients` as in `TrainBackend.reduce_gradients`."""
 
     def grad_norm(self) -> float:
-        """Do what `TrainBackend.grad_norm` says."""
+        """`grad_norm` as in `TrainBackend.grad_norm`."""
         return self._optimizer.grad_norm()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -91,21 +91,21 @@ class TorchBackend:
         return self._optimizer.gradients()
 
     def step(self, *, learning_rate: float, grad_norm: float) -> None:
-        """Do what `TrainBackend.step` says."""
+        """`step` as in `TrainBackend.step`."""
         self._optimizer.step(
             learning_rate=learning_rate, max_grad_norm=self._max_grad_norm, grad_norm=grad_norm
         )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Do what `TrainBackend.weights` says."""
+        """`weights` as in `TrainBackend.weights`."""
         yield from merged_weights(self._model)
 
     def state_dict(self) -> dict[str, Any]:
-        """Do what `TrainBackend.state_dict` says."""
+        """`state_dict` as in `TrainBackend.state_dict`."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do what `TrainBackend.load_state_dict` says."""
+        """`load_state_dict` as in `TrainBackend.load_state_dict`."""
         self._optimizer.load_state_dict(state)
 
 

@@ -122,20 +122,20 @@ class Stage0(ZeroParts):
     """A copy on every rank, float32; AdamW works on the parameters themselves."""
 
     def clear_gradients(self) -> None:
-        """Do what `ZeroParts.clear_gradients` says."""
+        """`clear_gradients` as in `ZeroParts.clear_gradients`."""
         self._engine.zero_grad()
 
     def grad_norm(self) -> Any:
-        """Do what `ZeroParts.grad_norm` says."""
+        """`grad_norm` as in `ZeroParts.grad_norm`."""
         grads = [param.grad for param in self._flat() if param.grad is not None]
         return torch.nn.utils.get_total_norm(grads) if grads else 0.0
 
     def full_gradient(self, param: nn.Parameter) -> Tensor:
-        """Do what `ZeroParts.full_gradient` says."""
+        """`full_gradient` as in `ZeroParts.full_gradient`."""
         return torch.zeros_like(param) if param.grad is None else param.grad
 
     def full_state(self, param: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
-        """Do what `ZeroParts.full_state` says."""
+        """`full_state` as in `ZeroParts.full_state`."""
         yield "master", param
         kept = self._optimizer.state.get(param)
         if kept:
@@ -144,7 +144,7 @@ class Stage0(ZeroParts):
                 yield key, kept[key]
 
     def load(self, param: nn.Parameter, master: Tensor, moments: dict[str, Tensor]) -> None:
-        """Do what `ZeroParts.load` says."""
+        """`load` as in `ZeroParts.load`."""
         param.data.copy_(master)
         if moments:
             self._optimizer.state[param] = {
@@ -159,7 +159,7 @@ class Stage12(ZeroParts):
     """Optimizer state in parts, and with stage 2 gradients, too."""
 
     def clear_gradients(self) -> None:
-        """Do what `ZeroParts.clear_gradients` says."""
+        """`clear_gradients` as in `ZeroParts.clear_gradients`."""
         zero = self._optimizer
         zero.zero_grad(set_to_none=True)
         zero.micro_step_id = -1
@@ -171,7 +171,7 @@ class Stage12(ZeroParts):
                 kept[group] = None
 
     def grad_norm(self) -> Any:
-        """Do what `ZeroParts.grad_norm` says."""
+        """`grad_norm` as in `ZeroParts.grad_norm`."""
         return self._optimizer.scaled_global_norm()
 
     def _flat(self) -> list[Tensor]:
@@ -182,12 +182,12 @@ class Bf16Stage1(ZeroParts):
     """Stage 1 for bfloat16 is an optimizer of its own in DeepSpeed."""
 
     def clear_gradients(self) -> None:
-        """Do what `ZeroParts.clear_gradients` says."""
+        """`clear_gradients` as in `ZeroParts.clear_gradients`."""
         self._optimizer.clear_hp_grads()
         self._optimizer.clear_lp_grads()
 
     def grad_norm(self) -> Any:
-        """Do what `ZeroParts.grad_norm` says."""
+        """`grad_norm` as in `ZeroParts.grad_norm`."""
         from deepspeed.runtime.utils import get_global_norm_of_tensors
 
         grads, _ = self._optimizer.get_grads_for_norm()
@@ -201,7 +201,7 @@ class Stage3(ZeroParts):
     """ZeRO 3: weights, gradients and optimizer state are all in parts."""
 
     def clear_gradients(self) -> None:
-        """Do what `ZeroParts.clear_gradients` says."""
+        """`clear_gradients` as in `ZeroParts.clear_gradients`."""
         zero = self._optimizer
         zero.zero_grad(set_to_none=True)
         if zero.offload_optimizer:
@@ -210,13 +210,13 @@ class Stage3(ZeroParts):
             zero.averaged_gradients = {}
 
     def grad_norm(self) -> Any:
-        """Do what `ZeroParts.grad_norm` says."""
+        """`grad_norm` as in `ZeroParts.grad_norm`."""
         from deepspeed.runtime.utils import combine_grad_norm_groups
 
         return combine_grad_norm_groups(self._optimizer._get_norm_groups())
 
     def whole(self, param: nn.Parameter) -> AbstractContextManager[Any]:
-        """Do what `ZeroParts.whole` says."""
+        """`whole` as in `ZeroParts.whole`."""
         from deepspeed.runtime.zero import GatheredParameters
 
         # Who writes inside writes the same on every rank; rank 0's is what stays.

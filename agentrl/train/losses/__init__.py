@@ -1,4 +1,4 @@
-"""Losses: what is learned from a token, and nothing about how tokens were cut into micro-batches.
+"""Losses: what is learned from a token, and nothing about the split into micro-batches.
 
 `policy` has the built-in policy losses, `correction` what makes up for the sampler being another
 policy, `penalty` the distance to a reference; `contract` is what a loss of one's own is written

@@ -53,7 +53,7 @@ class LossInputs:
     num_sequences: int
     """Rollouts in the micro-batch."""
     counts: Mapping[str, MaskCounts]
-    """By declared key: how much of the whole update the mask covers."""
+    """Share of the whole update that the mask covers, by declared key."""
     algorithm: AlgorithmSection
     """Resolved."""
     whole_rollouts: bool = False
@@ -96,8 +96,8 @@ class LossInputs:
     def aggregate(self, loss_R: Tensor, *, mask: str, mode: LossAggMode | None = None) -> Tensor:
         """Scalar: per-token losses over a mask, divided by the global counts of that mask (F1).
 
-        Summed over the micro-batches of an update this is the loss of the update, however it was
-        cut.
+        Summed over the micro-batches of an update this is the loss of the update, however it
+        was divided.
 
         Args:
             loss_R: [R]; anything outside the mask.
@@ -194,7 +194,7 @@ class LossSpec:
     """A policy loss and what it declares; see `policy_loss`."""
 
     name: str
-    """In the config."""
+    """Name in the config."""
     function: LossFunction
     """The loss."""
     masks: tuple[str, ...] = ("response_mask",)

@@ -40,7 +40,7 @@ class SamplerWeights:
     weight_R: Tensor
     """[R] Factor of each token's loss; 1 where nothing is trained."""
     metrics: Mapping[str, Tensor | float]
-    """As `TokenLosses.metrics`."""
+    """Metrics, as in `TokenLosses.metrics`."""
 
 
 def correction_of(algorithm: AlgorithmSection, spec: LossSpec) -> Correction:

@@ -9,7 +9,7 @@ from agentrl.errors import TrainError, choices
 from agentrl.train.losses.contract import MAX_LOG_RATIO, LossSums
 
 ESTIMATORS = ("k1", "k2", "k3", "k3+")
-"""What `kl_loss` knows."""
+"""Estimators that `kl_loss` knows."""
 
 
 def kl_loss(

@@ -106,7 +106,7 @@ def tis_reinforce(inputs: LossInputs) -> TokenLosses:
 
 @policy_loss("sapo", masks=TRAINED, reads=())
 def sapo(inputs: LossInputs) -> TokenLosses:
-    """A smooth gate in the place of the clip (FORMULAS F18).
+    """A smooth gate instead of the clip (FORMULAS F18).
 
         l = -(4 / tau) sigmoid(tau (rho - 1)) A     tau 1 for A > 0, 1.05 otherwise
 

@@ -38,7 +38,7 @@ def policy_loss(
 
     Args:
         name: for `algorithm.policy_loss`. An import string (`package.module:function`) in
-            the config imports the module by itself; a name needs somebody who does.
+            the config imports the module by itself; a name needs another import of it.
         masks: keys of `MASK_KEYS` that it looks at. Their tokens get log-probabilities, and their
             global counts are in `LossInputs.counts`.
         zero_advantage_rows: its tokens have a gradient although their advantage is zero. Without

@@ -1,7 +1,7 @@
 """Attention over packed rows: every row attends causally to itself and to nothing else.
 
 Registered with transformers' `AttentionInterface` under a name of our own, so that no model file is
-touched. Rows are told apart by their segments, not by a [T, T] mask; rows with a common prefix
+touched. Rows are distinguished by their segments, not by a [T, T] mask; rows with a common prefix
 share its keys and values. On a GPU rows go through torch's fused kernel one by one, and trees
 through FlexAttention. On a CPU those kernels are several times slower than plain batched matrix
 products at the lengths of a rollout, so there the softmax is written out, block by block over the

@@ -50,7 +50,7 @@ def packed_log_probs(
             tokens, so that the head need not keep its output; see `head_log_probs`.
 
     Raises:
-        TrainError: a model whose parts cannot be told apart.
+        TrainError: a model whose body and head cannot be distinguished.
     """
     hidden_TE = hidden_states(model, batch)
     head = model.get_output_embeddings()

@@ -7,7 +7,7 @@ they are, so the trainer, the embedded engine and packed rows see them without k
 A and B ask for gradients, so only they have masters, moments and gradient sums. B begins at zero:
 the policy of step 0 is the model itself.
 
-Whoever wants the weights of a model without adapters gets the merged ones, W + (alpha / rank) B A,
+The weights of a model without adapters are the merged ones, W + (alpha / rank) B A,
 added in float32 and rounded once. Where a sampler runs on merged weights (vLLM), that rounding is
 one more difference between sampler and trainer, and shows in `sampling_logp_difference`.
 """
@@ -37,7 +37,7 @@ class LayerAdapter:
     """The adapter of one layer."""
 
     name: str
-    """Of the layer; its weight is NAME.weight in the model without adapters."""
+    """Name of the layer; its weight is NAME.weight in the model without adapters."""
     down: Tensor = field(repr=False)
     """A, [rank, in]; the parameter itself."""
     up: Tensor = field(repr=False)
@@ -129,7 +129,7 @@ def save_policy(
         model: a `transformers` model, with adapters or without.
         tokenizer: its tokenizer.
         folder: to write into.
-        weights: all of them, by name, where a backend has cut up those of `model`.
+        weights: all of them, by name, where a backend has sharded those of `model`.
     """
     if weights is not None:
         model.save_pretrained(folder, state_dict=dict(weights))

@@ -43,9 +43,9 @@ class Pretrained:
     model: Any
     """A `transformers` causal language model in evaluation mode, on `device`."""
     tokenizer: Any
-    """Its tokenizer."""
+    """Tokenizer of the model."""
     device: torch.device
-    """Where the parameters are."""
+    """Device of the parameters."""
     path: str
     """The folder or hub name it was loaded from."""
 

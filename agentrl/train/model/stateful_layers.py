@@ -1,6 +1,6 @@
 """Which models may read packed rows: those whose layers look back through attention alone.
 
-A recurrent or convolutional layer hands a state from each token to the next in the order of the
+A recurrent or convolutional layer passes a state from each token to the next in the order of the
 tensor. It would carry one row into the next, and a shared prefix into its last branch only.
 """
 

@@ -22,9 +22,9 @@ from agentrl.errors import ConfigError
 from agentrl.train.optim.optimizer import MasterAdamW, adamw
 
 MOMENTUM = 0.95
-"""Of Muon, with Nesterov's look ahead; the value of its authors."""
+"""Momentum of Muon, with Nesterov's look ahead; the value of its authors."""
 MUON_MOMENTS = frozenset({"momentum_buffer"})
-"""What torch's Muon keeps beside each matrix: half of AdamW's."""
+"""State of torch's Muon for each matrix: half of AdamW's."""
 
 
 class MasterMuon(MasterAdamW):

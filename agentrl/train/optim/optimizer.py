@@ -18,7 +18,7 @@ from agentrl.errors import RunError
 
 _EPS = 1e-8
 ADAMW_MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
-"""What torch's AdamW keeps beside each parameter."""
+"""State of torch's AdamW for each parameter."""
 
 
 class MasterAdamW:

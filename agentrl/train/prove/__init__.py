@@ -1,4 +1,4 @@
-"""Proofs on a user's own algorithm: the gradient of an update is one, however the work is cut."""
+"""Proofs on a user's own algorithm: an update has one gradient, however the work is divided."""
 
 from agentrl.train.prove.checks import Proof, prove
 from agentrl.train.prove.compare import ProofFinding

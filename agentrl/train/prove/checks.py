@@ -1,4 +1,4 @@
-"""The proofs: one gradient under every cut, and nothing of what is masked in it.
+"""The proofs: one gradient under every division, and nothing masked in it.
 
 Each compares with the same reference, the whole update in one micro-batch on one rank. A loss that
 divides by what it sees in its micro-batch fails the first of them.
@@ -44,7 +44,7 @@ class Proof:
     """All checks of one algorithm."""
 
     checks: tuple[ProofFinding, ...]
-    """In the order they were made."""
+    """Findings in the order they were made."""
 
     @property
     def passed(self) -> bool:
@@ -64,13 +64,13 @@ class _Bench:
 
     def update(
         self,
-        cut: Division,
+        division: Division,
         groups: list[TrajectoryGroup] | None = None,
         needs: LossNeeds | None = None,
     ) -> PackedBatch:
         return build_update(
             groups or self.groups,
-            cut,
+            division,
             policies=self.policies,
             algorithm=self.algorithm,
             needs=needs or self.needs,
@@ -172,8 +172,13 @@ def _comparisons(
             shuffled(split, seed=2),
         ),
     ]
-    for cut, groups in ways:
-        yield cut.name, lambda cut=cut, groups=groups: _cut_check(bench, whole, cut, groups)
+    for division, groups in ways:
+        yield (
+            division.name,
+            lambda division=division, groups=groups: _division_check(
+                bench, whole, division, groups
+            ),
+        )
     yield "rows without advantage", lambda: _zero_rows_check(bench, whole)
     clean = cache(lambda: _unpoisoned(bench, 2 * small))
     for name, value in (("NaN", float("nan")), ("1e4", 1e4)):
@@ -215,19 +220,19 @@ def _finite(whole: UpdateOutcome) -> ProofFinding:
     return ProofFinding(name="runs", status=Status.OK, detail=detail)
 
 
-def _cut_check(
-    bench: _Bench, whole: UpdateOutcome, cut: Division, groups: list[TrajectoryGroup]
+def _division_check(
+    bench: _Bench, whole: UpdateOutcome, division: Division, groups: list[TrajectoryGroup]
 ) -> ProofFinding:
-    if bench.needs.whole_rollouts and groups is not bench.groups and not cut.prefix_sharing:
+    if bench.needs.whole_rollouts and groups is not bench.groups and not division.prefix_sharing:
         # The rows of a rollout repeat what came before: together they need more room.
         longest = max(
             sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
             for group in groups
             for rows in group.rollouts()
         )
-        cut = replace(cut, micro_batch_tokens=max(cut.micro_batch_tokens, longest))
-    other = bench.outcome(bench.update(cut, groups), ranks=cut.ranks)
-    return compared(cut.name, whole, other)
+        division = replace(division, micro_batch_tokens=max(division.micro_batch_tokens, longest))
+    other = bench.outcome(bench.update(division, groups), ranks=division.ranks)
+    return compared(division.name, whole, other)
 
 
 def _zero_rows_check(bench: _Bench, whole: UpdateOutcome) -> ProofFinding:

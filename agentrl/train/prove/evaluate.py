@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.batch import build_step
-from agentrl.batch.credit import settle_credit
+from agentrl.batch.credit import compute_credit
 from agentrl.batch.packing import padding_micro_batch
 from agentrl.batch.records import (
     FloatArray,
@@ -39,9 +39,9 @@ class TokenKey:
     """One token, whatever row it is in."""
 
     rollout_id: str
-    """Of its rollout."""
+    """Id of its rollout."""
     position: int
-    """In the conversation, prompt included, from 0."""
+    """Position in the conversation, prompt included, from 0."""
 
     def __str__(self) -> str:
         return f"{self.rollout_id} at {self.position}"
@@ -61,7 +61,7 @@ class Policies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """One way to cut the work."""
+    """One way to divide the work."""
 
     name: str
     """For the report."""
@@ -78,40 +78,40 @@ class UpdateOutcome:
     """Everything the optimizer would see, and what explains it."""
 
     gradient: Mapping[str, Tensor]
-    """By parameter."""
+    """Gradient by parameter."""
     slopes: Mapping[TokenKey, float]
-    """Of the loss by the log-probability of each token the loss looks at."""
+    """Slope of the loss by the log-probability of each token the loss looks at."""
     loss: float
-    """Of the update."""
+    """Loss of the update."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Merged over micro-batches and ranks."""
     micro_batches: int = 0
-    """How many there were."""
+    """Number of micro-batches."""
 
 
 def build_update(
     groups: list[TrajectoryGroup],
-    cut: Division,
+    division: Division,
     *,
     policies: Policies,
     algorithm: AlgorithmSection,
     needs: LossNeeds,
     clip_shaped: Bounds | None,
 ) -> PackedBatch:
-    """The only update of a step, its advantages settled."""
+    """The only update of a step, with its advantages."""
     step = build_step(
         groups,
         algorithm=algorithm,
-        micro_batch_tokens=cut.micro_batch_tokens,
+        micro_batch_tokens=division.micro_batch_tokens,
         seed=0,
         oldest_version=OLDEST_VERSION,
         needs=needs,
-        prefix_sharing=cut.prefix_sharing,
+        prefix_sharing=division.prefix_sharing,
         clip_shaped=clip_shaped,
     )
     if step.credit is not None:
         micros = step.updates[0].micro_batches
-        step = settle_credit(
+        step = compute_credit(
             step,
             old=_numbers(policies.old, micros),
             ref=_numbers(policies.ref, micros),
@@ -272,13 +272,13 @@ def _numbers(model: Any, micros: Iterable[MicroBatch]) -> RowNumbers:
 
 
 def _values(micros: Iterable[MicroBatch]) -> RowNumbers:
-    """A critic that knows nothing but who and where a token is, so that any cut asks it alike."""
+    """Values drawn from the identity of each token alone, so that they fit any division."""
     found: dict[RowKey, FloatArray] = {}
     for micro in micros:
         keys = tokens_of(micro)
         for index, key in enumerate(micro.rows):
             own = np.flatnonzero(micro.row_R == index)
             found[key] = np.array(
-                [random.Random(str(keys[place])).uniform(-1.0, 1.0) for place in own]
+                [random.Random(str(keys[position])).uniform(-1.0, 1.0) for position in own]
             )
     return found

@@ -135,7 +135,7 @@ def shuffled(groups: Sequence[TrajectoryGroup], *, seed: int) -> list[Trajectory
 
 
 def split_rollouts(groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """Every rollout of several turns in a row for each turn, as prefix breaks would cut it."""
+    """Every rollout of several turns in a row for each turn, as prefix breaks would split it."""
     out = []
     for group in groups:
         rows: list[Trajectory] = []

@@ -80,20 +80,20 @@ class StopInside(StopAt):
 
 
 def ledgers(config: RunConfig) -> dict[int, dict[str, float]]:
-    """Tokens by fate of every step that was trained."""
+    """Tokens by use of every step that was trained."""
     path = Path(config.run.dir) / config.run.name / "metrics.jsonl"
     prefix = "waste/tokens/"
     found = {}
     for text in path.read_text().splitlines():
         line = json.loads(text)
-        fates = {k.removeprefix(prefix): v for k, v in line.items() if k.startswith(prefix)}
-        if fates:
-            found[line["step"]] = {**found.get(line["step"], {}), **fates}
+        uses = {k.removeprefix(prefix): v for k, v in line.items() if k.startswith(prefix)}
+        if uses:
+            found[line["step"]] = {**found.get(line["step"], {}), **uses}
     return found
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_the_fates_of_every_step_add_up(mode: str, tmp_path: Path) -> None:
+async def test_the_uses_of_every_step_add_up(mode: str, tmp_path: Path) -> None:
     """Fails if groups that were cut, or those that came too late, are in no ledger."""
     config = config_of(tmp_path, mode)
 
@@ -107,25 +107,25 @@ async def test_the_fates_of_every_step_add_up(mode: str, tmp_path: Path) -> None
     aborted = 0.0
     for step, groups in stored(config).items():
         sampled = sum(row.num_action_tokens for group in groups for row in group.trajectories)
-        fates = told[step]
-        aborted += fates["aborted"]
-        assert sum(fates.values()) - fates["aborted"] == sampled
+        uses = told[step]
+        aborted += uses["aborted"]
+        assert sum(uses.values()) - uses["aborted"] == sampled
         lost = sum(
             row.num_action_tokens
             for group in groups
             for row in group.trajectories
             if row.termination is Termination.SANDBOX_FAILED
         )
-        assert fates["infrastructure"] == lost > 0
+        assert uses["infrastructure"] == lost > 0
     if mode == "tail":
         # What ended together with the last group that was wanted is paid for as well.
         ended = [group for group in worker.rolled_out if not group.group_id.startswith("eval-")]
         paid = sum(row.num_action_tokens for group in ended for row in group.trajectories)
-        kept = sum(sum(fates.values()) for fates in told.values()) - aborted
+        kept = sum(sum(uses.values()) for uses in told.values()) - aborted
         assert aborted == worker.cut.tokens + paid - kept > 0
     else:
         assert aborted == 0
-    stale = sum(fates["stale"] for fates in told.values())
+    stale = sum(uses["stale"] for uses in told.values())
     assert (stale > 0) == (mode in ("asynchronous", "masking"))
 
 
@@ -157,7 +157,7 @@ async def test_what_the_engines_sampled_is_what_became_of_it(
             result, _ = await drive(config, worker=worker, stop=stop, progress=progress)
             assert result.steps == 7
         sampled += worker.sampled
-        assert sum(sum(fates.values()) for fates in ledgers(config).values()) == sampled
+        assert sum(sum(uses.values()) for uses in ledgers(config).values()) == sampled
 
 
 def test_names_of_stored_groups_are_read_without_their_tokens(

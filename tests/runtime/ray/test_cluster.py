@@ -84,7 +84,7 @@ async def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(head: str, tmp_path
     pids: list[int] = []
 
     async def watch(opened: RayStages, run_dir: RunDir) -> None:
-        pids.extend(int(place.split()[3]) for place in opened.places)
+        pids.extend(int(place.split()[3]) for place in opened.actor_lines)
 
     result = await drive(path, watch=watch)
     assert result.steps == 2

@@ -76,8 +76,8 @@ async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path)
     niceness: set[int] = set()
 
     async def watch(opened: RayStages, run_dir: RunDir) -> None:
-        assert len(opened.places) == 4
-        pids = [0, *(int(line.split()[3]) for line in opened.places)]
+        assert len(opened.actor_lines) == 4
+        pids = [0, *(int(line.split()[3]) for line in opened.actor_lines)]
         niceness.update(os.getpriority(os.PRIO_PROCESS, pid) for pid in pids)
         assert opened.sandbox.startswith("nothing")
 
@@ -129,7 +129,7 @@ async def test_a_worker_and_a_rank_are_killed_in_one_run(project: Path) -> None:
     held: list[int] = []
 
     async def kill(opened: RayStages, place: str) -> None:
-        line = next(line for line in opened.places if line.startswith(place))
+        line = next(line for line in opened.actor_lines if line.startswith(place))
         killed.append(int(line.split()[3]))
         os.kill(killed[-1], signal.SIGKILL)
 

@@ -46,7 +46,7 @@ async def test_a_server_whose_actor_is_killed_comes_back_with_the_newest_weights
             while 2 not in store.steps("train"):
                 await asyncio.sleep(0.05)
             assert {stats.state for stats in engines.stats().values()} == {"active"}
-            place = next(line for line in opened.places if line.startswith("engine 0"))
+            place = next(line for line in opened.actor_lines if line.startswith("engine 0"))
             actor = int(place.split()[3])
             tree = children(actor)
             assert tree

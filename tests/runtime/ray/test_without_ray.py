@@ -26,17 +26,17 @@ from agentrl.runtime.ray.worker_group import (
     ActorLost,
     Mode,
     WorkerGroup,
-    cut,
     dispatch,
     join,
     least_loaded,
+    partition,
 )
 
 
 @given(st.lists(st.integers()), st.integers(1, 9))
-def test_a_cut_batch_joins_to_itself(items: list[int], parts: int) -> None:
+def test_a_partitioned_batch_joins_to_itself(items: list[int], parts: int) -> None:
     """Fails if a part is lost or out of order, or if one rank gets two items more than another."""
-    pieces = cut(items, parts)
+    pieces = partition(items, parts)
     assert len(pieces) == parts
     assert join(pieces) == items
     sizes = [len(piece) for piece in pieces]
