@@ -131,8 +131,8 @@ class SeededWorker(StreamingWorker):
                 versions.append(self.client.version)
         except asyncio.CancelledError:
             made = len(versions) * n
-            self.cut = CancelledWork(
-                tokens=self.cut.tokens + made, seconds=self.cut.seconds + made * token_s
+            self.cancelled = CancelledWork(
+                tokens=self.cancelled.tokens + made, seconds=self.cancelled.seconds + made * token_s
             )
             raise
 

@@ -101,7 +101,7 @@ class RolloutWorker:
         self._grade = grade
         self.retried: Counter[Termination] = Counter()
         """Attempts that were thrown away and made again, by what had ended them."""
-        self.cut = CancelledWork()
+        self.cancelled = CancelledWork()
         """What the groups had cost that were cancelled."""
 
     async def run_group(
@@ -139,7 +139,7 @@ class RolloutWorker:
                     for index, effort in enumerate(efforts)
                 ]
         except asyncio.CancelledError:
-            self.cut = self.cut.plus(efforts)
+            self.cancelled = self.cancelled.plus(efforts)
             raise
         except BaseExceptionGroup as failed:
             # A failed rollout never raises, so this is a broken invariant: show it bare.

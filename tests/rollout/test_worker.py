@@ -203,13 +203,13 @@ async def test_what_a_cancelled_group_had_sampled_is_counted(bench):
     running = asyncio.create_task(made.group(3))
     await asyncio.wait_for(held.wait(), 5)
     await asyncio.sleep(0.05)
-    assert made.worker.cut == CancelledWork()
+    assert made.worker.cancelled == CancelledWork()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     alone = await bench(["hi"], lambda: Talk(DONE)).one()
-    assert made.worker.cut.tokens == 3 * alone.num_action_tokens > 0
-    assert made.worker.cut.seconds > 2 * 0.05
+    assert made.worker.cancelled.tokens == 3 * alone.num_action_tokens > 0
+    assert made.worker.cancelled.seconds > 2 * 0.05
 
 
 async def test_a_reward_of_the_model_is_never_retried(bench):

@@ -64,7 +64,7 @@ class FakeWorker:
         self.fuse = fuse
         self.started: list[str] = []
         self.end = end or (lambda index: Termination.ENV_DONE)
-        self.cut = CancelledWork()
+        self.cancelled = CancelledWork()
         self.rolled_out: list[TrajectoryGroup] = []
 
     async def run_group(
@@ -114,8 +114,9 @@ class StreamingWorker(FakeWorker):
                 versions.append(self.client.version)
         except asyncio.CancelledError:
             cost = CancelledWork(tokens=len(versions) * n, seconds=len(versions) * delay_s * n)
-            self.cut = CancelledWork(
-                tokens=self.cut.tokens + cost.tokens, seconds=self.cut.seconds + cost.seconds
+            self.cancelled = CancelledWork(
+                tokens=self.cancelled.tokens + cost.tokens,
+                seconds=self.cancelled.seconds + cost.seconds,
             )
             raise
         rows = tuple(
@@ -292,7 +293,7 @@ async def drive(
         await client.resume_all()
         return MetricBag()
 
-    rollouts = LocalRollouts(worker, cancelled=lambda: worker.cut)
+    rollouts = LocalRollouts(worker, cancelled=lambda: worker.cancelled)
     parts = Parts(
         stages=Stages(
             rollouts=rollouts,

@@ -127,7 +127,7 @@ async def open_policy(
                 pretrained=pretrained,
                 model=describe_model(pretrained) if pretrained else f"{source} on {engines.text}",
                 engines=engines,
-                rollouts=LocalRollouts(worker, cancelled=lambda: worker.cut),
+                rollouts=LocalRollouts(worker, cancelled=lambda: worker.cancelled),
                 chat=chat,
                 sandbox_text=f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)",
             )

@@ -133,7 +133,7 @@ class Rank:
             section=section,
             max_context_tokens=self._config.rollout.max_context_tokens,
             version=self.version,
-            name=f"embedded-{self._place.rank}",
+            name=f"embedded-{self._rank_spec.rank}",
         )
         stack.push_async_callback(engine.close)
         server = await stack.enter_async_context(EngineServer(engine, host=host))

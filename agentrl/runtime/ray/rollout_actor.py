@@ -115,7 +115,7 @@ class RolloutActor:
         if (running := self._groups.get(group_id)) is not None:
             running.cancel()
             await asyncio.wait([running])
-        work, (tokens, seconds) = self._worker.cut, self._reported
+        work, (tokens, seconds) = self._worker.cancelled, self._reported
         self._reported = (work.tokens, work.seconds)
         return late[0] + work.tokens - tokens, late[1] + work.seconds - seconds
 

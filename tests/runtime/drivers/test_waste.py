@@ -56,8 +56,8 @@ class Meter(StreamingWorker):
             )
             tokens = sum(row.num_action_tokens for row in group.trajectories)
         except asyncio.CancelledError:
-            tokens = self.cut.tokens - self._cut_before
-            self._cut_before = self.cut.tokens
+            tokens = self.cancelled.tokens - self._cut_before
+            self._cut_before = self.cancelled.tokens
             raise
         finally:
             if not group_id.startswith("eval-"):
@@ -122,7 +122,7 @@ async def test_the_uses_of_every_step_add_up(mode: str, tmp_path: Path) -> None:
         ended = [group for group in worker.rolled_out if not group.group_id.startswith("eval-")]
         paid = sum(row.num_action_tokens for group in ended for row in group.trajectories)
         kept = sum(sum(uses.values()) for uses in told.values()) - aborted
-        assert aborted == worker.cut.tokens + paid - kept > 0
+        assert aborted == worker.cancelled.tokens + paid - kept > 0
     else:
         assert aborted == 0
     stale = sum(uses["stale"] for uses in told.values())
