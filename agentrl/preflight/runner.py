@@ -100,9 +100,6 @@ def serve(channel: ChildChannel) -> None:
         asyncio.run(_run_checks(plan, order.done, facts, watch))
     except KeyboardInterrupt:
         sys.exit(130)
-    # The parent ends this process as soon as it has the answers: nothing is left to interrupt.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    channel.send({"kind": "end"}, pickle.dumps(facts.answers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +129,10 @@ async def _run_checks(
                 watch.end(await outcome_of(name, check, limit.total_s))
             elif name in _AWAITS:
                 facts.make_env = None  # it would only block what comes after
+        # The parent ends this process as soon as it has the answers: nothing is left to interrupt.
+        # It has them before the event loop is closed, which waits for the threads of checks.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        watch.send_answers(facts)
     finally:
         turns.cancel()
 
@@ -159,6 +160,10 @@ class _LoopWatch:
         with self._ending:
             self._name = ""
             self._channel.send({"kind": "line"}, pickle.dumps(finding))
+
+    def send_answers(self, facts: PreflightFacts) -> None:
+        """All checks have ended."""
+        self._channel.send({"kind": "end"}, pickle.dumps(facts.answers))
 
     async def note_turns(self) -> None:
         """Note that the loop turns, until cancelled."""

@@ -17,6 +17,7 @@ import os
 import pickle
 import re
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,6 +36,7 @@ _END_S = 5.0
 _MARGIN_S = 5.0
 """For the other process, to end a check in time itself."""
 _TICK_S = 0.2
+_CHECKS = "agentrl.preflight.runner:serve"
 _GIB = 2**30
 _FRAME = re.compile(r'File "(.+?)", line (\d+) in (\S+)')
 
@@ -74,7 +76,7 @@ def run_watched(
         while True:
             stacks = Path(folder, "stacks")
             order = Order(make=make, arguments=arguments, stacks=str(stacks), done=done)
-            child = ChildProcess("agentrl.preflight.runner:serve", output=2, grace_s=_END_S)
+            child = ChildProcess(_CHECKS, output=_messages(), grace_s=_END_S)
             try:
                 with contextlib.suppress(ChildEnded):
                     child.send({}, pickle.dumps(order))
@@ -87,8 +89,8 @@ def run_watched(
             lines += [line for line in watch.lines if line.name not in done]
             if watch.ended or not watch.begun:
                 return Watched(checks=lines, answers=watch.answers)
-            # What passed runs again, since others need what it found out; what ended the process
-            # does not.
+            # What came to its end runs again, since others need what it found out; what ended the
+            # process does not.
             done |= {line.name: True for line in watch.lines}
             done[watch.lines[-1].name] = False
 
@@ -124,10 +126,9 @@ class _Watch:
                     return
             now = time.monotonic()
             self.waiting(self._name, now - self._since, self._limit.total_s)
-            if self._process and (finding := self._broken_limit(now)):
+            if finding := self._broken_limit(now):
                 self.lines.append(finding)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._process, signal.SIGKILL)
+                self._signal(signal.SIGKILL)
                 return
 
     def _take(self, frame: Frame) -> None:
@@ -185,16 +186,29 @@ class _Watch:
 
     def _frame(self) -> str:
         """Line that the process runs, as it writes it itself even while its lock is held."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process, signal.SIGUSR1)
+        self._signal(signal.SIGUSR1)
         time.sleep(2 * _TICK_S)
-        text = self.stacks.read_text(errors="replace")
+        text = self.stacks.read_text(errors="replace") if self._process else ""
         frames = _FRAME.findall(text)
         own = [frame for frame in frames if not is_library(frame[0])]
         if not frames:
             return "some code"
         file, line, name = (own or frames)[0]
         return f"{name} ({file}:{line})"
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process:  # it has started; 0 means every process of this group
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process, number)
+
+
+def _messages() -> int:
+    """Destination of what the checks print: stderr, unless that is closed."""
+    try:
+        os.fstat(2)
+    except OSError:
+        return subprocess.DEVNULL
+    return 2
 
 
 def _resident_bytes(process: int) -> int:

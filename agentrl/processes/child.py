@@ -2,16 +2,19 @@
 
     ChildProcess  --frames over a socket pair-->  child_main: function(channel)
 
-The child has the import path of this process, none of its threads and none of its open files. It
-ends with its parent: its end of the channel closes, however the parent ended. What it may take is
-limited from inside, by `child_main.limit` and `limit_cpu`; how long it may take, from here.
+The child has the import path of this process, none of its threads and none of its open files. The
+channel closes with its parent, however that ended, and the child ends when it next reads from it;
+`end_with_parent` reads all the time. What it may take is limited from inside, by `child_main.limit`
+and `limit_cpu`; how long it may take, from here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -69,12 +72,12 @@ class ChildProcess:
         self._most_bytes = most_bytes
         self._unread = bytearray()
         self._ending = threading.Lock()
-        self._link, theirs = socket.socketpair()
-        command = [sys.executable, "-I", str(Path(child_main.__file__)), str(theirs.fileno())]
-        self._grace_s = grace_s or 0.0
-        with theirs:
-            if grace_s is not None:
-                command = [*tree.command(grace_s), *command]
+        self._link, theirs = _socket_pair()
+        command = [sys.executable, "-P", str(Path(child_main.__file__)), str(theirs.fileno())]
+        self._grace_s = grace_s
+        if grace_s is not None:
+            command = [*tree.command(grace_s), *command]
+        try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL if grace_s is None else subprocess.PIPE,
@@ -85,8 +88,13 @@ class ChildProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for this process
             )
+        except BaseException:
+            self._link.close()
+            raise
+        finally:
+            theirs.close()
         with contextlib.suppress(ChildEnded):  # `receive` raises it
-            self.send({"path": sys.path, "target": target})
+            self.send({"path": _import_path(), "target": target})
 
     @property
     def pid(self) -> int:
@@ -116,8 +124,8 @@ class ChildProcess:
             ChildEnded: the child cannot take it.
             TimeoutError: it does not read in time; only `close` may be called now.
         """
-        self._link.settimeout(timeout_s)
         try:
+            self._link.settimeout(timeout_s)
             self._link.sendall(encode(head, body))
             self._link.sendall(body)
         except TimeoutError:
@@ -146,11 +154,14 @@ class ChildProcess:
             left = _TICK_S if deadline is None else min(_TICK_S, deadline - time.monotonic())
             if left <= 0:
                 raise TimeoutError
-            self._link.settimeout(left)
+            alive = self.alive
             try:
+                self._link.settimeout(left)
                 data = self._link.recv(_READ_BYTES)
             except TimeoutError:
-                continue
+                if alive:
+                    continue
+                data = b""  # what it forked holds the channel open
             except OSError:  # reset by its end, or closed by `close`
                 data = b""
             if not data:
@@ -194,12 +205,13 @@ class ChildProcess:
     def kill(self) -> None:
         """End it, whatever it does; another thread that waits for a frame gets `ChildEnded`."""
         with self._ending:
-            if self._process.stdin is None:
+            if self._grace_s is None or self._process.stdin is None:
                 self._process.kill()
             else:
                 self._process.stdin.close()
+                self._process.send_signal(signal.SIGCONT)  # stopped, it would end nothing
                 try:
-                    self._process.wait(self._grace_s + _END_S)
+                    self._process.wait(tree.longest_end_s(self._grace_s))
                 except subprocess.TimeoutExpired:
                     self._process.kill()
             self._process.wait()
@@ -233,3 +245,25 @@ class ChildProcess:
             frame = Frame(json.loads(bytes(read[SIZES.size : begin])), bytes(read[begin:size]))
         del self._unread[:size]
         return frame
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    """A socket pair beyond the standard streams, of which a daemon may have closed some.
+
+    `subprocess` would put the streams of the child in place of a socket among them.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        return _above_streams(ours), _above_streams(theirs)
+
+
+def _above_streams(link: socket.socket) -> socket.socket:
+    return socket.socket(fileno=fcntl.fcntl(link, fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+def _import_path() -> list[str]:
+    """The import path, as it reads in another working directory, too."""
+    try:
+        return [str(Path(entry).absolute()) for entry in sys.path]
+    except FileNotFoundError:  # the working directory was removed
+        return sys.path

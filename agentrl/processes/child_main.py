@@ -1,6 +1,6 @@
 """The main program of a `ChildProcess`: loads a function and gives it the channel.
 
-    python -I child_main.py FILE_DESCRIPTOR
+    python -P child_main.py FILE_DESCRIPTOR
 
 A frame is the sizes of two parts, a head (JSON) and a body (bytes), then the parts. The first frame
 has the import path and the function, `module:function` or `file.py:function`. Run by path and made
@@ -21,6 +21,7 @@ import struct
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,10 +80,16 @@ class ChildChannel:
         frames = self._read_ahead = queue.SimpleQueue()
 
         def read() -> None:
-            with contextlib.suppress(EOFError):
+            try:
                 while True:
                     frames.put(self._read())
-            os._exit(0)
+            except EOFError:
+                os._exit(0)
+            except MemoryError:
+                os._exit(OUT_OF_MEMORY)
+            except BaseException:  # nothing would read on, and the others would wait for ever
+                traceback.print_exc()
+                os._exit(1)
 
         threading.Thread(target=read, name="read-ahead", daemon=True).start()
 
@@ -131,7 +138,9 @@ def limit(
 def limit_cpu(seconds: int) -> None:
     """Let the kernel end this process by SIGXCPU after so many more seconds of processor time."""
     soft = int(time.process_time()) + _WHOLE_PROCESS_S + seconds
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]  # only root may raise it
+    allowed = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (allowed, hard))
 
 
 def serve_host(channel: ChildChannel) -> None:
@@ -191,15 +200,30 @@ def load(target: str) -> Any:
 
 def main() -> None:
     """Run the function; what it raises is printed, and the exit status is 1."""
-    channel = ChildChannel(socket.socket(fileno=int(sys.argv[1])))
-    start = channel.receive().head
-    sys.path[:] = start["path"]
-    target = serve_host if start["target"] == "host" else load(start["target"])
-    target(channel)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Nothing is left to be saved, and taking large libraries apart takes a while.
-    os._exit(0)
+    status = 1
+    try:
+        link = socket.socket(fileno=int(sys.argv[1]))
+        # What the function starts must not hold the channel open.
+        link.set_inheritable(False)
+        channel = ChildChannel(link)
+        start = channel.receive().head
+        sys.path[:] = start["path"]
+        target = serve_host if start["target"] == "host" else load(start["target"])
+        target(channel)
+        status = 0
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:  # the boundary of the process: nothing else would show it
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # Nothing is left to be saved, taking large libraries apart takes a while, and threads that
+        # the function has left would be waited for.
+        os._exit(status)
 
 
 if __name__ == "__main__":

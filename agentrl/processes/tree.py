@@ -32,6 +32,8 @@ _SET_CHILD_SUBREAPER = 36
 _TICK_S = 0.25
 _SWEEP_S = 3.0
 """Orphans have so long to end by themselves."""
+_MARGIN_S = 5.0
+"""For a loaded machine."""
 
 
 def command(grace_s: float) -> list[str]:
@@ -41,6 +43,11 @@ def command(grace_s: float) -> list[str]:
         grace_s: seconds between SIGTERM and SIGKILL.
     """
     return [sys.executable, "-I", str(Path(__file__)), str(os.getpid()), str(grace_s)]
+
+
+def longest_end_s(grace_s: float) -> float:
+    """Seconds after which this program has ended whatever it can, however deaf the tree is."""
+    return grace_s + 3 * _SWEEP_S + _MARGIN_S
 
 
 def children_of(process: int) -> set[int]:
@@ -65,13 +72,17 @@ def end_children() -> None:
     """
     terminated: set[int] = set()
     started = time.monotonic()
+    killed: float | None = None
     while _reap():
-        waited_s = time.monotonic() - started
-        if waited_s > 2 * _SWEEP_S:
+        now = time.monotonic()
+        if killed is not None and now - killed > _SWEEP_S:
             return  # not even SIGKILL ends a process stuck in the kernel
+        # However long this process stood still itself, SIGKILL comes before it gives up.
+        if killed is None and now - started > _SWEEP_S:
+            killed = now
         for pid in children_of(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                if waited_s > _SWEEP_S:
+                if killed is not None:
                     os.kill(pid, signal.SIGKILL)
                 elif pid not in terminated:
                     terminated.add(pid)

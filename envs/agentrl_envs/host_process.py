@@ -116,13 +116,13 @@ class HostProcess:
                 self.stopped, why = LIMIT_REACHED[error.status]
                 raise ToolError(f"Error: this call {why} and was stopped.") from error
             except (OSError, ValueError) as error:
-                await self.close()
+                await self._free()
                 raise EnvError(
                     f"{self._what} failed at {operation!r}: {type(error).__name__} {error}"
                 ) from error
             except asyncio.CancelledError:
                 # The answer would be read as the answer to the next question.
-                await self.close()
+                await self._free()
                 raise
         if "error" in reply:
             raise EnvError(f"{self._what} failed at {operation!r}: {reply['error']}")
@@ -131,4 +131,13 @@ class HostProcess:
     async def close(self) -> None:
         """End the process; again does nothing."""
         # A cancelled close must still reap the process.
+        await asyncio.shield(self._end())
+
+    async def _end(self) -> None:
+        await asyncio.to_thread(self._child.kill)
+        # An event loop that waits for the answer does not hear that a socket is closed.
+        async with self._asking:
+            await self._free()
+
+    async def _free(self) -> None:
         await asyncio.shield(asyncio.to_thread(self._child.close))

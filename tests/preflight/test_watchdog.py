@@ -134,8 +134,9 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(
     assert "a pipe that nobody writes to" in check.fix
 
 
-def test_a_line_that_only_waits_ends_in_time() -> None:
-    checks = run_watched(f"{PLANS}:waits", arguments={}).checks
+@pytest.mark.parametrize("plan", ["waits", "leaves_a_thread"])
+def test_a_line_that_only_waits_ends_in_time(plan: str) -> None:
+    checks = run_watched(f"{PLANS}:{plan}", arguments={}).checks
     assert "not done in 0 s" in checks[0].detail
 
 

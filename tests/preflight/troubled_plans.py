@@ -119,6 +119,16 @@ def waits(*, found: PreflightFacts) -> Plan:
     return Plan(steps=[("datasets", forever)], limits={"datasets": Limit(still_s=60, total_s=0.3)})
 
 
+def leaves_a_thread(*, found: PreflightFacts) -> Plan:
+    """A line that is given up, and whose thread goes on."""
+
+    async def forever() -> str:
+        await asyncio.to_thread(time.sleep, 4321)
+        return "never"
+
+    return Plan(steps=[("datasets", forever)], limits={"datasets": Limit(still_s=60, total_s=0.3)})
+
+
 class _SlowToFree:
     def __del__(self) -> None:
         time.sleep(1.0)

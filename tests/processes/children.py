@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 from agentrl.processes.child_main import ChildChannel, limit, limit_cpu
@@ -59,3 +60,33 @@ def leaves_processes(channel: ChildChannel) -> None:
     left = [subprocess.Popen(["sleep", "4321"], start_new_session=True).pid for _ in range(2)]
     channel.send({"left": left})
     channel.receive()
+
+
+def leaves_a_thread(channel: ChildChannel) -> None:
+    """Ends in the way it is asked to, beside a thread that does not."""
+    threading.Thread(target=time.sleep, args=(4321,)).start()
+    channel.send({"pid": os.getpid()})
+    if "raise" in channel.receive().head:
+        raise ValueError("on purpose")
+
+
+def reads_in_little_room(channel: ChildChannel) -> None:
+    """May take less than it is sent."""
+    channel.end_with_parent()
+    limit(address_bytes=2**29)
+    channel.send({})
+    channel.receive()
+
+
+def forks_and_exits(channel: ChildChannel) -> None:
+    """Leaves a copy of itself, which holds the channel open."""
+    if os.fork() == 0:
+        channel.send({"left": os.getpid()})
+        signal.pause()
+    time.sleep(0.2)
+    os._exit(3)
+
+
+def describes_itself(channel: ChildChannel) -> None:
+    """Sends what it has of its parent."""
+    channel.send({"path": sys.path, "hash": hash("text")})

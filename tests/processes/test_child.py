@@ -125,6 +125,84 @@ def test_what_it_raises_is_printed() -> None:
     child.close()
 
 
+def test_threads_that_it_leaves_hold_nobody_up() -> None:
+    child = ChildProcess(f"{CHILDREN}:leaves_a_thread")
+    child.receive(PATIENT_S)
+    with pytest.raises(ChildEnded, match="status 1"):
+        child.ask({"raise": True}, timeout_s=PATIENT_S)
+    child = ChildProcess(f"{CHILDREN}:leaves_a_thread")
+    pid = child.receive(PATIENT_S).head["pid"]
+    child._link.close()  # as when this process ends
+    wait_for(lambda: ended(pid))
+    child.close()
+
+
+def test_a_frame_that_does_not_fit_into_its_memory_ends_it() -> None:
+    child = ChildProcess(f"{CHILDREN}:reads_in_little_room")
+    child.receive(PATIENT_S)
+    with pytest.raises(ChildEnded) as caught:
+        child.ask({}, bytes(2**29), timeout_s=PATIENT_S)
+    assert caught.value.status == OUT_OF_MEMORY
+
+
+def test_its_end_shows_though_others_hold_its_channel() -> None:
+    child = ChildProcess(f"{CHILDREN}:forks_and_exits")
+    left = child.receive(PATIENT_S).head["left"]
+    try:
+        with pytest.raises(ChildEnded, match="status 3"):
+            child.receive()
+    finally:
+        os.kill(left, signal.SIGKILL)
+        child.close()
+
+
+def test_a_tree_that_was_stopped_is_ended_as_well() -> None:
+    child = ChildProcess(f"{CHILDREN}:leaves_processes", grace_s=0.2)
+    left = child.receive(PATIENT_S).head["left"]
+    os.kill(child.pid, signal.SIGSTOP)
+    child.close()
+    assert all(ended(pid) for pid in left)
+
+
+@pytest.mark.parametrize("closed", [(0, 1), (1, 2), (0, 1, 2)])
+def test_a_parent_may_have_closed_its_standard_streams(closed: tuple[int, ...]) -> None:
+    program = (
+        "import os\n"
+        f"for stream in {closed}: os.close(stream)\n"
+        "from agentrl.processes.child import ChildProcess\n"
+        f"child = ChildProcess('{CHILDREN}:echo')\n"
+        f"child.ask({{}}, timeout_s={PATIENT_S})\n"
+        "child.close()\n"
+        "os._exit(42)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as parent:
+        assert parent.wait(PATIENT_S) == 42
+
+
+def test_it_imports_and_hashes_as_its_parent_does(tmp_path: Path) -> None:
+    # An empty entry of the import path means the working directory, which is another one there.
+    program = (
+        "import sys\n"
+        f"sys.path.append({str(Path.cwd())!r})\n"
+        "from agentrl.processes.child import ChildProcess\n"
+        f"child = ChildProcess('{CHILDREN}:describes_itself', cwd='/')\n"
+        f"head = child.receive({PATIENT_S}).head\n"
+        "child.close()\n"
+        "print(sys.path[0] == '', head['path'][0], head['hash'] == hash('text'))"
+    )
+    words = [sys.executable, "-c", program]
+    env = {**os.environ, "PYTHONHASHSEED": "7"}
+    printed = subprocess.check_output(words, env=env, cwd=tmp_path, text=True)
+    assert printed.split() == ["True", str(tmp_path), "True"]
+
+
+def test_a_child_that_cannot_be_started_leaves_nothing_open() -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(FileNotFoundError):
+        ChildProcess(f"{CHILDREN}:echo", cwd="/no/such/folder")
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
 def test_a_frame_has_a_limit() -> None:
     child = ChildProcess(f"{CHILDREN}:lies_about_sizes")
     with pytest.raises(ValueError, match="and at most 67108864 are read"):
