@@ -213,7 +213,7 @@ def main() -> None:
         status = 0
     except SystemExit as error:
         if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
+            sys.stderr.write(f"{error.code}\n")
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:  # the boundary of the process: nothing else would show it
         traceback.print_exc()
