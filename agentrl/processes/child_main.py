@@ -30,7 +30,8 @@ SIZES = struct.Struct(">IQ")
 """Bytes of the head and of the body."""
 OUT_OF_MEMORY = 77
 """Exit status of a child that needed more memory than there is."""
-_WHOLE_PROCESS_S = 1
+_ROUNDING_S = 1
+"""The kernel counts processor time in whole seconds."""
 
 
 class Frame(NamedTuple):
@@ -137,7 +138,7 @@ def limit(
 
 def limit_cpu(seconds: int) -> None:
     """Let the kernel end this process by SIGXCPU after so many more seconds of processor time."""
-    soft = int(time.process_time()) + _WHOLE_PROCESS_S + seconds
+    soft = int(time.process_time()) + _ROUNDING_S + seconds
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]  # only root may raise it
     allowed = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
     resource.setrlimit(resource.RLIMIT_CPU, (allowed, hard))

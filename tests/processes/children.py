@@ -54,6 +54,14 @@ def lies_about_sizes(channel: ChildChannel) -> None:
     channel.receive()
 
 
+def answers_once_then_lies(channel: ChildChannel) -> None:
+    """Replies to one request, and to the next with no frame."""
+    channel.receive()
+    channel.send({"score": 0.0})
+    channel.receive()
+    lies_about_sizes(channel)
+
+
 def leaves_processes(channel: ChildChannel) -> None:
     """Starts processes that no group or session holds, one of which ignores SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

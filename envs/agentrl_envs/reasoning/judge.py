@@ -22,6 +22,9 @@ START_S = 60.0
 """Importing the generators takes about a second."""
 ANSWER_S = 5.0
 """A verdict takes milliseconds; what takes this long is the answer's doing."""
+_VERIFY = "agentrl_envs.reasoning.verify:serve"
+_NO_REPLY = (ChildEnded, TimeoutError, ValueError)
+"""`ValueError`: what the child sent is no frame."""
 AT_ONCE = 4
 """Judges of a process, so that answers that hang hold up few others. Each starts when all before it
 are busy."""
@@ -40,7 +43,9 @@ class AnswerVerdict:
 class Judge:
     """One child process, started on first use and again after it was lost; one caller at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: str = _VERIFY) -> None:
+        """Take the function that the child runs."""
+        self._target = target
         self._child: ChildProcess | None = None
         # Families whose verifier has loaded what it needs.
         self._ready: set[str] = set()
@@ -51,20 +56,23 @@ class Judge:
         Raises:
             GraderError: the child cannot be started, or the verifier fails on its own entry.
         """
-        request = {"family": family, "answer": None, "entry": dict(entry)}
+        request = {"family": family, "entry": dict(entry)}
+        # Packed here, since what cannot be packed is no doing of the answer. Not JSON: a verifier
+        # may tell tuples from lists.
+        warm, judged = (marshal.dumps({**request, "answer": text}, 2) for text in (None, answer))
         child = self._running()
         if family not in self._ready:
             # Some load word lists for seconds, which is not the answer's doing.
             try:
-                reply = _exchange(child, request, START_S)
-            except (ChildEnded, TimeoutError) as error:
+                reply = child.ask({}, warm, timeout_s=START_S).head
+            except _NO_REPLY as error:
                 reply = {"error": str(error) or f"it took over {START_S:g} s"}
             if "error" in reply:
                 raise GraderError(f"reasoning-gym cannot judge {family!r}: {reply['error']}")
             self._ready.add(family)
         try:
-            reply = _exchange(child, {**request, "answer": answer}, ANSWER_S)
-        except (ChildEnded, TimeoutError):
+            reply = child.ask({}, judged, timeout_s=ANSWER_S).head
+        except _NO_REPLY:
             return AnswerVerdict(score=0.0, hung=True)
         return AnswerVerdict(score=min(1.0, max(0.0, float(reply["score"]))))
 
@@ -79,13 +87,8 @@ class Judge:
         if self._child is None or not self._child.alive:
             self.close()
             env = {"PATH": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            self._child = ChildProcess("agentrl_envs.reasoning.verify:serve", env=env, cwd="/")
+            self._child = ChildProcess(self._target, env=env, cwd="/")
         return self._child
-
-
-def _exchange(child: ChildProcess, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    # Not JSON: to a verifier tuples and lists may differ.
-    return child.ask({}, marshal.dumps(request, 2), timeout_s=timeout_s).head
 
 
 _JUDGES = tuple(Judge() for _ in range(AT_ONCE))

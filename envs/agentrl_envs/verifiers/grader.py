@@ -55,6 +55,8 @@ class RubricGrader:
                 if error.status in LIMIT_REACHED:
                     return LIMIT_REACHED[error.status][0]
                 raise GraderError(f"{what}: {error}") from error
+            except ValueError as error:  # what the child sent is no frame
+                raise GraderError(f"{what} gave no answer: {error}") from error
         if "error" in reply:
             raise GraderError(f"{what} failed: {reply['error']}")
         return reply["answer"]
@@ -79,7 +81,7 @@ class RubricGrader:
         }
         try:
             reply = child.ask(start, timeout_s=_START_S).head
-        except (ChildEnded, TimeoutError) as error:
+        except (ChildEnded, TimeoutError, ValueError) as error:
             reply = {"error": str(error) or f"it took over {_START_S:g} s"}
         if "error" in reply:
             self.close()

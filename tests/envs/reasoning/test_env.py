@@ -11,7 +11,7 @@ import time
 
 import pytest
 from agentrl_envs.reasoning import ReasoningTask, families, make_tasks
-from agentrl_envs.reasoning.judge import _JUDGES, judge
+from agentrl_envs.reasoning.judge import _JUDGES, Judge, judge
 
 from agentrl.env import Action
 from agentrl.errors import ConfigError, GraderError
@@ -187,6 +187,16 @@ async def test_an_answer_that_hangs_the_verifier_costs_itself_and_nobody_else() 
     assert (step.rewards, step.extra_logs["judge_hung"]) == (0.0, 1.0)
     assert time.monotonic() - start < 15
     assert judge("polynomial_multiplication", task.label["answer"], task.label).score == 1.0
+
+
+def test_a_child_that_sends_no_frame_costs_its_answer_and_nothing_else() -> None:
+    """Fails if what cannot be read is an error of the run."""
+    judge = Judge("tests.processes.children:answers_once_then_lies")
+    try:
+        verdict = judge.ask("basic_arithmetic", "3", {"question": "1 + 2", "answer": "3"})
+    finally:
+        judge.close()
+    assert (verdict.score, verdict.hung) == (0.0, True)
 
 
 async def test_answers_beside_one_that_hangs_are_judged_meanwhile() -> None:
