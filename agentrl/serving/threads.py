@@ -37,14 +37,26 @@ def reserve_cores() -> int:
     return _cores
 
 
-def compute_thread(target: Callable[[], None], *, name: str) -> threading.Thread:
-    """A thread, not started, that may use all cores."""
+def usable_cores() -> int:
+    """Cores that computing may use: those of `reserve_cores`, or what torch would use."""
+    if _cores is not None:
+        return _cores
+    import torch
+
+    return torch.get_num_threads()
+
+
+def compute_thread(
+    target: Callable[[], None], *, name: str, cores: int | None = None
+) -> threading.Thread:
+    """A thread, not started, that may use `cores` cores; None is all of them."""
+    team = cores or _cores
 
     def run() -> None:
-        if _cores is not None:
+        if team is not None:
             import torch
 
-            torch.set_num_threads(_cores)
+            torch.set_num_threads(team)
         target()
 
     return threading.Thread(target=run, name=name, daemon=True)
