@@ -79,7 +79,9 @@ def make_trainer(
         train=config.train,
         algorithm=algorithm,
         backend=backend,
-        reference=load_reference(began, algorithm, mask_keys=needs.mask_keys),
+        reference=load_reference(
+            began, algorithm, mask_keys=needs.mask_keys, backend=config.train.backend, ranks=ranks
+        ),
         critic=critic,
         failures=run_dir,
         record=_token_record(run_dir, ranks) if config.log.tokens else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.schema import TrainSection
+from agentrl.config.training import TrainBackendSection
 from agentrl.errors import ConfigError
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
 from agentrl.train.model.supported import check_readable
@@ -44,6 +45,11 @@ def check_backend(train: TrainSection, *, dtype: str) -> None:
             )
     if wrong:
         raise ConfigError(f"train.backend is {backend.kind}: {wrong}")
+
+
+def divides_weights(backend: TrainBackendSection) -> bool:
+    """Return true if a rank holds a part of the weights, and not only of gradients or moments."""
+    return backend.kind == "fsdp2" or (backend.kind == "deepspeed" and backend.zero_stage == 3)
 
 
 def make_backend(
