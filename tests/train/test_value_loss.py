@@ -127,3 +127,14 @@ def test_equal_returns_explain_nothing_and_no_rows_say_nothing():
     assert "critic/vf_explained_var" not in value_metrics(step.updates, values, returns).result()
     empty = [replace(update, micro_batches=()) for update in step.updates]
     assert value_metrics(empty, values, returns).result() == {}
+
+
+def test_a_value_within_the_clip_is_not_counted_as_held():
+    """Fails where V_old + (V - V_old) is compared with V to the last bit: rounding is no clip."""
+    torch.manual_seed(0)
+    old = torch.randn(1000, dtype=torch.float64)
+    rest = {"old_values_R": old, "returns_R": torch.randn(1000), "weights_R": torch.ones(1000)}
+    moved = old + 0.19 * (2 * torch.rand(1000, dtype=torch.float64) - 1)
+    mask = torch.ones(1000, dtype=torch.bool)
+    result = value_loss(moved, clip=float(CLIP), mask_R=mask, **rest)
+    assert result.metrics.result() == {"critic/vf_clipfrac": 0.0}

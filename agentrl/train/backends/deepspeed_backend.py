@@ -22,10 +22,11 @@ from agentrl.batch.tensors import TensorBatch
 from agentrl.config.training import DeepspeedTraining, TrainSection
 from agentrl.errors import ConfigError
 from agentrl.train.backends.contract import compensation
-from agentrl.train.backends.lockstep import LockstepBackend, Whole
+from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.backends.zero_parts import ZeroParts, zero_parts
+from agentrl.train.model.value_head import ValueModel
 from agentrl.train.optim.optimizer import adamw, check_same_parameters
 
 
@@ -80,11 +81,11 @@ class DeepspeedBackend(LockstepBackend):
             auto_mpi_discovery=False,
         )
         self._ranks.before_close(_forget_group)
-        whole = Whole(self._model)
         trained = [param for param in self._model.parameters() if param.requires_grad]
-        head = self._model.get_output_embeddings()
+        is_critic = isinstance(self._model, ValueModel)
+        head = None if is_critic else self._model.get_output_embeddings()
         engine, *_ = deepspeed.initialize(
-            model=whole,
+            model=self._whole,
             model_parameters=trained,  # pyright: ignore[reportArgumentType]
             optimizer=adamw(
                 trained, betas=self._train.betas, weight_decay=self._train.weight_decay
@@ -95,10 +96,10 @@ class DeepspeedBackend(LockstepBackend):
         if _sharding(self._train).zero_stage == 3 and head is not None:
             # The head is not called: its weights are read by the pass around it.
             for param in head.parameters():
-                deepspeed.zero.register_external_parameter(whole, param)
+                deepspeed.zero.register_external_parameter(self._whole, param)
         return engine
 
-    def _forward(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: TensorBatch) -> Any:
         return self._engine(batch)
 
     def _backward(self, loss: Tensor) -> None:
@@ -113,8 +114,8 @@ class DeepspeedBackend(LockstepBackend):
         """`reduce_gradients` as in `TrainBackend.reduce_gradients`."""
         with self._ranks.naming("summing gradients"), self.running():
             self._engine.set_gradient_accumulation_boundary(True)
-            log_probs, _ = self._forward(self.to_tensors(padding_micro_batch()))
-            self._engine.backward(log_probs.sum())
+            out = self._forward(self.to_tensors(padding_micro_batch()))
+            self._engine.backward((out if isinstance(out, Tensor) else out[0]).sum())
 
     def grad_norm(self) -> float:
         """See `TrainBackend`; all ranks call after `reduce_gradients`, which nothing follows."""

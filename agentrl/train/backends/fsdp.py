@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import TrainSection
 from agentrl.train.backends.contract import compensation
-from agentrl.train.backends.lockstep import LockstepBackend, Whole
+from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.slices import Slices, shard_model, sharded_modules
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
@@ -44,7 +46,6 @@ class FsdpBackend(LockstepBackend):
             ranks=ranks,
             mask_keys=mask_keys,
         )
-        self._whole = Whole(model)
         sharding = train.backend
         assert sharding.kind == "fsdp2", sharding.kind
         with ranks.naming("cutting the model up"):
@@ -53,11 +54,39 @@ class FsdpBackend(LockstepBackend):
             data_parallel_size=ranks.world_size, averages_over_ranks=False
         )
         self._slices = Slices(model)
+        self._watched: set[str] = set()
+        self._reached: set[str] = set()
+        self._counts = False
+        self._hooks = [part.register_forward_pre_hook(self._watch) for part in self._parts()]
         self._optimizer = MasterAdamW(
             cast(nn.Module, self._slices), betas=train.betas, weight_decay=train.weight_decay
         )
 
-    def _forward(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+    def _parts(self) -> Iterator[nn.Module]:
+        return (cast(nn.Module, part) for part in sharded_modules(self._whole))
+
+    def _watch(self, module: nn.Module, args: object) -> None:
+        """Note from now on which weights the backward passes of this rank reach.
+
+        FSDP2 gives every parameter a gradient, of zeros if it had none, so this is the only sign.
+        Weights gathered once keep their `nn.Parameter`, so every part is watched but once.
+        """
+        for name, param in self._model.named_parameters():
+            if not isinstance(param, DTensor) and name not in self._watched:
+                self._watched.add(name)
+                if param.requires_grad:
+                    param.register_post_accumulate_grad_hook(partial(self._reach, name))
+        if len(self._watched) == len(self._slices.params):
+            while self._hooks:
+                self._hooks.pop().remove()
+
+    def _reach(self, name: str, param: Tensor) -> None:
+        if self._counts:
+            self._reached.add(name)
+
+    def _forward(self, batch: TensorBatch) -> Any:
+        # Padding reaches weights as well, and weighs nothing.
+        self._counts = len(batch.index_A) > 0
         out = self._whole(batch)
         if not torch.is_grad_enabled():
             self._give_away()
@@ -69,6 +98,7 @@ class FsdpBackend(LockstepBackend):
     def clear_gradients(self) -> None:
         """`clear_gradients` as in `TrainBackend.clear_gradients`."""
         self._give_away()
+        self._reached.clear()
         for param in self._slices.params.values():
             param.grad = None
         self._optimizer.clear()
@@ -80,12 +110,11 @@ class FsdpBackend(LockstepBackend):
     def reduce_gradients(self) -> None:
         """See `TrainBackend`. The sums were formed in the backward passes.
 
-        A parameter whose gradient is zero on all ranks is left alone, as in a single process, where
-        it has none: an optimizer would move it by its moments and its decay.
+        A parameter that no row of any rank has reached is left alone, as in a single process, where
+        it has no gradient: an optimizer would move it by its moments and its decay.
         """
         self._slices.take_gradients()
-        own = {name for name, grad in self._optimizer.gradients() if bool(grad.any())}
-        held = set().union(*self.gather(own))
+        held = set().union(*self.gather(self._reached))
         self._slices.drop_gradients(held)
 
     def grad_norm(self) -> float:
