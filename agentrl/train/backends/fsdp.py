@@ -21,9 +21,10 @@ from agentrl.config.schema import TrainSection
 from agentrl.train.backends.contract import compensation
 from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.ranks import Ranks
+from agentrl.train.backends.sliced_optimizer import make_sliced_optimizer
 from agentrl.train.backends.slices import Slices, shard_model, sharded_modules
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
-from agentrl.train.optim.optimizer import MasterAdamW, check_same_parameters
+from agentrl.train.optim.optimizer import check_same_parameters
 
 
 class FsdpBackend(LockstepBackend):
@@ -58,9 +59,7 @@ class FsdpBackend(LockstepBackend):
         self._reached: set[str] = set()
         self._counts = False
         self._hooks = [part.register_forward_pre_hook(self._watch) for part in self._parts()]
-        self._optimizer = MasterAdamW(
-            cast(nn.Module, self._slices), betas=train.betas, weight_decay=train.weight_decay
-        )
+        self._optimizer = make_sliced_optimizer(self._slices, model, train, device=self._device)
 
     def _parts(self) -> Iterator[nn.Module]:
         return (cast(nn.Module, part) for part in sharded_modules(self._whole))

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from agentrl.train.model.value_head import ValueModel
+from agentrl.train.optim.divided_muon import MatrixPart
 
 
 def shard_model(model: Any, whole: nn.Module, *, ranks: int, offload: bool) -> None:
@@ -138,3 +140,23 @@ class Slices:
         parts = full.chunk(param.device_mesh.size())
         rank = param.device_mesh.get_local_rank()
         return parts[rank] if rank < len(parts) else full[:0]
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The ranks that hold the slices."""
+        return next(iter(self.params.values())).device_mesh.get_group()
+
+    def matrix_part(self, name: str, own: Tensor) -> MatrixPart:
+        """Where this rank's slice of a matrix, or a copy of it, belongs in the whole."""
+        param = self.params[name]
+        rows, columns = param.shape
+        ranks = param.device_mesh.size()
+        most = -(-rows // ranks)
+        held = [max(0, min(most, rows - most * rank)) for rank in range(ranks)]
+        return MatrixPart(
+            shape=(rows, columns),
+            sizes=tuple(count * columns for count in held),
+            tensor=own,
+            start=0,
+            rank=param.device_mesh.get_local_rank(),
+        )

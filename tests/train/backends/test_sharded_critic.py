@@ -38,8 +38,8 @@ def critic_model(case, dtype):
     return value_model(dtype)
 
 
-def made(kind, ranks, case, dtype, *, checkpointing=False, critic_kind=Critic):
-    train = section(**KINDS[kind]) if kind else section()
+def made(kind, ranks, case, dtype, *, checkpointing=False, critic_kind=Critic, optimizer="adamw"):
+    train = section(**(KINDS[kind] if kind else {}), optimizer=optimizer)
     changes, _, of_critic = CASES[case]
     chosen = ppo(**changes)
     policy = tiny_model(dtype)
@@ -109,6 +109,10 @@ def go_on_as(address, rank, world_size, kind, case, dtype, folder):
 
 def checkpointed_as(address, rank, world_size, kind, case, dtype):
     return train_as(address, rank, world_size, kind, case, dtype, checkpointing=True)
+
+
+def muon_as(address, rank, world_size, kind, case, dtype):
+    return train_as(address, rank, world_size, kind, case, dtype, optimizer="muon")
 
 
 def same_on_all(ranks):
@@ -181,6 +185,13 @@ def test_a_critic_goes_on_with_any_number_of_ranks_of_any_backend(crew, kind, tm
 def test_fsdp2_checkpoints_the_layers_of_a_critic(crew):
     alone = train(None, None, "kl", torch.float64)
     ranks = crew.run(2, checkpointed_as, "fsdp2", "kl", torch.float64)
+    close(ranks[0], alone, error=1e-9, rel=1e-8)
+
+
+def test_muon_moves_policy_and_critic_on_fsdp2(crew):
+    alone = train(None, None, "kl", torch.float64, optimizer="muon")
+    ranks = crew.run(2, muon_as, "fsdp2", "kl", torch.float64)
+    same_on_all(ranks)
     close(ranks[0], alone, error=1e-9, rel=1e-8)
 
 

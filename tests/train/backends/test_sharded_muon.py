@@ -1,0 +1,137 @@
+"""Muon on matrices of which ranks hold parts: the update of whole ones, and the work divided."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from agentrl.train.optim.divided_muon import MatrixPart, step_matrices
+from agentrl.train.optim.muon import muon
+from tests.train.backends.sharded_trainers import (
+    KINDS,
+    algorithm,
+    run,
+    same_bits,
+    section,
+    train_alone,
+    train_together,
+)
+from tests.train.backends.test_sharded_resume import saved
+from tests.train.crew import joined
+from tests.train.tiny_llama import make_groups, make_step, relative_error, tiny_model
+
+MUON = {"optimizer": "muon"}
+STEPS = [make_step(make_groups(seed), micro_batch_tokens=32) for seed in (0, 1, 2)]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_fsdp2_moves_matrices_as_one_process_does(crew, world_size, tied):
+    """Fails if slices are orthogonalised one by one, if the momentum of another slice is used, or
+    if a matrix is sent to one rank and its update to another."""
+    options = {"train": section(**KINDS["fsdp2"], **MUON), "algorithm": algorithm(), "tied": tied}
+    alone = train_alone(STEPS, torch.float64, dict(options))
+    ranks = crew.run(world_size, train_together, STEPS, torch.float64, dict(options))
+    for rank in ranks:
+        assert same_bits(rank["weights"], ranks[0]["weights"])
+    assert relative_error(ranks[0]["weights"], alone["weights"]) < 1e-9
+    for mine, other in zip(ranks[0]["metrics"], alone["metrics"], strict=True):
+        assert mine == pytest.approx(other, rel=1e-9)
+    mine, other = ranks[0]["state"]["moments"], alone["state"]["moments"]
+    assert mine.keys() == other.keys()
+    for name, parts in other.items():
+        assert mine[name].keys() == parts.keys()
+        assert relative_error(mine[name], parts) < 1e-9
+
+
+def begin(address, rank, world_size, kind, steps):
+    ranks = joined(address, rank, world_size)
+    try:
+        train = section(**KINDS[kind], **MUON)
+        return run(tiny_model(), ranks, steps, train=train, algorithm=algorithm())
+    finally:
+        ranks.close()
+
+
+def go_on(address, rank, world_size, kind, folder, steps):
+    ranks = joined(address, rank, world_size)
+    try:
+        train = section(**KINDS[kind], **MUON)
+        model = tiny_model(seed=7)
+        return run(model, ranks, steps, train=train, algorithm=algorithm(), load=folder)
+    finally:
+        ranks.close()
+
+
+def test_momentum_is_saved_whole_and_any_number_of_ranks_goes_on(crew, tmp_path):
+    whole = train_alone(STEPS, torch.float64, {"train": section(**MUON), "algorithm": algorithm()})
+    two = crew.run(2, begin, "fsdp2", STEPS[:1])[0]
+    three = crew.run(3, go_on, "fsdp2", saved(tmp_path / "two", two), STEPS[1:2])[0]
+    folder = saved(tmp_path / "three", three)
+    alone = run(
+        tiny_model(seed=7), None, STEPS[2:],
+        train=section(**MUON), algorithm=algorithm(), load=folder,
+    )  # fmt: skip
+    assert relative_error(alone["weights"], whole["weights"]) < 1e-9
+
+
+SHAPES = [(6, 4), (3, 8), (1, 5), (7, 7), (2, 2)]
+
+
+def numbers(seed):
+    torch.manual_seed(seed)
+    return [torch.randn(shape, dtype=torch.float64) for shape in SHAPES]
+
+
+def divided(address, rank, world_size, sizes, gradients):
+    """Some steps on parts of any size, laid out one after the other in a flat tensor."""
+    ranks = joined(address, rank, world_size)
+    try:
+        ranks.open_global_group()
+        group = torch.distributed.group.WORLD
+        held = [
+            list(whole.flatten().split(list(s))) for whole, s in zip(numbers(0), sizes, strict=True)
+        ]
+        flat = nn.Parameter(torch.cat([parts[rank] for parts in held]))
+        momentum, start, parts = torch.zeros_like(flat), 0, []
+        for shape, size in zip(SHAPES, sizes, strict=True):
+            parts.append(MatrixPart(shape=shape, sizes=size, tensor=flat, start=start, rank=rank))
+            start += size[rank]
+        for seed in gradients:
+            grads = [g.flatten().split(list(s)) for g, s in zip(numbers(seed), sizes, strict=True)]
+            flat.grad = torch.cat([pieces[rank] for pieces in grads])
+            step_matrices(
+                parts, [momentum] * len(parts), learning_rate=0.1, weight_decay=0.3,
+                group=group, device=flat.device,
+            )  # fmt: skip
+        return [part.of(flat.detach()).clone() for part in parts]
+    finally:
+        ranks.close()
+
+
+def test_parts_of_any_size_make_the_update_of_whole_matrices(crew):
+    """A part may end within a row and may be empty, as those of flat buffers are. Fails if the
+    decay is applied once for every matrix in a tensor, or before a look at the gradient."""
+    whole = [nn.Parameter(matrix) for matrix in numbers(0)]
+    optimizer = muon(whole, learning_rate=0.1, weight_decay=0.3)
+    for seed in (1, 2, 3):
+        for param, grad in zip(whole, numbers(seed), strict=True):
+            param.grad = grad
+        optimizer.step()
+    sizes = [(24, 0, 0), (7, 9, 8), (0, 1, 4), (16, 16, 17), (0, 0, 4)]
+    found = crew.run(3, divided, sizes, (1, 2, 3))
+    for index, param in enumerate(whole):
+        ours = torch.cat([parts[index] for parts in found]).view(param.shape)
+        assert torch.allclose(ours, param.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_bfloat16_weights_have_float32_masters_and_momentum(crew):
+    train = section(**KINDS["fsdp2"], **MUON)
+    options = {"train": train, "algorithm": algorithm()}
+    found = crew.run(2, train_together, STEPS[:2], torch.bfloat16, dict(options))[0]
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert found["state"]["moments"][name].keys() == {"momentum_buffer"}
+    assert found["state"]["moments"][name]["momentum_buffer"].dtype == torch.float32
+    assert found["state"]["masters"][name].dtype == torch.float32
+    assert torch.equal(found["state"]["masters"][name].bfloat16(), found["weights"][name])
