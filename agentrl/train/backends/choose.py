@@ -30,12 +30,7 @@ def check_backend(train: TrainSection, *, dtype: str) -> None:
     wrong, backend = "", train.backend
     if backend.kind == "torch":
         return
-    if train.optimizer == "muon" and backend.kind == "deepspeed":
-        wrong = (
-            "train.optimizer muon needs whole matrices, and DeepSpeed lays them out flat; set "
-            "train.backend: fsdp2, which puts them together, or train.optimizer: adamw"
-        )
-    elif backend.kind == "deepspeed" and backend.zero_stage == 0:
+    if backend.kind == "deepspeed" and backend.zero_stage == 0:
         if backend.offload:
             wrong = "offload is true, but ZeRO 0 offloads nothing; set train.backend.zero_stage: 1"
         elif dtype == "bfloat16":

@@ -81,12 +81,10 @@ CUT = ["runtime=ray", "serving.engine=vllm"]
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ([*CUT, "train.backend=deepspeed", "train.optimizer=muon"], "needs whole matrices"),
         (
             [*CUT, "train.backend=deepspeed", "train.backend.zero_stage=0"],
             "set train.backend.zero_stage: 1",
         ),
-        ([*CUT, "train.backend=fsdp2", "algorithm.preset=ppo"], "only trained with the backend"),
         (["critic.path=./nowhere", "algorithm.preset=ppo"], "critic.path './nowhere' does not"),
     ],
 )
@@ -100,6 +98,16 @@ async def test_what_no_trainer_can_be_made_of_is_named_before_anything_is_loaded
     assert words in checks["trainer"].detail
     # A policy is scored without a trainer.
     check_parts(load_config(project, overrides), base=project.parent)
+
+
+@pytest.mark.parametrize("backend", ["fsdp2", "deepspeed"])
+async def test_critic_and_muon_go_with_every_backend(project: Path, backend: str) -> None:
+    """Fails if one of them is still refused on a backend that shards models."""
+    chosen = [f"train.backend={backend}", "train.optimizer=muon", "algorithm.preset=ppo"]
+    checks = await check(project, "model.dtype=bfloat16", *CUT, *chosen)
+    assert checks["trainer"].status is Status.OK, checks["trainer"]
+    assert f"muon on all weights, backend {backend}" in checks["trainer"].detail
+    assert "with a critic" in checks["trainer"].detail
 
 
 async def test_adapters_without_peft_are_refused_before_anything_is_loaded(
