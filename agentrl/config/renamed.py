@@ -150,6 +150,7 @@ def translate(data: Mapping[str, Any]) -> Tree:
     tree = _copy(data)
     _split_serving(tree)
     _without_rank_0(tree)
+    _clip_before_normalize(tree)
     found = [(renamed, path, value) for renamed in RENAMED
              for path, value in _found(tree, renamed.old)]  # fmt: skip
     moved = [(renamed, path, renamed.value(value, tree)) for renamed, path, value in found]
@@ -231,6 +232,13 @@ def _without_rank_0(tree: Tree) -> None:
     if isinstance(lora, dict) and lora.get("rank", 0) == 0:
         assert isinstance(train, dict)
         train["lora"] = None
+
+
+def _clip_before_normalize(tree: Tree) -> None:
+    """`reward.clip` once acted before `reward.normalize`, as `reward.clip_raw` does."""
+    reward = tree.get("reward")
+    if isinstance(reward, dict) and "clip_raw" not in reward and reward.get("normalize"):
+        reward["clip_raw"] = reward.pop("clip", None)
 
 
 def _pruned(tree: Tree, kind: type[Section], *, incomplete: bool) -> Tree:

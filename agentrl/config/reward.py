@@ -62,17 +62,21 @@ class RewardSection(Section):
     """ProRL, truncated rollouts only: 0 to 1 multiplies the reward, below 0 replaces it."""
     missing_eos_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Taken off where the last turn ended without a stop token."""
-    clip: Bounds | None = None
-    """Bounds of the reward after the penalties."""
+    clip_raw: Bounds | None = None
+    """Bounds of the reward after the penalties and before `normalize`, for single broken rewards,
+    which would move the running statistics; in the units of the environment."""
     normalize: bool = False
     """Divide by the running standard deviation of all rewards so far, after taking off their
     running mean."""
+    clip: Bounds | None = None
+    """Bounds of the reward after `normalize`, in standard deviations where that is on: whiten, then
+    clip. `[-10, 10]` bounds the step of an outlier."""
     clip_shaped: Bounds | None = None
     """Bounds of what the group baseline leaves of a rollout's reward."""
     dynamic_filtering: DynamicFilter | None = None
     """DAPO's filter of groups that teach nothing; None trains on all."""
 
-    @field_validator("clip", "clip_shaped")
+    @field_validator("clip_raw", "clip", "clip_shaped")
     @classmethod
     def _ordered(cls, bounds: Bounds | None, info: ValidationInfo) -> Bounds | None:
         return bounds if bounds is None else in_order(str(info.field_name), bounds)
