@@ -17,7 +17,7 @@ import yaml
 from agentrl.config.base import Section
 from agentrl.config.keys import inner_kinds, is_table, kind_of, only_of_others, sections_at
 from agentrl.config.presets import PRESETS
-from agentrl.config.schema import RunConfig
+from agentrl.config.schema import RolloutSection, RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +162,7 @@ def translate(data: Mapping[str, Any]) -> Tree:
     for renamed, path, value in moved:
         if renamed.new and value is not _GONE:
             put(tree, _new_path(renamed, path), value)
+    _overlong_of_sampled(tree)
     return _pruned(tree, RunConfig, incomplete=bool(found))
 
 
@@ -239,6 +240,17 @@ def _clip_before_normalize(tree: Tree) -> None:
     reward = tree.get("reward")
     if isinstance(reward, dict) and "clip_raw" not in reward and reward.get("normalize"):
         reward["clip_raw"] = reward.pop("clip", None)
+
+
+def _overlong_of_sampled(tree: Tree) -> None:
+    """The overlong penalty once counted sampled tokens against `rollout.max_response_tokens`."""
+    overlong = _at(tree, "reward.overlong")
+    if not isinstance(overlong, dict) or "length_unit" in overlong:
+        return
+    if overlong.get("buffer_len") is not None:
+        budget = _at(tree, "rollout.max_response_tokens")
+        default = RolloutSection.model_fields["max_response_tokens"].default
+        overlong["length_unit"], overlong["max_sampled_tokens"] = "sampled", budget or default
 
 
 def _pruned(tree: Tree, kind: type[Section], *, incomplete: bool) -> Tree:

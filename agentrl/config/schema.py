@@ -318,6 +318,13 @@ class RunConfig(Section):
                 f"rollout.max_response_tokens ({rollout.max_response_tokens}), so that the "
                 "shortest response would be penalised; lower the first"
             )
+        sampled = overlong.max_sampled_tokens if overlong is not None else None
+        if sampled is not None and sampled > rollout.max_response_tokens:
+            raise ValueError(
+                f"reward.overlong.max_sampled_tokens ({sampled}) is larger than "
+                f"rollout.max_response_tokens ({rollout.max_response_tokens}), which ends a "
+                "rollout before; lower the first"
+            )
         if rollout.temperature == 0 and train.steps > 0:
             raise ValueError(
                 "rollout.temperature is 0: greedy groups are all equal and teach nothing; use a "

@@ -31,7 +31,7 @@ from agentrl.errors import DataError
 from agentrl.metrics.bag import MetricBag
 from agentrl.reward.filtering import why_filtered
 from agentrl.reward.moments import RunningMoments
-from agentrl.reward.penalties import clipped, misses_eos, overlong, stop_properly
+from agentrl.reward.penalties import clipped, length_of, misses_eos, overlong, stop_properly
 from agentrl.types import Trajectory, TrajectoryGroup, Turn
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,8 @@ class RewardShaper:
 
         Args:
             section: what is to be done.
-            max_response_tokens: the response budget, the length `overlong` counts back from.
+            max_response_tokens: the response budget, which `overlong` counts back from unless it
+                has a budget of its own.
         """
         self._section = section
         self._most = max_response_tokens
@@ -135,8 +136,8 @@ class RewardShaper:
         item = _Shaped(rows=rows, reward=first.reward, scale=section.env_weight)
         if section.overlong is not None:
             taken = overlong(
-                sum(row.num_action_tokens for row in rows),
-                most=self._most,
+                length_of(rows, section.overlong.length_unit),
+                most=section.overlong.max_sampled_tokens or self._most,
                 buffer=section.overlong.buffer_len,
                 factor=section.overlong.penalty_factor,
             )
@@ -172,8 +173,8 @@ class RewardShaper:
         elif name not in self._on_bounds:
             self._on_bounds.add(name)
             logger.warning(
-                "reward.%s %s: %d of %d rewards of a step are on a bound, where those that differed "
-                "are equal and teach nothing; %s (said again after a step without it)",
+                "reward.%s %s: %d of %d rewards of a step are on a bound, where those that "
+                "differed are equal and teach nothing; %s (said once a streak)",
                 name,
                 list(bounds),
                 at_bound,

@@ -90,7 +90,10 @@ def test_values_arrive_where_they_are_read() -> None:
 
     config = load_stored_config(OLD / "filters.yaml")
     assert config.reward.overlong is not None
-    assert config.reward.overlong.model_dump() == {"buffer_len": 16, "penalty_factor": 0.5}
+    assert config.reward.overlong.model_dump() == {
+        "buffer_len": 16, "penalty_factor": 0.5, "length_unit": "sampled",
+        "max_sampled_tokens": config.rollout.max_response_tokens,
+    }  # fmt: skip
     assert config.reward.dynamic_filtering is not None
     assert config.reward.dynamic_filtering.model_dump() == {"keep": (0.0, 1.0), "rounds": 5}
     assert config.dataset.difficulty is not None

@@ -114,14 +114,49 @@ def test_the_order_is_overlong_stop_eos_clip() -> None:
     assert bag["reward_shaping/reward"] == -0.25
 
 
-def test_length_is_what_the_policy_sampled_over_all_rows() -> None:
-    """Fails with a length that counts environment tokens (verl), or one row (it would be 4)."""
+SAMPLED: dict[str, Any] = {"length_unit": "sampled", "max_sampled_tokens": 10}
+
+
+def test_a_length_and_its_budget_are_of_one_unit() -> None:
+    """Fails if sampled tokens are held against a budget that tool tokens use up: 0 for a rollout
+    of 400 sampled and 600 tool tokens that was cut off at 1000."""
+    cut = group_of(
+        rollout("a", 1.0, sampled=400, environment=600, termination=Termination.MAX_TOKENS)
+    )
+    own = RewardShaper(RewardSection(overlong={"buffer_len": 200}), max_response_tokens=1000)
+    assert rewards(own.shape([cut]).groups) == {"a": 0.0}
+    sampled = {"buffer_len": 200, "length_unit": "sampled", "max_sampled_tokens": 500}
+    own = RewardShaper(RewardSection(overlong=sampled), max_response_tokens=1000)
+    assert rewards(own.shape([cut]).groups) == {"a": 0.5}  # 100 of the last 200 of 500
+    sampled["max_sampled_tokens"] = 1000
+    own = RewardShaper(RewardSection(overlong=sampled), max_response_tokens=1000)
+    assert rewards(own.shape([cut]).groups) == {"a": 1.0}
+
+
+def test_lengths_are_of_all_rows() -> None:
+    """Fails with one row (4 or 6), or with the other unit (9 or 13 of 10)."""
     rows = [
-        rollout("a", 1.0, sampled=5, environment=40),
-        rollout("a", 1.0, sampled=4, environment=9, row_index=1),
+        rollout("a", 1.0, sampled=5, environment=2),
+        rollout("a", 1.0, sampled=4, environment=2, row_index=1),
     ]
-    shaped = shaper(overlong=4).shape([group_of(*rows)])
+    own = RewardShaper(RewardSection(overlong=4), max_response_tokens=15)
+    shaped = own.shape([group_of(*rows)])
+    assert [row.reward for row in shaped.groups[0].trajectories] == [0.5, 0.5]
+    shaped = shaper(overlong={"buffer_len": 4, **SAMPLED}).shape([group_of(*rows)])
     assert [row.reward for row in shaped.groups[0].trajectories] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"length_unit": "sampled"}, "set max_sampled_tokens, a budget of sampled tokens"),
+        ({"max_sampled_tokens": 9}, "set length_unit: sampled, or remove it"),
+        ({**SAMPLED, "buffer_len": 11}, r"buffer_len .11. is larger than max_sampled_tokens .10."),
+    ],
+)
+def test_a_budget_of_another_unit_is_refused(section: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        RewardSection(overlong={"buffer_len": 2, **section})
 
 
 def test_only_truncated_rollouts_must_stop_properly() -> None:
