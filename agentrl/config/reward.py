@@ -9,7 +9,6 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from agentrl.config.base import Section
 from agentrl.config.presets import Bounds
 
-
 LengthUnit = Literal["response", "sampled"]
 """Tokens that a length counts: all of the response, or those of the policy."""
 

@@ -139,8 +139,8 @@ def tame_gradients(config: Config) -> list[Lever]:
             Lever(
                 key="reward.clip",
                 value=[-10.0, 10.0],
-                why="A rare huge reward makes a huge gradient; the clip acts after normalize, which "
-                "brings rewards to the scale of its bounds (5.6, 7.3).",
+                why="A rare huge reward makes a huge gradient; it acts after normalize, which "
+                "brings rewards to the scale of these bounds (5.6, 7.3).",
             ),
         ]
     if not value_of(config, "train.warmup_steps", 0):

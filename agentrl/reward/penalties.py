@@ -16,8 +16,8 @@ def length_of(rows: Sequence[Trajectory], unit: LengthUnit) -> int:
     """Tokens of a rollout: all of its response, or those that the policy sampled.
 
     `response` is the unit of `rollout.max_response_tokens`: `sum(response_mask)` and what tools and
-    environment wrote. Against that budget it is the same number as sampled tokens against the part
-    of the budget that the environment has left: `S + E - (Lmax - buffer) = S - (Lmax - E - buffer)`.
+    environment wrote. Against that budget it is the same number as sampled tokens against what the
+    environment has left of it: `S + E - (Lmax - buffer) = S - ((Lmax - E) - buffer)`.
 
     Example:
         400 sampled and 600 tool tokens are 1000 of `response` and 400 of `sampled`.

@@ -21,8 +21,8 @@ from agentrl.types import FinishReason, Termination, TrajectoryGroup
 from tests.reward.reward_rollouts import group_of, rollout
 
 
-def shaper(**section: Any) -> RewardShaper:
-    return RewardShaper(RewardSection(**section), max_response_tokens=10)
+def shaper(*, budget: int = 10, **section: Any) -> RewardShaper:
+    return RewardShaper(RewardSection(**section), max_response_tokens=budget)
 
 
 def rewards(groups: Any) -> dict[str, float | None]:
@@ -123,13 +123,12 @@ def test_a_length_and_its_budget_are_of_one_unit() -> None:
     cut = group_of(
         rollout("a", 1.0, sampled=400, environment=600, termination=Termination.MAX_TOKENS)
     )
-    own = RewardShaper(RewardSection(overlong={"buffer_len": 200}), max_response_tokens=1000)
+    own = shaper(overlong=200, budget=1000)
     assert rewards(own.shape([cut]).groups) == {"a": 0.0}
     sampled = {"buffer_len": 200, "length_unit": "sampled", "max_sampled_tokens": 500}
-    own = RewardShaper(RewardSection(overlong=sampled), max_response_tokens=1000)
+    own = shaper(overlong=sampled, budget=1000)
     assert rewards(own.shape([cut]).groups) == {"a": 0.5}  # 100 of the last 200 of 500
-    sampled["max_sampled_tokens"] = 1000
-    own = RewardShaper(RewardSection(overlong=sampled), max_response_tokens=1000)
+    own = shaper(overlong=sampled | {"max_sampled_tokens": 1000}, budget=1000)
     assert rewards(own.shape([cut]).groups) == {"a": 1.0}
 
 
@@ -139,8 +138,7 @@ def test_lengths_are_of_all_rows() -> None:
         rollout("a", 1.0, sampled=5, environment=2),
         rollout("a", 1.0, sampled=4, environment=2, row_index=1),
     ]
-    own = RewardShaper(RewardSection(overlong=4), max_response_tokens=15)
-    shaped = own.shape([group_of(*rows)])
+    shaped = shaper(overlong=4, budget=15).shape([group_of(*rows)])
     assert [row.reward for row in shaped.groups[0].trajectories] == [0.5, 0.5]
     shaped = shaper(overlong={"buffer_len": 4, **SAMPLED}).shape([group_of(*rows)])
     assert [row.reward for row in shaped.groups[0].trajectories] == [0.25, 0.25]
@@ -156,7 +154,7 @@ def test_lengths_are_of_all_rows() -> None:
 )
 def test_a_budget_of_another_unit_is_refused(section: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        RewardSection(overlong={"buffer_len": 2, **section})
+        shaper(overlong={"buffer_len": 2, **section})
 
 
 def test_only_truncated_rollouts_must_stop_properly() -> None:
