@@ -1,4 +1,4 @@
-"""What a train backend that divides the model cannot do, all of it at once.
+"""Refusals of train backends that divide the model: all that they cannot do, said at once.
 
 The parts of the algorithm come first and alone: where one of them rules the backend out, places for
 its ranks are of no use. A backend that learns a part needs its entry in `impossible` deleted, and
