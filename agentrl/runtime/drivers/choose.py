@@ -69,7 +69,9 @@ def make_run(
         return TailBatchingRun(made, rollout=rollout, reward=reward, schedule=schedule)
     if kind is AsynchronousRun:
         steps = config.train.steps
-        return AsynchronousRun(made, rollout=rollout, schedule=schedule, steps=steps)
+        return AsynchronousRun(
+            made, rollout=rollout, reward=reward, schedule=schedule, steps=steps
+        )
     return SynchronousRun(made, rollout=rollout, reward=reward)
 
 
