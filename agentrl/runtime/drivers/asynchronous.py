@@ -44,10 +44,10 @@ from agentrl.data.tasks.cursor import Claim
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.driver import DriverParts
-from agentrl.runtime.drivers.dynamic_filter import Refill
+from agentrl.runtime.drivers.filters.dynamic_filter import Refill
+from agentrl.runtime.drivers.filters.token_ages import age_metrics
 from agentrl.runtime.drivers.groups import note_rollouts
 from agentrl.runtime.drivers.rollouter import Rollouter
-from agentrl.runtime.drivers.token_ages import age_metrics
 from agentrl.runtime.records import RunResult
 from agentrl.runtime.stages import GroupHandle
 from agentrl.runtime.stop import Interrupted

@@ -200,7 +200,9 @@ async def test_a_run_ahead_replaces_what_the_filter_drops(tmp_path: Path, ahead:
     asked = 0
     for step in range(1, 8):
         line, groups = by_step[step], stored_groups(store, "train", step)
-        too_old = sum(all(r.termination is Termination.STALE for r in g.trajectories) for g in groups)
+        too_old = sum(
+            all(r.termination is Termination.STALE for r in g.trajectories) for g in groups
+        )
         kept = sum(
             0.15 < score < 0.45 for group in groups if (score := fresh_score(group)) is not None
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from agentrl.config.schema import RewardSection
 from agentrl.metrics import MetricBag
 from agentrl.reward import why_filtered
-from agentrl.runtime.drivers.token_ages import is_stale, is_too_old
+from agentrl.runtime.drivers.filters.token_ages import is_stale, is_too_old
 from agentrl.runtime.stages import GroupReport
 
 
