@@ -71,7 +71,7 @@ class DynamicFilter(Section):
     keep: Bounds
     """Train only on groups whose mean score lies strictly between these."""
     rounds: int = Field(default=2, ge=0)
-    """Times a step asks for more tasks to replace filtered groups; on-policy only."""
+    """Times a step asks for more groups in place of filtered ones."""
 
     @field_validator("keep")
     @classmethod

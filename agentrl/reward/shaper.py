@@ -111,6 +111,17 @@ class RewardShaper:
             metrics=bag,
         )
 
+    def shape_ahead(self, groups: Sequence[TrajectoryGroup]) -> ShapedStep:
+        """Shape some groups of a step of which others have not ended; the statistics stay.
+
+        Without `normalize` they are the numbers of `shape`.
+        """
+        moments = self.moments
+        try:
+            return self.shape(groups)
+        finally:
+            self.moments = moments
+
     def save(self, folder: Path) -> None:
         """Write the statistics into a checkpoint."""
         (folder / STATE_FILE).write_text(self.moments.dump(), encoding="utf-8")

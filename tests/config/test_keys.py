@@ -7,7 +7,7 @@ from agentrl.config.keys import sections_at
 
 KEYS = 167
 """Of all run files. It may fall."""
-STANDING = 121
+STANDING = 122
 """Of them those that a run file has whose kinds and optional sections are the default ones."""
 
 
