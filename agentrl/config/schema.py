@@ -346,11 +346,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sharded_model(self) -> RunConfig:
-        # The file of a user's own estimator is found later; the trainer refuses it then.
-        known = ESTIMATORS.get(self.resolved_algorithm().advantage_estimator)
         wrong = refusal(
             self.train,
-            critic=known is not None and known.needs_critic,
             runtime=self.runtime.kind,
             engine=self.serving.engine,
         )

@@ -10,26 +10,15 @@ from __future__ import annotations
 from agentrl.config.training import TrainSection
 
 
-def impossible(train: TrainSection, *, critic: bool) -> dict[str, str]:
+def impossible(train: TrainSection) -> dict[str, str]:
     """Parts of the algorithm that the backend does not know, each with what to do without it.
 
     Args:
         train: the optimizer and the backend.
-        critic: whether the advantage estimator needs a critic.
     """
     if train.backend.kind == "torch" or train.steps == 0:
         return {}
     parts = (
-        (
-            critic,
-            "a critic (algorithm.preset ppo, advantage_estimator gae)",
-            "choose an algorithm without a critic",
-        ),
-        (
-            train.optimizer == "muon",
-            "train.optimizer muon, which needs whole matrices",
-            "set train.optimizer: adamw",
-        ),
         (
             train.lora is not None,
             "train.lora, whose adapters are trained on a whole model",
@@ -39,19 +28,18 @@ def impossible(train: TrainSection, *, critic: bool) -> dict[str, str]:
     return {text: instead for asked, text, instead in parts if asked}
 
 
-def refusal(train: TrainSection, *, critic: bool, runtime: str, engine: str) -> str | None:
+def refusal(train: TrainSection, *, runtime: str, engine: str) -> str | None:
     """Why no trainer can be made of these settings; None if one can.
 
     Args:
         train: the optimizer and the backend.
-        critic: whether the advantage estimator needs a critic.
         runtime: kind of the runtime.
         engine: kind of the engines.
     """
     backend = train.backend.kind
     if backend == "torch":
         return None
-    if parts := impossible(train, critic=critic):
+    if parts := impossible(train):
         return (
             f"train.backend is {backend}, which divides the model and cannot train "
             f"{', nor '.join(parts)}; set train.backend: torch, or {' and '.join(parts.values())}"

@@ -307,12 +307,13 @@ class Trainer:
         if self._algorithm.reference_update and isinstance(self._reference, Reference):
             moved = self._reference.state_dict()
         optimizer = self.backend.state_dict()
+        critic = None if self._critic is None else self._critic.state_dict()
         if self.backend.rank == 0:
             save_trainer_state(
                 directory,
                 version=self._version,
                 optimizer=optimizer,
-                critic=None if self._critic is None else self._critic.state_dict(),
+                critic=critic,
                 kl_coef=self._kl_coef,
                 reference=moved,
             )

@@ -100,20 +100,29 @@ async def test_what_no_trainer_can_be_made_of_is_named_before_anything_is_loaded
     check_parts(load_config(project, overrides), base=project.parent)
 
 
-PPO = ["algorithm.preset=ppo", "train.backend=deepspeed"]
-CRITIC = "cannot train a critic (algorithm.preset ppo, advantage_estimator gae)"
+@pytest.mark.parametrize("backend", ["fsdp2", "deepspeed"])
+async def test_critic_and_muon_go_with_every_backend(project: Path, backend: str) -> None:
+    """Fails if one of them is still refused on a backend that shards models."""
+    chosen = [f"train.backend={backend}", "train.optimizer=muon", "algorithm.preset=ppo"]
+    checks = await check(project, "model.dtype=bfloat16", *CUT, *chosen)
+    assert checks["trainer"].status is Status.OK, checks["trainer"]
+    assert f"muon on all weights, backend {backend}" in checks["trainer"].detail
+    assert "with a critic" in checks["trainer"].detail
+
+
+LORA = ["train.lora=4", "train.backend=deepspeed"]
+ADAPTERS = "cannot train train.lora, whose adapters are trained on a whole model"
 
 
 @pytest.mark.parametrize(
     ("overrides", "words", "absent"),
     [
         (
-            PPO,
-            [CRITIC, "set train.backend: torch, or choose an algorithm without a critic"],
+            LORA,
+            [ADAPTERS, "set train.backend: torch, or leave train.lora out"],
             ["runtime", "serving"],
         ),
-        ([*PPO, *CUT], [CRITIC], []),
-        ([*PPO, "train.optimizer=muon"], [CRITIC, ", nor train.optimizer muon"], ["runtime"]),
+        ([*LORA, *CUT], [ADAPTERS], []),
         (["train.backend=fsdp2", "train.lora=4"], ["cannot train train.lora"], ["runtime"]),
         (
             ["train.backend=deepspeed"],
@@ -125,7 +134,7 @@ CRITIC = "cannot train a critic (algorithm.preset ppo, advantage_estimator gae)"
 def test_what_a_backend_cannot_do_is_said_at_once(
     project: Path, overrides: list[str], words: list[str], absent: list[str]
 ) -> None:
-    """Fails if places for ranks are asked for first that the critic then has no use of."""
+    """Fails if places for ranks are asked for first that the adapters then have no use of."""
     with pytest.raises(ValueError, match=r"train\.backend") as caught:
         load_config(project, overrides)
     text = str(caught.value)
