@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c .ci/constraints.txt
+PIP    := .ci/install $(BIN)/python
 CONFIG ?= configs/quickstart.yaml
 ARGS   ?=
 

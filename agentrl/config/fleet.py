@@ -25,6 +25,9 @@ class EmbeddedServing(KindSection):
     """Prompt tokens computed in one forward pass."""
     kv_cache_gb: float = Field(default=4.0, gt=0)
     """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
+    lanes: int | None = Field(default=None, ge=1)
+    """Threads of each engine that decode a share of the sequences each, without waiting for each
+    other; None is one for each core, as long as each has 16 sequences."""
 
     @property
     def urls(self) -> tuple[str, ...]:
