@@ -24,7 +24,7 @@ _COMMANDS = {
     "doctor": "Read a run and say what is wrong with it, why, and what to change.",
     "replay": "Recompute a recorded step, and say what is not what it was.",
     "mismatch": "Trace what the sampler and the trainer disagree on to tokens and a cause.",
-    "prove": "Prove that a loss is the same however the work is cut.",
+    "prove": "Prove that a loss has one gradient and the right direction.",
     "serve": "Start one vLLM server by hand.",
     "inspect": "Look at runs in the browser, or in the terminal.",
     "export": "Write a checkpoint of a run as one model directory.",
