@@ -47,7 +47,7 @@ class Policies(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPolicies:
-    """Three models."""
+    """Policies that are models, asked by forward passes."""
 
     model: Any
     """The policy at hand, with gradients."""
@@ -65,7 +65,7 @@ class ModelPolicies:
         return packed_attention(self.model)
 
     def now(self, tensors: TensorBatch, micro: MicroBatch) -> TokenLogProbs:
-        """A forward pass."""
+        """Run the policy at hand forward."""
         return packed_log_probs(self.model, tensors)
 
     def fixed(self, name: FixedName, tensors: TensorBatch, micro: MicroBatch) -> Tensor:
@@ -89,7 +89,7 @@ class TablePolicies:
     """Index of the first token of each rollout, by its id."""
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The table."""
+        """Yield the table as the only parameter."""
         yield "log_probs", self.now_N
 
     def packed(self) -> AbstractContextManager[None]:
