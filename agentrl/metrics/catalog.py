@@ -80,8 +80,9 @@ _REWARD = (
     _m("reward_shaping/reward", "mean reward after shaping", "", "critic/rewards/mean"),
     _m("reward_shaping/running_mean", "running mean the rewards are normalised by"),
     _m("reward_shaping/running_std", "running deviation the rewards are normalised by"),
-    _m("reward_shaping/PART/mean", "what a penalty or the clip adds to the reward"),
+    _m("reward_shaping/PART/mean", "what a penalty or a clip adds to the reward"),
     _m("reward_shaping/PART/share", "rollouts it changes", "share"),
+    _m("reward_shaping/PART/at_bound", "rewards that lie on a bound after a clip", "share"),
 )
 _BATCH = (
     _m("batch/advantage_mean", "mean advantage by rollout", "", "critic/advantages/mean"),
