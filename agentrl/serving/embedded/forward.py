@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
+from agentrl.lm_head import float32_logits, has_float32_head, is_narrow
 from agentrl.serving.embedded.kv_cache import KvCache
 
 ATTENTION = "agentrl_kv_rows"
@@ -176,12 +177,17 @@ class RowModel:
         at = [p for s in segments for p in range(s.start, s.start + len(s.ids))]
         hidden = self._run(ids, torch.tensor(at, device=self.device), _Prefill(cache, segments))
         ends = torch.tensor([len(s.ids) for s in segments], device=self.device).cumsum(0) - 1
-        return self._head(hidden[ends])
+        return self._logits(hidden[ends])
 
     def decode(self, cache: KvCache, ids_N: Sequence[int]) -> torch.Tensor:
         """Compute one token per active row and return the logits after it, [N, V]."""
         step = _Decode(cache)
-        return self._head(self._run(ids_N, step.positions_N, step))
+        return self._logits(self._run(ids_N, step.positions_N, step))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if has_float32_head(self.model) and is_narrow(self._head.weight):
+            return float32_logits(hidden, self._head)
+        return self._head(hidden)
 
     def _run(self, ids: Sequence[int], positions: torch.Tensor, step: _Attend) -> torch.Tensor:
         self.model.config._attn_implementation = ATTENTION
