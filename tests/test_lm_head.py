@@ -114,7 +114,8 @@ def test_the_trainer_follows_its_weights(tied):
             got = packed_log_probs(model, batch).log_probs_R[batch.index_A]
             hidden = hidden_states(model, batch)[batch.source_A]
         temperature = None if batch.temperature_A is None else batch.temperature_A.double()
-        want = exact_log_probs(hidden, weight, torch.zeros(VOCABULARY), batch.target_A, temperature)
+        zeros = torch.zeros(VOCABULARY)
+        want = exact_log_probs(hidden, weight.detach(), zeros, batch.target_A, temperature)
         assert float((got - want).abs().max()) < 1e-4
         with torch.no_grad():
             weight += 0.3 * torch.randn_like(weight)
@@ -144,7 +145,7 @@ def test_engine_and_trainer_agree_and_follow_the_weights():
         model.config._attn_implementation = "sdpa"
         with torch.no_grad():
             hidden = model.model(torch.tensor([prompt])).last_hidden_state[0, -1:]
-        exact = (hidden.double() @ model.lm_head.weight.double().t()).log_softmax(-1)
+            exact = (hidden.double() @ model.lm_head.weight.double().t()).log_softmax(-1)
         return got.ids[0], got.log_probs[0], exact[0]
 
     token, rounded, exact = run()
@@ -153,7 +154,7 @@ def test_engine_and_trainer_agree_and_follow_the_weights():
     assert has_float32_head(model)
     for _ in range(2):
         token, log_prob, exact = run()
-        assert abs(log_prob - float(exact[token])) < 5e-5
+        assert abs(log_prob - float(exact[token])) < 3e-5
         with torch.no_grad():
             model.model.embed_tokens.weight += 0.2 * torch.randn(VOCABULARY, 32)
-    assert off > 2e-4
+    assert off > 1e-4
