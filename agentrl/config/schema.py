@@ -52,6 +52,9 @@ class ModelSection(Section):
     """Arithmetic of forward, backward and sampling; the optimizer always keeps float32 masters.
     `auto` becomes `bfloat16` where this machine has a GPU or a processor with instructions for it,
     else `float32`; set it where the ranks run on other machines than the driver."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Type of the logits: `model` rounds them to `dtype` before the softmax; `float32` does not, in
+    engines, trainer and reference alike. Costs nothing to speak of with `dtype: float32`."""
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
     gradient_checkpointing: bool = False
