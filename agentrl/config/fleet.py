@@ -136,6 +136,10 @@ class ScheduleSection(Section):
     keys imply."""
     stale: Literal["drop", "mask"] = "drop"
     """What happens beyond `max_version_lag`: `drop` the rollout, or `mask` the old tokens."""
+    dispatch: Literal["auto", "step", "mini_batch"] = "auto"
+    """When a synchronous step of several minibatches begins to train: when the groups of its first
+    `mini_batch` have ended, or all of the `step`. The numbers are the same; `auto` takes the first
+    where it can be done."""
     oversample: float = Field(default=1.0, ge=1)
     """Rollout groups begun per group trained; the slowest are put off and finished in rounds of
     their own, so every task still comes once an epoch. On-policy only."""

@@ -26,6 +26,7 @@ from agentrl.config.machine import fast_dtype
 from agentrl.config.presets import Bounds
 from agentrl.config.reward import RewardSection
 from agentrl.config.sandboxes import HostSandbox, SandboxSection
+from agentrl.config.sharding import refusal
 from agentrl.config.training import TrainSection
 from agentrl.estimators import ESTIMATORS
 
@@ -341,6 +342,13 @@ class RunConfig(Section):
                 f"rollout.max_response_tokens ({rollout.max_response_tokens}), so that the "
                 "shortest response would be penalised; lower the first"
             )
+        sampled = overlong.max_sampled_tokens if overlong is not None else None
+        if sampled is not None and sampled > rollout.max_response_tokens:
+            raise ValueError(
+                f"reward.overlong.max_sampled_tokens ({sampled}) is larger than "
+                f"rollout.max_response_tokens ({rollout.max_response_tokens}), which ends a "
+                "rollout before; lower the first"
+            )
         if rollout.temperature == 0 and train.steps > 0:
             raise ValueError(
                 "rollout.temperature is 0: greedy groups are all equal and teach nothing; use a "
@@ -361,20 +369,16 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sharded_model(self) -> RunConfig:
-        backend = self.train.backend.kind
-        if backend == "torch":
-            return self
-        if self.runtime.kind != "ray":
-            raise ValueError(
-                f"train.backend is {backend}, whose ranks are processes of their own, and runtime "
-                "is local; set runtime: ray (one rank will do), or train.backend: torch"
-            )
-        if self.serving.engine == "embedded":
-            raise ValueError(
-                f"train.backend {backend} cuts the model up, and serving.engine embedded samples "
-                "from the very model that is trained; set serving.engine: vllm, or "
-                "train.backend: torch"
-            )
+        # The file of a user's own estimator is found later; the trainer refuses it then.
+        known = ESTIMATORS.get(self.resolved_algorithm().advantage_estimator)
+        wrong = refusal(
+            self.train,
+            critic=known is not None and known.needs_critic,
+            runtime=self.runtime.kind,
+            engine=self.serving.engine,
+        )
+        if wrong is not None:
+            raise ValueError(wrong)
         return self
 
     @model_validator(mode="after")

@@ -91,8 +91,9 @@ _REWARD = (
     _m("reward_shaping/reward", "mean reward after shaping", "", "critic/rewards/mean"),
     _m("reward_shaping/running_mean", "running mean the rewards are normalised by"),
     _m("reward_shaping/running_std", "running deviation the rewards are normalised by"),
-    _m("reward_shaping/PART/mean", "what a penalty or the clip adds to the reward"),
+    _m("reward_shaping/PART/mean", "what a penalty or a clip adds to the reward"),
     _m("reward_shaping/PART/share", "rollouts it changes", "share"),
+    _m("reward_shaping/PART/at_bound", "rewards that lie on a bound after a clip", "share"),
 )
 _BATCH = (
     _m("batch/advantage_mean", "mean advantage by rollout", "", "critic/advantages/mean"),
@@ -194,6 +195,8 @@ _MACHINE = (
     _m("perf/tokens_per_second", "tokens sampled in a second of rollouts", "tokens/s"),
     _m("timing_s/rollout", "rolling out", "s", "timing_s/gen"),
     _m("timing_s/train", "training", "s", "timing_s/update_actor"),
+    _m("timing_s/train_early", "training while rollouts of the step go on", "s"),
+    _m("train/updates_early", "updates made while rollouts of the step go on", "count"),
     _m("timing_s/sync", "new weights to the engines", "s", "timing_s/update_weights"),
     _m("timing_s/wait", "trainer waiting for rollouts", "s"),
     _m("timing_s/drain", "waiting for rollouts to end", "s"),

@@ -90,7 +90,10 @@ def test_values_arrive_where_they_are_read() -> None:
 
     config = load_stored_config(OLD / "filters.yaml")
     assert config.reward.overlong is not None
-    assert config.reward.overlong.model_dump() == {"buffer_len": 16, "penalty_factor": 0.5}
+    assert config.reward.overlong.model_dump() == {
+        "buffer_len": 16, "penalty_factor": 0.5, "length_unit": "sampled",
+        "max_sampled_tokens": config.rollout.max_response_tokens,
+    }  # fmt: skip
     assert config.reward.dynamic_filtering is not None
     assert config.reward.dynamic_filtering.model_dump() == {"keep": (0.0, 1.0), "rounds": 5}
     assert config.dataset.difficulty is not None
@@ -152,3 +155,15 @@ def test_what_is_no_key_of_any_version_stays_for_the_reader() -> None:
     assert translate(data) == data
     with pytest.raises(ConfigError, match=r"ray: unknown key"):
         parse_config(translate(data))
+
+
+def test_a_clip_of_a_stored_run_acts_where_it_acted() -> None:
+    """Fails if a resumed run, or a replay of it, is shaped in another order than it was."""
+    bounds = [-10.0, 10.0]
+    old = {**MINIMAL, "reward": {"clip": bounds, "normalize": True}}
+    read = parse_config(translate(old)).reward
+    assert (read.clip_raw, read.clip) == ((-10.0, 10.0), None)
+    old["reward"]["normalize"] = False  # then the two are the same
+    assert parse_config(translate(old)).reward.clip == (-10.0, 10.0)
+    new = {**MINIMAL, "reward": {"clip": bounds, "normalize": True, "clip_raw": None}}
+    assert parse_config(translate(new)).reward.clip == (-10.0, 10.0)

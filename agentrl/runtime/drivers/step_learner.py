@@ -58,7 +58,8 @@ class StepLearner:
             Interrupted: a signal came before the step began.
             AgentrlError: as `LearnStage.learn`.
         """
-        self._stop.check()
+        if not self._stages.learner.mid_step:
+            self._stop.check()
         self._progress.phase("train")
         if self._stages.engines.shares_weights:
             await self._stages.engines.pause()
