@@ -172,7 +172,7 @@ class TaskCursor:
 
     @property
     def selects(self) -> bool:
-        """Outcomes choose tasks."""
+        """Outcomes of earlier groups choose the tasks."""
         return self._selection is not None
 
     def is_uniform(self, index: int) -> bool:
