@@ -52,6 +52,9 @@ class ModelSection(Section):
     """Arithmetic of forward, backward and sampling; the optimizer always keeps float32 masters.
     `auto` becomes `bfloat16` where this machine has a GPU or a processor with instructions for it,
     else `float32`; set it where the ranks run on other machines than the driver."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Type of the logits: `model` rounds them to `dtype` before the softmax; `float32` does not, in
+    engines, trainer and reference alike. Costs nothing to speak of with `dtype: float32`."""
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
     gradient_checkpointing: bool = False
@@ -177,12 +180,35 @@ class DatasetSection(Section):
     """How measured pass rates decide which tasks come; None takes all equally often."""
 
 
+class SelectionSection(Section):
+    """Tasks chosen by what the run has seen of them, so that few groups are flat."""
+
+    by: str | None = None
+    """Metadata key whose values are learned of as one, as in `family`: for runs that meet most
+    tasks once or never. None learns of each task alone."""
+    uniform_share: float = Field(default=0.25, gt=0, le=1)
+    """Share of the groups whose tasks are not chosen but come in the order of the dataset. Scores
+    of the whole dataset are measured on them (`selection/dataset_score`)."""
+
+
 class TrainDatasetSection(DatasetSection):
     """Source and selection of the tasks that are trained on."""
 
     difficulty: TrainDifficulty | None = None
     """How measured pass rates decide which tasks come, and how often; None takes all equally
     often."""
+    selection: SelectionSection | None = None
+    """How groups of this run decide which tasks come next; None decides nothing."""
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> TrainDatasetSection:
+        weight_by = self.difficulty.weight_by if self.difficulty else "none"
+        if self.selection is not None and weight_by != "none":
+            raise ValueError(
+                f"selection and difficulty.weight_by: {weight_by} both decide how often a task "
+                "comes; remove one of them (difficulty.keep can stay)"
+            )
+        return self
 
 
 class RolloutSection(Section):

@@ -62,6 +62,17 @@ _ROLLOUT = (
     _m("rollout/workers_lost", "rollout workers that died", "count"),
     _m("rollout/filter_rounds", "times more groups were asked for after the filter", "count"),
     _m("rollout/groups_missing", "groups the step lacks after the last round", "count"),
+    _m("selection/chosen_share", "groups whose task was chosen by earlier outcomes", "share"),
+    _m(
+        "selection/dataset_score",
+        "mean score of the groups whose task was not chosen: the estimate for the dataset",
+        "share",
+    ),
+    _m(
+        "selection/dataset_frac_flat",
+        "the same for rollouts whose group has equal scores",
+        "share",
+    ),
     _m("rollout/stale_dropped", "rollouts dropped because their weights are too old", "count"),
     _m("rollout/put_off", "rollouts put off to a later step by tail batching", "count"),
     _m("env/NAME", "what the environment logs of a rollout (`extra_logs`)"),

@@ -81,7 +81,13 @@ async def engines(
             secret="",
         )
     else:  # the devices are those of other machines
-        server_command(section, model_path="", max_context_tokens=limit, device="cpu")
+        server_command(
+            section,
+            model_path="",
+            max_context_tokens=limit,
+            device="cpu",
+            head_dtype=config.model.head_dtype,
+        )
     text = f"{section.replicas} vLLM servers on {vllm_device()}, weights by {backend}"
     cores = os.cpu_count() or 1
     if vllm_device() == "cpu" and section.replicas > cores:
@@ -197,6 +203,7 @@ async def _strangers(
         max_context_tokens=max_context_tokens,
         tokenizer_size=0 if tokenizer is None else len(tokenizer),
         texts=texts,
+        head_dtype=model.head_dtype,
         score=score,
         weight_transfer=None if kind.plain_server else transfer_name(backend),
     )

@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
+from agentrl.lm_head import float32_logits, has_float32_head, is_narrow
 from agentrl.serving.embedded.kv_cache import KvCache
 
 ATTENTION = "agentrl_kv_rows"
@@ -232,7 +233,12 @@ class RowModel:
         positions = torch.cat([part.positions for part in parts])
         hidden = self._run(ids, positions, parts[0] if len(parts) == 1 else _Mixed(parts))
         lengths = [1] * len(ids_N) + [len(segment.ids) for segment in segments]
-        return self._head(hidden[torch.tensor(lengths, device=self.device).cumsum(0) - 1])
+        return self._logits(hidden[torch.tensor(lengths, device=self.device).cumsum(0) - 1])
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if has_float32_head(self.model) and is_narrow(self._head.weight):
+            return float32_logits(hidden, self._head)
+        return self._head(hidden)
 
     def _run(self, ids: Sequence[int], positions: torch.Tensor, step: _Attend) -> torch.Tensor:
         self.model.config._attn_implementation = ATTENTION

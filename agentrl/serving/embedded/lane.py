@@ -96,7 +96,7 @@ class Lane:
                     self._start_thread()
 
     async def close(self) -> None:
-        """Stop the thread."""
+        """End the thread after the token it computes."""
         with self._changed:
             self._closing = True
             self._changed.notify()

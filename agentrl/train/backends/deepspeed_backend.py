@@ -20,6 +20,7 @@ from torch import Tensor
 from agentrl.batch.packing import padding_micro_batch
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.training import DeepspeedTraining, TrainSection
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.train.backends.contract import compensation
 from agentrl.train.backends.lockstep import LockstepBackend
@@ -210,8 +211,8 @@ def _check(dtype: torch.dtype, device: torch.device) -> None:
         import deepspeed  # noqa: F401  # asked for by the config, so worth its seconds
     except ImportError as error:
         raise ConfigError(
-            f"train.backend is deepspeed, but it cannot be imported ({error}); install "
-            "agentrl[deepspeed] after torch, or set train.backend: fsdp2"
+            f"train.backend is deepspeed, but it cannot be imported ({error}); run "
+            f"{install_command('deepspeed')} after torch is there, or set train.backend: fsdp2"
         ) from error
     if dtype not in (torch.float32, torch.bfloat16):
         raise ConfigError(

@@ -147,7 +147,7 @@ class Slices:
         return next(iter(self.params.values())).device_mesh.get_group()
 
     def matrix_part(self, name: str, own: Tensor) -> MatrixPart:
-        """Where this rank's slice of a matrix, or a copy of it, belongs in the whole."""
+        """The place in the whole of this rank's slice of a matrix, or of a copy of it."""
         param = self.params[name]
         rows, columns = param.shape
         ranks = param.device_mesh.size()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import RunConfig, load_config
+from agentrl.distribution import install_command
 from agentrl.finding import Finding, Status
 from agentrl.preflight.plan import preflight
 from agentrl.runtime.checks.algorithm import doubts
@@ -150,7 +151,7 @@ async def test_adapters_without_peft_are_refused_before_anything_is_loaded(
     monkeypatch.setitem(sys.modules, "peft", None)  # what Python takes for not installed
     checks = await check(project, "train.lora.rank=4")
     assert checks["trainer"].status is Status.FAIL, checks["trainer"]
-    assert "agentrl[lora]" in checks["trainer"].detail
+    assert install_command("lora") in checks["trainer"].detail
     assert (await check(project))["trainer"].status is Status.OK
 
 
