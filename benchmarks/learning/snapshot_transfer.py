@@ -65,7 +65,9 @@ class SnapshotSender(InProcessSender):
                 step=version,
                 position=position,
             )
-        return self.announce(version)
+        # The engine takes no other ticket: nothing moves.
+        info = {"size_bytes": 0}
+        return WeightTicket(backend=InProcessTransfer.name, version=version, info=info)
 
     def _sampled(self, step: int) -> int:
         """Tokens sampled until the end of a step, whose rollouts are stored before it trains."""

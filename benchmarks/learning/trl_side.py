@@ -65,8 +65,8 @@ class Judge:
 
     async def __call__(
         self, completion_ids: Sequence[Sequence[int]], task: Sequence[int], **_: Any
-    ) -> list[float]:
-        """A reward function of TRL; `task` is a column of the data set."""
+    ) -> list[float | None]:
+        """A reward function of TRL, with None where a sandbox failed; `task` is a column."""
         if self._worker is None:
             await self._open()
         self._steps += 1
@@ -84,7 +84,8 @@ class Judge:
                 for name, number in zip(names, task, strict=True)
             )
         )
-        return [group.trajectories[-1].reward or 0.0 for group in groups]
+        last = [group.trajectories[-1] for group in groups]
+        return [row.reward if row.rule.reward_trusted else None for row in last]
 
     async def _open(self) -> None:
         sandboxes = await open_sandboxes(self._config.sandbox, base=self._base)
@@ -130,6 +131,9 @@ def settings(config: RunConfig, *, seed: int, rows: int, horizon: int) -> dict[s
     rollout, train = config.rollout, config.train
     algorithm = config.resolved_algorithm()
     batch = rollout.prompts_per_step * rollout.n_samples_per_prompt
+    rows = min(rows, batch)
+    if batch % rows:
+        raise SystemExit(f"--rows is {rows}, expected a divisor of the {batch} answers of a step")
     same = {
         "preset": (config.algorithm.preset, "dr_grpo"),
         "horizon": (algorithm.horizon, horizon),
@@ -198,7 +202,7 @@ def train(config: RunConfig, folder: Path, args: argparse.Namespace) -> None:
 
     judge = Judge(config, tokenizer, tasks, base)
 
-    async def reward(completion_ids: Any, task: Any, **_: Any) -> list[float]:
+    async def reward(completion_ids: Any, task: Any, **_: Any) -> list[float | None]:
         return await judge(completion_ids, task)
 
     trainer = GRPOTrainer(
