@@ -2,6 +2,7 @@
 
 other policies   what the old policy, the reference and the critic say of every row
 credit           advantages, where they depend on that
+metrics          of the policy at the rows that no update computes, over a sample of them
 updates          gradients of policy and critic, both looked at, then the weights of both
 KL weight        from the KL that was measured
 reference        follows the policy, where it does
@@ -35,6 +36,7 @@ from agentrl.train.other_policies import Answers, ask_other_policies, check_part
 from agentrl.train.policy_gradient import MicroBatchProgress, PolicyPass
 from agentrl.train.reference import Reference
 from agentrl.train.token_record import TokenListener, TokenRecorder
+from agentrl.train.untrained import UntrainedMeter, is_compared
 from agentrl.train.updates import Updates
 from agentrl.train.value_loss import value_metrics
 
@@ -90,6 +92,7 @@ class Trainer:
         self._critic = critic if algorithm.needs_values else None
         self._failures = failures
         self._recorder = TokenRecorder(record)
+        self._meter = UntrainedMeter(self.backend, algorithm)
         self._kl_coef = algorithm.kl_coef
         self._version = 0
 
@@ -149,14 +152,18 @@ class Trainer:
             shares = self._shares(batch)
         updates = self._updates(answers, batch, shares, on_progress)
         self._recorder.begin(batch)
+        old_known = answers.log_probs.old is not None
         with ExitStack() as stack:
             stack.enter_context(self.backend.running())
             if self._critic is not None:
                 stack.enter_context(self._critic.running())
+            if not updates.only_critic:
+                metrics.merge(self._meter.measure(batch, old_known=old_known))
             for index, (update, part) in enumerate(zip(batch.updates, shares, strict=True)):
-                compare = index == 0 or (update.epoch == 0 and answers.log_probs.old is not None)
                 self._recorder.enter(index)
-                updates.run(update, part, compare_sampler=compare)
+                updates.run(
+                    update, part, compare_sampler=is_compared(index, update, old_known=old_known)
+                )
         self._recorder.finish(self._version + 1, self.backend.rank, updates.tokens)
         for bag in self.backend.gather(updates.tokens):
             metrics.merge(bag)
