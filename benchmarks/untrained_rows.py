@@ -66,7 +66,7 @@ async def sample(
     )
     spent = time.process_time() - began
     await engine.close()
-    return [(list(out.token_ids), list(out.log_probs)) for out in outputs], spent
+    return [(list(out.ids), list(out.log_probs)) for out in outputs], spent
 
 
 def groups_of(
