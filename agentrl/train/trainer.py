@@ -10,6 +10,7 @@ reference        follows the policy, where it does
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -31,7 +32,7 @@ from agentrl.train.failed_step import save_failed_step
 from agentrl.train.kl_control import next_kl_coef
 from agentrl.train.logprob_worker import LogProbSource
 from agentrl.train.losses import derive_metrics
-from agentrl.train.optim.schedule import learning_rate
+from agentrl.train.optim.schedule import learning_rates
 from agentrl.train.other_policies import Answers, ask_other_policies, check_parts, with_advantages
 from agentrl.train.policy_gradient import MicroBatchProgress, PolicyPass
 from agentrl.train.reference import Reference
@@ -162,7 +163,10 @@ class Trainer:
             for index, (update, part) in enumerate(zip(batch.updates, shares, strict=True)):
                 self._recorder.enter(index)
                 updates.run(
-                    update, part, compare_sampler=is_compared(index, update, old_known=old_known)
+                    index,
+                    update,
+                    part,
+                    compare_sampler=is_compared(index, update, old_known=old_known),
                 )
         self._recorder.finish(self._version + 1, self.backend.rank, updates.tokens)
         for bag in self.backend.gather(updates.tokens):
@@ -192,17 +196,19 @@ class Trainer:
     ) -> Updates:
         """What every update of this step computes."""
         metrics, critic, value = MetricBag(), self._critic, None
-        policy_rate, critic_rate = learning_rate(self._version, self._train), 0.0
+        number = len(batch.updates)
+        policy_rates = learning_rates(self._version, self._train, updates=number)
+        critic_rates: tuple[float, ...] = ()
         only_critic = critic is not None and critic.warming_up(self._version)
         if critic is not None:
             assert answers.values is not None
             assert batch.returns is not None
             value = ValuePass(critic=critic, old=answers.values, returns=batch.returns)
-            critic_rate = critic.learning_rate(self._version)
-            metrics.mean("critic/lr", critic_rate)
+            critic_rates = critic.learning_rates(self._version, updates=number)
+            metrics.mean("critic/lr", statistics.fmean(critic_rates))
             metrics.merge(value_metrics(batch.updates, answers.values, batch.returns))
         if not only_critic:
-            metrics.mean("train/learning_rate", policy_rate)
+            metrics.mean("train/learning_rate", statistics.fmean(policy_rates))
         passes = (not only_critic) + (critic is not None)
         return Updates(
             policy=PolicyPass(
@@ -215,8 +221,8 @@ class Trainer:
             ),
             value=value,
             only_critic=only_critic,
-            policy_rate=policy_rate,
-            critic_rate=critic_rate,
+            policy_rates=policy_rates,
+            critic_rates=critic_rates,
             tokens=MetricBag(),
             metrics=metrics,
             progress=MicroBatchProgress(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from agentrl.config import leaves
 from agentrl.config.keys import sections_at
 
-KEYS = 164
+KEYS = 165
 """Of all run files. It may fall."""
-STANDING = 120
+STANDING = 121
 """Of them those that a run file has whose kinds and optional sections are the default ones."""
 
 
