@@ -1,10 +1,11 @@
 # Two commands for a newcomer: `make train` and `make test`.
-# PYTHON names the interpreter that makes .venv (3.11 or newer).
+# PYTHON names the interpreter that makes .venv (3.11 or newer), TORCH what pip is asked for.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c .ci/constraints.txt
+PIP    := .ci/install $(BIN)/python
+TORCH  ?= torch
 CONFIG ?= configs/quickstart.yaml
 ARGS   ?=
 
@@ -50,11 +51,13 @@ clean:
 $(VENV)/.torch: .ci/constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "agentrl: installing torch into $(VENV) (once; a minute or more)"
-	@$(PIP) torch
+	@$(PIP) $(TORCH)
 	@touch $@
 
+# On PyPI `agentrl` is another program; an older clone was installed under that name, too.
 $(VENV)/.train: $(VENV)/.torch pyproject.toml
 	@echo "agentrl: installing agentrl into $(VENV)"
+	@$(BIN)/python -m pip --disable-pip-version-check uninstall --quiet --quiet --yes agentrl
 	@$(PIP) -e ".[train,quickstart,track,inspect]"
 	@touch $@
 

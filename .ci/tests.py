@@ -22,10 +22,10 @@ from typing import IO
 from xml.etree import ElementTree
 
 PHASES = {
-    "plain": ["-m", "not (docker or fleet or ray)", "-n", "3", "--dist", "worksteal"],
-    "docker": ["-m", "docker"],
-    "servers": ["-m", "fleet and not ray"],
-    "ray": ["-m", "ray"],
+    "plain": ["-m", "not (docker or fleet or ray or gpu)", "-n", "3", "--dist", "worksteal"],
+    "docker": ["-m", "docker and not gpu"],
+    "servers": ["-m", "fleet and not (ray or gpu)"],
+    "ray": ["-m", "ray and not gpu"],
 }
 """Arguments of pytest by phase. Plain tests wait half of their time, so three share two cores."""
 STAGES = (("plain", "docker"), ("servers",), ("ray",))
@@ -106,6 +106,10 @@ def main(arguments: Sequence[str]) -> int:
     phases: list[Phase] = []
     interrupted = False
     began = time.monotonic()
+    print(
+        "agentrl: tests marked gpu are not run here; on a machine with CUDA: pytest -m gpu",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory(prefix="agentrl-tests-") as folder:
         for names in STAGES:
             stage: list[Phase] = []

@@ -21,8 +21,9 @@ message is its only argument.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 
 class AgentrlError(Exception):
@@ -84,6 +85,22 @@ class RunError(AgentrlError):
 def choices(got: str, valid: Iterable[str]) -> str:
     """`got 'hermez'; did you mean 'hermes'? valid: fenced_code, hermes, ...` for messages."""
     names = sorted(valid)
-    near = get_close_matches(got, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    near = _nearest(got.lower(), names)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
     return f"got {got!r}{hint} valid: {', '.join(names) or '(none)'}"
+
+
+def _nearest(got: str, names: Iterable[str]) -> list[str]:
+    """The name most like it, or those of which it is a part, as `loss` of `policy_loss`.
+
+    Of names that are as like, the one with more of the letters: `gpro` is `grpo` and not `gspo`.
+    """
+    lower = {name.lower(): name for name in names}
+    close = get_close_matches(got, lower, n=len(lower) or 1)
+    if not close:
+        return [lower[name] for name in lower if got in name.split("_")][:3]
+
+    def likeness(name: str) -> tuple[float, int]:
+        return SequenceMatcher(a=name, b=got).ratio(), (Counter(name) & Counter(got)).total()
+
+    return [lower[max(close, key=likeness)]]

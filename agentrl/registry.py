@@ -7,7 +7,7 @@ the line that imports it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -93,14 +93,18 @@ class Registry(Generic[T]):
         found = self._entries[name] = self._entry(name, resolve(name, base=base))
         return found
 
-    def check(self, name: str | None) -> None:
+    def check(self, name: str | None, *, aliases: Iterable[str] = ()) -> None:
         """Refuse a name that is neither registered nor an import string; loads nothing.
+
+        Args:
+            name: as in a config, aliases replaced.
+            aliases: other names that a config may have; for messages.
 
         Raises:
             ConfigError: lists the registered names.
         """
         if name is None or (name not in self._entries and ":" not in name):
-            valid = choices(str(name), [*self, *self._words])
+            valid = choices(str(name), [*self, *self._words, *aliases])
             raise ConfigError(
                 f"{self._key}: {valid}; {self._own} is named by an import string, "
                 "package.module:NAME or path/to/file.py:NAME"

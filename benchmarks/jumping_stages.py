@@ -18,7 +18,7 @@ import numpy as np
 from agentrl.config.fleet import ScheduleSection
 from agentrl.data.staleness import oldest_allowed
 from agentrl.metrics import MetricBag
-from agentrl.runtime.drivers.token_ages import is_stale
+from agentrl.runtime.drivers.filters.token_ages import is_stale
 from agentrl.runtime.stages import GroupReport, RolloutReport
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 
@@ -217,6 +217,7 @@ class FakeLearner:
         self.engine, self.schedule, self.train_s = engine, schedule, train_s
         self.dropped = 0
         self.version = 0
+        self.mid_step = False
         self.ended_s = 0.0
         self.lags: Counter[int] = Counter()
         self.oldest: list[int] = []
@@ -240,6 +241,9 @@ class FakeLearner:
         self.version += 1
         self.ended_s = asyncio.get_running_loop().time()
         return MetricBag()
+
+    async def learn_early(self, step: int, minibatch: int, groups: Mapping[int, Handle]) -> None:
+        raise NotImplementedError("it shares the devices of the engine")
 
     async def keep(self, step: int, kind: str, groups: Sequence[Handle]) -> None: ...
 

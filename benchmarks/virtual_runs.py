@@ -19,7 +19,7 @@ from typing import Any
 
 from jumping_stages import JumpingLoop, JumpingSelector
 
-from agentrl.batch import StepBatch
+from agentrl.batch import PackedBatch, StepBatch
 from agentrl.metrics import MetricBag
 from agentrl.rollout.effort import CancelledWork
 from agentrl.train import Trainer
@@ -98,8 +98,9 @@ class VirtualLoop(JumpingLoop):
 class TimedTrainer:
     """A real trainer on a tiny Llama, whose steps take virtual time."""
 
-    def __init__(self, trainer: Trainer, loop: VirtualLoop) -> None:
-        self.trainer, self.loop = trainer, loop
+    def __init__(self, trainer: Trainer, loop: VirtualLoop, *, updates: int) -> None:
+        self.updates = updates
+        self.trainer, self.loop, self.early = trainer, loop, 0
 
     @property
     def version(self) -> int:
@@ -107,8 +108,14 @@ class TimedTrainer:
 
     def step(self, batch: StepBatch, on_progress: Callable[[int, int], None]) -> MetricBag:
         bag = self.trainer.step(batch, on_progress)
-        self.loop.pretend(TRAIN_S)
+        self.loop.pretend(TRAIN_S * (1 - self.early / max(1, len(batch.updates))))
+        self.early = 0
         return bag
+
+    def update_early(self, update: PackedBatch) -> None:
+        self.trainer.update_early(update)
+        self.early += 1
+        self.loop.pretend(TRAIN_S / self.updates)
 
     def save(self, folder: Path) -> None:
         (folder / "model.json").write_text(str(self.version))
@@ -164,12 +171,25 @@ class SeededWorker(StreamingWorker):
 
 
 def virtual_run(
-    folder: Path, *, schedule: Mapping[str, Any], engine: str, steps: int = 5
+    folder: Path,
+    *,
+    schedule: Mapping[str, Any],
+    engine: str,
+    steps: int = 5,
+    groups: int = 3,
+    **train: Any,
 ) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    """One run of the driver that a schedule asks for: its folder, first and last weights."""
+    """One run of the driver that a schedule asks for: its folder, first and last weights.
+
+    Durations that it logs are virtual.
+    """
     import torch
 
-    config = fake_config(folder, schedule=schedule, engine=engine, steps=steps, learning_rate=1e-2)
+    config = fake_config(
+        folder, schedule=schedule, engine=engine, steps=steps, learning_rate=1e-2, **train
+    )
+    rollout = config.rollout.model_copy(update={"prompts_per_step": groups})
+    config = config.model_copy(update={"rollout": rollout})
     # Smaller than the context, which no row of these fills: several micro-batches an update.
     small = config.train.model_copy(update={"micro_batch_tokens": 64})
     config = config.model_copy(update={"train": small})
@@ -179,5 +199,7 @@ def virtual_run(
         loop = runner.get_loop()
         assert isinstance(loop, VirtualLoop)
         trainer = Trainer(model, train=config.train, algorithm=config.resolved_algorithm())
-        runner.run(drive(config, worker=SeededWorker(Fuse()), trainer=TimedTrainer(trainer, loop)))
+        updates = config.train.minibatches * config.train.epochs_per_batch
+        timed = TimedTrainer(trainer, loop, updates=updates)
+        runner.run(drive(config, worker=SeededWorker(Fuse()), trainer=timed, now=loop.time))
     return Path(config.run.dir) / config.run.name, before, dict(trainer.weights())

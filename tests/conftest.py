@@ -4,7 +4,8 @@ Servers and clusters compute on all cores while they start, and what they are as
 its time. So whatever starts one is marked `fleet` or `ray`, and `make test` (`.ci/tests.py`) runs
 it after everything else.
 A test marked `docker` is skipped, with the reason, where no daemon answers or it has no image for
-sandboxes and none can be made. In CI every part is there, so whatever is skipped there has failed.
+sandboxes and none can be made. One marked `gpu` is skipped without CUDA, and `make test` leaves it
+out and says so. In CI every part is there, so whatever is skipped there has failed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        import torch  # takes a second, which most calls of pytest need not wait
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device, and torch sees none here")
     if item.get_closest_marker("docker") is None:
         return
     reason = docker_trouble()

@@ -58,6 +58,11 @@ def test_what_an_error_also_is(name: str, expected: set[str]) -> None:
          "got 'hermez'; did you mean 'hermes'? valid: hermes, mistral"),
         ("zzz", ["b", "a"], "got 'zzz'; valid: a, b"),
         ("x", [], "got 'x'; valid: (none)"),
+        # As like gspo as grpo to difflib, but with the letters of grpo.
+        ("gpro", ["grpo", "gspo"], "got 'gpro'; did you mean 'grpo'? valid: grpo, gspo"),
+        ("PPO", ["ppo", "rloo"], "got 'PPO'; did you mean 'ppo'? valid: ppo, rloo"),
+        ("loss", ["gamma", "policy_loss"],
+         "got 'loss'; did you mean 'policy_loss'? valid: gamma, policy_loss"),
     ],
 )  # fmt: skip
 def test_choices_names_the_nearest_and_all(got: str, valid: list[str], text: str) -> None:

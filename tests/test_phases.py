@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[1] / ".ci" / "tests.py"
 
 
 def start(folder: Path, source: str, *arguments: str) -> subprocess.Popen[str]:
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n docker\n fleet\n ray\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n docker\n fleet\n ray\n gpu\n")
     (folder / "test_some.py").write_text(f"import pytest, time, pathlib\n{source}")
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), "-q", "-p", "xdist", "-p", "no:cacheprovider", *arguments],
@@ -42,10 +42,16 @@ def test_left_out(): pytest.skip("here")
 def test_docker(broken): pass
 @pytest.mark.ray
 def test_ray(): pass
+@pytest.mark.gpu
+def test_gpu(): raise AssertionError("deselected, and said so")
+@pytest.mark.gpu
+@pytest.mark.ray
+def test_gpu_and_ray(): raise AssertionError("deselected in every phase")
 """
     with start(tmp_path, source) as process:
         text, _ = process.communicate()
     assert process.returncode == 1
+    assert "agentrl: tests marked gpu are not run here" in text
     parts, total = closing_lines(text)
     assert total == "agentrl: 2 passed, 1 failed, 1 skipped"
     pattern = r"plain 1 in \d+:\d\d, docker 0 in \S+, servers 0 in \S+, ray 1 in \S+; all in \S+"

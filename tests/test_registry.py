@@ -109,7 +109,7 @@ def test_a_toy_estimator_gives_the_numbers_it_says(tmp_path: Path) -> None:
 def test_a_toy_estimator_is_proven(tmp_path: Path, text: str) -> None:
     found = prove(resolved(advantage_estimator="toy.py:toy"), base=write(tmp_path, text))
     assert found.passed, [check for check in found.checks if check.status is Status.FAIL]
-    assert sum(check.name.startswith("estimator") for check in found.checks) == 8
+    assert sum(check.name.startswith("estimator") for check in found.checks) == 9
 
 
 @pytest.mark.parametrize(

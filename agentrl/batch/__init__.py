@@ -1,6 +1,6 @@
 """Trajectory groups into optimizer updates: advantages, denominators, packing."""
 
-from agentrl.batch.build import build_step
+from agentrl.batch.build import build_minibatch, build_step
 from agentrl.batch.records import MicroBatch, PackedBatch, RowKey, StepBatch
 
-__all__ = ["MicroBatch", "PackedBatch", "RowKey", "StepBatch", "build_step"]
+__all__ = ["MicroBatch", "PackedBatch", "RowKey", "StepBatch", "build_minibatch", "build_step"]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from agentrl.batch.credit import FinalCredit, finish_credit, plan_rollout
 from agentrl.batch.denominators import count, count_masks, token_weight
+from agentrl.batch.minibatches import (
+    Place,
+    minibatch_places,
+    started_rollouts,
+    why_not_early,
+)
 from agentrl.batch.packing import pack_rows
 from agentrl.batch.records import (
     CreditPlan,
@@ -128,14 +133,11 @@ def build_step(
     advantages: RowNumbers = final.by_row
     if open_:
         advantages = {key: np.zeros_like(values) for key, values in advantages.items()}
-    by_id = {rollout.selected.rollout_id: rollout for rollout in prepared}
     updates = [
-        _build_update(
-            [by_id[rollout.rollout_id] for rollout in part], advantages, settings, epoch=epoch
-        )
+        _build_update(part, advantages, settings, epoch=epoch)
         for epoch in range(epochs)
-        for part in split_minibatches(
-            selection.rollouts, minibatches=minibatches, seed=seed, epoch=epoch
+        for part in _parts(
+            groups, prepared, skip_groups, minibatches=minibatches, seed=seed, epoch=epoch
         )
     ]
     metrics = selection.metrics
@@ -158,11 +160,70 @@ def build_step(
         metrics.sum("batch/tokens_measured", untrained.num_tokens)
     return StepBatch(
         updates=tuple(updates),
-        advantages={name: final.by_rollout.get(name, 0.0) for name in by_id},
+        advantages={
+            rollout.selected.rollout_id: final.by_rollout.get(rollout.selected.rollout_id, 0.0)
+            for rollout in prepared
+        },
         metrics=metrics,
         credit=CreditPlan(rollouts=tuple(r.credit for r in prepared)) if open_ else None,
         untrained=untrained,
     )
+
+
+def build_minibatch(
+    groups: Mapping[int, TrajectoryGroup],
+    places: Sequence[Place],
+    *,
+    algorithm: AlgorithmSection,
+    micro_batch_tokens: int,
+    needs: LossNeeds | None = None,
+    prefix_sharing: bool = False,
+    clip_shaped: Bounds | None = None,
+) -> PackedBatch | None:
+    """One minibatch of the first pass of a step whose other groups have not ended.
+
+    It is the very update that `build_step` makes of the same places.
+
+    Args:
+        groups: those that the minibatch needs, by position.
+        places: the rollouts of the minibatch.
+        algorithm: as in `build_step`; its advantages depend on one group alone.
+        micro_batch_tokens: likewise.
+        needs: likewise.
+        prefix_sharing: likewise.
+        clip_shaped: likewise.
+
+    Returns:
+        None where nothing of it is trained.
+
+    Raises:
+        DataError: as `build_step`.
+    """
+    assert not why_not_early(algorithm), why_not_early(algorithm)
+    looked_at = () if needs is None else needs.mask_keys
+    needs = needs or LossNeeds()
+    ended = [groups[position] for position in sorted(groups)]
+    selection = select_rollouts(ended, algorithm, clip_shaped=clip_shaped)
+    prepared = [
+        _prepare(rollout, algorithm, oldest_version=None, looked_at=looked_at)
+        for rollout in selection.rollouts
+    ]
+    by_id = {rollout.selected.rollout_id: rollout for rollout in prepared}
+    names = {
+        position: ids
+        for position, ids in zip(sorted(groups), started_rollouts(ended, {}), strict=True)
+    }
+    part = [by_id[name] for place in places if (name := names[place.group][place.rollout]) in by_id]
+    settings = _UpdateSettings(
+        algorithm=algorithm,
+        micro_batch_tokens=micro_batch_tokens,
+        needs=needs,
+        prefix_sharing=prefix_sharing,
+        keep_zeros=needs.zero_advantage_rows or algorithm.needs_reference,
+    )
+    if not part:
+        return None
+    return _build_update(part, _known_credit(prepared, algorithm).by_row, settings, epoch=0)
 
 
 def _prepare(
@@ -230,27 +291,24 @@ def _count_rows(
         metrics.sum(f"batch/rows_{use}", number)
 
 
-def split_minibatches(
-    rollouts: Sequence[SelectedRollout], *, minibatches: int, seed: int, epoch: int
-) -> Iterator[tuple[SelectedRollout, ...]]:
-    """Partition a step into `minibatches` parts of nearly equal numbers of rollouts.
-
-    The groups come in an order drawn from (seed, epoch) and siblings stay neighbours, so a group
-    is split only where the numbers do not divide. All rows of a rollout are in one part. Parts
-    without a rollout are left out.
-    """
-    by_group: dict[str, list[SelectedRollout]] = {}
-    for rollout in rollouts:
-        by_group.setdefault(rollout.group_id, []).append(rollout)
-    groups = list(by_group.values())
-    order: Sequence[int] = range(len(groups))
-    if minibatches > 1:
-        order = [int(i) for i in np.random.default_rng([seed, epoch]).permutation(len(groups))]
-    queue = [rollout for index in order for rollout in groups[index]]
-    bounds = [len(queue) * part // minibatches for part in range(minibatches + 1)]
-    for start, end in pairwise(bounds):
-        if end > start:
-            yield tuple(queue[start:end])
+def _parts(
+    groups: Sequence[TrajectoryGroup],
+    prepared: Sequence[_Prepared],
+    skip_groups: Mapping[str, str] | None,
+    *,
+    minibatches: int,
+    seed: int,
+    epoch: int,
+) -> list[list[_Prepared]]:
+    """What is trained of each minibatch; parts of which nothing is are left out."""
+    by_id = {rollout.selected.rollout_id: rollout for rollout in prepared}
+    started = started_rollouts(groups, skip_groups or {})
+    places = minibatch_places(
+        [len(ids) for ids in started], minibatches=minibatches, seed=seed, epoch=epoch
+    )
+    names = [[started[place.group][place.rollout] for place in part] for part in places]
+    parts = [[by_id[name] for name in part if name in by_id] for part in names]
+    return [part for part in parts if part]
 
 
 def _build_update(

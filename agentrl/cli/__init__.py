@@ -15,33 +15,37 @@ from inspect import getdoc
 import typer
 
 from agentrl.cli.console import failures
+from agentrl.distribution import other_program
+
+_BEFORE, _DURING, _AFTER = "Before a run", "A run", "After a run, or beside it"
+_TASKS, _MACHINES = "Environments and tasks", "Machines"
 
 _COMMANDS = {
-    "train": "Train a policy from a run file.",
-    "preflight": "Check that a run can begin and can work, before a model is loaded.",
-    "eval": "Score a policy on held-out tasks.",
-    "rollout": "Collect trajectories without training.",
-    "doctor": "Read a run and say what is wrong with it, why, and what to change.",
-    "replay": "Recompute a recorded step, and say what is not what it was.",
-    "mismatch": "Trace what the sampler and the trainer disagree on to tokens and a cause.",
-    "prove": "Prove that a loss is the same however the work is cut.",
-    "serve": "Start one vLLM server by hand.",
-    "inspect": "Look at runs in the browser, or in the terminal.",
-    "export": "Write a checkpoint of a run as one model directory.",
-    "control": "Answer a run that a rule has paused.",
+    "preflight": (_BEFORE, "Check that a run can begin and can work, before a model is loaded."),
+    "prove": (_BEFORE, "Prove that a loss has one gradient and the right direction."),
+    "train": (_DURING, "Train a policy from a run file."),
+    "eval": (_DURING, "Score a policy on held-out tasks."),
+    "rollout": (_DURING, "Collect trajectories without training."),
+    "control": (_DURING, "Answer a run that a rule has paused."),
+    "inspect": (_AFTER, "Look at runs in the browser, or in the terminal."),
+    "doctor": (_AFTER, "Read a run and say what is wrong with it, why, and what to change."),
+    "replay": (_AFTER, "Recompute a recorded step, and say what is not what it was."),
+    "mismatch": (_AFTER, "Trace what the sampler and the trainer disagree on to a cause."),
+    "export": (_AFTER, "Write a checkpoint of a run as one model directory."),
+    "serve": (_MACHINES, "Start one vLLM server by hand."),
 }
-"""Single commands: module of the same name with a function `command`. The text is for the overview;
-the docstring of the function is the help of the command itself."""
+"""Single commands: module of the same name with a function `command`, with the panel and the text
+of the overview; the docstring of the function is the help of the command itself."""
 
 _GROUPS = {
-    "traj": "Look at stored trajectories.",
-    "env": "Make and check environments.",
-    "tasks": "Make data sets of tasks, and check them.",
-    "config": "Show the keys and values of run files.",
-    "sandbox": "See which sandboxes work on this machine.",
-    "simulate": "Compare settings on a model before renting machines.",
+    "config": (_BEFORE, "Show the keys and values of run files."),
+    "traj": (_AFTER, "Look at stored trajectories."),
+    "env": (_TASKS, "Make and check environments."),
+    "tasks": (_TASKS, "Make data sets of tasks, and check them."),
+    "sandbox": (_MACHINES, "See which sandboxes work on this machine."),
+    "simulate": (_MACHINES, "Compare settings on a model before renting machines."),
 }
-"""Groups of commands: module or package of the same name with a Typer `app`."""
+"""Groups of commands: module or package of the same name with a Typer `app`; else the same."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -53,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         arguments = sys.argv[1:]
         signal.signal(signal.SIGINT, _leave)
+        other = other_program()
+        if other is not None:
+            sys.stderr.write(f"warning: {other}\n")
     words = list(arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
@@ -86,18 +93,20 @@ def _app(name: str) -> typer.Typer:
     ) -> None:
         """Train language models to act: many turns, real tools, rewards computed by code."""
 
-    for command, text in _COMMANDS.items():
+    for command, (panel, text) in _COMMANDS.items():
         if command == name:
             module = importlib.import_module(f"agentrl.cli.{command}")
             full = _help_of(module.command)
-            app.command(command, help=full, short_help=text)(module.command)
+            decorate = app.command(command, help=full, short_help=text, rich_help_panel=panel)
+            decorate(module.command)
         else:
-            app.command(command, help=text)(_not_loaded)
-    for group, text in _GROUPS.items():
+            app.command(command, help=text, rich_help_panel=panel)(_not_loaded)
+    for group, (panel, text) in _GROUPS.items():
         if group == name:
-            app.add_typer(importlib.import_module(f"agentrl.cli.{group}").app, name=group)
+            loaded = importlib.import_module(f"agentrl.cli.{group}").app
+            app.add_typer(loaded, name=group, rich_help_panel=panel)
         else:
-            app.add_typer(typer.Typer(), name=group, help=text)
+            app.add_typer(typer.Typer(), name=group, help=text, rich_help_panel=panel)
     return app
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -21,6 +22,9 @@ from agentrl.inspect.read.safe_terminal import visible
 
 if TYPE_CHECKING:
     from agentrl.health import Evidence, History, Lever, Verdict
+
+_TOO_LITTLE = re.compile(r"fewer than|too few|under \d|not logged|no metrics")
+"""In the reason of a detector that did not judge; else the run lacks the part it is about."""
 
 
 def command(
@@ -126,11 +130,14 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
 
     kinds = {status: [v for v in verdicts if v.status is status] for status in Status}
     counts = f"{len(kinds[Status.FAIL])} failing, {len(kinds[Status.WARN])} to look at"
-    healthy = "healthy" if kinds[Status.OK] and history.metrics else "nothing to judge yet"
+    verdict = (counts, "bold")
+    if not kinds[Status.FAIL] and not kinds[Status.WARN]:
+        verdict = ("nothing to judge yet", "bold")
+        if kinds[Status.OK] and history.metrics:
+            most = len(kinds[Status.OK]) >= len(kinds[Status.UNKNOWN])
+            verdict = ("healthy", "bold green") if most else ("nothing wrong seen", "bold")
     yield Text.assemble(
-        visible(str(run)),
-        f": {_steps(history)} steps, ",
-        (counts, "bold") if kinds[Status.FAIL] or kinds[Status.WARN] else (healthy, "bold green"),
+        visible(str(run)), f": {_steps(history)} steps, ", verdict, f"; {_judged(kinds)}"
     )
     for note in (*history.notes, *(silence.text for silence in silent_rules(history))):
         yield Text.assemble(("note ", "dim"), visible(note))
@@ -144,6 +151,19 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
     for verdict in kinds[Status.UNKNOWN]:
         yield Text(f"not judged  {verdict.name}: ", style="dim").append(visible(verdict.detail))
     yield Text.assemble(("look at it  agentrl inspect ", "dim"), visible(shlex.quote(str(run))))
+
+
+def _judged(kinds: Mapping[Status, Sequence[Verdict]]) -> str:
+    """How many detectors had enough to judge by, and what the others lack."""
+    unknown = kinds[Status.UNKNOWN]
+    total = sum(map(len, kinds.values()))
+    text = f"{total - len(unknown)} of {total} detectors judged it"
+    if not unknown:
+        return text
+    few = sum(bool(_TOO_LITTLE.search(verdict.detail)) for verdict in unknown)
+    reasons = ((few, "too few steps or missing metrics"), (len(unknown) - few, "no such part"))
+    why = ", ".join(f"{count}: {reason}" for count, reason in reasons if count)
+    return f"{text}, {len(unknown)} did not ({why})"
 
 
 def _finding(

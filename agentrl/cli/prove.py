@@ -30,26 +30,35 @@ def command(
     """Prove estimator and loss of a run file on a tiny float64 model.
 
     The gradient must be the same under any micro-batches, ranks, order, split of rollouts and
-    shared prefixes, and nothing that stands at a masked position may reach it. Advantages must not
-    depend on the order of siblings and groups, nor on rollouts without a trusted reward. The model
-    and the rollouts are made up; no checkpoint is loaded. Ends with 1 if a proof fails.
+    shared prefixes, also at the run's own micro-batch and rollout sizes, and nothing that stands at
+    a masked position may reach it. A positive advantage must raise the log-probability of sampled
+    tokens, and a sum must be divided by the count of its own mask. Advantages must not depend on
+    the order of siblings and groups, nor on rollouts without a trusted reward. How far apart equal
+    results may lie follows the dtype that the loss computes in. The model and the rollouts are made
+    up; no checkpoint is loaded. Ends with 1 if a proof fails.
     """
     prepare()
     config, base = read_config(file, overrides or [])
-    from agentrl.train.prove import prove
+    from agentrl.train.prove import ProbeSizes, prove  # loads torch
 
     algorithm = config.resolved_algorithm()
-    proof = prove(algorithm, clip_shaped=config.reward.clip_shaped, base=base, seed=seed)
+    sizes = ProbeSizes(
+        micro_batch_tokens=config.train.micro_batch_tokens,
+        response_tokens=config.rollout.max_response_tokens,
+    )
+    proof = prove(
+        algorithm, clip_shaped=config.reward.clip_shaped, base=base, seed=seed, sizes=sizes
+    )
     console = open_console()
     console.print(
         f"{algorithm.advantage_estimator}, {algorithm.policy_loss}, {algorithm.loss_agg_mode}: "
         f"{len(proof.checks)} checks",
         markup=False,
     )
-    words = {Status.OK: "pass", Status.FAIL: "FAIL", Status.WARN: "no"}
+    words = {Status.OK: "pass", Status.FAIL: "FAIL", Status.WARN: "note"}
     console.print(findings_table(proof.checks, words=words, columns=_COLUMNS))
     if proof.passed:
-        console.print("[green]pass[/]: the gradient does not depend on how the work is cut")
+        console.print("[green]pass[/]: one gradient, however the work is divided")
         return
     console.print("[red]FAIL[/]: see above for the tokens")
     raise typer.Exit(1)

@@ -43,6 +43,9 @@ def command(
         int, typer.Option(min=16, help="Most tokens of prompt and turn together.")
     ] = 8192,
     dtype: Annotated[str, typer.Option(help="Of the weights, as model.dtype.")] = "auto",
+    head_dtype: Annotated[
+        str, typer.Option(help="Of the logits, as model.head_dtype: model or float32.")
+    ] = "model",
     log: Annotated[Path | None, typer.Option(help="File for what the server prints.")] = None,
 ) -> None:
     """Start one vLLM server in the foreground; Ctrl-C ends it."""
@@ -50,7 +53,7 @@ def command(
     from agentrl.serving.vllm.launcher import VllmServer
 
     prepare()
-    config = _settings(model, options or [])
+    config = _settings(model, options or [], head_dtype)
     section = config.serving
     assert section.engine == "vllm"
     server = VllmServer(
@@ -69,7 +72,7 @@ def command(
         raise typer.Exit(128 + stop.signal) from None
 
 
-def _settings(model: str, options: list[str]) -> RunConfig:
+def _settings(model: str, options: list[str], head_dtype: str) -> RunConfig:
     """A config of which only `model.path` and `serving` are used."""
     words = []
     for option in options:
@@ -81,7 +84,7 @@ def _settings(model: str, options: list[str]) -> RunConfig:
         words.append(f"serving.{key if known else f'args.{key}'}={value}")
     data = {
         "run": {"name": "serve"},
-        "model": {"path": model},
+        "model": {"path": model, "head_dtype": head_dtype},
         "env": {"target": "none:None"},
         "dataset": {"source": "none.jsonl"},
         "serving": {"engine": "vllm"},
@@ -105,6 +108,7 @@ def _command(
         model_path=source,
         max_context_tokens=max_context,
         dtype=dtype,
+        head_dtype=config.model.head_dtype,
         # Clients must know the secret; without one no client can connect.
         middleware=(LEAN,) if os.environ.get(SECRET_VARIABLE) else (),
     )

@@ -50,6 +50,16 @@ class ProportionalKl(KindSection):
     horizon: int = Field(default=10000, ge=1)
     """Rollouts over which the controller acts."""
 
+    @field_validator("target", mode="before")
+    @classmethod
+    def _one_number(cls, target: Any) -> Any:
+        if isinstance(target, list | tuple):
+            raise ValueError(
+                f"target is {list(target)}, but kind proportional steers to one number in nats a "
+                "token, as 0.05; for the lowest and the highest set kind: window"
+            )
+        return target
+
 
 class WindowKl(KindSection):
     """A KL penalty whose weight keeps the measured KL between two values."""
@@ -60,6 +70,16 @@ class WindowKl(KindSection):
     """`window` multiplies or divides the weight by 1.5 while the KL is outside `target`."""
     target: Bounds = (0.05, 0.2)
     """With `window` two numbers, the lowest and the highest."""
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _two_numbers(cls, target: Any) -> Any:
+        if not isinstance(target, list | tuple) or len(target) != 2:
+            raise ValueError(
+                f"target is {target!r}, but kind window keeps the KL between two numbers in nats a "
+                "token, as [0.05, 0.2]; for one number set kind: proportional"
+            )
+        return target
 
     @field_validator("target")
     @classmethod
@@ -156,7 +176,7 @@ class AlgorithmSection(FiniteSection):
         if not isinstance(name, str):
             return name
         name = ALIASES.get(name, name)
-        ESTIMATORS.check(name)
+        ESTIMATORS.check(name, aliases=ALIASES)
         return name
 
     @model_validator(mode="after")

@@ -25,6 +25,9 @@ class EmbeddedServing(KindSection):
     """Prompt tokens computed in one forward pass."""
     kv_cache_gb: float = Field(default=4.0, gt=0)
     """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
+    lanes: int | None = Field(default=None, ge=1)
+    """Threads of each engine that decode a share of the sequences each, without waiting for each
+    other; None is one for each core, as long as each has 16 sequences."""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -136,6 +139,10 @@ class ScheduleSection(Section):
     keys imply."""
     stale: Literal["drop", "mask"] = "drop"
     """What happens beyond `max_version_lag`: `drop` the rollout, or `mask` the old tokens."""
+    dispatch: Literal["auto", "step", "mini_batch"] = "auto"
+    """When a synchronous step of several minibatches begins to train: when the groups of its first
+    `mini_batch` have ended, or all of the `step`. The numbers are the same; `auto` takes the first
+    where it can be done."""
     oversample: float = Field(default=1.0, ge=1)
     """Rollout groups begun per group trained; the slowest are put off and finished in rounds of
     their own, so every task still comes once an epoch. On-policy only."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def parse_config(
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
-        lines = [_explain(item, merged) for item in error.errors()]
+        lines = [_explain(item, merged) for item in _whole(error.errors())]
         raise ConfigError(f"{where} cannot be used:\n" + "\n".join(lines)) from None
 
 
@@ -138,6 +138,33 @@ def _apply(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
         node[section] = keep_kind(node[section], sections_at(path[:-1]))
 
 
+_WORD = re.compile(r"'([^']*)'")
+_TYPE_AFTER_KEY = re.compile(r"bool|literal\[.*\]")
+
+
+def _whole(items: Iterable[Any]) -> Iterator[Any]:
+    """Errors of a key that takes several types as one, with all words that it takes.
+
+    Pydantic reports one for each type, with the type after the key: `whiten_advantages.bool`.
+    """
+    keys, merged = {key.name for key in leaves()}, dict[str, Any]()
+    for item in items:
+        location = plain_location(item["loc"])
+        dotted = ".".join(location[:-1])
+        if dotted not in keys or not _TYPE_AFTER_KEY.fullmatch(location[-1]):
+            yield item
+            continue
+        first = merged.setdefault(dotted, {**item, "loc": item["loc"][:-1], "words": []})
+        first["words"] += ["true", "false"] if location[-1] == "bool" else _words(item)
+    yield from merged.values()
+
+
+def _words(item: Any) -> list[str]:
+    """Texts that a key takes; empty if it takes none, or others, too."""
+    expected = item["ctx"]["expected"] if item["type"] == "literal_error" else ""
+    return item.get("words") or _WORD.findall(expected)
+
+
 def _explain(item: Any, data: Mapping[str, Any]) -> str:
     location = plain_location(item["loc"])
     dotted = ".".join(location) or "(whole file)"
@@ -149,7 +176,9 @@ def _explain(item: Any, data: Mapping[str, Any]) -> str:
         kinds = [kind for kind in sections_at(location) if issubclass(kind, KindSection)]
         names = [name for kind in kinds for name in kind.kinds()]
         return f"  {dotted}.{kinds[0].bare}: {choices(item['ctx']['tag'], names)}"
-    message = item["msg"].removeprefix("Value error, ")
+    if words := _words(item):
+        return f"  {dotted}: {choices(str(item['input']), words)}"
+    message = item["msg"].removeprefix("Value error, ").removeprefix(f"{dotted}: ")
     got = "" if item["type"] == "value_error" else f" (got {item['input']!r})"
     return f"  {dotted}: {message}{got}"
 

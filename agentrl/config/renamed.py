@@ -17,7 +17,7 @@ import yaml
 from agentrl.config.base import Section
 from agentrl.config.keys import inner_kinds, is_table, kind_of, only_of_others, sections_at
 from agentrl.config.presets import PRESETS
-from agentrl.config.schema import RunConfig
+from agentrl.config.schema import RolloutSection, RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ class RenamedKey:
     """Why a key is gone, as a sentence without its end."""
     default: Any = None
     """Default of a removed key; a run that had another value there gets a message."""
+    form: str = ""
+    """What to write where a value alone does not say it, as a sentence without its end."""
 
 
 def _unless(*defaults: Any) -> Callable[[Any, Tree], Any]:
@@ -55,6 +57,8 @@ def _unless(*defaults: Any) -> Callable[[Any, Tree], Any]:
 def _kl_target(value: Any, tree: Tree) -> Any:
     name = _at(tree, "algorithm.kl_controller")
     name = name.get("kind") if isinstance(name, Mapping) else name
+    if name == "proportional" and isinstance(value, int | float):
+        return value
     if name in (None, "fixed") or not isinstance(value, list | tuple) or not value:
         return _GONE
     return value[0] if name == "proportional" else value
@@ -100,7 +104,14 @@ RENAMED: tuple[RenamedKey, ...] = (
     ),
     RenamedKey(old="reward.overlong_penalty_factor", new="reward.overlong.penalty_factor"),
     RenamedKey(old="reward.filter_rounds", new="reward.dynamic_filtering.rounds"),
-    RenamedKey(old="algorithm.kl_target", new="algorithm.kl_controller.target", value=_kl_target),
+    RenamedKey(
+        old="algorithm.kl_target",
+        new="algorithm.kl_controller.target",
+        value=_kl_target,
+        form="write algorithm.kl_controller: {kind: window, target: [0.05, 0.2]} for the lowest "
+        "and the highest KL, or {kind: proportional, target: 0.05} for one; both in nats a token, "
+        "where trainers that add the KL up over a rollout have numbers like 6",
+    ),
     RenamedKey(old="algorithm.kl_horizon", new="algorithm.kl_controller.horizon"),
     RenamedKey(
         old="algorithm.ref_update_every",
@@ -150,6 +161,7 @@ def translate(data: Mapping[str, Any]) -> Tree:
     tree = _copy(data)
     _split_serving(tree)
     _without_rank_0(tree)
+    _clip_before_normalize(tree)
     found = [(renamed, path, value) for renamed in RENAMED
              for path, value in _found(tree, renamed.old)]  # fmt: skip
     moved = [(renamed, path, renamed.value(value, tree)) for renamed, path, value in found]
@@ -161,6 +173,7 @@ def translate(data: Mapping[str, Any]) -> Tree:
     for renamed, path, value in moved:
         if renamed.new and value is not _GONE:
             put(tree, _new_path(renamed, path), value)
+    _overlong_of_sampled(tree)
     return _pruned(tree, RunConfig, incomplete=bool(found))
 
 
@@ -233,6 +246,24 @@ def _without_rank_0(tree: Tree) -> None:
         train["lora"] = None
 
 
+def _clip_before_normalize(tree: Tree) -> None:
+    """`reward.clip` once acted before `reward.normalize`, as `reward.clip_raw` does."""
+    reward = tree.get("reward")
+    if isinstance(reward, dict) and "clip_raw" not in reward and reward.get("normalize"):
+        reward["clip_raw"] = reward.pop("clip", None)
+
+
+def _overlong_of_sampled(tree: Tree) -> None:
+    """The overlong penalty once counted sampled tokens against `rollout.max_response_tokens`."""
+    overlong = _at(tree, "reward.overlong")
+    if not isinstance(overlong, dict) or "length_unit" in overlong:
+        return
+    if overlong.get("buffer_len") is not None:
+        budget = _at(tree, "rollout.max_response_tokens")
+        default = RolloutSection.model_fields["max_response_tokens"].default
+        overlong["length_unit"], overlong["max_sampled_tokens"] = "sampled", budget or default
+
+
 def _pruned(tree: Tree, kind: type[Section], *, incomplete: bool) -> Tree:
     """Without keys of other kinds and, if `incomplete`, without sections that lack what they need.
 
@@ -273,6 +304,8 @@ def _message(renamed: RenamedKey, path: KeyPath, value: Any, tree: Tree) -> str:
         return f"{old}: this key is gone: {renamed.reason}; remove it"
     new = ".".join(_new_path(renamed, path))
     found = renamed.value(value, tree)
+    if found is _GONE and renamed.form and value is not None:
+        return f"{old}: {_yaml(value)} is not the form of its successor {new}; {renamed.form}"
     if found is _GONE:
         return f"{old}: this key is now {new}, and {_yaml(value)} has no effect there; remove it"
     return f"{old}: this key is now {new}; write {new}: {_yaml(found)}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from agentrl.config.base import Section
 from agentrl.config.presets import Bounds
+
+LengthUnit = Literal["response", "sampled"]
+"""Tokens that a length counts: all of the response, or those of the policy."""
 
 
 class RewardFunction(Section):
@@ -31,6 +34,33 @@ class OverlongSection(Section):
     """A penalty grows linearly over the last so many tokens of the response budget."""
     penalty_factor: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """The penalty at the end of that buffer."""
+    length_unit: LengthUnit = "response"
+    """Unit of the length and of its budget: `response` counts every response token, those of tools
+    too, against `rollout.max_response_tokens`, which ends a rollout in the same unit; `sampled`
+    counts what the policy wrote against `max_sampled_tokens`."""
+    max_sampled_tokens: int | None = Field(default=None, ge=1)
+    """Budget of `length_unit: sampled`, which needs it."""
+
+    @model_validator(mode="after")
+    def _budget_of_the_unit(self) -> OverlongSection:
+        if self.length_unit == "sampled" and self.max_sampled_tokens is None:
+            raise ValueError(
+                "length_unit sampled counts tokens of the policy, and rollout.max_response_tokens "
+                "counts those of tools too; set max_sampled_tokens, a budget of sampled tokens"
+            )
+        if self.length_unit == "response" and self.max_sampled_tokens is not None:
+            raise ValueError(
+                f"max_sampled_tokens is {self.max_sampled_tokens}, but length_unit response counts "
+                "every response token against rollout.max_response_tokens; set length_unit: "
+                "sampled, or remove it"
+            )
+        budget = self.max_sampled_tokens
+        if budget is not None and self.buffer_len > budget:
+            raise ValueError(
+                f"buffer_len ({self.buffer_len}) is larger than max_sampled_tokens ({budget}), so "
+                "that the shortest response would be penalised; lower the first"
+            )
+        return self
 
 
 class DynamicFilter(Section):
@@ -41,7 +71,7 @@ class DynamicFilter(Section):
     keep: Bounds
     """Train only on groups whose mean score lies strictly between these."""
     rounds: int = Field(default=2, ge=0)
-    """Times a step asks for more tasks to replace filtered groups; on-policy only."""
+    """Times a step asks for more groups in place of filtered ones."""
 
     @field_validator("keep")
     @classmethod
@@ -62,17 +92,21 @@ class RewardSection(Section):
     """ProRL, truncated rollouts only: 0 to 1 multiplies the reward, below 0 replaces it."""
     missing_eos_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Taken off where the last turn ended without a stop token."""
-    clip: Bounds | None = None
-    """Bounds of the reward after the penalties."""
+    clip_raw: Bounds | None = None
+    """Bounds of the reward after the penalties and before `normalize`, for single broken rewards,
+    which would move the running statistics; in the units of the environment."""
     normalize: bool = False
     """Divide by the running standard deviation of all rewards so far, after taking off their
     running mean."""
+    clip: Bounds | None = None
+    """Bounds of the reward after `normalize`, in standard deviations where that is on: whiten, then
+    clip. `[-10, 10]` bounds the step of an outlier."""
     clip_shaped: Bounds | None = None
     """Bounds of what the group baseline leaves of a rollout's reward."""
     dynamic_filtering: DynamicFilter | None = None
     """DAPO's filter of groups that teach nothing; None trains on all."""
 
-    @field_validator("clip", "clip_shaped")
+    @field_validator("clip_raw", "clip", "clip_shaped")
     @classmethod
     def _ordered(cls, bounds: Bounds | None, info: ValidationInfo) -> Bounds | None:
         return bounds if bounds is None else in_order(str(info.field_name), bounds)

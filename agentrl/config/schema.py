@@ -26,6 +26,7 @@ from agentrl.config.machine import fast_dtype
 from agentrl.config.presets import Bounds
 from agentrl.config.reward import RewardSection
 from agentrl.config.sandboxes import HostSandbox, SandboxSection
+from agentrl.config.sharding import refusal
 from agentrl.config.training import TrainSection
 from agentrl.estimators import ESTIMATORS
 
@@ -51,6 +52,9 @@ class ModelSection(Section):
     """Arithmetic of forward, backward and sampling; the optimizer always keeps float32 masters.
     `auto` becomes `bfloat16` where this machine has a GPU or a processor with instructions for it,
     else `float32`; set it where the ranks run on other machines than the driver."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Type of the logits: `model` rounds them to `dtype` before the softmax; `float32` does not, in
+    engines, trainer and reference alike. Costs nothing to speak of with `dtype: float32`."""
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
     gradient_checkpointing: bool = False
@@ -176,12 +180,35 @@ class DatasetSection(Section):
     """How measured pass rates decide which tasks come; None takes all equally often."""
 
 
+class SelectionSection(Section):
+    """Tasks chosen by what the run has seen of them, so that few groups are flat."""
+
+    by: str | None = None
+    """Metadata key whose values are learned of as one, as in `family`: for runs that meet most
+    tasks once or never. None learns of each task alone."""
+    uniform_share: float = Field(default=0.25, gt=0, le=1)
+    """Share of the groups whose tasks are not chosen but come in the order of the dataset. Scores
+    of the whole dataset are measured on them (`selection/dataset_score`)."""
+
+
 class TrainDatasetSection(DatasetSection):
     """Source and selection of the tasks that are trained on."""
 
     difficulty: TrainDifficulty | None = None
     """How measured pass rates decide which tasks come, and how often; None takes all equally
     often."""
+    selection: SelectionSection | None = None
+    """How groups of this run decide which tasks come next; None decides nothing."""
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> TrainDatasetSection:
+        weight_by = self.difficulty.weight_by if self.difficulty else "none"
+        if self.selection is not None and weight_by != "none":
+            raise ValueError(
+                f"selection and difficulty.weight_by: {weight_by} both decide how often a task "
+                "comes; remove one of them (difficulty.keep can stay)"
+            )
+        return self
 
 
 class RolloutSection(Section):
@@ -318,6 +345,13 @@ class RunConfig(Section):
                 f"rollout.max_response_tokens ({rollout.max_response_tokens}), so that the "
                 "shortest response would be penalised; lower the first"
             )
+        sampled = overlong.max_sampled_tokens if overlong is not None else None
+        if sampled is not None and sampled > rollout.max_response_tokens:
+            raise ValueError(
+                f"reward.overlong.max_sampled_tokens ({sampled}) is larger than "
+                f"rollout.max_response_tokens ({rollout.max_response_tokens}), which ends a "
+                "rollout before; lower the first"
+            )
         if rollout.temperature == 0 and train.steps > 0:
             raise ValueError(
                 "rollout.temperature is 0: greedy groups are all equal and teach nothing; use a "
@@ -338,20 +372,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sharded_model(self) -> RunConfig:
-        backend = self.train.backend.kind
-        if backend == "torch":
-            return self
-        if self.runtime.kind != "ray":
-            raise ValueError(
-                f"train.backend is {backend}, whose ranks are processes of their own, and runtime "
-                "is local; set runtime: ray (one rank will do), or train.backend: torch"
-            )
-        if self.serving.engine == "embedded":
-            raise ValueError(
-                f"train.backend {backend} cuts the model up, and serving.engine embedded samples "
-                "from the very model that is trained; set serving.engine: vllm, or "
-                "train.backend: torch"
-            )
+        wrong = refusal(
+            self.train,
+            runtime=self.runtime.kind,
+            engine=self.serving.engine,
+        )
+        if wrong is not None:
+            raise ValueError(wrong)
         return self
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from agentrl.config.base import FiniteSection, KindSection, OneOf
 
@@ -118,11 +118,7 @@ class TrainSection(FiniteSection):
     lora: LoraSection | None = None
     """Adapters instead of all weights; None trains all weights."""
 
-    @model_validator(mode="after")
-    def _whole_matrices(self) -> TrainSection:
-        if self.lora is not None and self.backend.kind != "torch":
-            raise ValueError(
-                f"train.lora.rank is {self.lora.rank}, but train.backend {self.backend.kind} cuts "
-                "the model up, and adapters are trained on a whole one; set train.backend: torch"
-            )
-        return self
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of a training step, those of empty minibatches included."""
+        return self.minibatches * self.epochs_per_batch

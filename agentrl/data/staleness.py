@@ -22,6 +22,8 @@ s is `staleness_threshold`. Three rules, the first two of which bound the lag of
    every group that is left can still be trained within L (earliest deadline first); then it waits.
    A schedule always exists: there are never more deadlines <= m than slots up to version m.
    Example: s = 0, K = 1 gives L = 0, strictly on-policy; s = 1, K = 1 gives L = 1, one step off.
+   A group that a filter drops and that another replaces releases its slot when it is taken: it is
+   not among those of rule 1, so L stays what it is.
 
 3. `max_version_lag` replaces rule 2 by enforcement: nothing waits for a long rollout, and tokens
    older than it are dropped with their rollout, or masked. A dropped group releases its slot.
@@ -126,6 +128,7 @@ def choose_batch(
     size: int,
     version: int,
     lag_bound: int | None,
+    per_step: int | None = None,
 ) -> list[int] | None:
     """Rule 2: which finished groups to train next.
 
@@ -135,6 +138,8 @@ def choose_batch(
         size: groups to take.
         version: learner version the batch is trained from.
         lag_bound: L; None lets any group overtake any other.
+        per_step: groups that a later step trains; None for `size`. Above it where `size` groups
+            replace some of a step.
 
     Returns:
         Positions in `finished`, those that began first in front; None if it is better to wait.
@@ -147,10 +152,11 @@ def choose_batch(
     if len(finished) < size:
         return None
     order = sorted(range(len(finished)), key=finished.__getitem__)
+    per_step = per_step or size
     if lag_bound is not None and running:  # with none in flight there is nothing to wait for
         left = sorted([*(finished[position] for position in order[size:]), *running])
         for position, began in enumerate(left):
-            if began + lag_bound < version + 1 + position // size:
+            if began + lag_bound < version + 1 + position // per_step:
                 return None
     return order[:size]
 

@@ -134,13 +134,15 @@ def tame_gradients(config: Config) -> list[Lever]:
             )
         )
     if config.get("reward.clip") is None:
-        found.append(
+        found += [
+            *whitened_rewards(config),
             Lever(
                 key="reward.clip",
                 value=[-10.0, 10.0],
-                why="A rare huge reward makes a huge gradient (7.3).",
-            )
-        )
+                why="A rare huge reward makes a huge gradient; it acts after normalize, which "
+                "brings rewards to the scale of these bounds (5.6, 7.3).",
+            ),
+        ]
     if not value_of(config, "train.warmup_steps", 0):
         steps = value_of(config, "train.steps", 20)
         found.append(
@@ -151,6 +153,36 @@ def tame_gradients(config: Config) -> list[Lever]:
             )
         )
     return found
+
+
+def whitened_rewards(config: Config) -> list[Lever]:
+    """Rewards in standard deviations, the scale of the usual bounds."""
+    if value_of(config, "reward.normalize", False):
+        return []
+    return [
+        Lever(
+            key="reward.normalize",
+            value=True,
+            why="Whiten, then clip: bounds in standard deviations fit rewards of any size (5.6).",
+        )
+    ]
+
+
+def wider_clip(config: Config, key: str) -> list[Lever]:
+    """Bounds that only outliers touch: ten times as far apart, but at least [-10, 10].
+
+    Args:
+        config: of the run.
+        key: `reward.clip` or `reward.clip_raw`.
+    """
+    low, high = value_of(config, key, (-1.0, 1.0))
+    middle, half = (low + high) / 2, 5 * (high - low)
+    wider = Lever(
+        key=key,
+        value=[min(-10.0, middle - half), max(10.0, middle + half)],
+        why="A clip is for outliers: rewards on one bound are equal and teach nothing (7.3).",
+    )
+    return [*(whitened_rewards(config) if key == "reward.clip" else []), wider]
 
 
 def shorter(config: Config) -> list[Lever]:

@@ -157,6 +157,15 @@ def closer_sampler(config: Config) -> list[Lever]:
                 why="Bounds how old a single rollout can become (7.2.4).",
             )
         )
+    narrow = value_of(config, "model.dtype", "float32") != "float32"
+    if narrow and value_of(config, "model.head_dtype", "model") == "model":
+        found.append(
+            Lever(
+                key="model.head_dtype",
+                value="float32",
+                why="Logits are not rounded before the softmax, by engines and trainer.",
+            )
+        )
     return found + _correction(config)
 
 

@@ -62,6 +62,17 @@ _ROLLOUT = (
     _m("rollout/workers_lost", "rollout workers that died", "count"),
     _m("rollout/filter_rounds", "times more groups were asked for after the filter", "count"),
     _m("rollout/groups_missing", "groups the step lacks after the last round", "count"),
+    _m("selection/chosen_share", "groups whose task was chosen by earlier outcomes", "share"),
+    _m(
+        "selection/dataset_score",
+        "mean score of the groups whose task was not chosen: the estimate for the dataset",
+        "share",
+    ),
+    _m(
+        "selection/dataset_frac_flat",
+        "the same for rollouts whose group has equal scores",
+        "share",
+    ),
     _m("rollout/stale_dropped", "rollouts dropped because their weights are too old", "count"),
     _m("rollout/put_off", "rollouts put off to a later step by tail batching", "count"),
     _m("env/NAME", "what the environment logs of a rollout (`extra_logs`)"),
@@ -80,8 +91,9 @@ _REWARD = (
     _m("reward_shaping/reward", "mean reward after shaping", "", "critic/rewards/mean"),
     _m("reward_shaping/running_mean", "running mean the rewards are normalised by"),
     _m("reward_shaping/running_std", "running deviation the rewards are normalised by"),
-    _m("reward_shaping/PART/mean", "what a penalty or the clip adds to the reward"),
+    _m("reward_shaping/PART/mean", "what a penalty or a clip adds to the reward"),
     _m("reward_shaping/PART/share", "rollouts it changes", "share"),
+    _m("reward_shaping/PART/at_bound", "rewards that lie on a bound after a clip", "share"),
 )
 _BATCH = (
     _m("batch/advantage_mean", "mean advantage by rollout", "", "critic/advantages/mean"),
@@ -185,6 +197,8 @@ _MACHINE = (
     _m("perf/tokens_per_second", "tokens sampled in a second of rollouts", "tokens/s"),
     _m("timing_s/rollout", "rolling out", "s", "timing_s/gen"),
     _m("timing_s/train", "training", "s", "timing_s/update_actor"),
+    _m("timing_s/train_early", "training while rollouts of the step go on", "s"),
+    _m("train/updates_early", "updates made while rollouts of the step go on", "count"),
     _m("timing_s/measure", "of training, reading rows for metrics alone", "s"),
     _m("timing_s/sync", "new weights to the engines", "s", "timing_s/update_weights"),
     _m("timing_s/wait", "trainer waiting for rollouts", "s"),

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError, choices
 from agentrl.metrics.mlflow import MlflowArgs, MlflowSink
 from agentrl.metrics.names import verl_names
@@ -87,7 +88,7 @@ def check_sinks(sinks: Mapping[str, Mapping[str, Any]]) -> None:
         if importlib.util.find_spec(kind.package) is None:
             raise ConfigError(
                 f"log.sinks.{name} needs {kind.package!r}, which is not installed; run "
-                f"pip install 'agentrl[{name}]', or take {name} out of log.sinks"
+                f"{install_command(name)}, or take {name} out of log.sinks"
             )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.metrics.guard import SinkGuard
 
@@ -209,7 +210,7 @@ class TensorBoardSink:
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"log.tensorboard needs {error.name!r}, which is not installed; run "
-                "pip install 'agentrl[track]', or set log.tensorboard: false"
+                f"{install_command('track')}, or set log.tensorboard: false"
             ) from error
         Path(directory).mkdir(parents=True, exist_ok=True)
         self._writer = writer.EventFileWriter(str(directory))

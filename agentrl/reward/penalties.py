@@ -1,14 +1,30 @@
 """Penalties of one rollout, as pure functions of numbers.
 
-Lengths are sums of `response_mask` over all rows of a rollout (FORMULAS C.10): what tools and
-environment wrote is not the policy's to shorten.
+A length and the budget it is compared with are of one unit (FORMULAS F13), over all rows of a
+rollout and never a span between two tokens (C.10).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agentrl.config.reward import LengthUnit
 from agentrl.types import FinishReason, Trajectory
+
+
+def length_of(rows: Sequence[Trajectory], unit: LengthUnit) -> int:
+    """Tokens of a rollout: all of its response, or those that the policy sampled.
+
+    `response` is the unit of `rollout.max_response_tokens`: `sum(response_mask)` and what tools and
+    environment wrote. Against that budget it is the same number as sampled tokens against what the
+    environment has left of it: `S + E - (Lmax - buffer) = S - ((Lmax - E) - buffer)`.
+
+    Example:
+        400 sampled and 600 tool tokens are 1000 of `response` and 400 of `sampled`.
+    """
+    if unit == "sampled":
+        return sum(row.num_action_tokens for row in rows)
+    return sum(len(row.response_ids) for row in rows)
 
 
 def overlong(length: int, *, most: int, buffer: int, factor: float) -> float:
@@ -17,8 +33,8 @@ def overlong(length: int, *, most: int, buffer: int, factor: float) -> float:
     `-min(max(length - (most - buffer), 0), buffer) / buffer * factor`
 
     Args:
-        length: tokens that the policy sampled.
-        most: response budget in tokens.
+        length: of the rollout, in the unit of `most`.
+        most: the budget in tokens.
         buffer: tokens before its end over which the penalty grows; above 0.
         factor: the penalty at the end of the buffer.
 

@@ -1,11 +1,16 @@
 """Shapes the rewards of a step before advantages are formed: once, and in one order.
 
-    measured reward -> overlong -> stop properly -> missing EOS -> clip -> running normalisation
+    measured reward -> overlong -> stop properly -> missing EOS -> clip_raw
+                    -> running normalisation -> clip
 
-(FORMULAS F12; group baseline, `clip_shaped`, KL and whitening follow in the batch.) The groups that
-go in are those that are stored; the shaped ones are only trained on. So a replay from the store
-shapes the very same numbers again, and needs nothing but the running statistics of the steps before
-it, which every checkpoint holds.
+(FORMULAS F12; group baseline, `clip_shaped`, KL and whitening follow in the batch.) `clip` bounds
+what the normalisation leaves, `r <- clip((r - mean) / std, low, high)`: on rewards of 50 to 500 the
+same bounds before it would leave one value and a deviation of 0. `clip_raw` is for single broken
+rewards, which would move mean and deviation for the rest of the run.
+
+The groups that go in are those that are stored; the shaped ones are only trained on. So a replay
+from the store shapes the very same numbers again, and needs nothing but the running statistics of
+the steps before it, which every checkpoint holds.
 
 Invariants: `score`, ids and masks are never changed; a rollout that cannot be trusted is passed on
 as it is and enters no statistic; what multiplies the reward of a rollout multiplies those of its
@@ -16,16 +21,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from agentrl.config.presets import Bounds
 from agentrl.config.schema import RewardSection
 from agentrl.errors import DataError
 from agentrl.metrics.bag import MetricBag
 from agentrl.reward.filtering import why_filtered
 from agentrl.reward.moments import RunningMoments
-from agentrl.reward.penalties import clipped, misses_eos, overlong, stop_properly
+from agentrl.reward.penalties import clipped, length_of, misses_eos, overlong, stop_properly
 from agentrl.types import Trajectory, TrajectoryGroup, Turn
 
 logger = logging.getLogger(__name__)
@@ -64,14 +70,16 @@ class RewardShaper:
 
         Args:
             section: what is to be done.
-            max_response_tokens: the response budget, the length `overlong` counts back from.
+            max_response_tokens: the response budget, which `overlong` counts back from unless it
+                has a budget of its own.
         """
         self._section = section
         self._most = max_response_tokens
         self._warned = False
+        self._on_bounds: set[str] = set()  # clips that most rewards of the last step lay on
         self.moments = RunningMoments()
-        """Of all trusted rewards after the clip, filtered groups included. Kept also while nothing
-        is normalised: it costs nothing, and a checkpoint is complete."""
+        """Of all trusted rewards after `clip_raw`, filtered groups included. Kept also while
+        nothing is normalised: it costs nothing, and a checkpoint is complete."""
 
     def shape(self, groups: Sequence[TrajectoryGroup]) -> ShapedStep:
         """Shape one step; the statistics have seen it when this returns.
@@ -86,12 +94,14 @@ class RewardShaper:
             for rows in group.rollouts()
             if _trusted(rows[0])
         }
+        self._clip("clip_raw", self._section.clip_raw, shaped.values(), bag)
         self.moments = self.moments.after(item.reward for item in shaped.values())
         if self._section.normalize:
             for item in shaped.values():
                 _scale(item, 1.0 / self.moments.std, less=self.moments.mean)
             bag.mean("reward_shaping/running_mean", self.moments.mean)
             bag.mean("reward_shaping/running_std", self.moments.std)
+        self._clip("clip", self._section.clip, shaped.values(), bag)
         for item in shaped.values():
             bag.mean("reward_shaping/reward", item.reward)
         skip = self._filtered(groups, bag)
@@ -100,6 +110,17 @@ class RewardShaper:
             skip_groups=skip,
             metrics=bag,
         )
+
+    def shape_ahead(self, groups: Sequence[TrajectoryGroup]) -> ShapedStep:
+        """Shape some groups of a step of which others have not ended; the statistics stay.
+
+        Without `normalize` they are the numbers of `shape`.
+        """
+        moments = self.moments
+        try:
+            return self.shape(groups)
+        finally:
+            self.moments = moments
 
     def save(self, folder: Path) -> None:
         """Write the statistics into a checkpoint."""
@@ -126,8 +147,8 @@ class RewardShaper:
         item = _Shaped(rows=rows, reward=first.reward, scale=section.env_weight)
         if section.overlong is not None:
             taken = overlong(
-                sum(row.num_action_tokens for row in rows),
-                most=self._most,
+                length_of(rows, section.overlong.length_unit),
+                most=section.overlong.max_sampled_tokens or self._most,
                 buffer=section.overlong.buffer_len,
                 factor=section.overlong.penalty_factor,
             )
@@ -143,10 +164,36 @@ class RewardShaper:
             taken = -section.missing_eos_penalty if missing else 0.0
             _note(bag, "missing_eos", taken)
             item.reward += taken
-        if section.clip is not None:
-            before, item.reward = item.reward, clipped(item.reward, section.clip)
-            _note(bag, "clip", item.reward - before)
         return item
+
+    def _clip(
+        self, name: str, bounds: Bounds | None, items: Collection[_Shaped], bag: MetricBag
+    ) -> None:
+        """Clip every reward, and say so once a streak if that leaves most on a bound."""
+        if bounds is None or not items:
+            return
+        changed = at_bound = 0
+        for item in items:
+            before, item.reward = item.reward, clipped(item.reward, bounds)
+            changed += item.reward != before
+            at_bound += item.reward in bounds
+            _note(bag, name, item.reward - before)
+            bag.mean(f"reward_shaping/{name}/at_bound", float(item.reward in bounds))
+        if not changed or 2 * at_bound <= len(items):
+            self._on_bounds.discard(name)
+        elif name not in self._on_bounds:
+            self._on_bounds.add(name)
+            logger.warning(
+                "reward.%s %s: %d of %d rewards of a step are on a bound, where those that "
+                "differed are equal and teach nothing; %s (said once a streak)",
+                name,
+                list(bounds),
+                at_bound,
+                len(items),
+                "widen it"
+                if name == "clip_raw" or self._section.normalize
+                else "widen it, or set reward.normalize: true, which acts before it",
+            )
 
     def _stop_properly(self, item: _Shaped, coef: float) -> None:
         if 0 <= coef < 1 and item.reward < 0 and not self._warned:

@@ -27,7 +27,7 @@ from agentrl.runtime.disk.logs import log_to
 from agentrl.runtime.disk.rollback import RollBack, begin_rollback, finish_rollbacks
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.disk.run_name import holds_a_run, run_path
-from agentrl.runtime.drivers.choose import check_schedule, make_run, runs_ahead
+from agentrl.runtime.drivers.choose import check_schedule, early_plan, make_run, runs_ahead
 from agentrl.runtime.health.rules import check_health
 from agentrl.runtime.open_stages import open_stages
 from agentrl.runtime.progress import Progress, RunPlan
@@ -93,7 +93,9 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     """
     from agentrl.train.model.pretrained import check_model_path
 
-    check_schedule(config.schedule, shares_weights=config.serving.engine == "embedded")
+    shared = config.serving.engine == "embedded"
+    check_schedule(config.schedule, shares_weights=shared)
+    early_plan(config, shares_weights=shared)
     check_estimator(config, base=base)
     check_sinks(config.log)
     check_health(config.health, datasets=config.eval.datasets)

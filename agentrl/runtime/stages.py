@@ -178,6 +178,28 @@ class LearnStage(Protocol):
         """Steps trained, which is also the version of the weights."""
         ...
 
+    @property
+    def mid_step(self) -> bool:
+        """Some updates of a step are made and others are not: nothing may be saved or synced."""
+        ...
+
+    async def learn_early(
+        self, step: int, minibatch: int, groups: Mapping[int, GroupHandle]
+    ) -> None:
+        """Make the next update of a step of which other groups have not ended.
+
+        `learn` is given the whole step afterwards and makes the other updates.
+
+        Args:
+            step: from 1.
+            minibatch: index in the first pass over the step.
+            groups: those that it needs, by their position in the step.
+
+        Raises:
+            AgentrlError: as `learn`.
+        """
+        ...
+
     async def learn(
         self,
         step: int,
@@ -186,7 +208,8 @@ class LearnStage(Protocol):
         stored: bool,
         on_progress: Callable[[int, int], None],
     ) -> MetricBag:
-        """Train one step; the groups are on disk before the first gradient.
+        """Train one step; the groups are on disk before its last update, and before anybody sees
+        new weights.
 
         Args:
             step: from 1.

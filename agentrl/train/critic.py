@@ -18,7 +18,6 @@ from torch import Tensor
 from agentrl.batch.records import MicroBatch, PackedBatch, RowNumbers
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import CriticSection, TrainSection
-from agentrl.errors import ConfigError
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.backends.contract import TrainBackend
@@ -31,7 +30,7 @@ from agentrl.train.value_loss import value_loss
 
 
 class Critic:
-    """A `ValueModel` that is trained. All ranks hold the whole of it."""
+    """A `ValueModel` that is trained, held by the ranks as `train.backend` holds the policy."""
 
     def __init__(
         self,
@@ -52,10 +51,11 @@ class Critic:
             ranks: that train together; None is one process.
 
         Raises:
-            ConfigError: a backend that shards models: the critic is held whole.
+            ConfigError: settings that do not go together; see `make_backend`.
+            TrainError: the ranks hold different weights, or one of them is gone.
         """
-        check_critic_backend(train)
-        self._model = model
+        self.model = model
+        """Taken apart where the backend divides weights: then the backend alone can run it."""
         self.value_clip = section.value_clip
         """Bound on the change of a value in a step; None without a bound."""
         self._warmup = section.warmup_steps
@@ -109,7 +109,7 @@ class Critic:
         Raises:
             TrainError: a value that is not finite; names the rows.
         """
-        values_R = self._model(tensors)
+        values_R = self.backend.values(tensors)
         check_finite(values_R, micro, policy="critic", what="value")
         return values_R
 
@@ -163,17 +163,3 @@ class ValuePass:
             if progress is not None:
                 progress.advance()
         return total
-
-
-def check_critic_backend(train: TrainSection) -> None:
-    """Refuse a backend that the critic does not know.
-
-    Raises:
-        ConfigError: it shards models.
-    """
-    if train.backend.kind != "torch":
-        raise ConfigError(
-            f"train.backend is {train.backend.kind}, but a critic (advantage_estimator gae) is "
-            "only trained with the backend torch, whole on every rank; set train.backend: torch, "
-            "or choose an algorithm without a critic"
-        )

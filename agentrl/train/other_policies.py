@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,13 @@ class Answers:
     """Log-probabilities of the old policy and the reference."""
     values: RowNumbers | None
     """Values of the critic before the step; None without one."""
+
+    def with_ref(self, ref: RowLogProbs) -> Answers:
+        """The same with what the reference was asked before."""
+        known = self.log_probs
+        if known.ref is None:
+            return self
+        return replace(self, log_probs=replace(known, ref={**ref, **known.ref}))
 
 
 def check_parts(

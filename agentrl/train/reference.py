@@ -5,62 +5,54 @@ It is frozen, unless `algorithm.reference_update` lets it follow the policy from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentrl.batch.records import MicroBatch
-from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import AlgorithmSection, ModelSection
+from agentrl.config.training import TrainBackendSection
 from agentrl.errors import RunError, TrainError
+from agentrl.train.backends.choose import divides_weights
+from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
+from agentrl.train.frozen_policy import FrozenPolicy, SlicedFrozenPolicy
 from agentrl.train.logprob_worker import LogProbWorker
-from agentrl.train.model.attention import packed_attention
-from agentrl.train.model.logprobs import TokenLogProbs, packed_log_probs
 from agentrl.train.model.pretrained import load_pretrained
-
-
-class FrozenPolicy:
-    """A policy that is asked and never trained; takes the model over and freezes it."""
-
-    def __init__(self, model: Any, *, mask_keys: tuple[str, ...] = RESPONSE_MASK) -> None:
-        self._model = model.eval().requires_grad_(False)
-        self._mask_keys = mask_keys
-
-    def to_tensors(self, micro: MicroBatch) -> TensorBatch:
-        """A micro-batch on the device of the model."""
-        param = next(self._model.parameters())
-        kind = torch.promote_types(param.dtype, torch.float32)
-        return to_tensors(micro, device=param.device, dtype=kind, mask_keys=self._mask_keys)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Forward passes belong inside."""
-        with packed_attention(self._model):
-            yield
-
-    def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
-        """Forward pass, without a graph."""
-        with torch.no_grad():
-            return packed_log_probs(self._model, batch)
 
 
 class Reference(LogProbWorker):
     """The `LogProbSource` of a run's penalty; may be moved after the policy, in place."""
 
-    def __init__(self, model: Any, *, mask_keys: tuple[str, ...] = RESPONSE_MASK) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        mask_keys: tuple[str, ...] = RESPONSE_MASK,
+        ranks: Ranks | None = None,
+        offload: bool = False,
+    ) -> None:
         """Take the model over and freeze it.
 
         Args:
             model: a `transformers` causal language model.
             mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
+            ranks: that hold one slice of it each, and all ask together; None keeps all of it here.
+            offload: keep slices in main memory, where the model is on a GPU.
+
+        Raises:
+            TrainError: the ranks hold different weights, or one of them is gone.
         """
-        super().__init__(FrozenPolicy(model, mask_keys=mask_keys), name="reference policy")
-        # Tied weights come once, as they do from a backend.
-        self._weights: dict[str, Tensor] = dict(model.named_parameters())
+        self.frozen: FrozenPolicy
+        """Runs the model and holds the weights of this rank."""
+        if ranks is None:
+            self.frozen = FrozenPolicy(model, mask_keys=mask_keys)
+        else:
+            self.frozen = SlicedFrozenPolicy(
+                model, ranks=ranks, offload=offload, mask_keys=mask_keys
+            )
+        super().__init__(self.frozen, name="reference policy")
 
     @torch.no_grad()
     def follow(self, weights: Iterable[tuple[str, Tensor]], *, share: float) -> None:
@@ -71,22 +63,24 @@ class Reference(LogProbWorker):
         bfloat16 a share below about 0.01 loses what moves less than a bit at a time.
 
         Args:
-            weights: of the policy, full, under the names of the reference's own state.
+            weights: of the policy, full, under the names of the reference's own state. Every rank
+                iterates to the end; one that holds slices takes its part of each.
             share: of the policy in the reference.
 
         Raises:
             TrainError: the weights are those of another architecture.
         """
-        waiting = dict(self._weights)
+        held, waiting = self.frozen.held(), dict(self.frozen.shapes)
         for name, new in weights:
-            old = waiting.pop(name, None)
-            if old is None or old.shape != new.shape:
-                got = "no such weight" if old is None else f"shape {tuple(old.shape)}"
+            shape = waiting.pop(name, None)
+            if shape != new.shape:
+                got = "no such weight" if shape is None else f"shape {tuple(shape)}"
                 raise TrainError(
                     f"the reference cannot follow the policy: for {name} of shape "
                     f"{tuple(new.shape)} it has {got}"
                 )
-            old.copy_(new) if share == 1.0 else old.lerp_(new.to(old.device, old.dtype), share)
+            old, part = held[name], self.frozen.part(name, new)
+            old.copy_(part) if share == 1.0 else old.lerp_(part.to(old.device, old.dtype), share)
         if waiting:
             raise TrainError(
                 f"the reference cannot follow the policy: {len(waiting)} of its weights have no "
@@ -94,8 +88,12 @@ class Reference(LogProbWorker):
             )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The weights, for a checkpoint: those the run began with are no longer the reference."""
-        return dict(self._weights)
+        """The weights, for a checkpoint: those the run began with are no longer the reference.
+
+        Whole ones by name, whoever holds them: any number of ranks goes on with them. All ranks
+        call; where each holds a slice it is empty on all but rank 0.
+        """
+        return self.frozen.state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -104,11 +102,12 @@ class Reference(LogProbWorker):
         Raises:
             RunError: it belongs to another model.
         """
-        if state.keys() != self._weights.keys():
-            odd = min(state.keys() ^ self._weights.keys())
+        shapes = self.frozen.shapes
+        if state.keys() != shapes.keys():
+            odd = min(state.keys() ^ shapes.keys())
             raise RunError(f"the saved reference policy belongs to another model: {odd} differs")
-        for name, old in self._weights.items():
-            old.copy_(state[name])
+        for name, old in self.frozen.held().items():
+            old.copy_(self.frozen.part(name, state[name]))
 
 
 def load_reference(
@@ -116,6 +115,8 @@ def load_reference(
     algorithm: AlgorithmSection,
     *,
     mask_keys: tuple[str, ...] = RESPONSE_MASK,
+    backend: TrainBackendSection | None = None,
+    ranks: Ranks | None = None,
 ) -> Reference | None:
     """The reference of a run, in the dtype and on the device of its policy.
 
@@ -125,13 +126,22 @@ def load_reference(
             reference that follows the policy comes out of the checkpoint afterwards.
         algorithm: without a KL penalty nothing is loaded.
         mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
+        backend: of the policy. One that divides the policy's weights among the ranks (FSDP2, ZeRO
+            3) divides those of the reference, too, by FSDP2; others keep a copy on every rank.
+        ranks: that train together, joined already; None is one process.
 
     Returns:
         None if `algorithm.kl_coef` is 0.
 
     Raises:
         ConfigError: the model cannot be loaded.
+        TrainError: the ranks hold different weights, or one of them is gone.
     """
     if not algorithm.needs_reference:
         return None
-    return Reference(load_pretrained(model).model, mask_keys=mask_keys)
+    loaded = load_pretrained(model).model
+    if backend is None or not divides_weights(backend):
+        return Reference(loaded, mask_keys=mask_keys)
+    assert backend.kind != "torch"
+    assert ranks is not None, "a backend that divides weights has ranks"
+    return Reference(loaded, mask_keys=mask_keys, ranks=ranks, offload=backend.offload)

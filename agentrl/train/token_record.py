@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.batch.records import MicroBatch, RowKey, StepBatch
+from agentrl.batch.records import MicroBatch, PackedBatch, RowKey, StepBatch
 from agentrl.metrics.bag import MetricBag
 from agentrl.types import TrainedTokens
 
@@ -83,6 +83,10 @@ def clip_state(metrics: Mapping[str, Tensor | float], mask_R: Tensor) -> Tensor:
     return found_R
 
 
+LATER = -1
+"""Stands for the index of an update that is not known yet."""
+
+
 class TokenRecorder:
     """Collects the tokens of one step after the other, and calls the listener with each."""
 
@@ -102,17 +106,42 @@ class TokenRecorder:
         """True if the tokens of this step are recorded."""
         return self._listener is not None and not self._failed
 
-    def begin(self, batch: StepBatch) -> None:
-        """A step begins; what was left of one that failed is forgotten."""
+    def begin(self, batch: StepBatch, *, early: int = 0) -> None:
+        """A step begins; what was left of one that failed is forgotten.
+
+        Args:
+            batch: the whole step.
+            early: updates of it that were made and recorded before.
+        """
         if self._listener is None:
             return
-        self._failed = False
+        if not early:
+            self._forget()
         self._last, self._updates = {}, Counter()
-        self._first_seen, self._rows = {}, []
         for index, update in enumerate(batch.updates):
             for micro in update.micro_batches:
                 self._last.update(dict.fromkeys(micro.rows, index))
                 self._updates.update(micro.rows)
+
+    def begin_early(self, update: PackedBatch, index: int, *, final: bool) -> None:
+        """An update of a step begins whose others are not known yet.
+
+        Args:
+            update: the one that begins.
+            index: of it, from 0.
+            final: its rows come in no later update.
+        """
+        if self._listener is None:
+            return
+        if index == 0:
+            self._forget()
+        rows = [key for micro in update.micro_batches for key in micro.rows]
+        self._last = dict.fromkeys(rows, index if final else LATER)
+        self._updates = Counter(rows)
+
+    def _forget(self) -> None:
+        self._failed = False
+        self._first_seen, self._rows = {}, []
 
     def enter(self, update: int) -> None:
         """The updates of a step are counted from 0."""

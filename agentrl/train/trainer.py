@@ -13,12 +13,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from agentrl.batch.minibatches import why_not_early
 from agentrl.batch.records import PackedBatch, StepBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
 from agentrl.errors import RunError, TrainError
@@ -28,6 +30,7 @@ from agentrl.train.backends.contract import TrainBackend
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.checkpoint import load_trainer_state, save_trainer_state
 from agentrl.train.critic import Critic, ValuePass
+from agentrl.train.early_updates import EarlyUpdates
 from agentrl.train.failed_step import save_failed_step
 from agentrl.train.kl_control import next_kl_coef
 from agentrl.train.logprob_worker import LogProbSource
@@ -96,6 +99,7 @@ class Trainer:
         self._meter = UntrainedMeter(self.backend, algorithm)
         self._kl_coef = algorithm.kl_coef
         self._version = 0
+        self._early = EarlyUpdates()
 
     @property
     def version(self) -> int:
@@ -124,9 +128,33 @@ class Trainer:
                 update at hand is given up, all weights are as they were before it, and the batch is
                 kept in `failures`.
         """
+        with self._kept_if_it_fails(batch):
+            return self._step(batch, on_progress)
+
+    def update_early(self, update: PackedBatch) -> None:
+        """Make the next update of a step of which not all rollouts have ended. Blocks.
+
+        `step` is given the whole step afterwards and makes the others. Its numbers and weights are
+        those of a step that makes all of them itself; `version` counts whole steps.
+
+        Args:
+            update: from `build_minibatch`.
+
+        Raises:
+            TrainError: as `step`; or the algorithm needs the whole step before its first update.
+        """
+        why = why_not_early(self._algorithm)
+        if why:
+            raise TrainError(f"a minibatch cannot be trained before its step is complete: {why}")
+        alone = StepBatch(updates=(update,), advantages={}, metrics=MetricBag())
+        with self._kept_if_it_fails(alone):
+            self._update_early(alone)
+
+    @contextmanager
+    def _kept_if_it_fails(self, batch: StepBatch) -> Iterator[None]:
         check_same_batch(self.backend, batch, version=self._version)
         try:
-            return self._step(batch, on_progress)
+            yield
         except TrainError as error:
             self._clear_gradients()
             if self._failures is None or self.backend.rank != 0:
@@ -139,28 +167,35 @@ class Trainer:
 
     def _step(self, batch: StepBatch, on_progress: Callable[[int, int], None] | None) -> MetricBag:
         began = time.perf_counter()
-        metrics = MetricBag()
+        metrics, early = MetricBag(), self._early
+        early.check_first_of(batch)
         shares = self._shares(batch)
         answers = ask_other_policies(
-            self.backend, batch, shares,
+            self.backend, batch, shares[len(early.made) :],
             algorithm=self._algorithm, reference=self._reference, critic=self._critic,
-        )  # fmt: skip
+        ).with_ref(early.ref)  # fmt: skip
         if batch.credit is not None:
             batch = with_advantages(
                 batch, answers, kl_coef=self._kl_coef, algorithm=self._algorithm
             )
             metrics.merge(batch.metrics)
             shares = self._shares(batch)
-        updates = self._updates(answers, batch, shares, on_progress)
-        self._recorder.begin(batch)
+        updates = self._updates(answers, batch, shares, on_progress, number=len(batch.updates))
+        updates.tokens.merge(early.tokens)
+        updates.metrics.merge(early.metrics)
+        self._recorder.begin(batch, early=len(early.made))
         old_known = answers.log_probs.old is not None
         with ExitStack() as stack:
             stack.enter_context(self.backend.running())
             if self._critic is not None:
                 stack.enter_context(self._critic.running())
             if not updates.only_critic:
-                metrics.merge(self._meter.measure(batch, old_known=old_known))
+                metrics.merge(
+                    self._meter.measure(batch, old_known=old_known, moved=bool(early.made))
+                )
             for index, (update, part) in enumerate(zip(batch.updates, shares, strict=True)):
+                if index < len(early.made):
+                    continue
                 self._recorder.enter(index)
                 updates.run(
                     index,
@@ -173,14 +208,35 @@ class Trainer:
             metrics.merge(bag)
         metrics.merge(updates.metrics)
         derive_metrics(metrics)
-        self._version += 1
+        self._version, self._early = self._version + 1, EarlyUpdates()
         if self._reference is not None:
             metrics.mean("train/kl_coef", self._kl_coef)
             if not updates.only_critic:
                 self._steer_penalty(batch, metrics)
         elapsed = time.perf_counter() - began
-        metrics.mean("train/tokens_per_second", batch.num_tokens, count=elapsed)
+        trained_now = sum(update.num_tokens for update in batch.updates[len(early.made) :])
+        metrics.mean("train/tokens_per_second", trained_now, count=elapsed)
         return metrics
+
+    def _update_early(self, alone: StepBatch) -> None:
+        early, (update,) = self._early, alone.updates
+        shares = self._shares(alone)
+        answers = ask_other_policies(
+            self.backend, alone, shares,
+            algorithm=self._algorithm, reference=self._reference, critic=None,
+        )  # fmt: skip
+        updates = replace(
+            self._updates(answers, alone, shares, None, number=self._train.updates_per_step),
+            tokens=early.tokens,
+            metrics=early.metrics,
+        )
+        index = len(early.made)
+        self._recorder.begin_early(update, index, final=self._train.epochs_per_batch == 1)
+        with self.backend.running():
+            self._recorder.enter(index)
+            updates.run(index, update, shares[0], compare_sampler=index == 0)
+        early.made.append(update)
+        early.ref.update(answers.log_probs.ref or {})
 
     def _shares(self, batch: StepBatch) -> list[PackedBatch]:
         shares = [self.backend.share(update) for update in batch.updates]
@@ -193,10 +249,11 @@ class Trainer:
         batch: StepBatch,
         shares: Sequence[PackedBatch],
         on_progress: Callable[[int, int], None] | None,
+        *,
+        number: int,
     ) -> Updates:
-        """What every update of this step computes."""
+        """What each of the `number` updates of this step computes."""
         metrics, critic, value = MetricBag(), self._critic, None
-        number = len(batch.updates)
         policy_rates = learning_rates(self._version, self._train, updates=number)
         critic_rates: tuple[float, ...] = ()
         only_critic = critic is not None and critic.warming_up(self._version)
@@ -226,7 +283,8 @@ class Trainer:
             tokens=MetricBag(),
             metrics=metrics,
             progress=MicroBatchProgress(
-                on_progress, passes * sum(len(part.micro_batches) for part in shares)
+                on_progress,
+                passes * sum(len(part.micro_batches) for part in shares[len(self._early.made) :]),
             ),
         )
 
@@ -267,12 +325,13 @@ class Trainer:
         if self._algorithm.reference_update and isinstance(self._reference, Reference):
             moved = self._reference.state_dict()
         optimizer = self.backend.state_dict()
+        critic = None if self._critic is None else self._critic.state_dict()
         if self.backend.rank == 0:
             save_trainer_state(
                 directory,
                 version=self._version,
                 optimizer=optimizer,
-                critic=None if self._critic is None else self._critic.state_dict(),
+                critic=critic,
                 kl_coef=self._kl_coef,
                 reference=moved,
             )

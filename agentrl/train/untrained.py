@@ -47,10 +47,16 @@ class UntrainedMeter:
         self._backend, self._algorithm = backend, algorithm
         self._warned = False
 
-    def measure(self, batch: StepBatch, *, old_known: bool) -> MetricBag:
+    def measure(self, batch: StepBatch, *, old_known: bool, moved: bool = False) -> MetricBag:
         """Metrics over all ranks, the same on each; empty where every row is computed.
 
-        Call inside `backend.running()`, before the first update; all ranks call.
+        Call inside `backend.running()`, before the first update of the whole step; all ranks call.
+
+        Args:
+            batch: of the whole step.
+            old_known: as for `is_compared`.
+            moved: updates were made before the step was complete, so the policy at hand is no
+                longer the sampler's, and the two are not compared on these rows.
 
         Raises:
             TrainError: a forward pass failed on some rank.
@@ -69,7 +75,7 @@ class UntrainedMeter:
             for index, update in first
             if is_compared(index, update, old_known=old_known)
         )
-        share = compared / tokens if tokens else 1.0
+        share = (compared / tokens if tokens else 1.0) * (not moved)
         for found in on_every_rank(
             self._backend, lambda: self._measure(part, passes=epochs, compared=share)
         ):

@@ -57,8 +57,10 @@ def value_loss(
     clipped = torch.zeros_like(mask_R)
     if clip is not None:
         old = torch.where(mask_R, old_values_R, zero)
-        near = (old + (values - old).clamp(-clip, clip) - returns).square()
-        clipped = mask_R & (near > token_loss)
+        moved = values - old
+        near = (old + moved.clamp(-clip, clip) - returns).square()
+        # Within eps V_c is V but for its last bit, which clips nothing.
+        clipped = mask_R & (moved.abs() > clip) & (near > token_loss)
         token_loss = torch.maximum(token_loss, near)
     loss = 0.5 * (torch.where(mask_R, weights_R, zero) * token_loss).sum()
     metrics = MetricBag()

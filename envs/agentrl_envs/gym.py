@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from agentrl.distribution import install_command
 from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.types import Task
@@ -214,7 +215,7 @@ def make_game(name: str, kwargs: dict[str, Any]) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"agentrl_envs.gym needs the package 'gymnasium' ({error}); install it with "
-            "pip install 'agentrl[envs]'"
+            f"{install_command('envs')}"
         ) from error
     try:
         spec = gymnasium.spec(name)

@@ -1,5 +1,6 @@
 """The command line as a newcomer meets it: overview, mistakes, exit statuses."""
 
+import re
 import subprocess
 import sys
 import time
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from agentrl import cli
 from agentrl.cli import main
 from agentrl.cli.console import failures
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 
 
@@ -122,4 +125,22 @@ def test_eval_without_anything_to_score(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_missing_extra_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     error = ModuleNotFoundError("No module named 'torch'", name="torch")
     assert failures.report(error, debug=False) == 2
-    assert "pip install 'agentrl[train]'" in capsys.readouterr().err
+    assert f"run {install_command('train')}" in capsys.readouterr().err
+
+
+def test_every_command_of_the_overview_is_in_a_panel(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "--help")
+    assert status == 0
+    panels: dict[str, list[str]] = {}
+    for line in out.splitlines():
+        if title := re.match(r"╭─ (.+?) ─+╮", line):
+            panels[title[1]] = []
+        elif entry := re.match(r"│ (\w+) +\S", line):
+            panels[list(panels)[-1]].append(entry[1])
+    panels.pop("Options")
+    assert "Commands" not in panels  # where typer puts a command without a panel
+    assert all(len(commands) >= 2 for commands in panels.values())
+    beside = Path(cli.__file__).parent.iterdir()
+    modules = [path.stem for path in beside if path.is_dir() or path.suffix == ".py"]
+    shown = {command for commands in panels.values() for command in commands}
+    assert shown == {name for name in modules if name not in ("__init__", "__pycache__", "console")}

@@ -26,8 +26,21 @@ from agentrl.types import Termination, Trajectory, TrajectoryGroup
 class Simulation:
     """A run without a clock: groups begin, end in a random order, and are trained."""
 
-    def __init__(self, pace: Pace, *, steps: int, places: int, seed: int, tail: float) -> None:
+    def __init__(
+        self,
+        pace: Pace,
+        *,
+        steps: int,
+        places: int,
+        seed: int,
+        tail: float,
+        filtered: float = 0.0,
+        rounds: int = 0,
+    ) -> None:
         self.pace, self.steps, self.places, self.tail = pace, steps, places, tail
+        self.filtered, self.rounds = filtered, rounds
+        self.missing = pace.prompts_per_step  # of the step at hand
+        self.asked = self.replaced = 0
         self.random = random.Random(seed)
         self.pressure = BackPressure(pace.limit, total=steps * pace.prompts_per_step)
         self.engine = self.learner = 0
@@ -49,6 +62,15 @@ class Simulation:
         self.now, began = heapq.heappop(self.running)
         self.finished.append(began)
 
+    def to_replace(self, taken: int) -> int:
+        """Groups of those just taken that a filter drops and that others come for."""
+        filtered = sum(self.random.random() < self.filtered for _ in range(taken))
+        if not filtered or self.asked == self.rounds:
+            return 0
+        self.asked += 1
+        self.replaced += filtered
+        return filtered
+
     def run(self) -> None:
         size = self.pace.prompts_per_step
         while self.learner < self.steps:
@@ -56,7 +78,8 @@ class Simulation:
             chosen = choose_batch(
                 self.finished,
                 [began for _, began in self.running],
-                size=size,
+                size=self.missing,
+                per_step=size,
                 version=self.learner,
                 lag_bound=self.pace.lag_bound,
             )
@@ -65,6 +88,11 @@ class Simulation:
                 continue
             self.lags += [self.learner - self.finished[position] for position in chosen]
             self.finished = [b for i, b in enumerate(self.finished) if i not in set(chosen)]
+            self.missing = self.to_replace(len(chosen))
+            self.pressure.drop(self.missing)
+            if self.missing:
+                continue
+            self.asked, self.missing = 0, size
             self.learner += 1
             self.pressure.train(size)
             self.now += self.random.random() * size  # others end while the trainer trains
@@ -108,6 +136,30 @@ def test_no_group_is_trained_beyond_the_bound(
     assert pace.lag_bound is not None
     assert max(run.lags) <= pace.lag_bound
     assert len(run.lags) == sum(run.begun.values()) == 25 * size
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    section=schedules,
+    size=st.integers(1, 6),
+    places=st.integers(1, 40),
+    seed=st.integers(0, 2**32),
+    filtered=st.sampled_from([0.1, 0.5, 1.0]),
+    rounds=st.integers(1, 4),
+)
+def test_the_bound_holds_where_filtered_groups_are_replaced(
+    section: ScheduleSection, size: int, places: int, seed: int, filtered: float, rounds: int
+) -> None:
+    """Fails if a replaced group keeps its slot (a deadlock where nothing runs ahead), and if it is
+    replaced without a release at the end of the run."""
+    pace = Pace.of(section, prompts_per_step=size)
+    run = Simulation(
+        pace, steps=25, places=places, seed=seed, tail=1.0, filtered=filtered, rounds=rounds
+    )
+    run.run()
+    assert pace.lag_bound is not None
+    assert max(run.lags) <= pace.lag_bound
+    assert len(run.lags) == sum(run.begun.values()) == 25 * size + run.replaced
 
 
 @pytest.mark.parametrize("trigger", [1, 3])
@@ -185,6 +237,9 @@ def test_a_short_group_overtakes_while_there_is_time() -> None:
     # With nothing in flight there is nothing to wait for.
     assert choose_batch([2, 0], [], version=5, **at) == [1]
     assert choose_batch([2], [0], version=2, size=1, lag_bound=None) == [0]
+    # One group to complete a step of two: those in flight are trained two a step, in time.
+    assert choose_batch([1, 1], [1, 1], version=1, size=1, lag_bound=1) is None
+    assert choose_batch([1, 1], [1], version=1, size=1, lag_bound=1, per_step=2) == [0]
 
 
 def rollout(index: int, versions: tuple[int, ...], ending: Termination) -> Trajectory:

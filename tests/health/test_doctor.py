@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -35,7 +36,15 @@ def test_a_healthy_run_exits_0(make_run, capsys) -> None:
     run = make_run({"reward": [0.1 + 0.01 * n for n in range(30)], "entropy": [1.0] * 30})
     assert doctor(run) == 0
     text = capsys.readouterr().out
-    assert "30 steps, healthy" in text
+    first = text.splitlines()[0]
+    counts = re.search(
+        r"30 steps, nothing wrong seen; (\d+) of (\d+) detectors judged it, (\d+) did not \(", first
+    )
+    assert counts, first
+    judged, total, missing = map(int, counts.groups())
+    assert judged + missing == total
+    assert missing == text.count("not judged  ")
+    assert "too few steps or missing metrics" in first
     assert "not judged  value_divergence" in text
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.distribution import install_command
 from agentrl.metrics import JsonlSink, MetricsLog, TensorBoardSink, read_metrics
 
 
@@ -228,7 +229,7 @@ except Exception as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.startswith("ConfigError"), done.stderr
-    assert "pip install 'agentrl[track]'" in done.stdout
+    assert install_command("track") in done.stdout
 
 
 def test_sinks_meet_the_protocol(tmp_path: Path) -> None:

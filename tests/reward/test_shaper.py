@@ -21,8 +21,8 @@ from agentrl.types import FinishReason, Termination, TrajectoryGroup
 from tests.reward.reward_rollouts import group_of, rollout
 
 
-def shaper(**section: Any) -> RewardShaper:
-    return RewardShaper(RewardSection(**section), max_response_tokens=10)
+def shaper(*, budget: int = 10, **section: Any) -> RewardShaper:
+    return RewardShaper(RewardSection(**section), max_response_tokens=budget)
 
 
 def rewards(groups: Any) -> dict[str, float | None]:
@@ -34,6 +34,61 @@ def test_nothing_configured_changes_nothing() -> None:
     shaped = shaper().shape([group])
     assert shaped.groups[0] is group
     assert shaped.skip_groups == {}
+
+
+def group_with(*values: float) -> TrajectoryGroup:
+    return group_of(*(rollout(f"r{i}", value) for i, value in enumerate(values)))
+
+
+def test_rewards_are_normalised_then_clipped() -> None:
+    """Fails with the clip before it: 50, 51, 52 and 500 would all be 10, and then 0.0."""
+    rewards_in = [50.0, 51.0, 52.0, 500.0]
+    own = shaper(normalize=True, clip=(-10.0, 10.0))
+    got = list(rewards(own.shape([group_with(*rewards_in)]).groups).values())
+    mean, std = fmean(rewards_in), stdev(rewards_in)
+    assert got == pytest.approx([(value - mean) / std for value in rewards_in], rel=1e-12)
+    assert len(set(got)) == 4
+    # The clip acts on what the normalisation leaves, and the statistics are of what went in.
+    own = shaper(normalize=True, clip=(-0.25, 1.0))
+    got = list(rewards(own.shape([group_with(*rewards_in)]).groups).values())
+    assert got == [-0.25, -0.25, -0.25, 1.0]
+    assert own.moments.mean == pytest.approx(mean, rel=1e-15)
+
+
+def test_a_raw_clip_keeps_one_broken_reward_out_of_the_statistics() -> None:
+    own = shaper(normalize=True, clip_raw=(0.0, 60.0), clip=(-1.0, 1.25))
+    got = list(rewards(own.shape([group_with(50.0, 51.0, 52.0, 500.0)]).groups).values())
+    kept = [50.0, 51.0, 52.0, 60.0]
+    assert (own.moments.mean, own.moments.std) == (53.25, pytest.approx(stdev(kept)))
+    expected = [(value - fmean(kept)) / stdev(kept) for value in kept]
+    assert got == pytest.approx([*expected[:3], 1.25])
+    assert expected[3] > 1.25
+
+
+def test_most_rewards_on_a_bound_are_said_once_a_streak(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    own = shaper(clip=(-10.0, 10.0))
+    with caplog.at_level(logging.WARNING):
+        bag = own.shape([group_with(50.0, 51.0, 52.0, 1.0)]).metrics.result()
+        own.shape([group_with(50.0, 51.0, 52.0, 500.0)])
+    assert bag["reward_shaping/clip/at_bound"] == 0.75
+    assert bag["reward_shaping/clip/share"] == 0.75
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "reward.clip [-10.0, 10.0]: 3 of 4 rewards" in caplog.text
+    assert "reward.normalize: true" in caplog.text
+    with caplog.at_level(logging.WARNING):
+        own.shape([group_with(50.0, 51.0, 2.0, 1.0)])  # a half is not most
+        own.shape([group_with(-50.0, 51.0, 52.0, 1.0)])
+    assert len(caplog.records) == 2
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        shaper(clip_raw=(0.0, 10.0)).shape([group_with(50.0, 51.0, 52.0)])
+        # Verdicts of 0 and 1 lie on these bounds by themselves: nothing is lost.
+        shaped = shaper(clip=(0.0, 1.0)).shape([group_with(0.0, 1.0, 1.0)])
+    assert len(caplog.records) == 1
+    assert "reward.clip_raw" in caplog.text
+    assert shaped.metrics.result()["reward_shaping/clip/at_bound"] == 1.0
 
 
 def test_the_order_is_overlong_stop_eos_clip() -> None:
@@ -59,14 +114,47 @@ def test_the_order_is_overlong_stop_eos_clip() -> None:
     assert bag["reward_shaping/reward"] == -0.25
 
 
-def test_length_is_what_the_policy_sampled_over_all_rows() -> None:
-    """Fails with a length that counts environment tokens (verl), or one row (it would be 4)."""
+SAMPLED: dict[str, Any] = {"length_unit": "sampled", "max_sampled_tokens": 10}
+
+
+def test_a_length_and_its_budget_are_of_one_unit() -> None:
+    """Fails if sampled tokens are held against a budget that tool tokens use up: 0 for a rollout
+    of 400 sampled and 600 tool tokens that was cut off at 1000."""
+    cut = group_of(
+        rollout("a", 1.0, sampled=400, environment=600, termination=Termination.MAX_TOKENS)
+    )
+    own = shaper(overlong=200, budget=1000)
+    assert rewards(own.shape([cut]).groups) == {"a": 0.0}
+    sampled = {"buffer_len": 200, "length_unit": "sampled", "max_sampled_tokens": 500}
+    own = shaper(overlong=sampled, budget=1000)
+    assert rewards(own.shape([cut]).groups) == {"a": 0.5}  # 100 of the last 200 of 500
+    own = shaper(overlong=sampled | {"max_sampled_tokens": 1000}, budget=1000)
+    assert rewards(own.shape([cut]).groups) == {"a": 1.0}
+
+
+def test_lengths_are_of_all_rows() -> None:
+    """Fails with one row (4 or 6), or with the other unit (9 or 13 of 10)."""
     rows = [
-        rollout("a", 1.0, sampled=5, environment=40),
-        rollout("a", 1.0, sampled=4, environment=9, row_index=1),
+        rollout("a", 1.0, sampled=5, environment=2),
+        rollout("a", 1.0, sampled=4, environment=2, row_index=1),
     ]
-    shaped = shaper(overlong=4).shape([group_of(*rows)])
+    shaped = shaper(overlong=4, budget=15).shape([group_of(*rows)])
+    assert [row.reward for row in shaped.groups[0].trajectories] == [0.5, 0.5]
+    shaped = shaper(overlong={"buffer_len": 4, **SAMPLED}).shape([group_of(*rows)])
     assert [row.reward for row in shaped.groups[0].trajectories] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"length_unit": "sampled"}, "set max_sampled_tokens, a budget of sampled tokens"),
+        ({"max_sampled_tokens": 9}, "set length_unit: sampled, or remove it"),
+        ({**SAMPLED, "buffer_len": 11}, r"buffer_len .11. is larger than max_sampled_tokens .10."),
+    ],
+)
+def test_a_budget_of_another_unit_is_refused(section: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        shaper(overlong={"buffer_len": 2, **section})
 
 
 def test_only_truncated_rollouts_must_stop_properly() -> None:
@@ -110,8 +198,9 @@ def test_normalised_by_all_rewards_so_far() -> None:
     assert got["c"] == pytest.approx((9.0 - fmean(every)) / stdev(every), rel=1e-12)
 
 
-def test_statistics_are_of_trusted_rewards_after_the_clip() -> None:
-    own = shaper(clip=(-1.0, 1.0))
+def test_statistics_are_of_trusted_rewards_after_the_raw_clip() -> None:
+    """Fails if `clip`, which acts after them, is in the statistics."""
+    own = shaper(clip_raw=(-1.0, 1.0), clip=(-0.5, 0.5))
     own.shape(
         [
             group_of(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.batch import StepBatch
+from agentrl.batch import PackedBatch, StepBatch
 from agentrl.config import RunConfig, parse_config
 from agentrl.data import TrajectoryStore
 from agentrl.engine import WeightTicket
@@ -32,6 +32,7 @@ from agentrl.runtime.records import Parts, RunResult
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import StopSwitch
 from agentrl.serving.records import EngineStats
+from agentrl.train.early_updates import same_update
 from agentrl.types import SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
 
 
@@ -188,10 +189,18 @@ class FakeTrainer:
         self.fuse = fuse
         self.version = 0
         self.digest = ""
+        self.early: list[PackedBatch] = []
+
+    def update_early(self, update: PackedBatch) -> None:
+        self.fuse("early update begins")
+        self.early.append(update)
+        self.fuse("early update ends")
 
     def step(self, batch: StepBatch, on_progress: Callable[[int, int], None]) -> MetricBag:
         self.fuse("train begins")
-        self.digest = chain(self.digest, batch)
+        firsts = zip(self.early, batch.updates, strict=False)
+        assert all(same_update(early, whole) for early, whole in firsts)
+        self.digest, self.early = chain(self.digest, batch), []
         self.version += 1
         self.fuse("train ends")
         return MetricBag()

@@ -134,6 +134,30 @@ def test_kill_9_at_random_moments(project: Path, tmp_path: Path, seed: int) -> N
     assert tasks_of(run) == tasks_of(project.parent / "runs" / "tiny")
 
 
+def test_a_run_ahead_refills_and_is_killed(project: Path, tmp_path: Path) -> None:
+    """Fails if a run that works ahead trains what the filter leaves of its first groups."""
+    shutil.copytree(project.parent / "model", tmp_path / "model")
+    path = write(tmp_path, schedule={"staleness_threshold": 1.0, "partial_rollout": True})
+    run = tmp_path / "runs" / "tiny"
+    process = Agentrl(tmp_path / "first.txt", "train", path)
+    process.wait_for("step 3")
+    process.send(signal.SIGKILL)
+    assert process.wait() in (0, -signal.SIGKILL), process.text()
+    status, text = agentrl(tmp_path / "out.txt", "train", run, "--resume")
+    assert status == 0, text
+    assert_all_follows_from_the_store(path, run)
+    store, rounds = TrajectoryStore(run / "trajectories"), 0
+    for line in read_metrics(run / "metrics.jsonl"):
+        if "rollout/filter_rounds" not in line:
+            continue
+        groups = stored_groups(store, "train", int(line["step"]))
+        rounds += line["rollout/filter_rounds"]
+        filtered = line.get("batch/groups_too_easy", 0) + line.get("batch/groups_too_hard", 0)
+        assert len(groups) - filtered == 3 - line["rollout/groups_missing"]
+        assert line["rollout/filter_rounds"] == 1 or not filtered
+    assert rounds > 0
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_two_ranks_shape_as_one_process_does(project: Path, tmp_path: Path) -> None:

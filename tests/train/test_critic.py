@@ -340,11 +340,9 @@ def test_a_gradient_of_the_critic_that_is_not_finite_moves_neither_model():
     assert same(weights(model), before[1])
 
 
-def test_gae_without_a_critic_and_a_sharded_critic_are_refused():
+def test_gae_without_a_critic_is_refused():
     with pytest.raises(TrainError, match="was given no critic"):
         Trainer(tiny_model(), train=TRAIN, algorithm=ppo())
-    with pytest.raises(ConfigError, match="backend is fsdp2, but a critic"):
-        make_critic(train=TrainSection(backend="fsdp2"))
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ import torch
 from agentrl.config.schema import ModelSection, TrainSection
 from agentrl.errors import TrainError
 from agentrl.train.backends.torch_backend import TorchBackend
+from agentrl.train.frozen_policy import FrozenPolicy
 from agentrl.train.logprob_worker import LogProbWorker, in_batch_order
 from agentrl.train.model.pretrained import load_pretrained
-from agentrl.train.reference import FrozenPolicy, load_reference
+from agentrl.train.reference import load_reference
 from agentrl.train.trainer import Trainer
 from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
 

@@ -9,8 +9,9 @@ import torch
 
 from agentrl.config.schema import TrainSection
 from agentrl.errors import RunError, TrainError
+from agentrl.train.frozen_policy import FrozenPolicy
 from agentrl.train.logprob_worker import LogProbWorker
-from agentrl.train.reference import FrozenPolicy, Reference
+from agentrl.train.reference import Reference
 from agentrl.train.trainer import Trainer
 from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
 

@@ -127,3 +127,17 @@ def test_equal_returns_explain_nothing_and_no_rows_say_nothing():
     assert "critic/vf_explained_var" not in value_metrics(step.updates, values, returns).result()
     empty = [replace(update, micro_batches=()) for update in step.updates]
     assert value_metrics(empty, values, returns).result() == {}
+
+
+def test_a_value_within_the_clip_is_not_counted_as_held():
+    """Fails where V_old + (V - V_old) is compared with V to the last bit: rounding is no clip.
+
+    Of values that are their returns, those nearer to 0 than the old ones lose bits in the sum.
+    """
+    torch.manual_seed(0)
+    old = 0.15 + 0.02 * torch.rand(1000, dtype=torch.float64)
+    values = 0.01 * torch.rand(1000, dtype=torch.float64)
+    rest = {"old_values_R": old, "returns_R": values, "weights_R": torch.ones(1000)}
+    mask = torch.ones(1000, dtype=torch.bool)
+    result = value_loss(values, clip=float(CLIP), mask_R=mask, **rest)
+    assert result.metrics.result() == {"critic/vf_clipfrac": 0.0}

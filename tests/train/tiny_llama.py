@@ -14,9 +14,9 @@ from agentrl.batch import build_step
 from agentrl.batch.records import StepBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
 from agentrl.train.backends.torch_backend import TorchBackend
+from agentrl.train.frozen_policy import FrozenPolicy
 from agentrl.train.logprob_worker import LogProbWorker
 from agentrl.train.prove.model import TrueRMSNorm, TrueRotary
-from agentrl.train.reference import FrozenPolicy
 from agentrl.train.trainer import Trainer
 from agentrl.types import Termination, Trajectory, TrajectoryGroup
 

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError, EnvError
 
 logger = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class Connection:
             from mcp.client.streamable_http import streamable_http_client
         except ImportError as error:
             raise ConfigError(
-                f"{self.address} needs the package mcp ({error}); pip install 'agentrl[mcp]'"
+                f"{self.address} needs the package mcp ({error}); run {install_command('mcp')}"
             ) from None
         # It logs a traceback for each line that is no message; our errors say what matters.
         logging.getLogger("mcp.client").setLevel(logging.CRITICAL)

@@ -211,10 +211,13 @@ def _rounding(table: GapTable, model: ModelSection, weigh: tuple[Lever, ...]) ->
             f"{mean_of(size[~sure]):.3g} where the sampler is unsure and {mean_of(size[sure]):.3g} "
             "where it is not, as rounding of logits does"
         )
-    levers: tuple[Lever, ...] = ()
+    levers: list[Lever] = []
     if model.dtype != "float32":
+        if model.head_dtype == "model":
+            why = f"Logits are not rounded to {model.dtype} any more, by engines and trainer."
+            levers.append(Lever(key="model.head_dtype", value="float32", why=why))
         why = f"Rounds less than {model.dtype}, at twice the memory and more time."
-        levers = (Lever(key="model.dtype", value="float32", why=why),)
+        levers.append(Lever(key="model.dtype", value="float32", why=why))
     return Cause(
         name="rounding",
         title="rounding: the same weights computed in another order or precision",

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from agentrl.distribution import install_command
 from agentrl.errors import AgentrlError
 
 _EXTRAS = {"torch": "train", "transformers": "train", "safetensors": "train", "gguf": "quickstart"}
@@ -28,7 +29,7 @@ def report(error: BaseException, *, debug: bool) -> int:
         console.print(Text("error: ", style="bold red") + Text(str(error)))
         return 2
     if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-        need = f"{error.name} is not installed; run pip install 'agentrl[{_EXTRAS[error.name]}]'"
+        need = f"{error.name} is not installed; run {install_command(_EXTRAS[error.name])}"
         console.print(Text("error: ", style="bold red") + Text(need))
         return 2
     text = f"{type(error).__name__}: {error}".rstrip(": ")

@@ -1,4 +1,4 @@
-"""Watching a run: a live view in a terminal, one plain line a step anywhere else."""
+"""Watching a run: a live view in a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.console.facts import step_facts
 from agentrl.cli.console.findings import STYLES
+from agentrl.cli.console.phase import PhaseCounts
+from agentrl.cli.console.plain import PlainView
 from agentrl.cli.console.report import clock
 from agentrl.cli.console.start import open_console, show_warnings
 from agentrl.finding import Status
@@ -32,7 +35,8 @@ _TREND = 24
 def watch(console: Console) -> Iterator[Progress]:
     """The view that fits the console, and warnings on the same one while it is open."""
     if not console.is_terminal:
-        yield PlainView(console)
+        with PlainView(console).open() as plain:
+            yield plain
         return
     view = LiveView()
     with Live(
@@ -46,40 +50,6 @@ def watch(console: Console) -> Iterator[Progress]:
             show_warnings(open_console(stderr=True))
 
 
-class PlainView(Progress):
-    """One line for everything worth keeping in a log of a CI job."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._plan: RunPlan | None = None
-
-    def started(self, plan: RunPlan) -> None:
-        """Print where the run writes and what it will do."""
-        self._plan = plan
-        self._say(f"run {plan.run_dir}")
-        self._say(f"model {plan.model}; sandbox {plan.sandbox}")
-        text = f"{plan.tasks} tasks, {plan.rollouts_per_step} rollouts a step, {plan.steps} steps"
-        self._say(text + (f", {plan.max_minutes:g} minutes at most" if plan.max_minutes else ""))
-        if plan.done:
-            self._say(f"resumed after step {plan.done}")
-
-    def evaluated(self, summary: EvalSummary) -> None:
-        """Print one line with the score."""
-        self._say(f"eval {summary.name} after step {summary.step}: {summary.score.text()}")
-
-    def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print one line with the step's metrics."""
-        total = self._plan.steps if self._plan else 0
-        self._say(f"step {step}/{total} " + " ".join(_facts(metrics)))
-
-    def note(self, text: str) -> None:
-        """Print the text on one line."""
-        self._say(text)
-
-    def _say(self, text: str) -> None:
-        self._console.print(visible(text), soft_wrap=True)
-
-
 class LiveView(Progress):
     """A panel that is redrawn in place; notes scroll above it."""
 
@@ -87,9 +57,7 @@ class LiveView(Progress):
         self._console: Console | None = None
         self._plan: RunPlan | None = None
         self._began = time.monotonic()
-        self._phase, self._phase_began = "loading", time.monotonic()
-        self._total = self._rollouts = self._tokens = 0
-        self._batches = (0, 0)
+        self._phase = PhaseCounts("loading")
         self._step, self._metrics = 0, {}
         self._rewards: deque[float] = deque(maxlen=_TREND)
         self._scores: dict[str, list[EvalSummary]] = {}
@@ -110,20 +78,17 @@ class LiveView(Progress):
 
     def phase(self, name: str, total: int = 0) -> None:
         """Begin a phase: restart its clock and its counts."""
-        if self._phase.startswith("eval") and not self._durations:
-            self._eval_s += self._in_phase()
-        self._phase, self._phase_began = name, time.monotonic()
-        self._total, self._rollouts, self._tokens = total, 0, 0
-        self._batches = (0, 0)
+        if self._phase.name.startswith("eval") and not self._durations:
+            self._eval_s += self._phase.seconds
+        self._phase.begin(name, total)
 
     def advance(self, rollouts: int, tokens: int) -> None:
         """Count rollouts and tokens of the phase."""
-        self._rollouts += rollouts
-        self._tokens += tokens
+        self._phase.advance(rollouts, tokens)
 
     def trained(self, done: int, total: int) -> None:
         """Show how many micro-batches are trained."""
-        self._batches = (done, total)
+        self._phase.trained(done, total)
 
     def evaluated(self, summary: EvalSummary) -> None:
         """Keep the score of a dataset."""
@@ -156,16 +121,16 @@ class LiveView(Progress):
         table.add_column(style="dim", no_wrap=True)
         table.add_column()
         if self._plan is None:
-            table.add_row("loading", f"model, data, sandbox ... {clock(self._in_phase())}")
+            table.add_row("loading", f"model, data, sandbox ... {clock(self._phase.seconds)}")
             return Panel(table, title="agentrl", title_align="left")
         table.add_row("run", _progress_row(self._share(), self._time_text()))
         table.add_row("step", f"{self._step} of {self._plan.steps} done")
-        table.add_row("now", Text(self._phase_text()))
+        table.add_row("now", Text(self._phase.text()))
         table.add_row("reward", self._reward_text())
         for name, summaries in self._scores.items():
             points = "  ".join(f"{item.score.mean:.3f} @{item.step}" for item in summaries[-4:])
             table.add_row(Text(f"score {name}"), Text(points))
-        facts = [fact for fact in _facts(self._metrics) if not fact.startswith("reward")]
+        facts = [fact for fact in step_facts(self._metrics) if not fact.startswith("reward")]
         if facts:
             table.add_row("last step", "  ".join(facts))
         if self._looked:
@@ -177,9 +142,6 @@ class LiveView(Progress):
         return Panel(
             table, title=Text(f"agentrl: {self._plan.run_dir}"), title_align="left", expand=True
         )
-
-    def _in_phase(self) -> float:
-        return time.monotonic() - self._phase_began
 
     def _share(self) -> float:
         """Part of the run that is done, by steps or by the clock, whichever ends it first."""
@@ -202,16 +164,6 @@ class LiveView(Progress):
             left = rest if left is None else min(left, rest)
         text = f"{clock(elapsed)} elapsed"
         return text + (f", {clock(left)} left" if left is not None else "")
-
-    def _phase_text(self) -> str:
-        text = f"{self._phase}, {clock(self._in_phase())}"
-        if self._total:
-            text += f", rollouts {self._rollouts} of {self._total}"
-            if self._tokens and self._in_phase() > 1:
-                text += f", {self._tokens / self._in_phase():.0f} tokens/s"
-        if self._batches[1]:
-            text += f", micro-batch {self._batches[0]} of {self._batches[1]}"
-        return text
 
     def _health_text(self) -> Text:
         if not self._findings:
@@ -254,26 +206,3 @@ def _progress_row(share: float, text: str) -> Table:
     row = Table.grid(padding=(0, 2))
     row.add_row(ProgressBar(total=1.0, completed=share, width=32), f"{share:.0%}", text)
     return row
-
-
-def _facts(metrics: Mapping[str, float]) -> list[str]:
-    """The few numbers of a step that a person watches."""
-    wanted = (
-        ("reward", "reward", "{:.3f}"),
-        ("completions/mean_length", "length", "{:.0f}"),
-        ("frac_reward_zero_std", "flat_groups", "{:.2f}"),
-        ("entropy", "entropy", "{:.2f}"),
-        ("perf/tokens_per_second", "sampled/s", "{:.0f}"),
-        ("train/tokens_per_second", "trained/s", "{:.0f}"),
-        ("timing_s/step", "step_s", "{:.1f}"),
-        ("rollout/dropped", "dropped", "{:.0f}"),
-        ("timing_s/sync", "sync_s", "{:.2f}"),
-        ("staleness/lag_mean", "lag", "{:.2f}"),
-        ("async/trainer_idle_share", "trainer_idle", "{:.0%}"),
-        ("async/rollout_idle_share", "rollout_idle", "{:.0%}"),
-    )
-    return [
-        f"{label} {form.format(metrics[name])}"
-        for name, label, form in wanted
-        if name in metrics and not (label == "dropped" and metrics[name] == 0)
-    ]

@@ -23,7 +23,7 @@ from agentrl.config.schema import DatasetSection, EnvSection
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.finding import Finding
 from agentrl.imports import load_module
-from agentrl.testing.env_check.episode import CheckLimits
+from agentrl.testing.env_check.episode import CheckLimits, TriedCounts
 from agentrl.testing.env_check.suite import check_env
 from agentrl.types import Task
 
@@ -87,13 +87,13 @@ def check(
     target = _with_class(target)
     tasks, origin = _tasks(target, dataset)
     section = EnvSection(target=target, args=_arguments(args or ()), tools=tuple(tools or ()))
-    limits = CheckLimits(step_s=timeout_s)
+    limits, tried = CheckLimits(step_s=timeout_s), TriedCounts()
     with _quiet():
-        findings = asyncio.run(_check(section, tasks, sandbox, limits, seed))
+        findings = asyncio.run(_check(section, tasks, sandbox, limits, seed, tried))
     if as_json:
         typer.echo(json.dumps([_as_dict(finding) for finding in findings], indent=2))
     else:
-        _print(target, findings, f"{min(len(tasks), limits.tasks)} tasks of {origin}")
+        _print(target, findings, f"{tried.text(seed)}; tasks of {origin}")
     if findings:
         raise typer.Exit(1)
 
@@ -111,7 +111,12 @@ def _quiet() -> Iterator[None]:
 
 
 async def _check(
-    section: EnvSection, tasks: Sequence[Task], sandbox: str, limits: CheckLimits, seed: int
+    section: EnvSection,
+    tasks: Sequence[Task],
+    sandbox: str,
+    limits: CheckLimits,
+    seed: int,
+    tried: TriedCounts,
 ) -> list[Finding]:
     # Imported here: `agentrl env new` needs none of them.
     from agentrl.rollout.adapters.adapt import load_env_class
@@ -131,6 +136,7 @@ async def _check(
                 tools=offered,
                 backend=backend,
                 seed=seed,
+                tried=tried,
             )
     finally:
         if backend is not None:

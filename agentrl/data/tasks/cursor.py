@@ -8,10 +8,15 @@ With weights an epoch has as many slots as there are tasks, and a task the slots
 the weights gives it, rounded up or down at random so that the average over epochs is exact
 (systematic sampling). What is said below of a task then goes for a slot.
 
+With a selection only some places of the stream take the tasks of that order, and the others what
+the outcomes of earlier groups say (`selection`). A task that was drawn for a place stays there
+until it is committed.
+
 A driver that works on many steps at once claims an index, and commits it when its step is stored;
 tasks may be committed in any order. Invariants: no index is committed twice; what was claimed and
 not committed is claimed again before anything new, also by the process that resumes the run. The
-state is four numbers, a fingerprint of the ids, and the indices committed before their turn.
+state is four numbers, a fingerprint of the ids, and the indices committed before their turn; with
+a selection also the outcomes, and the tasks of places that are claimed.
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.config.schema import SelectionSection
+from agentrl.data.tasks.selection import TaskSelection
 from agentrl.errors import DataError
 from agentrl.types import Task
 
@@ -49,7 +56,12 @@ class TaskCursor:
     """
 
     def __init__(
-        self, tasks: Sequence[Task], *, seed: int, weights: Mapping[str, float] | None = None
+        self,
+        tasks: Sequence[Task],
+        *,
+        seed: int,
+        weights: Mapping[str, float] | None = None,
+        selection: SelectionSection | None = None,
     ) -> None:
         """A cursor before the first task of epoch 0.
 
@@ -58,9 +70,11 @@ class TaskCursor:
             seed: of the order.
             weights: how often each task comes, up to a common factor, by its id; None for once an
                 epoch.
+            selection: how outcomes choose tasks; None for the order of the epochs alone.
 
         Raises:
-            DataError: no tasks, two with one id, or weights that are not one positive number each.
+            DataError: no tasks, two with one id, weights that are not one positive number each, or
+                a task without the metadata that the selection needs.
         """
         if not tasks:
             raise DataError("a task cursor needs at least one task, got none")
@@ -77,6 +91,9 @@ class TaskCursor:
         self._ahead: set[int] = set()  # committed, above the frontier
         self._next = 0  # no index from here on was ever claimed
         self._gaps: list[int] = []  # heap: below _next, neither claimed nor committed
+        self._selection = None if selection is None else TaskSelection(tasks, selection, seed=seed)
+        self._claimed: dict[int, str] = {}  # with a selection: claimed once and not committed
+        self._since: set[str] = set()  # with a selection: claimed since the last outcomes
 
     @property
     def epoch(self) -> int:
@@ -87,6 +104,11 @@ class TaskCursor:
     def position(self) -> int:
         """Tasks of this epoch before the first that is not committed."""
         return self._frontier % len(self._tasks)
+
+    @property
+    def taken(self) -> int:
+        """Indices of the stream that were claimed, from 0; what was released is among them."""
+        return self._next
 
     @property
     def gaps(self) -> int:
@@ -135,6 +157,7 @@ class TaskCursor:
                 self._gaps.remove(index)
                 heapq.heapify(self._gaps)
             self._ahead.add(index)
+            self._claimed.pop(index, None)
         while self._frontier in self._ahead:
             self._ahead.remove(self._frontier)
             self._frontier += 1
@@ -147,8 +170,37 @@ class TaskCursor:
         self.commit(claim.index for claim in claims)
         return [claim.task for claim in claims]
 
+    @property
+    def selects(self) -> bool:
+        """Outcomes of earlier groups choose the tasks."""
+        return self._selection is not None
+
+    def is_uniform(self, index: int) -> bool:
+        """The task at this index does not depend on outcomes."""
+        return self._selection is None or self._selection.uniform_turn(index) is not None
+
+    def observe(self, outcomes: Mapping[str, Sequence[bool]]) -> None:
+        """Learn from the groups of a step: by task id, True for each whose scores differ."""
+        if self._selection is not None:
+            self._selection.observe(outcomes)
+            self._since.clear()
+
     def _claim(self, index: int) -> Claim:
-        epoch, position = divmod(index, len(self._tasks))
+        if self._selection is None:
+            return self._in_order(index, index)
+        turn, busy = self._selection.uniform_turn(index), {*self._claimed.values(), *self._since}
+        if turn is not None:
+            claim = self._in_order(index, turn)
+        else:
+            name = self._claimed.get(index) or self._selection.draw(index, busy)
+            claim = Claim(index=index, task=self._tasks[name])
+        self._claimed[index] = claim.task.id
+        self._since.add(claim.task.id)
+        return claim
+
+    def _in_order(self, index: int, turn: int) -> Claim:
+        """The task at `turn` of the epochs' order, for a place in the stream."""
+        epoch, position = divmod(turn, len(self._tasks))
         if epoch not in self._orders:
             oldest = min(self.epoch, epoch)
             self._orders = {e: order for e, order in self._orders.items() if e >= oldest}
@@ -169,8 +221,11 @@ class TaskCursor:
         return [slots[slot] for slot in _order(slots, self._seed, epoch)]
 
     def state(self) -> dict[str, Any]:
-        """Everything `restore` needs, JSON-serialisable; what is only claimed is not in it."""
-        return {
+        """Everything `restore` needs, JSON-serialisable; what is only claimed has no place in it.
+
+        With a selection the tasks of claimed places are in it, so that they are claimed again.
+        """
+        state = {
             "seed": self._seed,
             "epoch": self.epoch,
             "position": self.position,
@@ -178,6 +233,10 @@ class TaskCursor:
             "fingerprint": self._fingerprint,
             "ahead": sorted(self._ahead),
         }
+        if self._selection is not None:
+            claimed = {str(index): self._claimed[index] for index in sorted(self._claimed)}
+            state["selection"] = {**self._selection.state(), "claimed": claimed}
+        return state
 
     @classmethod
     def restore(
@@ -186,14 +245,15 @@ class TaskCursor:
         state: Mapping[str, Any],
         *,
         weights: Mapping[str, float] | None = None,
+        selection: SelectionSection | None = None,
     ) -> TaskCursor:
         """The cursor that `state` was taken from.
 
         Raises:
-            DataError: `state` is not one, or the task ids or weights are not those it was taken
-                with.
+            DataError: `state` is not one, or the task ids, the weights or the selection are not
+                those it was taken with.
         """
-        cursor = cls(tasks, seed=_field(state, "seed"), weights=weights)
+        cursor = cls(tasks, seed=_field(state, "seed"), weights=weights, selection=selection)
         epoch, position = _field(state, "epoch"), _field(state, "position")
         if state.get("fingerprint") != cursor._fingerprint:
             raise DataError(
@@ -209,7 +269,20 @@ class TaskCursor:
             )
         cursor._frontier = cursor._next = epoch * len(tasks) + position
         cursor.commit(_indices(state))
+        cursor._restore_selection(state.get("selection"))
         return cursor
+
+    def _restore_selection(self, state: Any) -> None:
+        if self._selection is None and state is None:
+            return
+        if self._selection is None or not isinstance(state, dict):
+            begun, now = ("without", "with") if state is None else ("with", "without")
+            raise DataError(
+                f"this run was begun {begun} dataset.selection and would go on {now} it; put the "
+                "key back as it was, or start a new run"
+            )
+        self._selection.restore(state)
+        self._claimed = {int(index): name for index, name in state.get("claimed", {}).items()}
 
 
 def _field(state: Mapping[str, Any], name: str) -> int:

@@ -1,4 +1,4 @@
-"""Detectors over the reward: flat, spiking, falling."""
+"""Detectors over the reward: flat, spiking, falling, clipped."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from agentrl.health.findings import (
     reward_range,
     score_rise,
     seen,
+    share,
     solved,
     steps_text,
     sustained,
@@ -196,3 +197,33 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
         ),
         levers=[*levers.lower_rate(history.config, 4), *levers.stronger_kl(history.config)],
     )
+
+
+@detector(
+    bound("share", 0.5, "share of the rewards of a step that lie on a bound of a clip", OURS),
+    bound("steps", 3, "steps in a row", OURS),
+)
+def reward_clipped(history: History, limits: Limits) -> Verdict:
+    """Most rewards lie on a bound of `reward.clip` or `reward.clip_raw`, where those that differed
+    are equal. A clip that changes no reward, as [0, 1] on a verdict of 0 or 1, is none."""
+    name, most = "reward_clipped", limits["reward_clipped/share"]
+    seen_any = False
+    for key in ("clip_raw", "clip"):  # the first may be why the second has nothing to do
+        held, changed = f"reward_shaping/{key}/at_bound", f"reward_shaping/{key}/share"
+        seen_any = seen_any or held in history.metrics
+        stretch = sustained(history, held, lambda v: v > most, limits["reward_clipped/steps"])
+        bites = sustained(history, changed, lambda v: v > 0, limits["reward_clipped/steps"])
+        if stretch is None or bites is None:
+            continue
+        level = history.metrics[held].values[-1]
+        text = f"{share(level)} of the rewards lie on a bound of reward.{key}"
+        return found(
+            name,
+            Status.WARN,
+            f"{text}: what they measured is lost",
+            seen(held, stretch, f"{text}; more than {share(most)} for {steps_text(stretch)}"),
+            levers=levers.wider_clip(history.config, f"reward.{key}"),
+        )
+    if not seen_any:
+        return unknown(name, "rewards are not clipped")
+    return fine(name, "few rewards lie on a bound of a clip")

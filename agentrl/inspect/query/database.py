@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError, RunError
 from agentrl.inspect.query.tables import VIEWS, metric_table, view_statements
 from agentrl.inspect.read.run_files import RunFiles, metric_values
@@ -220,7 +221,7 @@ def load_duckdb() -> ModuleType:
         return importlib.import_module("duckdb")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "queries need DuckDB, which is not installed; run pip install 'agentrl[inspect]'"
+            f"queries need DuckDB, which is not installed; run {install_command('inspect')}"
         ) from error
 
 

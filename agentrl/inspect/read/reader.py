@@ -18,6 +18,7 @@ from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object
 from agentrl.data.store.columns import unescape
 from agentrl.data.store.token_store import TokenStore
+from agentrl.distribution import install_command
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.finding import Status
 from agentrl.health import History, Verdict, diagnose, read_history
@@ -185,6 +186,6 @@ def require(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"agentrl inspect needs {module.partition('.')[0]}, which is not installed; install "
-            "agentrl[inspect]"
+            f"agentrl inspect needs {module.partition('.')[0]}, which is not installed; run "
+            f"{install_command('inspect')}"
         ) from error

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
+from agentrl.distribution import install_command
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.read.reader import RunReader
@@ -35,7 +36,7 @@ def show_terminal(readers: Sequence[RunReader]) -> None:
             raise
         raise ConfigError(
             "agentrl inspect --terminal needs Textual, which is not installed; run "
-            "pip install 'agentrl[inspect]'"
+            f"{install_command('inspect')}"
         ) from error
     app.TerminalApp(readers).run()
 

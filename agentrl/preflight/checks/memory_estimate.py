@@ -175,7 +175,9 @@ def activation_bytes(train: TrainSection, model: ModelSection, shape: ModelShape
         layers = layer + shape.layers * tokens * width * shape.hidden
     else:
         layers = layer * shape.layers
-    logits = tokens * shape.vocabulary * width
+    # In float32 of a narrow model: the product, and what its rounding took away.
+    parts = 2 if model.head_dtype == "float32" and width < 4 else 1
+    logits = tokens * shape.vocabulary * width * parts
     # Chunks add up a float32 gradient of the head.
     head = logits if logits <= _HEAD_CHUNK else min(logits, 2 * _HEAD_CHUNK)
     if logits > _HEAD_CHUNK:

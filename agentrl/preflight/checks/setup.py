@@ -12,6 +12,7 @@ from pathlib import Path
 from agentrl.config import RunConfig
 from agentrl.config.algorithm import AlgorithmSection, CriticSection, WindowKl
 from agentrl.config.health import HealthSection
+from agentrl.config.presets import Bounds
 from agentrl.config.reward import RewardSection
 from agentrl.config.schema import EvalSection, RolloutSection
 from agentrl.config.training import TrainSection
@@ -72,11 +73,23 @@ async def normalisation(
         ways.append("advantages whitened over the step")
     if reward.normalize:
         ways.append("rewards divided by their running standard deviation")
-    if reward.clip is not None:
-        ways.append(f"rewards clipped to {list(reward.clip)}")
+    ways += [
+        f"rewards clipped to {list(clip)} {when} normalisation"
+        for clip, when in ((reward.clip_raw, "before"), (reward.clip, "after"))
+        if clip is not None
+    ]
+    bounds = _bounds(found)
+    for key, clip in _clips_of_raw_rewards(reward):
+        if bounds is not None and (bounds[0] >= clip[1] or bounds[1] <= clip[0]):
+            return warn(
+                "normalisation",
+                f"reward.{key} {list(clip)} leaves one value of rewards from {bounds[0]:g} to "
+                f"{bounds[1]:g}: nothing can be learned",
+                f"remove reward.{key}, or set reward.normalize: true with reward.clip: [-10, 10], "
+                "which bounds what the normalisation leaves",
+            )
     if ways:
         return "; ".join(ways)
-    bounds = _bounds(found)
     if bounds is not None and bounds[1] - bounds[0] <= 2:
         return f"none, and rewards lie in [{bounds[0]:g}, {bounds[1]:g}] without it"
     how = "of unknown size" if bounds is None else f"from {bounds[0]:g} to {bounds[1]:g}"
@@ -84,9 +97,15 @@ async def normalisation(
         "normalisation",
         f"{algorithm.preset} takes rewards as they are, and they are {how}: one outlier is one "
         "large step",
-        "set reward.normalize: true or reward.clip: [-10, 10]; or give the environment a "
-        "reward_range",
+        "set reward.normalize: true, and with it reward.clip: [-10, 10], which bounds what the "
+        "normalisation leaves of an outlier; or give the environment a reward_range",
     )
+
+
+def _clips_of_raw_rewards(reward: RewardSection) -> list[tuple[str, Bounds]]:
+    """The clips that act on rewards in the units of the environment."""
+    clips = [("clip_raw", reward.clip_raw), ("clip", None if reward.normalize else reward.clip)]
+    return [(key, clip) for key, clip in clips if clip is not None]
 
 
 async def kl(algorithm: AlgorithmSection, health: HealthSection) -> Finding | str:

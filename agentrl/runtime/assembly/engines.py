@@ -284,6 +284,7 @@ def server_commands(
             device=device,
             devices=devices[replica],
             dtype=policy.dtype,
+            head_dtype=policy.head_dtype,
             weight_transfer=transfer_name(backend),
             middleware=() if section.transport == "http" else (LEAN,),
         )

@@ -93,11 +93,27 @@ class LocalLearner:
         self._store = store
         self._save = save
         self._maker = maker
+        self._mid_step = False
 
     @property
     def version(self) -> int:
         """`version` as in `LearnStage.version`."""
         return self._trainer.version
+
+    @property
+    def mid_step(self) -> bool:
+        """`mid_step` as in `LearnStage.mid_step`."""
+        return self._mid_step
+
+    async def learn_early(
+        self, step: int, minibatch: int, groups: Mapping[int, GroupHandle]
+    ) -> None:
+        """`learn_early` as in `LearnStage.learn_early`."""
+        held = dict(zip(groups, _held(list(groups.values())), strict=True))
+        update = await asyncio.to_thread(self._maker.prepare_minibatch, step, minibatch, held)
+        if update is not None:
+            self._mid_step = True
+            await run_computing(self._trainer.update_early, update)
 
     async def learn(
         self,
@@ -114,6 +130,7 @@ class LocalLearner:
         if not any(update.micro_batches for update in batch.updates):
             bag.sum("train/steps_without_signal", 1)
         bag.merge(await run_computing(self._trainer.step, batch, on_progress))
+        self._mid_step = False
         return bag
 
     def _prepare(self, step: int, groups: Sequence[TrajectoryGroup], stored: bool) -> PreparedStep:

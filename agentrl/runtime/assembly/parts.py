@@ -19,10 +19,17 @@ from agentrl.config.sandboxes import (
     LimitsSection,
     SandboxSection,
 )
-from agentrl.config.schema import DatasetSection, EnvSection, ModelSection, TrainDatasetSection
+from agentrl.config.schema import (
+    DatasetSection,
+    EnvSection,
+    ModelSection,
+    SelectionSection,
+    TrainDatasetSection,
+)
 from agentrl.config.training import LoraSection
 from agentrl.data import load_tasks
 from agentrl.data.tasks.difficulty import sampling_weights
+from agentrl.data.tasks.selection import tasks_by_key
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.reward import load_reward_functions
 from agentrl.rollout import RolloutWorker, load_env_class
@@ -156,6 +163,8 @@ class TaskSets:
     """Tasks of each `eval.datasets` entry."""
     weights: Mapping[str, float] | None = None
     """How often each training task is drawn, up to a common factor; None for once an epoch."""
+    selection: SelectionSection | None = None
+    """How outcomes choose training tasks; None for not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +209,9 @@ def load_task_sets(
     for name, tasks in ((TRAIN, train), *((eval_name(k), v) for k, v in scored.items())):
         if not tasks:
             raise ConfigError(f"{name} holds no tasks; check its source, split and limit")
-    return TaskSets(train=train, evals=scored, weights=weights)
+    if dataset.selection is not None:
+        tasks_by_key(train, dataset.selection.by)  # refused here, before anything is loaded
+    return TaskSets(train=train, evals=scored, weights=weights, selection=dataset.selection)
 
 
 def eval_name(name: str) -> str:

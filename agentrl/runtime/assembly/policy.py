@@ -77,9 +77,12 @@ async def open_policy(
     Raises:
         AgentrlError: whatever does not fit, named.
     """
+    embedded = config.serving.engine == "embedded"
+    if embedded or train:
+        # Before torch is imported: it reads only then how its threads wait.
+        reserve_cores()
     from agentrl.train.model.pretrained import load_tokenizer
 
-    embedded = config.serving.engine == "embedded"
     sandboxes = await open_sandboxes(config.sandbox, base=base)
     try:
         probe = await sandboxes.probe()
@@ -90,7 +93,6 @@ async def open_policy(
         )
         pretrained: Pretrained | None = None
         if embedded or train:
-            reserve_cores()
             pretrained = await (
                 run_computing(load_trained, config.model, config.train.lora, checkpoint=model_path)
                 if train

@@ -45,7 +45,7 @@ def resume_point(directory: RunDir, tasks: TaskSets, *, seed: int) -> ResumePoin
     done = checkpoint.state.step if checkpoint else 0
     leaps = {
         rollback.plan.to: TaskCursor.restore(
-            tasks.train, rollback.plan.cursor, weights=tasks.weights
+            tasks.train, rollback.plan.cursor, weights=tasks.weights, selection=tasks.selection
         )
         for rollback in rollbacks.in_effect
         if rollback.plan.to >= done
@@ -53,9 +53,16 @@ def resume_point(directory: RunDir, tasks: TaskSets, *, seed: int) -> ResumePoin
     if done in leaps:
         cursor = leaps.pop(done)
     elif checkpoint:
-        cursor = TaskCursor.restore(tasks.train, checkpoint.state.cursor, weights=tasks.weights)
+        cursor = TaskCursor.restore(
+            tasks.train,
+            checkpoint.state.cursor,
+            weights=tasks.weights,
+            selection=tasks.selection,
+        )
     else:
-        cursor = TaskCursor(tasks.train, seed=seed, weights=tasks.weights)
+        cursor = TaskCursor(
+            tasks.train, seed=seed, weights=tasks.weights, selection=tasks.selection
+        )
     logged = logged_metrics(directory.metrics_file) if directory.metrics_file.is_file() else {}
     elapsed = [values[_ELAPSED] for values in logged.values() if _ELAPSED in values]
     if checkpoint:

@@ -9,13 +9,14 @@ them, also those that teach nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.batch import build_step
+from agentrl.batch import build_minibatch, build_step
 from agentrl.batch.ledger import step_ledger
+from agentrl.batch.minibatches import minibatch_places
 from agentrl.config import RunConfig
 from agentrl.config.fleet import ScheduleSection
 from agentrl.data.staleness import drop_stale, oldest_allowed
@@ -23,11 +24,11 @@ from agentrl.estimators import find_estimator
 from agentrl.metrics import MetricBag
 from agentrl.reward import RewardShaper
 from agentrl.rollout import rollout_metrics
-from agentrl.runtime.drivers.groups import stable_seed
+from agentrl.runtime.drivers.groups import batch_seed
 from agentrl.types import TrajectoryGroup
 
 if TYPE_CHECKING:
-    from agentrl.batch import StepBatch
+    from agentrl.batch import PackedBatch, StepBatch
     from agentrl.reward import ShapedStep
 
 
@@ -62,7 +63,7 @@ class StepMaker:
         """
         from agentrl.train.losses import needs_of
 
-        self._train, self._schedule = config.train, config.schedule
+        self._train, self._schedule, self._rollout = config.train, config.schedule, config.rollout
         self._seed, self._clip_shaped = config.run.seed, config.reward.clip_shaped
         self._algorithm = config.resolved_algorithm()
         find_estimator(self._algorithm.advantage_estimator, base=base)
@@ -92,6 +93,42 @@ class StepMaker:
         bag.merge(batch.metrics)
         self._count_waste(step, shaped, batch, bag)
         return PreparedStep(groups=held, batch=batch, metrics=bag)
+
+    def prepare_minibatch(
+        self, step: int, index: int, groups: Mapping[int, TrajectoryGroup]
+    ) -> PackedBatch | None:
+        """Build one minibatch of the next step before its other groups have ended.
+
+        `prepare` comes to the same update, and only then the statistics have seen its rewards.
+
+        Args:
+            step: from 1.
+            index: of the minibatch in the first pass.
+            groups: those that it needs, by position.
+
+        Returns:
+            None where nothing of it is trained.
+
+        Raises:
+            DataError: as `prepare`.
+        """
+        places = minibatch_places(
+            [self._rollout.n_samples_per_prompt] * self._rollout.prompts_per_step,
+            minibatches=self._train.minibatches,
+            seed=batch_seed(self._seed, step),
+            epoch=0,
+        )[index]
+        positions = sorted(groups)
+        shaped = self._shaper.shape_ahead([groups[position] for position in positions])
+        return build_minibatch(
+            dict(zip(positions, shaped.groups, strict=True)),
+            places,
+            algorithm=self._algorithm,
+            micro_batch_tokens=self._train.micro_batch_tokens,
+            needs=self._needs,
+            prefix_sharing=self._train.prefix_sharing,
+            clip_shaped=self._clip_shaped,
+        )
 
     def save(self, folder: Path) -> None:
         """Write what a resume needs into a checkpoint."""
@@ -123,7 +160,7 @@ class StepMaker:
             micro_batch_tokens=train.micro_batch_tokens,
             minibatches=train.minibatches,
             epochs=train.epochs_per_batch,
-            seed=stable_seed(self._seed, "batch", step),
+            seed=batch_seed(self._seed, step),
             oldest_version=self._oldest_unmasked(step),
             needs=self._needs,
             prefix_sharing=train.prefix_sharing,

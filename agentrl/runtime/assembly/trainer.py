@@ -79,7 +79,9 @@ def make_trainer(
         train=config.train,
         algorithm=algorithm,
         backend=backend,
-        reference=load_reference(began, algorithm, mask_keys=needs.mask_keys),
+        reference=load_reference(
+            began, algorithm, mask_keys=needs.mask_keys, backend=config.train.backend, ranks=ranks
+        ),
         critic=critic,
         failures=run_dir,
         record=_token_record(run_dir, ranks) if config.log.tokens else None,
@@ -96,8 +98,8 @@ def check_learner(config: RunConfig) -> str:
         Who trains what, in words.
 
     Raises:
-        ConfigError: a backend that does not fit the optimizer or the critic, adapters without
-            peft, or a critic from a path that is no checkpoint.
+        ConfigError: a backend that does not fit the optimizer, adapters without peft, or a critic
+            from a path that is no checkpoint.
     """
     train = config.train
     if train.steps == 0:
@@ -114,10 +116,8 @@ def check_learner(config: RunConfig) -> str:
     text = f"{train.optimizer} on {what}, backend {train.backend.kind}, ranks: {ranks}"
     if not config.resolved_algorithm().needs_values:
         return text
-    from agentrl.train.critic import check_critic_backend
     from agentrl.train.model.pretrained import check_model_path
 
-    check_critic_backend(train)
     path = _critic_section(config.critic).path
     if path is not None:
         check_model_path(path, key="critic.path")

@@ -12,6 +12,7 @@ from agentrl.config.schema import CheckpointSection, EvalSection
 from agentrl.errors import ConfigError
 from agentrl.estimators import find_estimator
 from agentrl.finding import Finding, Status
+from agentrl.runtime.checks.rarely_meant import rarely_meant
 from agentrl.runtime.drivers.choose import runs_ahead
 from agentrl.runtime.scoring.evaluate import metric_keys
 
@@ -59,6 +60,7 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
         )
     return (
         found
+        + rarely_meant(config, loss)
         + _idle_critic(config.critic, algorithm)
         + _best_checkpoints(config.checkpoint, config.eval, steps=config.train.steps)
     )

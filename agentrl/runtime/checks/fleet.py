@@ -17,7 +17,7 @@ from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
-from agentrl.runtime.drivers.choose import check_schedule, runs_ahead
+from agentrl.runtime.drivers.choose import check_schedule, early_plan, runs_ahead
 from agentrl.serving.threads import run_computing
 from agentrl.serving.vllm.check import Expected, Score, check_server, require
 from agentrl.serving.vllm.command import server_command, vllm_device
@@ -29,12 +29,15 @@ _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14"
 
 async def schedule(config: RunConfig) -> str:
     """Describe in words how a schedule runs."""
-    check_schedule(config.schedule, shares_weights=config.serving.engine == "embedded")
+    shared = config.serving.engine == "embedded"
+    check_schedule(config.schedule, shares_weights=shared)
+    early = early_plan(config, shares_weights=shared)
     schedule = config.schedule
     if schedule.oversample > 1:
         return f"on-policy, {schedule.oversample:g} groups begun for each that is trained"
     if not runs_ahead(config.schedule):
-        return "on-policy: every step is sampled by the weights it trains"
+        text = "on-policy: every step is sampled by the weights it trains"
+        return text if early is None else f"{text}; minibatches train as soon as they are complete"
     ways = "go on with new weights" if schedule.partial_rollout else "end before a sync"
     return (
         f"a sync every {schedule.trigger_parameter_sync_step} steps, rollouts run ahead by "
@@ -78,7 +81,13 @@ async def engines(
             secret="",
         )
     else:  # the devices are those of other machines
-        server_command(section, model_path="", max_context_tokens=limit, device="cpu")
+        server_command(
+            section,
+            model_path="",
+            max_context_tokens=limit,
+            device="cpu",
+            head_dtype=config.model.head_dtype,
+        )
     text = f"{section.replicas} vLLM servers on {vllm_device()}, weights by {backend}"
     cores = os.cpu_count() or 1
     if vllm_device() == "cpu" and section.replicas > cores:
@@ -194,6 +203,7 @@ async def _strangers(
         max_context_tokens=max_context_tokens,
         tokenizer_size=0 if tokenizer is None else len(tokenizer),
         texts=texts,
+        head_dtype=model.head_dtype,
         score=score,
         weight_transfer=None if kind.plain_server else transfer_name(backend),
     )

@@ -10,6 +10,8 @@
   starts another in its slot.
 - The trainer waits for nothing else. What it trained frees no slot until the next sync, which
   moves the allowance of the back-pressure on and fills.
+- Groups that are too old or that the dynamic filter drops come with the batch, to be stored, and it
+  takes others in their place; these slots are free at once.
 - A sync is `EngineStage.sync`: pause, swap, resume. With `partial_rollout` conversations go on in
   the middle with the new weights. Without it no group begins until those in flight have ended, and
   only then the weights are swapped.
@@ -31,9 +33,10 @@ names its position in the task stream, and what the stored steps do not hold is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agentrl.config.fleet import ScheduleSection
+from agentrl.config.reward import RewardSection
 from agentrl.config.schema import RolloutSection
 from agentrl.data.queue import Entry, TrajectoryQueue
 from agentrl.data.staleness import BackPressure, Pace, choose_batch, oldest_allowed
@@ -41,9 +44,10 @@ from agentrl.data.tasks.cursor import Claim
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.driver import DriverParts
+from agentrl.runtime.drivers.filters.dynamic_filter import Refill
+from agentrl.runtime.drivers.filters.token_ages import age_metrics
 from agentrl.runtime.drivers.groups import note_rollouts
 from agentrl.runtime.drivers.rollouter import Rollouter
-from agentrl.runtime.drivers.token_ages import age_metrics, is_too_old
 from agentrl.runtime.records import RunResult
 from agentrl.runtime.stages import GroupHandle
 from agentrl.runtime.stop import Interrupted
@@ -60,6 +64,7 @@ class AsynchronousRun:
         parts: DriverParts,
         *,
         rollout: RolloutSection,
+        reward: RewardSection,
         schedule: ScheduleSection,
         steps: int,
     ) -> None:
@@ -68,10 +73,12 @@ class AsynchronousRun:
         Args:
             parts: standing where earlier processes of the run have stopped.
             rollout: groups of a step and rollouts of a group.
+            reward: which groups are replaced, and how often.
             schedule: how far rollouts may run ahead.
             steps: as `train.steps`.
         """
         self._parts, self._section, self._schedule = parts, rollout, schedule
+        self._reward = reward
         self._pace = Pace.of(schedule, prompts_per_step=rollout.prompts_per_step)
         self._pressure = BackPressure(self._pace.limit, total=self._groups_to_make(steps))
         self._queue: TrajectoryQueue[GroupHandle] = TrajectoryQueue(capacity=self._pace.limit)
@@ -171,26 +178,19 @@ class AsynchronousRun:
         return handle
 
     async def _next_batch(self, step: int, bag: MetricBag) -> Entries:
-        """Wait for the groups of a step; those that are too old come with it, to be stored."""
-        parts = self._parts
+        """Wait for the groups of a step; those that others replace come with it, to be stored."""
+        parts, began = self._parts, _now()
         parts.stop.check()
-        size, n = self._pace.prompts_per_step, self._section.n_samples_per_prompt
-        parts.progress.phase("rollout", size * n)
-        for entry in self._queue.entries[:size]:
-            parts.progress.advance(n, entry.item.report.tokens)
-        began, self._waits = _now(), True
         batch: list[Entry[GroupHandle]] = []
-        missing = size
-        try:
-            while missing:
-                taken = await parts.stop.guard(self._take(missing))
-                old = sum(is_too_old(entry.item.report, self._oldest) for entry in taken)
-                batch += taken
-                missing -= len(taken) - old
-                self._pressure.drop(old)
-                self._rollouter.fill()
-        finally:
-            self._waits = False
+        refill = Refill(self._reward, oldest_version=self._oldest)
+        missing = self._pace.prompts_per_step
+        while missing:
+            taken = await self._take(missing)
+            batch += taken
+            missing = refill.replaced(entry.item.report for entry in taken)
+            self._pressure.drop(missing)
+            self._rollouter.fill()
+        refill.note(bag)
         bag.sum("timing_s/wait", _now() - began)
         groups = [entry.item for entry in batch]
         parts.failures.trained(step, [handle.report for handle in groups])
@@ -198,14 +198,26 @@ class AsynchronousRun:
         return batch
 
     async def _take(self, size: int) -> Entries:
-        return await self._queue.take(
-            lambda entries: choose_batch(
-                [entry.began for entry in entries],
-                self._rollouter.running,
-                size=size,
-                version=self._learner_version,
-                lag_bound=self._pace.lag_bound,
-            )
+        """Wait for `size` groups, and show those that end meanwhile."""
+        progress, n = self._parts.progress, self._section.n_samples_per_prompt
+        progress.phase("rollout", size * n)
+        for entry in self._queue.entries[:size]:
+            progress.advance(n, entry.item.report.tokens)
+        self._waits = True
+        try:
+            return await self._parts.stop.guard(self._queue.take(self._choose(size)))
+        finally:
+            self._waits = False
+
+    def _choose(self, size: int) -> Callable[[Entries], Sequence[int] | None]:
+        """The choice of `size` groups that keeps the bound on age."""
+        return lambda entries: choose_batch(
+            [entry.began for entry in entries],
+            self._rollouter.running,
+            size=size,
+            per_step=self._pace.prompts_per_step,
+            version=self._learner_version,
+            lag_bound=self._pace.lag_bound,
         )
 
     @property

@@ -70,6 +70,12 @@ class CheckpointKeeper:
 
         A failure is reported and the run goes on; earlier checkpoints stay as they are.
         """
+        if self._learner.mid_step and step > self._saved:
+            self._progress.note(
+                f"step {step} is not saved: some minibatches of step {step + 1} are trained "
+                "already; --resume trains from the stored trajectories of the last checkpoint on"
+            )
+            return
         began = self._clock.now()
         root, state = self._run_dir.checkpoints, self._state(step)
         try:

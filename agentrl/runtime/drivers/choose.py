@@ -11,6 +11,7 @@ from agentrl.config.fleet import ScheduleSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.drivers.asynchronous import AsynchronousRun
 from agentrl.runtime.drivers.driver import make_driver_parts
+from agentrl.runtime.drivers.mini_batches import MiniBatchPlan, why_whole_steps
 from agentrl.runtime.drivers.synchronous import SynchronousRun
 from agentrl.runtime.drivers.tail_batching import TailBatchingRun
 from agentrl.runtime.progress import Progress
@@ -65,12 +66,43 @@ def make_run(
         config, run_dir, parts, history=history, progress=progress, stop=stop, now=now
     )
     kind = driver_kind(schedule)
+    early = early_plan(config, shares_weights=parts.stages.engines.shares_weights)
     if kind is TailBatchingRun:
         return TailBatchingRun(made, rollout=rollout, reward=reward, schedule=schedule)
     if kind is AsynchronousRun:
         steps = config.train.steps
-        return AsynchronousRun(made, rollout=rollout, schedule=schedule, steps=steps)
-    return SynchronousRun(made, rollout=rollout, reward=reward)
+        return AsynchronousRun(made, rollout=rollout, reward=reward, schedule=schedule, steps=steps)
+    return SynchronousRun(made, rollout=rollout, reward=reward, plan=early)
+
+
+def early_plan(config: RunConfig, *, shares_weights: bool) -> MiniBatchPlan | None:
+    """The minibatches that are trained as soon as they are complete; None where steps wait.
+
+    Args:
+        config: of the run.
+        shares_weights: engines sample from the learner's own tensors.
+
+    Raises:
+        ConfigError: `schedule.dispatch` insists on it, and the numbers would be others.
+    """
+    schedule, train = config.schedule, config.train
+    why = why_whole_steps(
+        schedule,
+        train,
+        config.resolved_algorithm(),
+        config.reward,
+        synchronous=driver_kind(schedule) is SynchronousRun,
+        shares_weights=shares_weights,
+    )
+    if not why:
+        seed = config.run.seed
+        return MiniBatchPlan(config.rollout, minibatches=train.minibatches, seed=seed)
+    if schedule.dispatch == "mini_batch":
+        raise ConfigError(
+            f"schedule.dispatch is 'mini_batch', but this run trains whole steps: {why}; change "
+            "that, or write schedule.dispatch: auto, which trains minibatches early where it can"
+        )
+    return None
 
 
 def driver_kind(schedule: ScheduleSection) -> type[Driver]:

@@ -36,6 +36,11 @@ def stable_seed(*parts: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
+def batch_seed(seed: int, step: int) -> int:
+    """Seed of the order in which the groups of a step fall into minibatches, from `run.seed`."""
+    return stable_seed(seed, "batch", step)
+
+
 async def run_groups(
     runner: GroupRunner[G],
     tasks: Sequence[Task],
@@ -46,6 +51,8 @@ async def run_groups(
     seed: Callable[[Task], int],
     in_flight: int,
     on_group: Callable[[G], None] = lambda group: None,
+    on_position: Callable[[int, G], None] = lambda position, group: None,
+    order: Sequence[int] | None = None,
 ) -> list[G]:
     """Run every task `n` times, at most `in_flight` rollouts at once.
 
@@ -62,8 +69,12 @@ async def run_groups(
         seed: seed of a task's group.
         in_flight: most rollouts at once; at least one group always runs.
         on_group: called as each group finishes.
+        on_position: likewise, with the position of its task.
+        order: positions of the tasks in the order in which they begin; None for theirs.
     """
     gate = asyncio.Semaphore(max(1, in_flight // n))
+    # A task that comes twice has two seeds, which must not depend on the order of the beginnings.
+    seeds = [seed(task) for task in tasks]
 
     async def one(index: int, task: Task) -> G:
         async with gate:
@@ -72,18 +83,22 @@ async def run_groups(
                 group_id=f"{name}/{index:04d}-{task.id}",
                 n=n,
                 sampling=sampling,
-                seed=seed(task),
+                seed=seeds[index],
             )
         on_group(group)
+        on_position(index, group)
         return group
 
     try:
         async with asyncio.TaskGroup() as tasks_of_groups:
-            running = [tasks_of_groups.create_task(one(i, task)) for i, task in enumerate(tasks)]
+            running = {
+                index: tasks_of_groups.create_task(one(index, tasks[index]))
+                for index in order or range(len(tasks))
+            }
     except BaseExceptionGroup as group:
         # A worker never raises for a failed rollout, so this is a broken invariant: show it bare.
         raise group.exceptions[0] from group
-    return [task.result() for task in running]
+    return [running[index].result() for index in range(len(tasks))]
 
 
 def sampling_of(

@@ -7,18 +7,22 @@ store says which tasks were committed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl.data.tasks.cursor import Claim
 from agentrl.errors import RunError
+from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.runtime.stages import GroupReport
 from agentrl.types import TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentrl.data import TaskCursor, TrajectoryStore
 
 _NAME = re.compile(r"^stream/(\d+)-")
+_EQUAL = 1e-8
+"""Scores that differ by less are equal, as in `frac_reward_zero_std`."""
 
 
 def group_name(claim: Claim) -> str:
@@ -42,6 +46,24 @@ def stream_index(group: TrajectoryGroup) -> int:
     return int(found[1])
 
 
+def trusted_scores(group: GroupReport) -> list[float]:
+    """Scores of the rollouts that siblings are compared with, rewards where there is no score."""
+    return [r.verdict for r in group.rollouts if r.rule.in_baseline and r.verdict is not None]
+
+
+def outcomes_of(groups: Iterable[GroupReport]) -> dict[str, list[bool]]:
+    """By task id, True for each group whose scores differ and that can teach something.
+
+    Groups with fewer than two trusted rollouts say nothing of their task.
+    """
+    found: dict[str, list[bool]] = {}
+    for group in groups:
+        scores = trusted_scores(group)
+        if len(scores) > 1:
+            found.setdefault(group.task_id, []).append(max(scores) - min(scores) > _EQUAL)
+    return found
+
+
 class RunPosition:
     """Steps done, the cursor that the next step takes tasks from, and its state for a checkpoint.
 
@@ -60,6 +82,7 @@ class RunPosition:
         """
         self._cursor, self._leaps, self._done = cursor, dict(leaps), done
         self._cursor_state = cursor.state()
+        self._learned = done  # outcomes of the steps until this one are in the cursor
 
     @property
     def done(self) -> int:
@@ -75,6 +98,36 @@ class RunPosition:
     def cursor_state(self) -> dict[str, Any]:
         """`TaskCursor.state()` after the last task of step `done`."""
         return self._cursor_state
+
+    def observe(self, step: int, groups: Sequence[GroupReport], bag: MetricBag) -> None:
+        """Let the outcomes of a trained step choose later tasks, where `dataset.selection` asks.
+
+        Args:
+            step: from 1; called once for each, before `finish`.
+            groups: all of the step.
+            bag: takes the scores of the tasks that were not chosen: with a selection those of all
+                tasks are no estimate for the dataset.
+        """
+        cursor = self._cursor
+        if not cursor.selects:
+            return
+        for index, group in zip(self._places(groups), groups, strict=True):
+            scores = trusted_scores(group)
+            bag.mean("selection/chosen_share", not cursor.is_uniform(index))
+            if cursor.is_uniform(index) and scores:
+                bag.mean("selection/dataset_score", sum(scores), count=len(scores))
+                is_flat = max(scores) - min(scores) <= _EQUAL
+                bag.mean("selection/dataset_frac_flat", is_flat * len(scores), count=len(scores))
+        if step > self._learned:
+            cursor.observe(outcomes_of(groups))
+
+    def _places(self, groups: Sequence[GroupReport]) -> Sequence[int]:
+        """Position of each group's task in the stream: its name says it, or else the order."""
+        found = [_NAME.match(group.group_id) for group in groups]
+        if any(item is None for item in found):
+            first = self._cursor.taken - len(groups)
+            return range(first, first + len(groups))
+        return [int(item[1]) for item in found if item is not None]
 
     def finish(self, step: int) -> None:
         """Count a trained step; after one to which a rollback went back, other tasks follow."""
@@ -95,6 +148,7 @@ class RunPosition:
         after = self._done
         if self._leaps:
             after = max(self._leaps)
+            self._learned = after  # the cursor that takes over knows the steps before it
             self._cursor = self._leaps[after]
             self._leaps.clear()
         for step in store.steps("train"):

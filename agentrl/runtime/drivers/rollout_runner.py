@@ -53,6 +53,8 @@ class RolloutRunner:
         temperature: float,
         seed: Callable[[Task], int],
         on_group: Callable[[GroupHandle], None] = lambda handle: None,
+        on_position: Callable[[int, GroupHandle], None] = lambda position, handle: None,
+        order: Sequence[int] | None = None,
     ) -> list[GroupHandle]:
         """Run every task `n` times and wait for all of them; see `run_groups`.
 
@@ -75,6 +77,8 @@ class RolloutRunner:
                 seed=seed,
                 in_flight=self._in_flight,
                 on_group=ended,
+                on_position=on_position,
+                order=order,
             )
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.pending_groups import PendingGroups
+from agentrl.runtime.drivers.position import RunPosition
 from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stages import GroupHandle, Stages
@@ -23,6 +24,7 @@ class StepLearner:
         stages: Stages,
         *,
         pending: PendingGroups,
+        position: RunPosition,
         clock: RunClock,
         stop: StopSwitch,
         progress: Progress,
@@ -32,11 +34,13 @@ class StepLearner:
         Args:
             stages: the learner and the engines.
             pending: account of the groups that are not trained yet.
+            position: learns which tasks have something to teach.
             clock: measures the step.
             stop: looked at before the step; a step that has begun runs to its end.
             progress: notified of what happens.
         """
         self._stages, self._pending, self._clock = stages, pending, clock
+        self._position = position
         self._stop, self._progress = stop, progress
 
     async def train(
@@ -54,7 +58,8 @@ class StepLearner:
             Interrupted: a signal came before the step began.
             AgentrlError: as `LearnStage.learn`.
         """
-        self._stop.check()
+        if not self._stages.learner.mid_step:
+            self._stop.check()
         self._progress.phase("train")
         if self._stages.engines.shares_weights:
             await self._stages.engines.pause()
@@ -63,6 +68,7 @@ class StepLearner:
             step, groups, stored=stored, on_progress=self._progress.trained
         )
         self._pending.remove(groups)
+        self._position.observe(step, [handle.report for handle in groups], bag)
         bag.merge(self._pending.take_counts())
         bag.merge(learned)
         bag.sum("timing_s/train", self._clock.now() - began)

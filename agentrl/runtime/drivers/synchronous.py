@@ -5,12 +5,16 @@
      |  +- filtered -+                                                           |
      +---------------------------------------------------------------------------+
 
+A step of several minibatches begins to train while its last groups are rolled out, where that gives
+the same numbers (`mini_batches`).
+
 With `reward.dynamic_filtering` a step asks for more tasks instead of groups that teach nothing, up
 to `reward.dynamic_filtering.rounds` times. All its groups are stored as one step and in the order
 in which their tasks were taken, so a resume knows from the store how far the tasks are used up.
 
 A signal wakes the rollouts, which are cancelled and clean up; an optimizer step and a checkpoint
-always run to their end.
+always run to their end. A step of which some minibatches are trained then is begun again from the
+last checkpoint.
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.driver import DriverParts
-from agentrl.runtime.drivers.dynamic_filter import missing_groups, most_rounds, note_rounds
+from agentrl.runtime.drivers.filters.dynamic_filter import missing_groups, most_rounds, note_rounds
 from agentrl.runtime.drivers.groups import note_rollouts, stable_seed
+from agentrl.runtime.drivers.mini_batches import EarlyTraining, MiniBatchPlan
 from agentrl.runtime.records import RunResult
 from agentrl.runtime.stages import GroupHandle
 from agentrl.types import Task, TrajectoryGroup
@@ -35,7 +40,12 @@ class SynchronousRun:
     """Rolls out a step, trains it, moves the weights, and only then rolls out the next."""
 
     def __init__(
-        self, parts: DriverParts, *, rollout: RolloutSection, reward: RewardSection
+        self,
+        parts: DriverParts,
+        *,
+        rollout: RolloutSection,
+        reward: RewardSection,
+        plan: MiniBatchPlan | None = None,
     ) -> None:
         """Begin nothing yet.
 
@@ -43,8 +53,9 @@ class SynchronousRun:
             parts: standing where earlier processes of the run have stopped.
             rollout: groups of a step and rollouts of a group.
             reward: which groups are replaced, and how often.
+            plan: minibatches that are trained as soon as they are complete; None waits for all.
         """
-        self._parts, self._rollout, self._reward = parts, rollout, reward
+        self._parts, self._rollout, self._reward, self._plan = parts, rollout, reward, plan
 
     async def run(self) -> RunResult:
         """Train to the end and score the result; may be called once.
@@ -99,17 +110,23 @@ class SynchronousRun:
         """Roll out the groups of a step, and others for those that the dynamic filter drops."""
         parts, section, began = self._parts, self._rollout, self._parts.clock.now()
         seed = step_seeds(parts.seed, step)
+        needed = [] if self._plan is None else self._plan.needed(step)
+        early = EarlyTraining(parts.stages.learner, needed, step=step, clock=parts.clock)
         groups: list[GroupHandle] = []
         rounds, missing = 0, section.prompts_per_step
         while missing:
-            groups += await parts.rollouts.collect(
-                "rollout",
-                parts.position.cursor.take(missing),
-                name=f"step-{step}" if rounds == 0 else f"step-{step}/round-{rounds}",
-                n=section.n_samples_per_prompt,
-                temperature=section.temperature,
-                seed=seed,
-                on_group=parts.pending.add,
+            groups += await early.beside(
+                parts.rollouts.collect(
+                    "rollout",
+                    parts.position.cursor.take(missing),
+                    name=f"step-{step}" if rounds == 0 else f"step-{step}/round-{rounds}",
+                    n=section.n_samples_per_prompt,
+                    temperature=section.temperature,
+                    seed=seed,
+                    on_group=parts.pending.add,
+                    on_position=early.add,
+                    order=early.order,
+                )
             )
             missing = missing_groups(
                 [handle.report for handle in groups], self._reward, wanted=section.prompts_per_step
@@ -117,7 +134,8 @@ class SynchronousRun:
             if rounds == most_rounds(self._reward):
                 break
             rounds += bool(missing)
-        seconds = parts.clock.now() - began
+        early.note(bag)
+        seconds = parts.clock.now() - began - early.tail_s
         reports = [handle.report for handle in groups]
         parts.failures.trained(step, reports)
         note_rounds(bag, self._reward, rounds=rounds, missing=missing)

@@ -34,7 +34,7 @@ from agentrl.data.tasks.cursor import Claim
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.driver import DriverParts
-from agentrl.runtime.drivers.dynamic_filter import missing_groups, most_rounds, note_rounds
+from agentrl.runtime.drivers.filters.dynamic_filter import missing_groups, most_rounds, note_rounds
 from agentrl.runtime.drivers.groups import note_aborted, note_rollouts
 from agentrl.runtime.records import RunResult
 from agentrl.runtime.stages import GroupHandle

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.fleet import RayRuntime, ServingSection
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.layout import Layout, Resources, describe, missing, plan
 
@@ -197,8 +198,8 @@ def _import_ray() -> Any:
         import ray
     except ImportError as error:
         raise ConfigError(
-            "runtime is ray, but Ray is not installed; pip install 'agentrl[ray]', or set runtime: "
-            "local"
+            f"runtime is ray, but Ray is not installed; run {install_command('ray')}, or set "
+            "runtime: local"
         ) from error
     return ray
 

@@ -124,6 +124,7 @@ def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
         replicas=engine.neighbours if device == "cpu" else 1,
         device=device,
         dtype=spec.config.model.dtype,
+        head_dtype=spec.config.model.head_dtype,
         weight_transfer=transfer_name(engine.backend),
         middleware=() if section.transport == "http" else (LEAN,),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from agentrl.runtime.ray.sender import SenderFacts
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.batch import PackedBatch
     from agentrl.config import RunConfig
     from agentrl.data import TrajectoryStore
     from agentrl.runtime.ray.actor import ActorSpec
@@ -156,6 +157,12 @@ class Rank:
         if not any(update.micro_batches for update in batch.updates):
             bag.sum("train/steps_without_signal", 1)
         return bag, batch
+
+    def prepare_early(
+        self, step: int, minibatch: int, groups: Mapping[int, TrajectoryGroup]
+    ) -> PackedBatch | None:
+        """One update of a step that is not complete; see `StepMaker.prepare_minibatch`."""
+        return self._maker.prepare_minibatch(step, minibatch, groups)
 
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and trainer state into `folder`; all ranks call, rank 0 writes.

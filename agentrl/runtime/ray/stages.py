@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -135,13 +135,28 @@ class RayLearner:
             version: of their weights.
         """
         self._ranks, self._rank_failure = ranks, rank_failure
-        self._version = version
+        self._version, self._mid_step = version, False
         self._loop = asyncio.get_running_loop()
 
     @property
     def version(self) -> int:
         """`version` as in `LearnStage.version`."""
         return self._version
+
+    @property
+    def mid_step(self) -> bool:
+        """`mid_step` as in `LearnStage.mid_step`."""
+        return self._mid_step
+
+    async def learn_early(
+        self, step: int, minibatch: int, groups: Mapping[int, GroupHandle]
+    ) -> None:
+        """`learn_early` as in `LearnStage.learn_early`."""
+        refs = [cast(RemoteGroup, group).ref for group in groups.values()]
+        prepare = self._ranks.prepare_early(step, minibatch, list(groups), refs)
+        if any(await self._rank_failure.guard(prepare)):
+            self._mid_step = True
+            await self._rank_failure.guard(self._ranks.learn_early())
 
     async def learn(
         self,
@@ -163,7 +178,7 @@ class RayLearner:
         # Every rank says the same of the whole step.
         bag.merge(prepared[0])
         bag.merge(learned[0])
-        self._version += 1
+        self._version, self._mid_step = self._version + 1, False
         return bag
 
     async def keep(self, step: int, kind: str, groups: Sequence[GroupHandle]) -> None:

@@ -6,7 +6,8 @@ them; which part it computes is the business of its backend. The order of a step
     prepare (all ranks: fetch, build; rank 0: store)  ->  learn (all ranks: gradients, update)
 
 The driver awaits the first before it asks for the second, so what a step trains on is on the disk
-before any rank has computed a gradient.
+before its last update. `prepare_early` and `learn_early` make updates of a step whose other
+rollouts have not ended; nothing is stored, saved or sent until the step is complete.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class TrainerActor:
         self._stack = AsyncExitStack()
         self._progress = (0, 0)
         self._batch: Any = None
+        self._update: Any = None
         self._closed = asyncio.Event()
 
     @dispatch(Mode.RANK_ZERO)
@@ -104,6 +106,21 @@ class TrainerActor:
         self._progress = (0, 0)
         batch, self._batch = self._batch, None
         return await run_computing(self._own.trainer.step, batch, self._note_progress)
+
+    @dispatch(Mode.BROADCAST)
+    async def prepare_early(
+        self, step: int, minibatch: int, positions: Sequence[int], refs: Sequence[Any]
+    ) -> bool:
+        """Fetch the groups of a minibatch and build its update; False where nothing is trained."""
+        groups = dict(zip(positions, await fetch(refs), strict=True))
+        self._update = await run_computing(self._own.prepare_early, step, minibatch, groups)
+        return self._update is not None
+
+    @dispatch(Mode.BROADCAST)
+    async def learn_early(self) -> None:
+        """Make the prepared update of a step that is not complete."""
+        update, self._update = self._update, None
+        await run_computing(self._own.trainer.update_early, update)
 
     @dispatch(Mode.RANK_ZERO)
     async def progress(self) -> tuple[int, int]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,6 +24,18 @@ from agentrl.types import FinishReason, Generation
 logger = logging.getLogger(__name__)
 
 COUNTS = ("generated_tokens", "prefill_tokens", "cached_tokens", "decode_steps", "busy_s")
+
+
+@dataclass(slots=True)
+class _Wave:
+    """Requests that got rows in one step."""
+
+    segments: list[CacheSegment] = field(default_factory=list)
+    """Prompts, or the part of them that no row holds, to be computed."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """(row, leader): rows whose prompt is that of the leader's row."""
+    source: list[int] = field(default_factory=list)
+    """Of each new request, in order: the segment whose last token it samples after."""
 
 
 class Batch:
@@ -45,110 +59,103 @@ class Batch:
         self._max_prefill = max_prefill
 
     def step(self) -> None:
-        """Admit what there is room for, and decode one token of every row."""
+        """Admit what there is room for, and compute one token of every row.
+
+        Prompts of new rows and the next tokens of the others go through the model together.
+        """
         self._drop_cancelled()
-        self._admit()
-        if self.running:
-            self._decode()
+        decoding = len(self.running)
+        wave = self._admit()
+        if not self.running:
+            return
+        ids = [request.ids[-1] for request in self.running[:decoding]]
+        segments = self._shorten(wave.segments)
+        logits = self.model.step(self.cache, ids, segments)
+        for row, token in enumerate(ids):
+            self.cache.append_ids(row, (token,))
+        for segment in segments:
+            self.cache.append_ids(segment.row, segment.ids)
+        for row, leader in wave.copies:
+            self.cache.copy(leader, row, len(self.running[row].prompt))
+        self.counts["decode_steps"] += bool(ids)
+        self.counts["cached_tokens"] += sum(row.cached for row in self.running[decoding:])
+        if wave.source:
+            logits = logits[[*range(decoding), *(decoding + at for at in wave.source)]]
+        self._take_tokens(logits)
 
     def _drop_cancelled(self) -> None:
         for row in reversed(range(len(self.running))):
             if self.running[row].cancelled:
                 self._finish(row, FinishReason.ABORT)
 
-    def _admit(self) -> None:
-        """Give waiting requests rows and compute their prompts, identical prompts once."""
-        while self.waiting:
-            first = len(self.running)
-            segments: list[CacheSegment] = []
-            leaders: dict[bytes, tuple[int, int]] = {}
-            copies: list[tuple[int, int]] = []
-            budget = self._max_prefill
-            while self.waiting and budget > 0:
-                request = self.waiting[0]
-                if request.cancelled:
-                    self.waiting.popleft()
-                    continue
-                if self.cache.is_active(request.session_id):
-                    self.waiting.popleft()
-                    why = f"session {request.session_id!r} has a turn in flight already"
-                    deliver(request, EngineRefused(why))
-                    continue
-                row = self.cache.claim(request.session_id)
-                if row is None:
-                    break
-                # From here on the request is among those notified of a failure.
-                self.running.append(self.waiting.popleft())
-                key = request.prompt.tobytes()
-                if key in leaders:
-                    copies.append((row, leaders[key][0]))
-                    request.cached = len(request.prompt)
-                    self.cache.lengths[row] = 0
-                else:
-                    request.cached = self.cache.adopt_prefix(row, request.prompt)
-                    ids = request.prompt[request.cached :]
-                    leaders[key] = (row, len(segments))
-                    segments.append(CacheSegment(row=row, start=request.cached, ids=ids.tolist()))
-                    budget -= len(ids)
-            if len(self.running) == first:
-                return
-            self._start(first, segments, leaders, copies)
+    def _admit(self) -> _Wave:
+        """Give waiting requests rows, as far as the budget of prompt tokens goes.
 
-    def _start(
-        self,
-        first: int,
-        segments: list[CacheSegment],
-        leaders: dict[bytes, tuple[int, int]],
-        copies: list[tuple[int, int]],
-    ) -> None:
-        """Compute the prompts of the requests from row `first` on, and sample their first token."""
-        logits = self._prefill(segments)
-        for row, leader in copies:
-            self.cache.copy(leader, row, len(self.running[row].prompt))
-        wave = self.running[first:]
-        order = [leaders[request.prompt.tobytes()][1] for request in wave]
-        self.counts["cached_tokens"] += sum(request.cached for request in wave)
-        self._take_tokens(list(range(first, first + len(wave))), logits[order])
+        Identical prompts are computed once.
+        """
+        wave = _Wave()
+        leaders: dict[bytes, tuple[int, int]] = {}
+        budget = self._max_prefill
+        while self.waiting and budget > 0:
+            request = self.waiting[0]
+            if request.cancelled:
+                self.waiting.popleft()
+                continue
+            if self.cache.is_active(request.session_id):
+                self.waiting.popleft()
+                why = f"session {request.session_id!r} has a turn in flight already"
+                deliver(request, EngineRefused(why))
+                continue
+            row = self.cache.claim(request.session_id)
+            if row is None:
+                break
+            # From here on the request is among those notified of a failure.
+            self.running.append(self.waiting.popleft())
+            key = request.prompt.tobytes()
+            if key in leaders:
+                leader, source = leaders[key]
+                wave.copies.append((row, leader))
+                request.cached = len(request.prompt)
+                self.cache.lengths[row] = 0
+            else:
+                request.cached = self.cache.adopt_prefix(row, request.prompt)
+                ids = request.prompt[request.cached :]
+                source = len(wave.segments)
+                leaders[key] = (row, source)
+                wave.segments.append(CacheSegment(row=row, start=request.cached, ids=ids.tolist()))
+                budget -= len(ids)
+            wave.source.append(source)
+        return wave
 
-    def _prefill(self, segments: list[CacheSegment]) -> torch.Tensor:
-        """Logits after each segment; a segment longer than the budget goes in chunks."""
-        for index, segment in enumerate(segments):
+    def _shorten(self, segments: Sequence[CacheSegment]) -> list[CacheSegment]:
+        """Compute all but the last chunk of segments that are longer than the budget."""
+        last = []
+        for segment in segments:
             start, ids = segment.start, segment.ids
+            self.counts["prefill_tokens"] += len(ids)
             while len(ids) > self._max_prefill:
                 head = CacheSegment(row=segment.row, start=start, ids=ids[: self._max_prefill])
                 self.model.prefill(self.cache, [head])
                 self.cache.append_ids(segment.row, head.ids)
                 start, ids = start + len(head.ids), ids[self._max_prefill :]
-            segments[index] = CacheSegment(row=segment.row, start=start, ids=ids)
-            self.counts["prefill_tokens"] += len(segment.ids)
-        logits = self.model.prefill(self.cache, segments)
-        for segment in segments:
-            self.cache.append_ids(segment.row, segment.ids)
-        return logits
+            last.append(CacheSegment(row=segment.row, start=start, ids=ids))
+        return last
 
-    def _decode(self) -> None:
-        ids = [request.ids[-1] for request in self.running]
-        logits = self.model.decode(self.cache, ids)
-        for row, token in enumerate(ids):
-            self.cache.append_ids(row, (token,))
-        self.counts["decode_steps"] += 1
-        self._take_tokens(list(range(len(self.running))), logits)
-
-    def _take_tokens(self, rows: list[int], logits: torch.Tensor) -> None:
-        """Sample for `rows`, and retire those that are finished."""
-        requests = [self.running[row] for row in rows]
+    def _take_tokens(self, logits_NV: torch.Tensor) -> None:
+        """Sample a token of every row, and retire those that are finished."""
         draws = [
             TokenDraw(
                 temperature=request.sampling.temperature,
                 top_p=request.sampling.top_p,
                 uniform=request.random.random(),
             )
-            for request in requests
+            for request in self.running
         ]
-        tokens, log_probs = sample(logits, draws)
+        tokens, log_probs = sample(logits_NV, draws)
         self.counts["generated_tokens"] += len(tokens)
         finished: list[tuple[int, FinishReason]] = []
-        for row, request, token, log_prob in zip(rows, requests, tokens, log_probs, strict=True):
+        drawn = zip(self.running, tokens, log_probs, strict=True)
+        for row, (request, token, log_prob) in enumerate(drawn):
             request.ids.append(token)
             request.log_probs.append(log_prob)
             request.versions.append(self.version)
@@ -157,7 +164,7 @@ class Batch:
             elif len(request.ids) >= request.limit:
                 finished.append((row, FinishReason.LENGTH))
         # From the back, so that a row moved forward is never one still to be retired.
-        for row, reason in sorted(finished, reverse=True):
+        for row, reason in reversed(finished):
             self._finish(row, reason)
 
     def _finish(self, row: int, reason: FinishReason) -> None:
@@ -176,24 +183,28 @@ class Batch:
         deliver(request, generation)
 
 
-def make_cache(model: RowModel, section: EmbeddedServing, max_context_tokens: int) -> KvCache:
-    """Rows for as many sequences as `section` asks for and memory holds.
+def make_cache(
+    model: RowModel, section: EmbeddedServing, max_context_tokens: int, *, lanes: int = 1
+) -> KvCache:
+    """Rows of one of `lanes` caches, for as many sequences as `section` asks and memory holds.
 
     Raises:
-        ConfigError: there is no room for one.
+        ConfigError: there is no room for one sequence in each.
     """
     width = torch.finfo(model.dtype).bits // 8
     row_bytes = 2 * width * model.num_layers * model.num_kv_heads * model.head_dim
     row_bytes *= max_context_tokens
-    rows = min(section.max_batch_size, int(section.kv_cache_gb * 2**30 / row_bytes))
+    wanted = -(-section.max_batch_size // lanes)
+    rows = min(wanted, int(section.kv_cache_gb / lanes * 2**30 / row_bytes))
     if rows < 1:
+        each = f"each of {lanes} lanes" if lanes > 1 else "one sequence"
         raise ConfigError(
-            f"serving.kv_cache_gb is {section.kv_cache_gb}, but one sequence of "
-            f"{max_context_tokens} tokens needs {row_bytes / 2**30:.2f} GiB; raise it or lower "
+            f"serving.kv_cache_gb is {section.kv_cache_gb}, but {each} of {max_context_tokens} "
+            f"tokens needs {row_bytes / 2**30:.2f} GiB; raise it or lower "
             "rollout.max_context_tokens"
         )
-    if rows < section.max_batch_size:
-        logger.info("serving.kv_cache_gb holds %d sequences, not max_batch_size", rows)
+    if rows < wanted:
+        logger.info("serving.kv_cache_gb holds %d sequences, not max_batch_size", rows * lanes)
     return KvCache(
         num_layers=model.num_layers,
         num_rows=rows,

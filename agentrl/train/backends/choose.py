@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.schema import TrainSection
+from agentrl.config.training import TrainBackendSection
 from agentrl.errors import ConfigError
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
 from agentrl.train.model.supported import check_readable
@@ -29,12 +30,7 @@ def check_backend(train: TrainSection, *, dtype: str) -> None:
     wrong, backend = "", train.backend
     if backend.kind == "torch":
         return
-    if train.optimizer == "muon":
-        wrong = (
-            "train.optimizer muon needs whole matrices, which it cuts up; set train.optimizer: "
-            "adamw, or train.backend: torch"
-        )
-    elif backend.kind == "deepspeed" and backend.zero_stage == 0:
+    if backend.kind == "deepspeed" and backend.zero_stage == 0:
         if backend.offload:
             wrong = "offload is true, but ZeRO 0 offloads nothing; set train.backend.zero_stage: 1"
         elif dtype == "bfloat16":
@@ -44,6 +40,11 @@ def check_backend(train: TrainSection, *, dtype: str) -> None:
             )
     if wrong:
         raise ConfigError(f"train.backend is {backend.kind}: {wrong}")
+
+
+def divides_weights(backend: TrainBackendSection) -> bool:
+    """Return true if a rank holds a part of the weights, and not only of gradients or moments."""
+    return backend.kind == "fsdp2" or (backend.kind == "deepspeed" and backend.zero_stage == 3)
 
 
 def make_backend(

@@ -70,6 +70,10 @@ class TrainBackend(Protocol):
         """
         ...
 
+    def values(self, batch: TensorBatch) -> Tensor:
+        """[R] Forward pass of a value model, as `log_probs` is that of a policy."""
+        ...
+
     def backward(self, loss: Tensor) -> None:
         """Backward pass of `loss` times `loss_factor`, added to the gradients of the update."""
         ...

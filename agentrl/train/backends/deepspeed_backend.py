@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,22 @@ from torch import Tensor
 from agentrl.batch.packing import padding_micro_batch
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.training import DeepspeedTraining, TrainSection
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.train.backends.contract import compensation
-from agentrl.train.backends.lockstep import LockstepBackend, Whole
+from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
+from agentrl.train.backends.zero_muon import FlatMuon
 from agentrl.train.backends.zero_parts import ZeroParts, zero_parts
-from agentrl.train.optim.optimizer import adamw, check_same_parameters
+from agentrl.train.model.value_head import ValueModel
+from agentrl.train.optim.muon import MUON_MOMENTS, checked_matrices
+from agentrl.train.optim.optimizer import (
+    ADAMW_MOMENTS,
+    adamw,
+    check_same_kind,
+    check_same_parameters,
+)
 
 
 class DeepspeedBackend(LockstepBackend):
@@ -61,9 +70,13 @@ class DeepspeedBackend(LockstepBackend):
         )
         self._params = dict(model.named_parameters())
         self._shapes = {name: param.shape for name, param in self._params.items()}
+        by_muon = checked_matrices(model) if train.optimizer == "muon" else []
+        self._by_muon = frozenset(by_muon)
         with ranks.naming("starting DeepSpeed"):
             self._engine = self._start()
         self._parts: ZeroParts = zero_parts(self._engine, _sharding(train).zero_stage)
+        if by_muon:
+            self._parts.divide([self._params[name] for name in by_muon], ranks=ranks)
         self.clear_gradients()
 
     def _start(self) -> Any:
@@ -80,25 +93,35 @@ class DeepspeedBackend(LockstepBackend):
             auto_mpi_discovery=False,
         )
         self._ranks.before_close(_forget_group)
-        whole = Whole(self._model)
         trained = [param for param in self._model.parameters() if param.requires_grad]
-        head = self._model.get_output_embeddings()
+        is_critic = isinstance(self._model, ValueModel)
+        head = None if is_critic else self._model.get_output_embeddings()
         engine, *_ = deepspeed.initialize(
-            model=whole,
+            model=self._whole,
             model_parameters=trained,  # pyright: ignore[reportArgumentType]
-            optimizer=adamw(
-                trained, betas=self._train.betas, weight_decay=self._train.weight_decay
-            ),
+            optimizer=self._torch_optimizer(trained),
             config=_settings(self._train, self._dtype, self._ranks.world_size),
             dist_init_required=False,
         )
         if _sharding(self._train).zero_stage == 3 and head is not None:
             # The head is not called: its weights are read by the pass around it.
             for param in head.parameters():
-                deepspeed.zero.register_external_parameter(whole, param)
+                deepspeed.zero.register_external_parameter(self._whole, param)
         return engine
 
-    def _forward(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+    def _torch_optimizer(self, trained: Sequence[Tensor]) -> torch.optim.Optimizer:
+        betas, decay = self._train.betas, self._train.weight_decay
+        if not self._by_muon:
+            return adamw(trained, betas=betas, weight_decay=decay)
+        chosen = {id(self._params[name]) for name in self._by_muon}
+        return FlatMuon(
+            [param for param in trained if id(param) in chosen],
+            [param for param in trained if id(param) not in chosen],
+            betas=betas,
+            weight_decay=decay,
+        )
+
+    def _forward(self, batch: TensorBatch) -> Any:
         return self._engine(batch)
 
     def _backward(self, loss: Tensor) -> None:
@@ -113,8 +136,8 @@ class DeepspeedBackend(LockstepBackend):
         """`reduce_gradients` as in `TrainBackend.reduce_gradients`."""
         with self._ranks.naming("summing gradients"), self.running():
             self._engine.set_gradient_accumulation_boundary(True)
-            log_probs, _ = self._forward(self.to_tensors(padding_micro_batch()))
-            self._engine.backward(log_probs.sum())
+            out = self._forward(self.to_tensors(padding_micro_batch()))
+            self._engine.backward((out if isinstance(out, Tensor) else out[0]).sum())
 
     def grad_norm(self) -> float:
         """See `TrainBackend`; all ranks call after `reduce_gradients`, which nothing follows."""
@@ -171,6 +194,10 @@ class DeepspeedBackend(LockstepBackend):
             if param.requires_grad
         }
         check_same_parameters(trained, state["masters"])
+        check_same_kind(
+            state["moments"],
+            lambda name: MUON_MOMENTS if name in self._by_muon else ADAMW_MOMENTS,
+        )
         self.clear_gradients()
         for name in trained:
             with self._ranks.naming(f"loading the state of {name}"):
@@ -184,8 +211,8 @@ def _check(dtype: torch.dtype, device: torch.device) -> None:
         import deepspeed  # noqa: F401  # asked for by the config, so worth its seconds
     except ImportError as error:
         raise ConfigError(
-            f"train.backend is deepspeed, but it cannot be imported ({error}); install "
-            "agentrl[deepspeed] after torch, or set train.backend: fsdp2"
+            f"train.backend is deepspeed, but it cannot be imported ({error}); run "
+            f"{install_command('deepspeed')} after torch is there, or set train.backend: fsdp2"
         ) from error
     if dtype not in (torch.float32, torch.bfloat16):
         raise ConfigError(
@@ -212,7 +239,7 @@ def _settings(train: TrainSection, dtype: torch.dtype, world_size: int) -> dict[
         "gradient_accumulation_steps": 1,
         "gradient_clipping": train.max_grad_norm,
         "zero_optimization": zero,
-        # The optimizer is torch's fused AdamW, offloaded or not.
+        # The optimizer is torch's fused AdamW, with or without Muon, offloaded or not.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": dtype == torch.bfloat16, "check_grad_overflow": True},

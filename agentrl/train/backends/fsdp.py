@@ -1,36 +1,30 @@
 """FSDP2: every rank holds a slice of each parameter, its gradient and its optimizer state.
 
-`torch.distributed.fsdp.fully_shard` on each layer, and once around everything else. What is stored
-between steps are float32 slices; passes gather them in the model's own dtype, and gradients are
-summed in float32, neither averaged nor divided. The optimizer works on the slices as on ordinary
-tensors: AdamW looks at each number by itself.
+`shard_model` divides the model. What is stored between steps are float32 slices; passes gather them
+in the model's own dtype, and gradients are summed in float32, neither averaged nor divided. The
+optimizer works on the slices as on ordinary tensors: AdamW looks at each number by itself.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
 from torch.distributed.tensor import DTensor
 
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import TrainSection
 from agentrl.train.backends.contract import compensation
-from agentrl.train.backends.lockstep import LockstepBackend, Whole
+from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.ranks import Ranks
+from agentrl.train.backends.sliced_optimizer import make_sliced_optimizer
+from agentrl.train.backends.slices import Slices, shard_model, sharded_modules
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
-from agentrl.train.optim.optimizer import MasterAdamW, check_same_parameters
+from agentrl.train.optim.optimizer import check_same_parameters
 
 
 class FsdpBackend(LockstepBackend):
@@ -53,53 +47,45 @@ class FsdpBackend(LockstepBackend):
             ranks=ranks,
             mask_keys=mask_keys,
         )
-        self._whole = Whole(model)
+        sharding = train.backend
+        assert sharding.kind == "fsdp2", sharding.kind
         with ranks.naming("cutting the model up"):
-            self._shard()
+            shard_model(model, self._whole, ranks=ranks.world_size, offload=sharding.offload)
         self.loss_factor = compensation(
             data_parallel_size=ranks.world_size, averages_over_ranks=False
         )
-        self._slices = _Slices(model)
-        self._optimizer = MasterAdamW(
-            cast(nn.Module, self._slices), betas=train.betas, weight_decay=train.weight_decay
-        )
+        self._slices = Slices(model)
+        self._watched: set[str] = set()
+        self._reached: set[str] = set()
+        self._counts = False
+        self._hooks = [part.register_forward_pre_hook(self._watch) for part in self._parts()]
+        self._optimizer = make_sliced_optimizer(self._slices, model, train, device=self._device)
 
-    def _shard(self) -> None:
-        mesh = init_device_mesh(self._device.type, (self.world_size,))
-        master = torch.promote_types(self._dtype, torch.float32)
-        narrow = master != self._dtype
-        sharding = self._train.backend
-        assert sharding.kind == "fsdp2", sharding.kind
-        settings: dict[str, Any] = {
-            "mesh": mesh,
-            "mp_policy": MixedPrecisionPolicy(
-                param_dtype=self._dtype if narrow else None,
-                reduce_dtype=master if narrow else None,
-                cast_forward_inputs=False,
-            ),
-            "offload_policy": CPUOffloadPolicy()
-            if sharding.offload and self._device.type == "cuda"
-            else OffloadPolicy(),
-        }
-        # Layer by layer: the whole model is never there in float32.
-        for layer in _layers(self._model):
-            _widen(layer, master)
-            fully_shard(layer, **settings)
-        _widen(self._whole, master)
-        # The head runs last and its gradient comes first: no use in giving it away in between.
-        fully_shard(self._whole, reshard_after_forward=False, **settings)
-        for part in self._parts():
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)
-            # Experts that no token of this rank was sent to take part in the sum as well.
-            part.set_reduce_scatter_unused_params(True)
+    def _parts(self) -> Iterator[nn.Module]:
+        return (cast(nn.Module, part) for part in sharded_modules(self._whole))
 
-    def _parts(self) -> Iterator[FSDPModule]:
-        for module in self._whole.modules():
-            if isinstance(module, FSDPModule):
-                yield module
+    def _watch(self, module: nn.Module, args: object) -> None:
+        """Note from now on which weights the backward passes of this rank reach.
 
-    def _forward(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+        FSDP2 gives every parameter a gradient, of zeros if it had none, so this is the only sign.
+        Weights gathered once keep their `nn.Parameter`, so every part is watched but once.
+        """
+        for name, param in self._model.named_parameters():
+            if not isinstance(param, DTensor) and name not in self._watched:
+                self._watched.add(name)
+                if param.requires_grad:
+                    param.register_post_accumulate_grad_hook(partial(self._reach, name))
+        if len(self._watched) == len(self._slices.params):
+            while self._hooks:
+                self._hooks.pop().remove()
+
+    def _reach(self, name: str, param: Tensor) -> None:
+        if self._counts:
+            self._reached.add(name)
+
+    def _forward(self, batch: TensorBatch) -> Any:
+        # Padding reaches weights as well, and weighs nothing.
+        self._counts = len(batch.index_A) > 0
         out = self._whole(batch)
         if not torch.is_grad_enabled():
             self._give_away()
@@ -111,23 +97,23 @@ class FsdpBackend(LockstepBackend):
     def clear_gradients(self) -> None:
         """`clear_gradients` as in `TrainBackend.clear_gradients`."""
         self._give_away()
+        self._reached.clear()
         for param in self._slices.params.values():
             param.grad = None
         self._optimizer.clear()
 
     def _give_away(self) -> None:
-        for part in self._parts():
+        for part in sharded_modules(self._whole):
             part.reshard()
 
     def reduce_gradients(self) -> None:
         """See `TrainBackend`. The sums were formed in the backward passes.
 
-        A parameter whose gradient is zero on all ranks is left alone, as in a single process, where
-        it has none: an optimizer would move it by its moments and its decay.
+        A parameter that no row of any rank has reached is left alone, as in a single process, where
+        it has no gradient: an optimizer would move it by its moments and its decay.
         """
         self._slices.take_gradients()
-        own = {name for name, grad in self._optimizer.gradients() if bool(grad.any())}
-        held = set().union(*self.gather(own))
+        held = set().union(*self.gather(self._reached))
         self._slices.drop_gradients(held)
 
     def grad_norm(self) -> float:
@@ -186,67 +172,3 @@ class FsdpBackend(LockstepBackend):
 
     def _own(self, name: str, full: Tensor) -> Tensor:
         return full if full.ndim == 0 else self._slices.own(name, full)
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """The blocks that `transformers` says must stay in one piece: they hold the bulk."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
-
-
-def _widen(module: nn.Module, dtype: torch.dtype) -> None:
-    for param in module.parameters():
-        if not isinstance(param, DTensor):
-            param.data = param.data.to(dtype)
-
-
-class _Slices:
-    """This rank's parts of all parameters, as plain tensors over the same memory."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.params: dict[str, DTensor] = {
-            name: cast(DTensor, param) for name, param in model.named_parameters()
-        }
-        self._own = {
-            name: nn.Parameter(param._local_tensor.detach(), requires_grad=param.requires_grad)
-            for name, param in self.params.items()
-        }
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Named parameters, as an optimizer reads them."""
-        yield from self._own.items()
-
-    def take_gradients(self) -> None:
-        """Show the optimizer the gradients that the passes have left."""
-        for name, param in self.params.items():
-            assert param._local_tensor.data_ptr() == self._own[name].data_ptr(), name
-            grad = cast(DTensor | None, param.grad)
-            self._own[name].grad = None if grad is None else grad._local_tensor
-
-    def drop_gradients(self, held: set[str]) -> None:
-        """Forget the gradients of all parameters but these."""
-        for name in self._own.keys() - held:
-            self._own[name].grad = None
-
-    def is_slice(self, name: str, tensor: Tensor) -> bool:
-        """Whether a tensor of the optimizer is sharded as its parameter is."""
-        return tensor.ndim > 0 and tensor.shape == self._own[name].shape
-
-    def full(self, name: str, part: Tensor) -> Tensor:
-        """The whole of which every rank passes its slice."""
-        param = self.params[name]
-        return DTensor.from_local(
-            part,
-            param.device_mesh,
-            param.placements,
-            run_check=False,
-            shape=param.shape,
-            stride=param.stride(),
-        ).full_tensor()
-
-    def own(self, name: str, full: Tensor) -> Tensor:
-        """This rank's slice of a whole."""
-        param = self.params[name]
-        parts = full.chunk(param.device_mesh.size())
-        rank = param.device_mesh.get_local_rank()
-        return parts[rank] if rank < len(parts) else full[:0]

@@ -26,6 +26,7 @@ from agentrl.train.backends.shares import share
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, exact_passes
 from agentrl.train.model.allocator import keep_freed_memory
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
+from agentrl.train.model.value_head import ValueModel
 
 
 class Whole(nn.Module):
@@ -58,8 +59,8 @@ class LockstepBackend(ABC):
         """Take part; returns when every rank does.
 
         Args:
-            model: a `transformers` causal language model, whole and the same on every rank. It is
-                taken apart: from now on the backend alone can run it.
+            model: a `transformers` causal language model or a `ValueModel`, whole and the same on
+                every rank. It is taken apart: from now on the backend alone can run it.
             train: the optimizer.
             gradient_checkpointing: recompute activations in the backward pass.
             ranks: joined already; closed by the caller.
@@ -71,6 +72,7 @@ class LockstepBackend(ABC):
         params = dict(model.named_parameters())
         first = next(iter(params.values()))
         self._model, self._train, self._ranks = model, train, ranks
+        self._whole: nn.Module = model if isinstance(model, ValueModel) else Whole(model)
         self._device, self._dtype = first.device, first.dtype
         self._checkpointing = gradient_checkpointing
         self.rank, self.world_size = ranks.rank, ranks.world_size
@@ -83,8 +85,8 @@ class LockstepBackend(ABC):
         ranks.open_global_group()
 
     @abstractmethod
-    def _forward(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
-        """`Whole.forward` under the library that holds the parts."""
+    def _forward(self, batch: TensorBatch) -> Any:
+        """The output of `self._whole` under the library that holds the parts."""
 
     @abstractmethod
     def _backward(self, loss: Tensor) -> None:
@@ -106,6 +108,12 @@ class LockstepBackend(ABC):
         with self._ranks.naming("gathering weights in a forward pass"):
             log_probs, entropy = self._forward(batch)
         return TokenLogProbs(log_probs_R=log_probs, entropy_R=entropy)
+
+    def values(self, batch: TensorBatch) -> Tensor:
+        """See `TrainBackend`; all ranks call."""
+        go_on_together(self.gather)
+        with self._ranks.naming("gathering weights in a forward pass of the critic"):
+            return self._forward(batch)
 
     def backward(self, loss: Tensor) -> None:
         """See `TrainBackend`; all ranks call."""

@@ -63,6 +63,10 @@ class TorchBackend:
         """`log_probs` as in `TrainBackend.log_probs`."""
         return packed_log_probs(self._model, batch, loss_of=loss_of)
 
+    def values(self, batch: TensorBatch) -> Tensor:
+        """`values` as in `TrainBackend.values`."""
+        return self._model(batch)
+
     def backward(self, loss: Tensor) -> None:
         """`backward` as in `TrainBackend.backward`."""
         (loss * self.loss_factor).backward()

@@ -8,14 +8,19 @@ documented functions where there are some. Written against DeepSpeed 0.19.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from agentrl.train.backends.ranks import Ranks
+from agentrl.train.backends.zero_muon import FlatMuon
+from agentrl.train.optim.divided_muon import MatrixPart
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTUM = "momentum_buffer"
 
 
 def zero_parts(engine: Any, stage: int) -> ZeroParts:
@@ -35,6 +40,41 @@ class ZeroParts(ABC):
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._optimizer = engine.optimizer
+        self._matrices: set[int] = set()
+
+    def divide(self, matrices: Sequence[nn.Parameter], *, ranks: Ranks) -> None:
+        """Let a `FlatMuon` know where in DeepSpeed's tensors the matrices are. All ranks call."""
+        muon = self._adamw()
+        assert isinstance(muon, FlatMuon)
+        self._matrices = {id(param) for param in matrices}
+        held = [self._place(param) for param in matrices]
+        by_rank = ranks.gather([len(part) for _, part in held])
+        parts = [
+            MatrixPart(
+                shape=self._shape(param),
+                sizes=tuple(counts[index] for counts in by_rank),
+                tensor=tensor,
+                start=part.start,
+                rank=ranks.rank,
+            )
+            for index, (param, (tensor, part)) in enumerate(zip(matrices, held, strict=True))
+        ]
+        muon.divide(parts, group=torch.distributed.group.WORLD)
+
+    def _shape(self, param: nn.Parameter) -> tuple[int, int]:
+        rows, columns = param.shape
+        return rows, columns
+
+    def _place(self, param: nn.Parameter) -> tuple[Tensor, range]:
+        """The tensor that the optimizer moves, and where in it this rank's numbers are.
+
+        The matrices are the first group.
+        """
+        mapping = param._hp_mapping  # pyright: ignore[reportAttributeAccessIssue]
+        if mapping is None:
+            return self._flat()[0], range(0)
+        place = mapping.get_hp_fragment_address()
+        return self._flat()[0], range(place.start, place.start + place.numel)
 
     @abstractmethod
     def clear_gradients(self) -> None:
@@ -59,12 +99,15 @@ class ZeroParts(ABC):
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         yield "master", _there(safe_get_full_fp32_param(param))
-        step = self._steps()
-        if step is not None:
-            self._link()
-            yield "step", step
-            for key in MOMENTS:
-                yield key, _there(safe_get_full_optimizer_state(param, key))
+        if not any(self._adamw().state.get(flat) for flat in self._flat()):
+            return
+        self._link()
+        if id(param) in self._matrices:
+            yield MOMENTUM, _there(safe_get_full_optimizer_state(param, MOMENTUM))
+            return
+        yield "step", self._steps()
+        for key in MOMENTS:
+            yield key, _there(safe_get_full_optimizer_state(param, key))
 
     def load(self, param: nn.Parameter, master: Tensor, moments: dict[str, Tensor]) -> None:
         """Take over what `full_state` gave; parameters all at the same step."""
@@ -72,8 +115,8 @@ class ZeroParts(ABC):
             param.data.copy_(master)
         self._write(param, "master", master.to(torch.float32))
         if moments:
-            self._make_moments(moments["step"])
-            for key in MOMENTS:
+            self._make_moments(moments.get("step"))
+            for key in moments.keys() - {"step"}:
                 self._write(param, key, moments[key].to(torch.float32))
 
     def _write(self, param: nn.Parameter, key: str, full: Tensor) -> None:
@@ -91,19 +134,25 @@ class ZeroParts(ABC):
     def _adamw(self) -> torch.optim.Optimizer:
         return self._optimizer.optimizer
 
-    def _steps(self) -> Tensor | None:
-        """How often AdamW has moved; None before its first time."""
-        kept = [self._adamw().state.get(flat) for flat in self._flat()]
-        return kept[0]["step"].clone() if kept and kept[0] else None
+    def _steps(self) -> Tensor:
+        """How often AdamW has moved."""
+        kept = [self._adamw().state.get(flat) or {} for flat in self._flat()]
+        return next(state["step"] for state in kept if "step" in state).clone()
 
-    def _make_moments(self, step: Tensor) -> None:
-        """See that there is state to write into, at this step."""
-        state = self._adamw().state
+    def _make_moments(self, step: Tensor | None) -> None:
+        """See that there is state to write into, AdamW's at this step if one is given."""
+        optimizer = self._adamw()
+        state = optimizer.state
         for flat in self._flat():
+            if isinstance(optimizer, FlatMuon) and optimizer.moves_by_muon(flat):
+                if not state.get(flat):
+                    state[flat] = {MOMENTUM: torch.zeros_like(flat.data)}
+                continue
             if not state.get(flat):
                 state[flat] = {key: torch.zeros_like(flat.data) for key in MOMENTS}
                 state[flat]["step"] = torch.zeros((), dtype=torch.float32, device=flat.device)
-            state[flat]["step"].fill_(step.item())
+            if step is not None:
+                state[flat]["step"].fill_(step.item())
         self._link()
 
     def _link(self) -> None:
@@ -137,11 +186,7 @@ class Stage0(ZeroParts):
     def full_state(self, param: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
         """`full_state` as in `ZeroParts.full_state`."""
         yield "master", param
-        kept = self._optimizer.state.get(param)
-        if kept:
-            yield "step", kept["step"]
-            for key in MOMENTS:
-                yield key, kept[key]
+        yield from self._optimizer.state.get(param, {}).items()
 
     def load(self, param: nn.Parameter, master: Tensor, moments: dict[str, Tensor]) -> None:
         """`load` as in `ZeroParts.load`."""
@@ -150,6 +195,18 @@ class Stage0(ZeroParts):
             self._optimizer.state[param] = {
                 key: value.clone().to(param.device) for key, value in moments.items()
             }
+
+    def divide(self, matrices: Sequence[nn.Parameter], *, ranks: Ranks) -> None:
+        """`divide` as in `ZeroParts.divide`: every rank has all of them, and moves all."""
+        self._optimizer.divide(
+            [
+                MatrixPart(
+                    shape=self._shape(param), sizes=(param.numel(),), tensor=param, start=0, rank=0
+                )
+                for param in matrices
+            ],
+            group=None,
+        )
 
     def _flat(self) -> list[Tensor]:
         return [param for group in self._optimizer.param_groups for param in group["params"]]
@@ -235,6 +292,17 @@ class Stage3(ZeroParts):
             safe_set_local_fp32_param(param, own)
         else:
             safe_set_local_optimizer_state(param, own, key)
+
+    def _shape(self, param: nn.Parameter) -> tuple[int, int]:
+        rows, columns = param.ds_shape  # pyright: ignore[reportAttributeAccessIssue]
+        return rows, columns
+
+    def _place(self, param: nn.Parameter) -> tuple[Tensor, range]:
+        zero = self._optimizer
+        group, start, size = zero.grad_position[zero.get_param_id(param)]
+        # The last ranks' parts end with padding.
+        left = param.ds_numel - size * torch.distributed.get_rank()  # pyright: ignore[reportAttributeAccessIssue]
+        return self._flat()[group], range(start, start + max(0, min(size, left)))
 
     def _flat(self) -> list[Tensor]:
         return list(self._optimizer.fp32_partitioned_groups_flat)

@@ -2,6 +2,8 @@
 
 The language-model head is by far the widest layer. Here its output exists once, in the model's own
 dtype, while the softmax runs through a small float32 buffer that stays in the processor's cache.
+With `float32_logits` that buffer is filled with logits that were never rounded to the model's
+dtype (`agentrl.lm_head`); probabilities that are kept, and their products, have that dtype still.
 Where the loss is known beforehand (`gradient_of`) not even that: a chunk's logits become its share
 of the gradient at once. Where it is not and one copy is too much, the head runs in chunks and the
 backward pass computes each chunk again.
@@ -17,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from agentrl.lm_head import float32_product, is_narrow
 
 MAX_KEPT_BYTES = 1 << 29
 """Probabilities of one micro-batch are kept for the backward pass up to this size (512 MiB)."""
@@ -42,6 +46,7 @@ def head_log_probs(
     temperature_A: Tensor | None = None,
     max_kept_bytes: int = MAX_KEPT_BYTES,
     gradient_of: GradientOf | None = None,
+    float32_logits: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(hidden @ weight.T / temperature) at the targets, and the entropy.
 
@@ -56,6 +61,7 @@ def head_log_probs(
             log-probability. Gradients are then formed in the forward pass. If the backward pass
             brings another gradient (but for one common factor) they are computed again, so a
             wrong guess costs time and nothing else.
+        float32_logits: do not round logits to the dtype of the weight before the softmax.
 
     Returns:
         `(log_probs_A, entropy_A)` in float32 (float64 for a float64 model), in nats. The gradient
@@ -64,8 +70,16 @@ def head_log_probs(
     logits_bytes = len(target_A) * weight_VE.shape[0] * weight_VE.element_size()
     if not torch.is_grad_enabled() or logits_bytes <= FORMED_BYTES:
         gradient_of = None
+    float32_logits = float32_logits and is_narrow(weight_VE)
     return _HeadLogProbs.apply(
-        hidden_AE, weight_VE, bias_V, target_A, temperature_A, max_kept_bytes, gradient_of
+        hidden_AE,
+        weight_VE,
+        bias_V,
+        target_A,
+        temperature_A,
+        max_kept_bytes,
+        gradient_of,
+        float32_logits,
     )
 
 
@@ -82,13 +96,16 @@ class _HeadLogProbs(torch.autograd.Function):
         temperature: Tensor | None,
         max_kept_bytes: int,
         gradient_of: GradientOf | None,
+        float32_logits: bool,
     ) -> tuple[Tensor, Tensor]:
         kind = torch.promote_types(hidden.dtype, torch.float32)
         log_probs = torch.empty(len(target), dtype=kind, device=hidden.device)
         entropy = torch.empty_like(log_probs)
+        known = log_probs if float32_logits else None
         needs_gradient = any(ctx.needs_input_grad)
         forms = gradient_of is not None and needs_gradient
-        row_bytes = weight.shape[0] * weight.element_size()
+        row_bytes = weight.shape[0] * weight.element_size() * (2 if float32_logits else 1)
+        ctx.float32_logits = float32_logits
         ctx.chunks = _even_chunks(
             len(target), (FORMED_BYTES if forms else max_kept_bytes) // row_bytes
         )
@@ -99,37 +116,51 @@ class _HeadLogProbs(torch.autograd.Function):
             part = slice(start, end)
             at = None if temperature is None else temperature[part]
             probs = _probabilities(
-                hidden[part], weight, bias, target[part], at, log_probs[part], entropy[part]
+                hidden[part],
+                weight,
+                bias,
+                target[part],
+                at,
+                log_probs[part],
+                entropy[part],
+                float32_logits=float32_logits,
             )
             if gradient_of is not None and sums is not None and guess is not None:
                 guess[part] = gradient_of(part, log_probs[part], entropy[part])
-                sums.add(part, probs, target[part], _over(guess[part], at))
+                sums.add(part, probs, target[part], _over(guess[part], at), known)
             elif needs_gradient and len(ctx.chunks) == 1:
                 ctx.kept = probs
             del probs
         ctx.sums = sums
-        ctx.save_for_backward(hidden, weight, bias, target, temperature, guess)
+        ctx.save_for_backward(hidden, weight, bias, target, temperature, guess, known)
         ctx.mark_non_differentiable(entropy)
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, target, temperature, guess = ctx.saved_tensors
+        hidden, weight, bias, target, temperature, guess, known = ctx.saved_tensors
         sums: _Sums | None = ctx.sums
         factor = None if guess is None else _common_factor(grads[0], guess)
         if sums is not None and factor is not None:
             ctx.sums = None
-            return (*sums.result(factor), None, None, None, None)
+            return (*sums.result(factor), None, None, None, None, None)
         sums = _Sums(ctx, hidden, weight, bias)
         for start, end in ctx.chunks:
             part = slice(start, end)
             at = None if temperature is None else temperature[part]
             probs, ctx.kept = ctx.kept, None
             if probs is None:
-                probs = _probabilities(hidden[part], weight, bias, target[part], at)
-            sums.add(part, probs, target[part], _over(grads[0][part], at))
+                probs = _probabilities(
+                    hidden[part],
+                    weight,
+                    bias,
+                    target[part],
+                    at,
+                    float32_logits=ctx.float32_logits,
+                )
+            sums.add(part, probs, target[part], _over(grads[0][part], at), known)
             del probs
-        return (*sums.result(1.0), None, None, None, None)
+        return (*sums.result(1.0), None, None, None, None, None)
 
 
 class _Sums:
@@ -147,9 +178,12 @@ class _Sums:
             self._for_weight = torch.zeros_like(weight)
             self._for_bias = None if bias is None else torch.zeros_like(bias)
 
-    def add(self, part: slice, probs: Tensor, target: Tensor, grad: Tensor) -> None:
-        """One chunk; `probs` is used up."""
-        grad_logits = _logit_gradient(probs, target, grad)
+    def add(
+        self, part: slice, probs: Tensor, target: Tensor, grad: Tensor, known: Tensor | None
+    ) -> None:
+        """One chunk; `probs` is used up. `known` are the log-probabilities of all tokens."""
+        log_probs = None if known is None else known[part]
+        grad_logits = _logit_gradient(probs, target, grad, log_probs)
         torch.mm(grad_logits, self._weight, out=self._for_hidden[part])
         if self._wanted[1]:
             self._add_for_weight(grad_logits, self._hidden[part])
@@ -218,9 +252,16 @@ def _probabilities(
     temperature: Tensor | None,
     log_probs: Tensor | None = None,
     entropy: Tensor | None = None,
+    *,
+    float32_logits: bool,
 ) -> Tensor:
     """[A, V] softmax in the dtype of the weights; fills `log_probs` and `entropy` on the way."""
-    logits = torch.nn.functional.linear(hidden, weight, bias)
+    rest: Tensor | None = None
+    if float32_logits:
+        logits, rest = float32_product(hidden, weight)
+    else:
+        logits = torch.nn.functional.linear(hidden, weight, bias)
+    kept = logits if logits.dtype == weight.dtype else torch.empty_like(logits, dtype=weight.dtype)
     rows, vocabulary = logits.shape
     kind = torch.promote_types(logits.dtype, torch.float32)
     block = min(rows, _CPU_BLOCK if logits.device.type == "cpu" else _GPU_BLOCK)
@@ -229,10 +270,14 @@ def _probabilities(
         part = slice(start, min(start + block, rows))
         raw, probs = scratch[:, : part.stop - start]
         raw.copy_(logits[part])
+        if rest is not None:
+            raw += rest[part]
+        if float32_logits and bias is not None:
+            raw += bias
         if temperature is not None:
             raw /= temperature[part, None]
         torch.softmax(raw, dim=-1, out=probs)
-        logits[part] = probs
+        kept[part] = probs
         if log_probs is None or entropy is None:
             continue
         # The largest probability is 1 / sum exp(raw - max): no pass of its own for the log-sum-exp.
@@ -241,14 +286,20 @@ def _probabilities(
         # H = log_sum - sum p raw. An impossible token has p = 0, but 0 * -inf is a NaN.
         raw.clamp_(min=torch.finfo(kind).min).mul_(probs)
         entropy[part] = (log_sum - raw.sum(dim=1)).clamp_(min=0.0)
-    return logits
+    return kept
 
 
-def _logit_gradient(probs: Tensor, target: Tensor, grad: Tensor) -> Tensor:
-    """grad * (onehot(target) - p), written over `probs`."""
+def _logit_gradient(
+    probs: Tensor, target: Tensor, grad: Tensor, log_probs: Tensor | None
+) -> Tensor:
+    """grad * (onehot(target) - p), written over `probs`; `log_probs` of the targets if exact."""
     rows = torch.arange(len(target), device=target.device)
     # The difference at the target is formed before rounding: p near 1 would lose it.
-    at_target = grad * (1.0 - probs[rows, target].to(grad.dtype))
+    if log_probs is None:
+        left = 1.0 - probs[rows, target].to(grad.dtype)
+    else:
+        left = -torch.expm1(log_probs)
+    at_target = grad * left
     probs *= -grad.to(probs.dtype)[:, None]
     probs[rows, target] = at_target.to(probs.dtype)
     return probs

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
+from agentrl.lm_head import has_float32_head
 from agentrl.train.model.head_logprobs import GradientOf, head_log_probs
 from agentrl.train.model.segments import Segments, path_ranges, starts
 from agentrl.train.model.stateful_layers import carries_state
@@ -65,6 +66,7 @@ def packed_log_probs(
         bias_V=getattr(head, "bias", None),
         temperature_A=batch.temperature_A,
         gradient_of=None if loss_of is None else _gradient_of(loss_of, batch),
+        float32_logits=has_float32_head(model),
     )
     zeros_R = torch.zeros(len(batch.mask_R), dtype=log_probs_A.dtype, device=log_probs_A.device)
     return TokenLogProbs(

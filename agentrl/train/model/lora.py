@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from agentrl.config.training import LoraSection
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 
 ADAPTER_FOLDER = "adapter"
@@ -228,7 +229,7 @@ def load_peft() -> Any:
         import peft
     except ImportError:
         raise ConfigError(
-            "train.lora needs the package peft, which is not installed; run pip install "
-            "'agentrl[lora]', or leave train.lora out"
+            "train.lora needs the package peft, which is not installed; run "
+            f"{install_command('lora')}, or leave train.lora out"
         ) from None
     return peft

@@ -24,6 +24,7 @@ import torch
 
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
+from agentrl.lm_head import use_float32_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,9 +133,25 @@ def load_pretrained(section: ModelSection) -> Pretrained:
             model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path {section.path!r} cannot be loaded: {error}") from None
+    if section.head_dtype == "float32":
+        use_float32_head(model)
+    else:
+        _check_head_dtype(model, section.path)
     return Pretrained(
         model=model.to(device).eval(), tokenizer=tokenizer, device=device, path=section.path
     )
+
+
+def _check_head_dtype(model: Any, path: str) -> None:
+    """Refuse a checkpoint whose own config gives vLLM a head that the trainer would not have."""
+    found = getattr(model.config, "head_dtype", None)
+    name = str(found).removeprefix("torch.")
+    if found is not None and name not in ("model", str(model.dtype).removeprefix("torch.")):
+        raise ConfigError(
+            f"config.json of model.path {path!r} says head_dtype {name!r}, which vLLM follows, "
+            "but model.head_dtype is 'model'; set model.head_dtype: float32, or remove head_dtype "
+            "from config.json"
+        )
 
 
 def cache_dir() -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import CriticSection, ModelSection
@@ -26,11 +27,22 @@ _SCORED = ("ForSequenceClassification", "ForTokenClassification")
 _HEADS = ("score", "classifier")
 
 
+class ValueHead(nn.Linear):
+    """One number per token, computed in float32 or wider, also where its weights are narrower."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[A, 1] of [A, E]."""
+        kind = torch.promote_types(self.weight.dtype, torch.float32)
+        return linear(input.to(kind), self.weight.to(kind), self.bias.to(kind))
+
+
 class ValueModel(nn.Module):
     """Body and value head; packed rows run through the body as through that of the policy.
 
     The head computes and is kept in float32 (float64 over a float64 body), whatever the body's
     dtype is: values near each other would be equal in bfloat16, and advantages are differences.
+    DeepSpeed alone, which knows one dtype, keeps the head in that of the body between float32
+    masters and float32 products.
     """
 
     def __init__(self, body: Any, head: nn.Linear | None = None) -> None:
@@ -53,7 +65,7 @@ class ValueModel(nn.Module):
                 "value; give a reward model that was trained with num_labels=1"
             )
         self.body = body
-        self.value_head = nn.Linear(
+        self.value_head = ValueHead(
             width, 1, device=param.device, dtype=torch.promote_types(param.dtype, torch.float32)
         )
         with torch.no_grad():
@@ -74,6 +86,11 @@ class ValueModel(nn.Module):
         """The body, as `transformers` models name it."""
         return self.body
 
+    @property
+    def _no_split_modules(self) -> Any:
+        """Of the body: the names of its layers, as `transformers` models have them."""
+        return getattr(self.body, "_no_split_modules", None)
+
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         """As `transformers` models have it."""
         self.body.gradient_checkpointing_enable(*args, **kwargs)
@@ -81,7 +98,7 @@ class ValueModel(nn.Module):
     def forward(self, batch: TensorBatch) -> Tensor:
         """[R] The value before each trained token, 0 elsewhere. Call inside `packed_attention`."""
         hidden_AE = hidden_states(self, batch)[batch.source_A]
-        values_A = self.value_head(hidden_AE.to(self.value_head.weight.dtype))[:, 0]
+        values_A = self.value_head(hidden_AE)[:, 0]
         zeros_R = torch.zeros(len(batch.mask_R), dtype=values_A.dtype, device=values_A.device)
         return zeros_R.index_put((batch.index_A,), values_A)
 

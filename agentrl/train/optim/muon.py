@@ -13,7 +13,7 @@ run's to choose.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -38,33 +38,66 @@ class MasterMuon(MasterAdamW):
     def _make_optimizers(
         self, model: nn.Module, *, betas: tuple[float, float], weight_decay: float
     ) -> list[torch.optim.Optimizer]:
-        if not hasattr(torch.optim, "Muon"):
-            raise ConfigError(
-                f"train.optimizer is 'muon', which torch has from 2.9 on; this is torch "
-                f"{torch.__version__}: update it, or set train.optimizer: adamw"
-            )
-        self._in_layers = frozenset(layer_matrices(model))
-        if not self._in_layers:
-            raise ConfigError(
-                f"train.optimizer is 'muon', but {type(model).__name__} has no trained matrix "
-                "inside a list of layers; set train.optimizer: adamw"
-            )
-        matrices = [self._masters[name] for name in self._masters if name in self._in_layers]
+        self._in_layers = frozenset(checked_matrices(self._module(model)))
+        matrices = [name for name in self._masters if name in self._in_layers]
         rest = [self._masters[name] for name in self._masters if name not in self._in_layers]
-        muon = torch.optim.Muon(
-            matrices,
-            lr=0.0,
-            weight_decay=weight_decay,
-            momentum=MOMENTUM,
-            nesterov=True,
-            adjust_lr_fn="match_rms_adamw",
-        )
+        mover = self._make_muon(matrices, weight_decay=weight_decay)
         if not rest:
-            return [muon]
-        return [muon, adamw(rest, betas=betas, weight_decay=weight_decay)]
+            return [mover]
+        return [mover, adamw(rest, betas=betas, weight_decay=weight_decay)]
+
+    def _module(self, model: nn.Module) -> nn.Module:
+        """The module whose structure says which parameters are matrices in layers."""
+        return model
+
+    def _make_muon(self, names: Sequence[str], *, weight_decay: float) -> torch.optim.Optimizer:
+        """Muon for the masters with these names."""
+        masters = [self._masters[name] for name in names]
+        return muon(masters, learning_rate=0.0, weight_decay=weight_decay)
 
     def _moment_keys(self, name: str) -> frozenset[str]:
         return MUON_MOMENTS if name in self._in_layers else super()._moment_keys(name)
+
+
+def muon(
+    masters: Sequence[Tensor],
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    momentum: float = MOMENTUM,
+) -> torch.optim.Optimizer:
+    """Torch's Muon for whole matrices.
+
+    Without momentum the gradient is what is orthogonalised.
+    """
+    return torch.optim.Muon(
+        masters,
+        lr=learning_rate,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        nesterov=momentum > 0.0,
+        adjust_lr_fn="match_rms_adamw",
+    )
+
+
+def checked_matrices(model: nn.Module) -> list[str]:
+    """The names of `layer_matrices`, for a run that is to move them by Muon.
+
+    Raises:
+        ConfigError: this torch has no Muon, or there is no such matrix.
+    """
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError(
+            f"train.optimizer is 'muon', which torch has from 2.9 on; this is torch "
+            f"{torch.__version__}: update it, or set train.optimizer: adamw"
+        )
+    found = list(layer_matrices(model))
+    if not found:
+        raise ConfigError(
+            f"train.optimizer is 'muon', but {type(model).__name__} has no trained matrix "
+            "inside a list of layers; set train.optimizer: adamw"
+        )
+    return found
 
 
 def layer_matrices(model: nn.Module) -> Iterator[str]:

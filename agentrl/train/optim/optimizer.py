@@ -8,7 +8,7 @@ freed. A parameter that is float32 or wider is its own master.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -141,7 +141,7 @@ class MasterAdamW:
         """
         masters: dict[str, Tensor] = state["masters"]
         check_same_parameters(self._masters, masters)
-        self._check_same_kind(state["moments"])
+        check_same_kind(state["moments"], self._moment_keys)
         states = self._states()
         self.clear()
         for name, master in self._masters.items():
@@ -172,35 +172,31 @@ class MasterAdamW:
         """What the optimizer of this parameter keeps once it has moved it."""
         return ADAMW_MOMENTS
 
-    def _check_same_kind(self, moments: dict[str, dict[str, Any]]) -> None:
-        for name, kept in moments.items():
-            wanted = self._moment_keys(name)
-            if kept and kept.keys() != wanted:
-                raise RunError(
-                    f"the saved optimizer keeps {', '.join(sorted(kept))} for {name}, the one of "
-                    f"this run {', '.join(sorted(wanted))}: train.optimizer was another; put it "
-                    "back, or begin a new run from the checkpoint as model.path"
-                )
-
 
 def adamw(
     masters: Iterable[Tensor], *, betas: tuple[float, float], weight_decay: float
 ) -> torch.optim.Optimizer:
     """Torch's fused AdamW; decay on what has two axes or more."""
     every = list(masters)
-    matrices = [master for master in every if master.ndim >= 2]
-    vectors = [master for master in every if master.ndim < 2]
+    groups = adamw_groups(every, weight_decay=weight_decay)
+    return torch.optim.AdamW(groups, **adamw_settings(every, betas=betas))
+
+
+def adamw_groups(masters: Sequence[Tensor], *, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups for AdamW, none of them empty: decay on what has two axes or more."""
+    matrices = [master for master in masters if master.ndim >= 2]
+    vectors = [master for master in masters if master.ndim < 2]
     groups = [
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=0.0,
-        betas=betas,
-        eps=_EPS,
-        fused=all(_fusable(master) for master in every),
-    )
+    return [group for group in groups if group["params"]]
+
+
+def adamw_settings(masters: Sequence[Tensor], *, betas: tuple[float, float]) -> dict[str, Any]:
+    """Arguments of torch's AdamW that all groups share; the learning rate comes with each step."""
+    fused = all(_fusable(master) for master in masters)
+    return {"lr": 0.0, "betas": betas, "eps": _EPS, "fused": fused}
 
 
 def _master(param: nn.Parameter) -> Tensor:
@@ -240,3 +236,24 @@ def check_same_parameters(ours: Mapping[str, Tensor], theirs: Mapping[str, Tenso
             f"the saved optimizer has another shape for {odd[0]}: {tuple(theirs[odd[0]].shape)}, "
             f"the model has {tuple(ours[odd[0]].shape)} ({len(odd)} such parameters)"
         )
+
+
+def check_same_kind(
+    moments: Mapping[str, Mapping[str, Any]], wanted: Callable[[str], frozenset[str]]
+) -> None:
+    """Saved moments are those of the optimizer at hand.
+
+    Args:
+        moments: saved, by parameter name; empty for one that has not been moved.
+        wanted: what the optimizer of a parameter keeps once it has moved it.
+
+    Raises:
+        RunError: those of another kind of optimizer.
+    """
+    for name, kept in moments.items():
+        if kept and kept.keys() != wanted(name):
+            raise RunError(
+                f"the saved optimizer keeps {', '.join(sorted(kept))} for {name}, the one of "
+                f"this run {', '.join(sorted(wanted(name)))}: train.optimizer was another; put it "
+                "back, or begin a new run from the checkpoint as model.path"
+            )

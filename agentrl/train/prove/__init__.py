@@ -2,5 +2,6 @@
 
 from agentrl.train.prove.checks import Proof, prove
 from agentrl.train.prove.compare import ProofFinding
+from agentrl.train.prove.sizes import ProbeSizes
 
-__all__ = ["Proof", "ProofFinding", "prove"]
+__all__ = ["ProbeSizes", "Proof", "ProofFinding", "prove"]

@@ -6,37 +6,35 @@ divides by what it sees in its micro-batch fails the first of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from agentrl.batch.records import LossNeeds, PackedBatch
+from agentrl.batch.records import PackedBatch
 from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
 from agentrl.estimators import find_estimator
 from agentrl.finding import Status, any_failed
 from agentrl.train.losses import needs_of
-from agentrl.train.prove.compare import MOST_NAMED, ProofFinding, compared, failed
+from agentrl.train.prove.bench import WHOLE, Bench
+from agentrl.train.prove.compare import MOST_NAMED, ProofFinding, compared, failed, not_finite
+from agentrl.train.prove.counting import counting_check
+from agentrl.train.prove.direction import direction_check
 from agentrl.train.prove.estimator import estimator_checks
-from agentrl.train.prove.evaluate import (
-    Division,
-    Policies,
-    UpdateOutcome,
-    build_update,
-    evaluate,
-    tokens_of,
-)
+from agentrl.train.prove.evaluate import Division, UpdateOutcome, tokens_of
 from agentrl.train.prove.model import exact_model, neighbour
 from agentrl.train.prove.poison import poisoned
+from agentrl.train.prove.policies import ModelPolicies
+from agentrl.train.prove.precision import apart, tolerance_of
 from agentrl.train.prove.rollouts import random_groups, shuffled, split_rollouts
+from agentrl.train.prove.sizes import ProbeSizes, size_checks
 from agentrl.types import TrajectoryGroup
-
-_WHOLE = Division(name="whole")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,50 +50,13 @@ class Proof:
         return not any_failed(self.checks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bench:
-    """What all checks work with."""
-
-    policies: Policies
-    algorithm: AlgorithmSection
-    needs: LossNeeds
-    clip_shaped: Bounds | None
-    groups: list[TrajectoryGroup]
-
-    def update(
-        self,
-        division: Division,
-        groups: list[TrajectoryGroup] | None = None,
-        needs: LossNeeds | None = None,
-    ) -> PackedBatch:
-        return build_update(
-            groups or self.groups,
-            division,
-            policies=self.policies,
-            algorithm=self.algorithm,
-            needs=needs or self.needs,
-            clip_shaped=self.clip_shaped,
-        )
-
-    def outcome(
-        self, update: PackedBatch, *, ranks: int = 1, poison: Mapping[str, float] | None = None
-    ) -> UpdateOutcome:
-        return evaluate(
-            update,
-            policies=self.policies,
-            algorithm=self.algorithm,
-            needs=self.needs,
-            ranks=ranks,
-            poison=poison,
-        )
-
-
 def prove(
     algorithm: AlgorithmSection,
     *,
     clip_shaped: Bounds | None = None,
     base: Path | None = None,
     seed: int = 0,
+    sizes: ProbeSizes | None = None,
 ) -> Proof:
     """Run an algorithm's estimator and loss on a tiny model and compare what must be equal.
 
@@ -104,18 +65,19 @@ def prove(
         clip_shaped: `reward.clip_shaped`.
         base: folder that relative file paths in `algorithm` start from.
         seed: of the rollouts; those of any seed have to pass.
+        sizes: of the run, which the loss is tried at too; default those of `ProbeSizes`.
 
     Raises:
         ConfigError: there is no such estimator or loss.
     """
     spec = find_estimator(algorithm.advantage_estimator, base=base)
     model = exact_model(seed=seed)
-    policies = Policies(
-        now=model,
+    policies = ModelPolicies(
+        model=model,
         old=neighbour(model, seed=seed + 1, noise=0.02),
         ref=neighbour(model, seed=seed + 2, noise=0.05),
     )
-    bench = _Bench(
+    bench = Bench(
         policies=policies,
         algorithm=algorithm,
         needs=needs_of(algorithm, base=base),
@@ -128,7 +90,7 @@ def prove(
     if checks[0].status is Status.FAIL:
         return Proof(checks=tuple(checks))
     try:
-        update = bench.update(_WHOLE)
+        update = bench.update(WHOLE)
         whole = bench.outcome(update)
     except ConfigError:
         raise
@@ -137,7 +99,10 @@ def prove(
     checks.append(_finite(whole))
     if checks[-1].status is Status.FAIL:
         return Proof(checks=tuple(checks))
-    for name, make in _comparisons(bench, whole):
+    comparisons = chain(
+        _comparisons(bench, update, whole), size_checks(bench, sizes or ProbeSizes(), seed=seed)
+    )
+    for name, make in comparisons:
         try:
             checks.append(make())
         except Exception as error:  # the same boundary
@@ -146,7 +111,7 @@ def prove(
 
 
 def _comparisons(
-    bench: _Bench, whole: UpdateOutcome
+    bench: Bench, update: PackedBatch, whole: UpdateOutcome
 ) -> Iterator[tuple[str, Callable[[], ProofFinding]]]:
     """Name and way to make each of the checks that compare with the reference."""
     small = _smallest_budget(bench)
@@ -192,10 +157,12 @@ def _comparisons(
             )
     title = "random masked targets"
     yield title, lambda: _poison_check(bench, clean(), title, "ids", 0)
+    yield "masks of sum and count", lambda: counting_check(bench, update, whole)
+    yield "direction", lambda: direction_check(bench, "direction")
     yield "on-policy identity", lambda: _identity_check(bench)
 
 
-def _smallest_budget(bench: _Bench) -> int:
+def _smallest_budget(bench: Bench) -> int:
     """Tokens of the longest row, or of the longest rollout where it must stay whole."""
     return max(
         len(row.prompt_ids) + len(row.response_ids)
@@ -205,23 +172,21 @@ def _smallest_budget(bench: _Bench) -> int:
 
 
 def _finite(whole: UpdateOutcome) -> ProofFinding:
-    bad = [name for name, grad in whole.gradient.items() if not torch.isfinite(grad).all()]
-    size = sum(float(grad.square().sum()) for grad in whole.gradient.values()) ** 0.5
+    bad = not_finite(whole)
+    if not bad and not any(bool(grad.any()) for grad in whole.gradient.values()):
+        bad = "the gradient is zero, there is nothing to compare"
     if bad:
-        slopes = [str(key) for key, slope in whole.slopes.items() if not np.isfinite(slope)]
-        where = ", ".join(slopes[:MOST_NAMED]) or "no token alone"
-        return failed("runs", f"the gradient of {bad[0]} is not finite; tokens: {where}")
-    if not np.isfinite(whole.loss):
-        return failed("runs", f"the gradient is finite, but the loss is {whole.loss}")
-    if size == 0.0:
-        return failed("runs", "the gradient is zero, there is nothing to compare")
+        return failed("runs", bad)
     tokens = sum(slope != 0.0 for slope in whole.slopes.values())
+    dtype = str(whole.dtype).removeprefix("torch.")
     detail = f"{tokens} tokens have a gradient"
+    if whole.dtype is not torch.float64:
+        detail += f"; computed in {dtype}: up to {tolerance_of(whole.dtype):.1e} counts as equal"
     return ProofFinding(name="runs", status=Status.OK, detail=detail)
 
 
 def _division_check(
-    bench: _Bench, whole: UpdateOutcome, division: Division, groups: list[TrajectoryGroup]
+    bench: Bench, whole: UpdateOutcome, division: Division, groups: list[TrajectoryGroup]
 ) -> ProofFinding:
     if bench.needs.whole_rollouts and groups is not bench.groups and not division.prefix_sharing:
         # The rows of a rollout repeat what came before: together they need more room.
@@ -235,10 +200,10 @@ def _division_check(
     return compared(division.name, whole, other)
 
 
-def _zero_rows_check(bench: _Bench, whole: UpdateOutcome) -> ProofFinding:
+def _zero_rows_check(bench: Bench, whole: UpdateOutcome) -> ProofFinding:
     """Rows whose advantage is zero are not computed unless the loss says that they matter."""
     needs = replace(bench.needs, zero_advantage_rows=True)
-    other = bench.outcome(bench.update(_WHOLE, needs=needs))
+    other = bench.outcome(bench.update(WHOLE, needs=needs))
     found = compared("rows without advantage", whole, other)
     if found.status is Status.OK:
         # Metrics are means over what is computed.
@@ -259,14 +224,12 @@ class _Clean:
     outcome: UpdateOutcome
 
 
-def _unpoisoned(bench: _Bench, micro_batch_tokens: int) -> _Clean:
+def _unpoisoned(bench: Bench, micro_batch_tokens: int) -> _Clean:
     update = bench.update(Division(name="clean", micro_batch_tokens=micro_batch_tokens))
     return _Clean(update=update, outcome=bench.outcome(update))
 
 
-def _poison_check(
-    bench: _Bench, known: _Clean, name: str, field: str, value: float
-) -> ProofFinding:
+def _poison_check(bench: Bench, known: _Clean, name: str, field: str, value: float) -> ProofFinding:
     """The same bits, whatever stands where the loss does not look."""
     update, clean = known.update, known.outcome
     if field in ("old", "ref"):
@@ -288,13 +251,10 @@ def _poison_check(
     return ProofFinding(name=name, status=Status.OK)
 
 
-def _identity_check(bench: _Bench) -> ProofFinding:
+def _identity_check(bench: Bench) -> ProofFinding:
     """At ratio 1, without a penalty, a policy loss usually has the gradient of REINFORCE."""
-    update = bench.update(_WHOLE)
-    free = bench.algorithm.model_copy(update={"kl_coef": 0.0})
-    found = evaluate(
-        update, policies=bench.policies, algorithm=free, needs=bench.needs, on_policy=True
-    )
+    update = bench.update(WHOLE)
+    found = bench.on_policy(update)
     want = {
         key: -weight * advantage if trained else 0.0
         for micro in update.micro_batches
@@ -303,10 +263,12 @@ def _identity_check(bench: _Bench) -> ProofFinding:
         )
     }
     largest = max(map(abs, want.values()), default=0.0) or 1.0
-    off = [key for key, slope in found.slopes.items() if abs(slope - want[key]) > 1e-12 * largest]
-    named = ", ".join(
-        f"{key}: {found.slopes[key]:.4g}, REINFORCE {want[key]:.4g}" for key in off[:1]
-    )
+    least = tolerance_of(found.dtype) * largest
+    off = [key for key, slope in found.slopes.items() if abs(slope - want[key]) > least]
+    named = ""
+    for key in off[:1]:
+        slope, plain = apart(found.slopes[key], want[key])
+        named = f"{key}: {slope}, REINFORCE {plain}"
     return ProofFinding(
         name="on-policy identity",
         status=Status.WARN if off else Status.OK,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from agentrl.batch import build_step
 from agentrl.batch.advantages import estimate, group_rewards
@@ -21,7 +22,8 @@ from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import DataError
 from agentrl.estimators import EstimatorSpec, GroupRewards
 from agentrl.finding import Status
-from agentrl.train.prove.compare import TOLERANCE, ProofFinding, failed
+from agentrl.train.prove.compare import ProofFinding, failed
+from agentrl.train.prove.precision import tolerance_of
 from agentrl.train.prove.rollouts import shuffled
 from agentrl.types import TrajectoryGroup
 
@@ -95,6 +97,7 @@ def _checks(
     yield "estimator, siblings", lambda: _first(_alone(spec, g) for g in made)
     yield "estimator, single rollout", lambda: _first(_single(spec, g) for g in made)
     yield "estimator, equal rewards", lambda: _first(_equal(spec, g) for g in made)
+    yield "estimator, direction", lambda: _first(_backwards(spec, g) for g in made)
     yield "estimator, order of groups", other_groups
     yield "estimator, untrusted rollouts", untrusted
 
@@ -153,6 +156,25 @@ def _equal(spec: EstimatorSpec, group: GroupRewards) -> str:
     return ""
 
 
+def _backwards(spec: EstimatorSpec, group: GroupRewards) -> str:
+    """The best of a group may not be worth less than the worst; equal is allowed."""
+    found = estimate(spec, group)
+    worst, best = (pick(range(len(found)), key=group.rewards.__getitem__) for pick in (min, max))
+    low, high = (float(found[index][0]) for index in (worst, best))
+    if high >= low - _tolerance(found) * max(abs(low), abs(high)):
+        return ""
+    return (
+        f"the best of {len(found)} rollouts has less advantage than the worst: {high!r} with "
+        f"reward {group.rewards[best]!r}, {low!r} with reward {group.rewards[worst]!r}"
+    )
+
+
+def _tolerance(found: Sequence[FloatArray]) -> float:
+    """That of float32 if every advantage is one: rewards are drawn, so float64 hardly gives one."""
+    exact = all(np.array_equal(a, a.astype(np.float32)) for a in found)
+    return tolerance_of(torch.float32 if exact else torch.float64)
+
+
 def _picked(group: GroupRewards, order: Sequence[int]) -> GroupRewards:
     return replace(
         group,
@@ -164,19 +186,21 @@ def _picked(group: GroupRewards, order: Sequence[int]) -> GroupRewards:
 
 def _apart(wanted: Sequence[FloatArray], got: Sequence[FloatArray], what: str) -> str:
     largest = max((float(np.abs(a).max(initial=0.0)) for a in wanted), default=0.0)
+    tolerance = _tolerance([*wanted, *got])
     for number, (a, b) in enumerate(zip(wanted, got, strict=True)):
-        if not np.allclose(a, b, rtol=0.0, atol=TOLERANCE * max(largest, 1e-12)):
+        if not np.allclose(a, b, rtol=0.0, atol=tolerance * max(largest, 1e-12)):
             return f"{what}: rollout {number} has {b.tolist()} instead of {a.tolist()}"
     return ""
 
 
 def _difference(whole: dict[str, float], other: dict[str, float]) -> str:
+    tolerance = _tolerance([np.array([*whole.values(), *other.values()])])
     off = [
         name
         for name in whole.keys() | other.keys()
         if name not in whole
         or name not in other
-        or not math.isclose(whole[name], other[name], rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        or not math.isclose(whole[name], other[name], rel_tol=tolerance, abs_tol=tolerance)
     ]
     if not off:
         return ""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from agentrl.batch import build_step
 from agentrl.batch.credit import compute_credit
 from agentrl.batch.packing import padding_micro_batch
 from agentrl.batch.records import (
+    BoolArray,
     FloatArray,
     LossNeeds,
     MicroBatch,
@@ -27,9 +27,9 @@ from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.losses import derive_metrics
-from agentrl.train.model.attention import packed_attention
-from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.objective import FixedLogProbs, Objective, objective
+from agentrl.train.prove.policies import FixedName, Policies, positions_of
+from agentrl.train.prove.precision import NarrowestDtype
 from agentrl.train.prove.rollouts import OLDEST_VERSION
 from agentrl.types import TrajectoryGroup
 
@@ -47,16 +47,34 @@ class TokenKey:
         return f"{self.rollout_id} at {self.position}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policies:
-    """The three models that are asked about tokens."""
+class TokenSlopes(Mapping[TokenKey, float]):
+    """Slope of the loss by the log-probability of each token; made when it is first looked at."""
 
-    now: Any
-    """The policy at hand, with gradients."""
-    old: Any
-    """Before the step."""
-    ref: Any
-    """The reference."""
+    def __init__(self) -> None:
+        self._parts: list[tuple[MicroBatch, list[int], list[float]]] = []
+        self._known: dict[TokenKey, float] | None = None
+
+    def add(self, micro: MicroBatch, index_A: Tensor, slope_A: Tensor) -> None:
+        """Add those of one micro-batch: the response positions, and the slope at each."""
+        self._parts.append((micro, index_A.tolist(), slope_A.tolist()))
+        self._known = None
+
+    def _slopes(self) -> dict[TokenKey, float]:
+        if self._known is None:
+            self._known = {}
+            for micro, index, slopes in self._parts:
+                keys = tokens_of(micro)
+                self._known.update(zip((keys[at] for at in index), slopes, strict=True))
+        return self._known
+
+    def __getitem__(self, key: TokenKey) -> float:
+        return self._slopes()[key]
+
+    def __iter__(self) -> Iterator[TokenKey]:
+        return iter(self._slopes())
+
+    def __len__(self) -> int:
+        return len(self._slopes())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +105,8 @@ class UpdateOutcome:
     """Merged over micro-batches and ranks."""
     micro_batches: int = 0
     """Number of micro-batches."""
+    dtype: torch.dtype = torch.float64
+    """The narrowest that the loss computed in."""
 
 
 def build_update(
@@ -113,8 +133,8 @@ def build_update(
         micros = step.updates[0].micro_batches
         step = compute_credit(
             step,
-            old=_numbers(policies.old, micros),
-            ref=_numbers(policies.ref, micros),
+            old=_numbers(policies, "old", micros),
+            ref=_numbers(policies, "ref", micros),
             values=_values(micros),
             kl_coef=algorithm.kl_coef,
             algorithm=algorithm,
@@ -144,17 +164,19 @@ def evaluate(
         on_policy: sampler and old policy are the policy at hand.
         poison: `old` and `ref` numbers where no loss looks.
     """
-    model = policies.now
+    parameters = dict(policies.parameters())
     sums = _UpdateSums(
-        gradient={name: torch.zeros_like(param) for name, param in model.named_parameters()}
+        gradient={name: torch.zeros_like(param) for name, param in parameters.items()}
     )
     micros = list(update.micro_batches)
     micros += [padding_micro_batch()] * (-len(micros) % ranks)
-    with packed_attention(model):
+    narrowest = NarrowestDtype()
+    with policies.packed():
         for micro in micros:
-            model.zero_grad(set_to_none=True)
+            for param in parameters.values():
+                param.grad = None
             tensors = _tensors(micro, needs)
-            out = packed_log_probs(model, tensors)
+            out = policies.now(tensors, micro)
             out.log_probs_R.retain_grad()
             if on_policy:
                 tensors = replace(tensors, rollout_log_probs_R=out.log_probs_R.detach())
@@ -164,20 +186,22 @@ def evaluate(
                 if not algorithm.needs_reference:
                     # Training loads none then, and a loss that asks for it has to break here.
                     fixed = replace(fixed, ref_R=None)
-            found = objective(
-                out,
-                tensors,
-                fixed,
-                algorithm=algorithm,
-                counts=update.counts,
-                kl_coef=algorithm.kl_coef,
-                compare_sampler=True,
-                loss_factor=float(ranks),
-            )
+            with narrowest:
+                found = objective(
+                    out,
+                    tensors,
+                    fixed,
+                    algorithm=algorithm,
+                    counts=update.counts,
+                    kl_coef=algorithm.kl_coef,
+                    compare_sampler=True,
+                    loss_factor=float(ranks),
+                )
             # A rank's gradient is that of its loss times the factor; the backend averages.
             (found.loss * ranks).backward()
-            sums.add(model, found, out.log_probs_R.grad, micro, tensors, ranks)
-    model.zero_grad(set_to_none=True)
+            sums.add(parameters, found, out.log_probs_R.grad, micro, tensors, ranks)
+    for param in parameters.values():
+        param.grad = None
     derive_metrics(sums.metrics)
     return UpdateOutcome(
         gradient=sums.gradient,
@@ -185,6 +209,7 @@ def evaluate(
         loss=sums.loss,
         metrics=sums.metrics.result(),
         micro_batches=len(update.micro_batches),
+        dtype=narrowest.dtype,
     )
 
 
@@ -193,13 +218,13 @@ class _UpdateSums:
     """An update in the making."""
 
     gradient: dict[str, Tensor]
-    slopes: dict[TokenKey, float] = field(default_factory=dict[TokenKey, float])
+    slopes: TokenSlopes = field(default_factory=TokenSlopes)
     loss: float = 0.0
     metrics: MetricBag = field(default_factory=MetricBag)
 
     def add(
         self,
-        model: Any,
+        parameters: Mapping[str, Tensor],
         found: Objective,
         slope_R: Tensor | None,
         micro: MicroBatch,
@@ -207,34 +232,37 @@ class _UpdateSums:
         ranks: int,
     ) -> None:
         """One micro-batch, after its backward pass."""
-        for name, param in model.named_parameters():
+        for name, param in parameters.items():
             if param.grad is not None:
                 self.gradient[name] += param.grad / ranks
         self.loss += float(found.loss.detach())
         self.metrics.merge(found.metrics)
         if slope_R is not None:
-            keys = tokens_of(micro)
-            for index in tensors.index_A.tolist():
-                self.slopes[keys[index]] = float(slope_R[index]) / ranks
+            self.slopes.add(micro, tensors.index_A, slope_R[tensors.index_A] / ranks)
 
 
 def tokens_of(micro: MicroBatch) -> list[TokenKey]:
     """[R] Which token each response position is."""
-    positions = micro.position_ids_T[micro.source_R] + 1
+    rollouts = [row.rollout_id for row in micro.rows]
     return [
-        TokenKey(rollout_id=micro.rows[row].rollout_id, position=int(position))
-        for row, position in zip(micro.row_R, positions, strict=True)
+        TokenKey(rollout_id=rollouts[row], position=position)
+        for row, position in zip(micro.row_R.tolist(), positions_of(micro).tolist(), strict=True)
     ]
 
 
-def visible_R(micro: MicroBatch, needs: LossNeeds) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def visible_R(micro: MicroBatch, needs: LossNeeds) -> BoolArray:
     """[R] True where the loss looks."""
-    found = micro.mask_R.copy()
-    if "response_mask" in needs.mask_keys:
-        found |= micro.sampled_R
-    if "observation_mask" in needs.mask_keys:
-        found |= ~micro.sampled_R
+    found = micro.mask_R
+    for key in needs.mask_keys:
+        found = found | covered_R(micro, key)
     return found
+
+
+def covered_R(micro: MicroBatch, key: str) -> BoolArray:
+    """[R] True where a mask of `MASK_KEYS` is."""
+    if key == "response_mask":
+        return micro.sampled_R
+    return micro.mask_R if key == "final_response_mask" else ~micro.sampled_R
 
 
 def _tensors(micro: MicroBatch, needs: LossNeeds) -> TensorBatch:
@@ -251,23 +279,20 @@ def _fixed(
     poison: Mapping[str, float],
 ) -> FixedLogProbs:
     visible = torch.as_tensor(visible_R(micro, needs))
-    found: dict[str, Tensor] = {}
-    for name, model in (("old", policies.old), ("ref", policies.ref)):
-        with torch.no_grad(), packed_attention(model):
-            known = packed_log_probs(model, tensors).log_probs_R
-        found[name] = torch.where(visible, known, known.new_full((), poison.get(name, 0.0)))
-    return FixedLogProbs(old_R=found["old"], ref_R=found["ref"])
+
+    def of(name: FixedName) -> Tensor:
+        known = policies.fixed(name, tensors, micro)
+        return torch.where(visible, known, known.new_full((), poison.get(name, 0.0)))
+
+    return FixedLogProbs(old_R=of("old"), ref_R=of("ref"))
 
 
-@torch.no_grad()
-def _numbers(model: Any, micros: Iterable[MicroBatch]) -> RowNumbers:
+def _numbers(policies: Policies, name: FixedName, micros: Iterable[MicroBatch]) -> RowNumbers:
     found: dict[RowKey, FloatArray] = {}
-    with packed_attention(model):
-        for micro in micros:
-            tensors = _tensors(micro, LossNeeds())
-            numbers = packed_log_probs(model, tensors).log_probs_R.numpy()
-            for index, key in enumerate(micro.rows):
-                found[key] = numbers[micro.row_R == index]
+    for micro in micros:
+        numbers = policies.fixed(name, _tensors(micro, LossNeeds()), micro).numpy()
+        for index, key in enumerate(micro.rows):
+            found[key] = numbers[micro.row_R == index]
     return found
 
 

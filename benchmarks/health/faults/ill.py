@@ -150,6 +150,11 @@ def falls(draft: Draft) -> None:
     draft.evaluate(lambda t: 0.3 + 0.6 * t if t < 0.5 else 0.6 - 0.9 * (t - 0.5))
 
 
+def on_a_bound(draft: Draft) -> None:
+    draft.curve("reward_shaping/clip/at_bound", lambda t: 0.95, 0.02, high=1)
+    draft.curve("reward_shaping/clip/share", lambda t: 0.9, 0.02, high=1)
+
+
 def collapses_at_once(draft: Draft) -> None:
     draft.curve("reward", lambda t: 0.5 if t < 0.4 else 0.05, 0.03, low=0)
     draft.evaluate(None)
@@ -257,6 +262,7 @@ ILL: Plan = {
     "reward is never paid": ("reward_flat empty_gradient", {"steps": 30}, never_pays),
     "reward falls": ("reward_fall", {"steps": 120}, falls),
     "reward collapses": ("reward_fall", {"steps": 60, "noise": 2}, collapses_at_once),
+    "rewards on a bound": ("reward_clipped", {"steps": 20}, on_a_bound),
     "reward jumps": (f"reward_spike {_HACK}", {"steps": 100}, jumps),
     "tools fail more and more": ("tool_errors", {}, storm),
     "one dead tool": ("tool_errors", {"steps": 30}, dead_tool),

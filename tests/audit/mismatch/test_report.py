@@ -82,6 +82,16 @@ def test_rounding_is_named_so_and_agreement_not_at_all(seed: int, config: RunCon
     assert causes_of(table_of(seed, noise=0.05), config) == ["rounding"]
 
 
+def test_rounding_has_a_head_in_float32_as_its_first_lever(config: RunConfig) -> None:
+    narrow = config.model.model_copy(update={"dtype": "bfloat16"})
+    for head, first in (("model", "model.head_dtype"), ("float32", "model.dtype")):
+        section = narrow.model_copy(update={"head_dtype": head})
+        (cause,) = find_causes(
+            table_of(0, noise=0.02), config.model_copy(update={"model": section}), curve={}
+        )
+        assert (cause.levers[0].key, cause.levers[0].value) == (first, "float32")
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_older_weights_are_named_with_their_levers(seed: int, config: RunConfig) -> None:
     table = table_of(seed)

@@ -1,11 +1,13 @@
 """What a watcher sees: a panel in a terminal, lines elsewhere, a table at the end."""
 
 import io
+import threading
 from pathlib import Path
 
 from rich.console import Console
 
-from agentrl.cli.console.live import LiveView, PlainView, trend, watch
+from agentrl.cli.console.live import LiveView, trend, watch
+from agentrl.cli.console.plain import PlainView
 from agentrl.cli.console.report import clock, result_table
 from agentrl.finding import Status
 from agentrl.health.records import Verdict
@@ -94,6 +96,32 @@ def test_without_a_terminal_there_is_a_line_a_step() -> None:
     assert "step 3/10 reward 0.250 step_s 12.0" in lines
     assert any(line.startswith("eval held after step 3: 0.62 [") for line in lines)
     assert "\x1b" not in out.file.getvalue()  # type: ignore[attr-defined]
+
+
+class _Lines(io.StringIO):
+    """A log that says when it got its n-th line."""
+
+    def __init__(self, lines: int) -> None:
+        super().__init__()
+        self.complete = threading.Event()
+        self._missing = lines
+
+    def write(self, text: str) -> int:
+        self._missing -= text.count("\n")
+        if self._missing <= 0:
+            self.complete.set()
+        return super().write(text)
+
+
+def test_a_log_says_the_phase_after_a_silence() -> None:
+    """Fails if a step of half a minute leaves a log silent, or the view goes on after its end."""
+    log = _Lines(3)
+    with PlainView(Console(file=log, width=100), quiet_s=0.01).open() as view:
+        view.phase("rollout", 64)
+        view.advance(24, 1200)
+        assert log.complete.wait(30)
+    assert "rollout, 0:00, rollouts 24 of 64" in log.getvalue()
+    assert not [thread for thread in threading.enumerate() if thread.name == "plain-view"]
 
 
 def test_the_summary_says_what_was_learned_and_where_to_look() -> None:

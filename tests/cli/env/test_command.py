@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_new_writes_an_environment_that_is_clean_and_a_run_file_that_loads(tmp_p
     assert config.env.target == "shout_word.py:ShoutWord"
     checked = run("env", "check", str(folder / "shout_word.py"), "--sandbox", "none")
     assert checked == 0
-    assert "Nothing found (3 tasks of" in capsys.readouterr().out
+    assert "Nothing found (3 tasks, " in capsys.readouterr().out
 
 
 def test_new_refuses_to_overwrite_and_bad_names(tmp_path, capsys):
@@ -92,7 +93,9 @@ def test_check_finds_the_one_class_of_a_peer_without_its_name(tmp_path, capsys):
         "        return True, 'Well.', 0.5, {}\n"
     )
     assert run("env", "check", str(file), "--sandbox", "none") == 0
-    assert "Nothing found (2 tasks of" in capsys.readouterr().out
+    assert "Nothing found (2 tasks, " in (out := capsys.readouterr().out)
+    assert re.search(r"2 tasks, \d{2,} resets, \d{2,} steps, 17 turns no model should write", out)
+    assert "(3 empty, 5 huge, 9 malformed), seed 0; tasks of a built-in sample" in out
 
 
 def test_check_says_what_cannot_be_loaded(tmp_path, capsys):

@@ -154,3 +154,17 @@ def test_streams_labelled_without_sight_of_the_detectors_are_judged_well() -> No
     assert len(well) >= 25
     assert sum(one.named for one in sick) >= 0.9 * len(sick)
     assert sum(bool(one.spoke) for one in well) <= 0.05 * len(well)
+
+
+def test_a_clip_that_changes_no_reward_is_no_fault() -> None:
+    on = {"reward_shaping/clip/at_bound": curve([0.9] * 5)}
+    assert said("reward_clipped", {}).status is Status.UNKNOWN
+    idle = on | {"reward_shaping/clip/share": curve([0.0] * 5)}
+    assert said("reward_clipped", idle).status is Status.OK
+    found = said("reward_clipped", on | {"reward_shaping/clip/share": curve([0.8] * 5)})
+    assert found.status is Status.WARN
+    assert [(lever.key, lever.value) for lever in found.levers] == [
+        ("reward.normalize", True),
+        ("reward.clip", [-10.0, 10.0]),
+    ]
+    assert "90 % of the rewards lie on a bound of reward.clip" in found.detail

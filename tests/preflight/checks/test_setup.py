@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,7 +61,9 @@ LARGE = ["rollout.prompts_per_step=256", "rollout.n_samples_per_prompt=8"]
         ("batch", [*PPO, "rollout.prompts_per_step=16"], "ok", ["16 prompts of 4"]),
         ("normalisation", [], "warn", ["of unknown size", "set reward.normalize: true"]),
         ("normalisation", ["reward.normalize=true"], "ok", ["running standard deviation"]),
-        ("normalisation", ["reward.clip=[-1, 1]"], "ok", ["clipped to [-1.0, 1.0]"]),
+        ("normalisation", [], "warn", ["with it reward.clip: [-10, 10], which bounds what"]),
+        ("normalisation", ["reward.clip=[-1, 1]"], "ok", ["clipped to [-1.0, 1.0] after"]),
+        ("normalisation", ["reward.clip_raw=[-1, 1]"], "ok", ["[-1.0, 1.0] before normalisation"]),
         ("normalisation", ["algorithm.preset=grpo"], "ok", ["group's standard deviation"]),
         ("normalisation", PPO, "ok", ["whitened"]),
         ("kl", [], "warn", ["no reference policy", "set algorithm.kl_coef"]),
@@ -112,3 +115,24 @@ async def test_what_cannot_be_read_is_an_error(project: Path) -> None:
         await line(project, "critic", [*PPO, "critic.path=./nowhere"])
     with pytest.raises(ConfigError, match="no_such_loss"):
         await line(project, "async", [*ASYNC, "algorithm.policy_loss=no_such_loss"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "status"),
+    [
+        (["reward.clip=[-10, 10]"], "warn"),
+        (["reward.clip_raw=[-10, 10]", "reward.normalize=true"], "warn"),
+        (["reward.clip=[-10, 10]", "reward.normalize=true"], "ok"),
+        (["reward.clip=[-10, 60]"], "ok"),
+    ],
+)
+async def test_a_clip_beside_all_rewards_is_seen(
+    project: Path, overrides: list[str], status: str
+) -> None:
+    """Fails ("clipped to [-10, 10]") where rewards of 50 to 500 all become 10."""
+    config = load_config(project, overrides)
+    found = PreflightFacts(make_env=lambda: SimpleNamespace(reward_range=(50.0, 500.0)))
+    outcome = await setup.normalisation(config.resolved_algorithm(), config.reward, found)
+    assert ("ok" if isinstance(outcome, str) else outcome.status) == status, outcome
+    if not isinstance(outcome, str):
+        assert "leaves one value of rewards from 50 to 500" in outcome.detail

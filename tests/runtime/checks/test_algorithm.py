@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import RunConfig, load_config
+from agentrl.distribution import install_command
 from agentrl.finding import Finding, Status
 from agentrl.preflight.plan import preflight
 from agentrl.runtime.checks.algorithm import doubts
@@ -81,12 +82,10 @@ CUT = ["runtime=ray", "serving.engine=vllm"]
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ([*CUT, "train.backend=deepspeed", "train.optimizer=muon"], "needs whole matrices"),
         (
             [*CUT, "train.backend=deepspeed", "train.backend.zero_stage=0"],
             "set train.backend.zero_stage: 1",
         ),
-        ([*CUT, "train.backend=fsdp2", "algorithm.preset=ppo"], "only trained with the backend"),
         (["critic.path=./nowhere", "algorithm.preset=ppo"], "critic.path './nowhere' does not"),
     ],
 )
@@ -102,6 +101,49 @@ async def test_what_no_trainer_can_be_made_of_is_named_before_anything_is_loaded
     check_parts(load_config(project, overrides), base=project.parent)
 
 
+@pytest.mark.parametrize("backend", ["fsdp2", "deepspeed"])
+async def test_critic_and_muon_go_with_every_backend(project: Path, backend: str) -> None:
+    """Fails if one of them is still refused on a backend that shards models."""
+    chosen = [f"train.backend={backend}", "train.optimizer=muon", "algorithm.preset=ppo"]
+    checks = await check(project, "model.dtype=bfloat16", *CUT, *chosen)
+    assert checks["trainer"].status is Status.OK, checks["trainer"]
+    assert f"muon on all weights, backend {backend}" in checks["trainer"].detail
+    assert "with a critic" in checks["trainer"].detail
+
+
+LORA = ["train.lora=4", "train.backend=deepspeed"]
+ADAPTERS = "cannot train train.lora, whose adapters are trained on a whole model"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words", "absent"),
+    [
+        (
+            LORA,
+            [ADAPTERS, "set train.backend: torch, or leave train.lora out"],
+            ["runtime", "serving"],
+        ),
+        ([*LORA, *CUT], [ADAPTERS], []),
+        (["train.backend=fsdp2", "train.lora=4"], ["cannot train train.lora"], ["runtime"]),
+        (
+            ["train.backend=deepspeed"],
+            ["set runtime: ray (one rank will do)", "set serving.engine: vllm"],
+            ["critic"],
+        ),
+    ],
+)
+def test_what_a_backend_cannot_do_is_said_at_once(
+    project: Path, overrides: list[str], words: list[str], absent: list[str]
+) -> None:
+    """Fails if places for ranks are asked for first that the adapters then have no use of."""
+    with pytest.raises(ValueError, match=r"train\.backend") as caught:
+        load_config(project, overrides)
+    text = str(caught.value)
+    assert [word for word in words if word not in text] == [], text
+    assert [word for word in absent if word in text] == [], text
+    assert load_config(project, [*CUT, "train.backend=fsdp2"]).train.backend.kind == "fsdp2"
+
+
 async def test_adapters_without_peft_are_refused_before_anything_is_loaded(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +151,7 @@ async def test_adapters_without_peft_are_refused_before_anything_is_loaded(
     monkeypatch.setitem(sys.modules, "peft", None)  # what Python takes for not installed
     checks = await check(project, "train.lora.rank=4")
     assert checks["trainer"].status is Status.FAIL, checks["trainer"]
-    assert "agentrl[lora]" in checks["trainer"].detail
+    assert install_command("lora") in checks["trainer"].detail
     assert (await check(project))["trainer"].status is Status.OK
 
 
@@ -143,12 +185,18 @@ def test_a_loss_of_ones_own_is_found_from_the_run_file(project: Path) -> None:
     [
         (["algorithm.kl_coef=0.1", "algorithm.kl_estimator=k1"], "k1 in the loss"),
         (
-            ["algorithm.preset=ppo", "algorithm.kl_coef=0.1", "algorithm.kl_estimator=k2"],
+            [
+                "algorithm.preset=ppo",
+                "algorithm.kl_coef=0.1",
+                "algorithm.kl_estimator=k2",
+                "critic.learning_rate=0.01",
+            ],
             "k2 in the reward",
         ),
         (
             [
                 "algorithm.preset=ppo",
+                "critic.learning_rate=0.01",
                 "rollout.n_samples_per_prompt=1",
                 "reward.dynamic_filtering=[0, 1]",
             ],
@@ -169,6 +217,93 @@ def test_doubts(project: Path, overrides: list[str], words: str) -> None:
     assert words in doubt
 
 
+KL = "algorithm.kl_coef=0.1"
+FAST = "critic.learning_rate=0.01"
+WHITE = "reward.normalize=true"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["algorithm.eps_clip_low=0.3"],
+            ["algorithm.eps_clip_low is 0.3", "eps_clip_high 0.2", "set eps_clip_high to at least"],
+        ),
+        (
+            ["algorithm.preset=gspo", "algorithm.eps_clip_low=0.2", "algorithm.eps_clip_high=0.2"],
+            ["eps_clip_low is 0.2", "whole sequence", "set eps_clip_low: 0.0003"],
+        ),
+        (["algorithm.horizon=12"], ["horizon is 12", "48 tokens", "4 times", "horizon: 48"]),
+        (
+            ["algorithm.preset=grpo", "algorithm.horizon=48"],
+            ["horizon is 48", "no effect with loss_agg_mode seq-mean-token-mean", "remove it"],
+        ),
+        (
+            ["algorithm.preset=ppo", "algorithm.advantage_estimator=grpo"],
+            ["preset is ppo", "group_norm needs no critic", "preset: grpo or gspo or cispo"],
+        ),
+        (
+            ["algorithm.advantage_estimator=gae", FAST],
+            ["preset is dr_grpo, which has no critic", "set preset: ppo"],
+        ),
+        (
+            ["algorithm.preset=ppo", "critic.learning_rate=1e-4"],
+            ["critic.learning_rate is 0.0001, below train.learning_rate 0.001", ": 0.01"],
+        ),
+        (
+            [WHITE, "reward.clip=[-0.001, 0.001]"],
+            ["reward.clip is [-0.001, 0.001]", "100 % of rewards", "set reward.clip: [-10, 10]"],
+        ),
+        ([WHITE, "reward.clip=[0, 1]"], ["reward.clip is [0.0, 1.0]", "66 % of rewards"]),
+        (
+            ["algorithm.preset=grpo", "reward.clip_shaped=[-0.1, 0.1]"],
+            ["reward.clip_shaped is", "since advantage_estimator group_norm comes before"],
+        ),
+        (
+            [KL, "algorithm.reference_update=1"],
+            ["every_steps 1, polyak 1", "kl_coef 0.1 holds nothing", "set every_steps: 100"],
+        ),
+        (
+            [KL, "algorithm.kl_controller={kind: proportional, target: 6}"],
+            ["target is 6.0 nats a token", "set target: 0.05"],
+        ),
+        (
+            [KL, "algorithm.kl_controller={kind: window, target: [1, 6]}"],
+            ["target is [1.0, 6.0] nats a token", "set target: [0.05, 0.2]"],
+        ),
+    ],
+)
+async def test_numbers_that_are_surely_wrong_are_doubted(
+    project: Path, overrides: list[str], words: list[str]
+) -> None:
+    """Each says key, value, why and what to set; fails if a dry run lets it pass in silence."""
+    (doubt,) = doubts_of(project, *overrides)
+    assert [word for word in words if word not in doubt] == [], doubt
+    checks = await check(project, *overrides)
+    assert checks["algorithm"].status is Status.WARN
+    assert doubt in checks["algorithm"].detail
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.eps_clip_high=0.28"],
+        ["algorithm.preset=gspo"],
+        ["algorithm.preset=cispo"],
+        ["algorithm.preset=tis_reinforce", "algorithm.eps_clip_low=0.9"],
+        ["algorithm.horizon=24"],
+        ["algorithm.preset=ppo", FAST],
+        [WHITE, "reward.clip=[-1, 1]"],
+        ["reward.clip=[0, 1]"],
+        [KL, "algorithm.reference_update={every_steps: 1, polyak: 0.1}"],
+        [KL, "algorithm.kl_controller=window"],
+        [KL, "algorithm.kl_controller=proportional"],
+    ],
+)
+def test_usual_numbers_are_no_doubt(project: Path, overrides: list[str]) -> None:
+    assert doubts_of(project, *overrides) == []
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -178,7 +313,7 @@ def test_doubts(project: Path, overrides: list[str], words: str) -> None:
             "algorithm.old_log_probs=recompute",
             "algorithm.is_correction_threshold=[0, 3]",
         ],
-        ["algorithm.preset=ppo", "algorithm.lam=0.9", "algorithm.whiten_advantages=mean"],
+        ["algorithm.preset=ppo", "algorithm.lam=0.9", "algorithm.whiten_advantages=mean", FAST],
         ["algorithm.preset=ppo", "critic.warmup_steps=2", "train.lora={rank: 1, alpha: 2}"],
         ["reward.overlong.buffer_len=4", "reward.overlong.penalty_factor=0.5"],
         ["algorithm.kl_coef=1", "algorithm.reference_update={every_steps: 3, polyak: 0.5}"],
@@ -192,3 +327,6 @@ def test_keys_that_are_read_are_no_doubt(project: Path, overrides: list[str]) ->
 def test_a_buffer_longer_than_the_budget_is_refused(project: Path) -> None:
     with pytest.raises(ValueError, match=r"overlong.buffer_len .49. is larger than .* .48."):
         load_config(project, ["reward.overlong.buffer_len=49"])
+    unit = ["reward.overlong.buffer_len=4", "reward.overlong.length_unit=sampled"]
+    with pytest.raises(ValueError, match=r"max_sampled_tokens .49. is larger than .* .48."):
+        load_config(project, [*unit, "reward.overlong.max_sampled_tokens=49"])

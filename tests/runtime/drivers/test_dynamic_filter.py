@@ -18,14 +18,16 @@ from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.runtime.drivers.position import stream_index
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stop import Interrupted, StopSwitch
-from agentrl.types import Task, TrajectoryGroup
+from agentrl.types import Task, Termination, TrajectoryGroup
 from tests.runtime.driver_fakes import (
     TASKS,
     FakeWorker,
     Fuse,
     Killed,
+    StreamingWorker,
     chain,
     drive,
     fake_config,
@@ -35,9 +37,14 @@ from tests.runtime.drivers.test_driver import digest_parts, lines
 
 
 def config_with(
-    folder: Path, reward: dict[str, Any], *, schedule: dict[str, Any] | None = None, **train: Any
+    folder: Path,
+    reward: dict[str, Any],
+    *,
+    schedule: dict[str, Any] | None = None,
+    engine: str = "embedded",
+    **train: Any,
 ) -> RunConfig:
-    config = fake_config(folder, schedule=schedule, **train)
+    config = fake_config(folder, schedule=schedule, engine=engine, **train)
     # Std-normed groups would hide a constant factor, sums over groups would hide a constant.
     algorithm = config.algorithm.model_copy(update={"advantage_estimator": "reinforce"})
     return config.model_copy(update={"reward": RewardSection(**reward), "algorithm": algorithm})
@@ -164,14 +171,112 @@ async def test_no_round_where_none_is_wanted(tmp_path: Path) -> None:
     assert any(line.get("rollout/groups_missing") for line in lines(config))
 
 
-async def test_a_run_that_runs_ahead_filters_and_takes_no_more(tmp_path: Path) -> None:
-    schedule = {"staleness_threshold": 1.0, "partial_rollout": True}
-    config = config_with(tmp_path, FILTER, schedule=schedule, steps=4)
-    _, trainer = await drive(config)
-    assert [len(tasks) for tasks in trained_tasks(config).values()] == [3, 3, 3, 3]
-    assert trainer.digest == trained(config)
-    filtered = [line.get("batch/groups_filtered_share", 0.0) for line in lines(config)]
-    assert sum(filtered) > 0
+AHEAD: dict[str, dict[str, Any]] = {
+    "trigger 2": {"schedule": {"trigger_parameter_sync_step": 2}, "engine": "vllm"},
+    "one step off": {"schedule": {"staleness_threshold": 1.0}, "engine": "vllm"},
+    "shared weights": {"schedule": {"staleness_threshold": 1.0, "partial_rollout": True}},
+    "old groups dropped": {
+        "schedule": {"staleness_threshold": 2.0, "partial_rollout": True, "max_version_lag": 1},
+        "engine": "vllm",
+    },
+}
+every_way_ahead = pytest.mark.parametrize("ahead", AHEAD)
+
+
+def config_ahead(folder: Path, ahead: str, **train: Any) -> RunConfig:
+    return config_with(folder, FILTER, **AHEAD[ahead], **train)
+
+
+@every_way_ahead
+async def test_a_run_ahead_replaces_what_the_filter_drops(tmp_path: Path, ahead: str) -> None:
+    """Fails if a step trains what is left of its first groups (it did), if a replaced group keeps
+    its slot (such a run never ends), or if groups begin that no step stores."""
+    config = config_ahead(tmp_path, ahead, steps=7)
+    worker = StreamingWorker(Fuse())
+    result, trainer = await drive(config, worker=worker)
+    assert (result.steps, trainer.digest) == (7, trained(config))
+    store = TrajectoryStore(tmp_path / "fake" / "trajectories")
+    by_step = {line["step"]: line for line in lines(config)}
+    asked = 0
+    for step in range(1, 8):
+        line, groups = by_step[step], stored_groups(store, "train", step)
+        too_old = sum(
+            all(r.termination is Termination.STALE for r in g.trajectories) for g in groups
+        )
+        kept = sum(
+            0.15 < score < 0.45 for group in groups if (score := fresh_score(group)) is not None
+        )
+        rounds = line["rollout/filter_rounds"]
+        asked += rounds
+        assert line["rollout/groups_missing"] == 3 - kept
+        assert kept == 3 or rounds == 2
+        # Every group is trained, or dropped under one reason.
+        filtered = line.get("batch/groups_too_easy", 0) + line.get("batch/groups_too_hard", 0)
+        assert len(groups) == kept + filtered + too_old
+        assert line["rollout/started"] == 3 * len(groups) == line["batch/rows_started"]
+        dropped = sum(value for name, value in line.items() if name.startswith(DROPPED))
+        assert line["batch/rows_started"] == dropped + sum(line[name] for name in IN_BATCH)
+        if "staleness/lag_max" in line and "max_version_lag" not in AHEAD[ahead]["schedule"]:
+            assert line["staleness/lag_max"] <= 1
+    assert asked > 0
+    made = sum(map(len, trained_tasks(config).values()))
+    assert len([name for name in worker.started if name.startswith("stream/")]) == made
+
+
+DROPPED = "batch/rows_dropped/"
+IN_BATCH = ("batch/rows_trained", "batch/rows_zero_advantage")
+
+
+def fresh_score(group: TrajectoryGroup) -> float | None:
+    """The mean score of what age leaves; None if that is nothing."""
+    rewards = [row.reward for row in group.trajectories if row.reward is not None]
+    return sum(rewards) / len(rewards) if rewards else None
+
+
+@every_way_ahead
+async def test_rounds_of_a_run_ahead_are_bounded(tmp_path: Path, ahead: str) -> None:
+    """Where all is filtered a step takes the rounds that it may take, and the run still ends."""
+    config = config_with(tmp_path, nothing_kept(rounds=2), **AHEAD[ahead], steps=3)
+    result, _ = await drive(config, worker=StreamingWorker(Fuse()))
+    assert result.steps == 3
+    by_step = {line["step"]: line for line in lines(config)}
+    for step, tasks in trained_tasks(config).items():
+        line = by_step[step]
+        assert (line["rollout/filter_rounds"], line["rollout/groups_missing"]) == (2, 3)
+        assert line["batch/groups_too_hard"] == 9
+        assert len(tasks) == 9 + line["rollout/stale_dropped"] // 3
+
+
+async def test_a_run_ahead_that_is_killed_anywhere_loses_no_task(tmp_path: Path) -> None:
+    """Fails if the tasks of filtered groups are rolled out again, or count as not yet made."""
+    whole = config_ahead(tmp_path / "whole", "shared weights", steps=4)
+    fuse = Fuse()
+    await drive(whole, fuse=fuse, worker=StreamingWorker(fuse))
+    killed = 0
+    for at in range(1, len(fuse.places) + 1, 4):
+        config = config_ahead(tmp_path / str(at), "shared weights", steps=4)
+        fuse_of = Fuse(at)
+        try:
+            await drive(config, fuse=fuse_of, worker=StreamingWorker(fuse_of))
+        except Killed as place:
+            text = f"killed at {at}: {place}"
+        else:
+            continue  # what runs beside the trainer takes its places in another order each time
+        killed += 1
+        kept = {step: digest_parts(config, step) for step in trained_tasks(config)}
+        result, trainer = await drive(config, worker=StreamingWorker(Fuse()))
+        assert result.steps == 4, text
+        assert {step: digest_parts(config, step) for step in kept} == kept, text
+        assert trainer.digest == trained(config), text
+        groups = [
+            stream_index(group)
+            for step in trained_tasks(config)
+            for group in stored_groups(
+                TrajectoryStore(tmp_path / str(at) / "fake" / "trajectories"), "train", step
+            )
+        ]
+        assert sorted(groups) == list(range(len(groups))), text
+    assert killed > 5
 
 
 async def test_the_statistics_of_a_checkpoint_are_those_of_its_step(tmp_path: Path) -> None:

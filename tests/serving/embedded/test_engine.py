@@ -37,8 +37,18 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+SETTINGS = {"max_batch_size": 8, "max_prefill_tokens": 64}
+
+
+@pytest.fixture(params=[1, 3], ids=["one lane", "three lanes"], autouse=True)
+def lanes(request: pytest.FixtureRequest) -> int:
+    """Each test holds whatever the number of lanes."""
+    SETTINGS["lanes"] = request.param
+    return request.param
+
+
 def make_engine(model: LlamaForCausalLM, receive=None, **section: float) -> EmbeddedEngine:
-    settings = {"max_batch_size": 8, "max_prefill_tokens": 64, **section}
+    settings = {**SETTINGS, **section}
     return EmbeddedEngine(
         model,
         section=EmbeddedServing.model_validate(settings),

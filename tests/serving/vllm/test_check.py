@@ -136,6 +136,45 @@ async def test_missing_endpoints_name_their_flags(plain_server: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "dtype", "wanted", "said"),
+    [
+        ({}, "torch.bfloat16", "model", None),
+        ({}, "torch.float32", "float32", None),
+        ({"head_dtype": "float32"}, "torch.bfloat16", "float32", None),
+        ({}, "torch.bfloat16", "float32", "--head-dtype float32"),
+        ({"head_dtype": "float32"}, "torch.bfloat16", "model", "--head-dtype model"),
+    ],
+)
+async def test_a_server_with_another_head(
+    unused_tcp_port: int, overrides: dict[str, str], dtype: str, wanted: str, said: str | None
+) -> None:
+    """Fails if sampler and trainer may round logits differently without a sound."""
+
+    async def answer(request: web.Request) -> web.Response:
+        model_config = {"hf_overrides": overrides, "dtype": dtype}
+        return web.json_response(
+            {
+                "data": [{"id": "policy", "max_model_len": 64}],
+                "is_paused": True,
+                "vllm_config": {"model_config": model_config},
+            }
+        )
+
+    app = web.Application()
+    paths = ("/v1/models", "/version", "/is_paused", "/server_info", "/inference/v1/generate")
+    app.add_routes([web.get(path, answer) for path in paths])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
+    wants = Expected(vocab_size=9, max_context_tokens=64, head_dtype=wanted)
+    findings = await check_server(f"http://127.0.0.1:{unused_tcp_port}", wants)
+    await runner.cleanup()
+    found = [finding for finding in findings if finding.name == "head"]
+    assert bool(found) == (said is not None)
+    assert all(said in (finding.fix or "") for finding in found if said)
+
+
 SERVE = (sys.executable, "-c", "from agentrl.cli import main; main()", "serve")
 OPTIONS = ("--max-context", "8192", "--dtype", "float32", "kv_cache_gb=0.1", "max_batch_size=8")
 

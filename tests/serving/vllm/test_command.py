@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.config.fleet import VllmServing
 from agentrl.errors import ConfigError
-from agentrl.serving.vllm.command import ServerCommand, server_command
+from agentrl.serving.vllm.command import ServerCommand, check_head_support, server_command
 
 
 def command(args: dict[str, Any] | None = None, **changes: Any) -> ServerCommand:
@@ -108,3 +110,27 @@ def test_replicas_have_devices_of_their_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert command(device="cuda", devices=(3,)).env["CUDA_VISIBLE_DEVICES"] == "7"
     with pytest.raises(ConfigError, match="needs device 5"):
         command(args, replica=2, replicas=3, device="cuda")
+
+
+def test_the_head_of_the_trainer_reaches_the_server() -> None:
+    """Fails if a server rounds logits that the trainer does not round, or the other way."""
+    assert "--hf-overrides" not in options(command())
+    (said,) = options(command(head_dtype="float32"))["--hf-overrides"]
+    assert json.loads(said) == {"head_dtype": "float32"}
+    for given in ({"rope_theta": 5}, '{"rope_theta": 5}'):
+        (said,) = options(command({"hf_overrides": given}, head_dtype="float32"))["--hf-overrides"]
+        assert json.loads(said) == {"rope_theta": 5, "head_dtype": "float32"}
+    with pytest.raises(ConfigError, match=r"asks for head_dtype 'float32'.*is 'model'"):
+        command({"hf_overrides": {"head_dtype": "float32"}})
+    with pytest.raises(ConfigError, match="expected a mapping"):
+        command({"hf_overrides": "much"})
+
+
+def test_a_vllm_that_cannot_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model_executor" / "layers" / "logits_processor.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("class LogitsProcessor: ...")
+    with pytest.raises(ConfigError, match=r"rounds the logits.*set model\.head_dtype: model"):
+        check_head_support(tmp_path)
+    file.write_text("self.head_dtype = model_config.head_dtype")
+    check_head_support(tmp_path)

@@ -225,7 +225,6 @@ def test_shares_that_are_not_the_whole_are_refused(crew):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backend": "fsdp2", "optimizer": "muon"}, "needs whole matrices"),
         (
             {"backend": {"kind": "deepspeed", "zero_stage": 0, "offload": True}},
             "ZeRO 0 offloads nothing",

@@ -12,6 +12,7 @@ from agentrl.errors import SyncError
 from agentrl.runtime.ray.actor import ActorSpec
 from agentrl.runtime.ray.rank import Rank, RankSpec
 from agentrl.train.backends.ranks import Meeting
+from agentrl.train.checkpoint import load_trainer_state
 from tests.train.backends.sharded_trainers import KINDS, needs, same_bits
 from tests.train.crew import Crew
 from tests.train.tiny_llama import tiny_model
@@ -30,7 +31,7 @@ def write_model(folder):
     tiny_model(torch.float32).save_pretrained(folder)
 
 
-def specs(folder, kind, rank):
+def specs(folder, kind, rank, **sections):
     train = KINDS[kind]
     config = parse_config(
         {
@@ -40,6 +41,7 @@ def specs(folder, kind, rank):
             "serving": {"engine": "vllm"},
             "runtime": {"kind": "ray", "trainer_ranks": 2},
             "train": train,
+            **sections,
         }
     )
     run = folder / "run"
@@ -105,3 +107,41 @@ def test_all_ranks_give_their_parts_when_one_saves_or_sends(kind, tmp_path):
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert same_bits(saved.state_dict(), began.state_dict())
     assert (tmp_path / "saved" / "trainer.pt").is_file()
+
+
+PPO = {"algorithm": {"preset": "ppo", "kl_coef": 0.1, "reference_update": 1}}
+
+
+def save_others(meeting, rank, folder, kind):
+    own = Rank.load(*specs(folder, kind, rank, **PPO), meeting)
+    try:
+        own.save(folder / "saved")
+    finally:
+        own.close()
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "zero3"])
+def test_critic_and_reference_of_a_run_are_sharded_and_saved_whole(kind, tmp_path):
+    """Fails if a config with a critic is refused, and if rank 0 alone is asked for its state."""
+    needs(kind)
+    write_model(tmp_path / "model")
+    for name in ("run", "saved"):
+        (tmp_path / name).mkdir()
+    ranks = Crew(2)
+    try:
+        meeting = Meeting()
+        for rank in range(2):
+            ranks.ask(rank, save_others, meeting.address, rank, tmp_path, kind)
+        for rank in range(2):
+            ranks.answer(rank)
+    finally:
+        ranks.close()
+    state = load_trainer_state(tmp_path / "saved")
+    began = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert state.reference is not None
+    assert same_bits(state.reference, dict(began.named_parameters()))
+    assert state.critic is not None
+    masters = state.critic["masters"]
+    body = {f"body.{name}": param for name, param in began.model.named_parameters()}
+    assert same_bits({name: masters[name] for name in body}, body)
+    assert masters["value_head.weight"].shape == (1, 32)

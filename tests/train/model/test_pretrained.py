@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
+from agentrl.lm_head import has_float32_head
 from agentrl.train.model.pretrained import check_model_path, load_pretrained, pick_device
+from tests.runtime.tiny_project import write_model
 
 
 def test_the_quickstart_model_answers(tmp_path):
@@ -80,3 +84,26 @@ def test_devices():
         assert pick_device("auto") == torch.device("cpu")
         with pytest.raises(ConfigError, match="0 CUDA devices"):
             pick_device("cuda:3")
+
+
+def test_the_head_is_that_of_the_section(tmp_path):
+    write_model(tmp_path)
+    section = ModelSection(path=str(tmp_path), device="cpu", dtype="bfloat16")
+    assert not has_float32_head(load_pretrained(section).model)
+    wide = load_pretrained(section.model_copy(update={"head_dtype": "float32"})).model
+    assert has_float32_head(wide)
+    assert has_float32_head(copy.deepcopy(wide))
+    # A checkpoint of it says nothing of the head: the run file decides.
+    wide.save_pretrained(tmp_path)
+    assert "head_dtype" not in (tmp_path / "config.json").read_text()
+
+
+def test_a_checkpoint_whose_own_head_vllm_would_follow(tmp_path):
+    write_model(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "head_dtype": "float32"}))
+    section = ModelSection(path=str(tmp_path), device="cpu", dtype="bfloat16")
+    with pytest.raises(ConfigError, match=r"head_dtype 'float32'.*set model\.head_dtype: float32"):
+        load_pretrained(section)
+    load_pretrained(section.model_copy(update={"head_dtype": "float32"}))
+    load_pretrained(section.model_copy(update={"dtype": "float32"}))

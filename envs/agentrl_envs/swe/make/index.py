@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError, DataError
 from agentrl.files import write_whole
 
@@ -158,7 +159,7 @@ def _packaging(
         versions = importlib.import_module("packaging.version")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"making tasks needs the package {error.name!r}; pip install 'agentrl[swe]'"
+            f"making tasks needs the package {error.name!r}; run {install_command('swe')}"
         ) from error
 
     def parse(file: str) -> str | None:

@@ -2,7 +2,8 @@
 
     .venv/bin/agentrl train configs/quickstart.yaml run.name=long train.steps=60 \
         train.max_minutes=15 eval.every_steps=15
-    .venv/bin/python benchmarks/learning_curve.py runs/long benchmarks/results/quickstart_long
+    .venv/bin/python benchmarks/learning/learning_curve.py runs/long \
+        benchmarks/results/quickstart_long
 """
 
 from __future__ import annotations

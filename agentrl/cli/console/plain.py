@@ -1,0 +1,88 @@
+"""Watching a run in a log: what is worth keeping, and the phase after a silence."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from rich.console import Console
+
+from agentrl.cli.console.facts import step_facts
+from agentrl.cli.console.phase import PhaseCounts
+from agentrl.inspect.read.safe_terminal import visible
+from agentrl.runtime.progress import Progress, RunPlan
+from agentrl.runtime.scoring.evaluate import EvalSummary
+
+QUIET_S = 10.0
+"""Seconds without a line after which the phase is printed."""
+
+
+class PlainView(Progress):
+    """One line for everything worth keeping in a log of a CI job."""
+
+    def __init__(self, console: Console, *, quiet_s: float = QUIET_S) -> None:
+        """Print to `console`, and the phase after `quiet_s` seconds without another line."""
+        self._console, self._quiet_s = console, quiet_s
+        self._plan: RunPlan | None = None
+        self._phase = PhaseCounts("loading model, data and sandbox")
+        self._said = time.monotonic()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[PlainView]:
+        """Print the phase whenever nothing else was printed for a while."""
+        closed = threading.Event()
+        thread = threading.Thread(
+            target=self._report, args=(closed,), name="plain-view", daemon=True
+        )
+        thread.start()
+        try:
+            yield self
+        finally:
+            closed.set()
+            thread.join()
+
+    def started(self, plan: RunPlan) -> None:
+        """Print where the run writes and what it will do."""
+        self._plan = plan
+        self._say(f"run {plan.run_dir}")
+        self._say(f"model {plan.model}; sandbox {plan.sandbox}")
+        text = f"{plan.tasks} tasks, {plan.rollouts_per_step} rollouts a step, {plan.steps} steps"
+        self._say(text + (f", {plan.max_minutes:g} minutes at most" if plan.max_minutes else ""))
+        if plan.done:
+            self._say(f"resumed after step {plan.done}")
+
+    def phase(self, name: str, total: int = 0) -> None:
+        """Begin a phase: restart its clock and its counts."""
+        self._phase.begin(name, total)
+
+    def advance(self, rollouts: int, tokens: int) -> None:
+        """Count rollouts and tokens of the phase."""
+        self._phase.advance(rollouts, tokens)
+
+    def trained(self, done: int, total: int) -> None:
+        """Note how many micro-batches are trained."""
+        self._phase.trained(done, total)
+
+    def evaluated(self, summary: EvalSummary) -> None:
+        """Print one line with the score."""
+        self._say(f"eval {summary.name} after step {summary.step}: {summary.score.text()}")
+
+    def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Print one line with the step's metrics."""
+        total = self._plan.steps if self._plan else 0
+        self._say(f"step {step}/{total} " + " ".join(step_facts(metrics)))
+
+    def note(self, text: str) -> None:
+        """Print the text on one line."""
+        self._say(text)
+
+    def _report(self, closed: threading.Event) -> None:
+        while not closed.wait(max(0.0, self._said + self._quiet_s - time.monotonic())):
+            if time.monotonic() >= self._said + self._quiet_s:
+                self._say(f"  {self._phase.text()}")
+
+    def _say(self, text: str) -> None:
+        self._said = time.monotonic()
+        self._console.print(visible(text), soft_wrap=True)

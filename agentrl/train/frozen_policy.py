@@ -1,0 +1,123 @@
+"""A policy that is asked and never trained: whole in this process, or a slice on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from agentrl.batch.records import MicroBatch
+from agentrl.batch.tensors import TensorBatch, to_tensors
+from agentrl.train.backends.agreement import check_same_weights, go_on_together
+from agentrl.train.backends.lockstep import Whole
+from agentrl.train.backends.ranks import Ranks
+from agentrl.train.backends.torch_backend import RESPONSE_MASK
+from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.logprobs import TokenLogProbs, packed_log_probs
+
+
+class FrozenPolicy:
+    """A policy that is asked and never trained; takes the model over and freezes it."""
+
+    def __init__(self, model: Any, *, mask_keys: tuple[str, ...] = RESPONSE_MASK) -> None:
+        self._model = model.eval().requires_grad_(False)
+        self._mask_keys = mask_keys
+        param = next(model.parameters())
+        self._device, self._dtype = param.device, param.dtype
+        # Tied weights come once, as they do from a backend.
+        self.shapes = {name: param.shape for name, param in model.named_parameters()}
+        """Shape of every whole weight, by name."""
+
+    def to_tensors(self, micro: MicroBatch) -> TensorBatch:
+        """A micro-batch on the device of the model."""
+        kind = torch.promote_types(self._dtype, torch.float32)
+        return to_tensors(micro, device=self._device, dtype=kind, mask_keys=self._mask_keys)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Forward passes belong inside."""
+        with packed_attention(self._model):
+            yield
+
+    def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
+        """Forward pass, without a graph."""
+        with torch.no_grad():
+            return packed_log_probs(self._model, batch)
+
+    def held(self) -> dict[str, Tensor]:
+        """Weights in this process: all of them, or its slice of each; to be changed in place."""
+        return dict(self._model.named_parameters())
+
+    def part(self, name: str, full: Tensor) -> Tensor:
+        """The numbers of a whole weight that belong into `held()[name]`."""
+        return full
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Whole weights by name. All ranks call; where each has a slice, those of rank 0 alone."""
+        return self.held()
+
+
+class SlicedFrozenPolicy(FrozenPolicy):
+    """A frozen policy of which every rank holds one slice of each weight, by FSDP2.
+
+    Passes gather a layer at a time, in the dtype it is stored in, so that the numbers are those of
+    the whole model. Every pass is one of all ranks.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        ranks: Ranks,
+        offload: bool = False,
+        mask_keys: tuple[str, ...] = RESPONSE_MASK,
+    ) -> None:
+        """Divide the model among the ranks; returns when every rank does.
+
+        Args:
+            model: a `transformers` causal language model, whole and the same on every rank. It is
+                taken apart.
+            ranks: joined already; closed by the caller.
+            offload: keep the slices in main memory, where the model is on a GPU.
+            mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
+
+        Raises:
+            TrainError: the ranks hold different weights, or one of them is gone.
+        """
+        from agentrl.train.backends.slices import Slices, shard_model
+
+        super().__init__(model, mask_keys=mask_keys)
+        check_same_weights(ranks.gather, dict(model.named_parameters()))
+        ranks.open_global_group()
+        self._ranks, self._whole = ranks, Whole(model)
+        with ranks.naming("dividing the reference policy"):
+            shard_model(model, self._whole, ranks=ranks.world_size, offload=offload)
+        self._slices = Slices(model)
+
+    def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
+        """Forward pass, without a graph; all ranks call."""
+        go_on_together(self._ranks.gather)
+        with torch.no_grad(), self._ranks.naming("gathering the reference in a forward pass"):
+            log_probs, entropy = self._whole(batch)
+        return TokenLogProbs(log_probs_R=log_probs, entropy_R=entropy)
+
+    def held(self) -> dict[str, Tensor]:
+        """`held` as in `FrozenPolicy.held`."""
+        return cast(dict[str, Tensor], dict(self._slices.named_parameters()))
+
+    def part(self, name: str, full: Tensor) -> Tensor:
+        """`part` as in `FrozenPolicy.part`."""
+        return self._slices.own(name, full)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """`state_dict` as in `FrozenPolicy.state_dict`; one tensor at a time is gathered."""
+        kept: dict[str, Tensor] = {}
+        for name, slice_ in self.held().items():
+            with self._ranks.naming(f"gathering the reference's {name}"):
+                full = self._slices.full(name, slice_.detach())
+            if self._ranks.rank == 0:
+                kept[name] = full.cpu()
+        return kept

@@ -1,0 +1,67 @@
+"""The rollouts, policies and settings that the checks of a loss share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentrl.batch.records import LossNeeds, PackedBatch
+from agentrl.config.presets import Bounds
+from agentrl.config.schema import AlgorithmSection
+from agentrl.train.prove.evaluate import Division, UpdateOutcome, build_update, evaluate
+from agentrl.train.prove.policies import Policies
+from agentrl.types import TrajectoryGroup
+
+WHOLE = Division(name="whole")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Everything that checks of one set of rollouts work with."""
+
+    policies: Policies
+    """Policies that are asked about the rollouts' tokens."""
+    algorithm: AlgorithmSection
+    """Resolved."""
+    needs: LossNeeds
+    """Declared by the loss."""
+    clip_shaped: Bounds | None
+    """`reward.clip_shaped`."""
+    groups: list[TrajectoryGroup]
+    """The rollouts."""
+
+    def update(
+        self,
+        division: Division = WHOLE,
+        groups: list[TrajectoryGroup] | None = None,
+        needs: LossNeeds | None = None,
+    ) -> PackedBatch:
+        """Build the update, by default in one micro-batch."""
+        return build_update(
+            groups or self.groups,
+            division,
+            policies=self.policies,
+            algorithm=self.algorithm,
+            needs=needs or self.needs,
+            clip_shaped=self.clip_shaped,
+        )
+
+    def outcome(
+        self, update: PackedBatch, *, ranks: int = 1, poison: Mapping[str, float] | None = None
+    ) -> UpdateOutcome:
+        """Evaluate an update against the older policy."""
+        return evaluate(
+            update,
+            policies=self.policies,
+            algorithm=self.algorithm,
+            needs=self.needs,
+            ranks=ranks,
+            poison=poison,
+        )
+
+    def on_policy(self, update: PackedBatch) -> UpdateOutcome:
+        """Evaluate an update at ratio 1 and without a KL penalty."""
+        free = self.algorithm.model_copy(update={"kl_coef": 0.0})
+        return evaluate(
+            update, policies=self.policies, algorithm=free, needs=self.needs, on_policy=True
+        )

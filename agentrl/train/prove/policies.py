@@ -1,0 +1,141 @@
+"""The policies that a proof asks about tokens: models, or a table with a number for each token.
+
+A table has one parameter, the log-probability of every token itself. Its gradient is the slope of
+the loss at each token, so a loss can be tried at the size of a real update without a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agentrl.batch.records import IntArray, MicroBatch
+from agentrl.batch.tensors import TensorBatch
+from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.logprobs import TokenLogProbs, packed_log_probs
+from agentrl.types import TrajectoryGroup
+
+FixedName = Literal["old", "ref"]
+"""The policy before the step, or the reference."""
+
+
+class Policies(Protocol):
+    """The policy at hand with its parameters, and two others without gradients."""
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of the policy at hand, by name."""
+        ...
+
+    def packed(self) -> AbstractContextManager[None]:
+        """A block in which packed rows may be read."""
+        ...
+
+    def now(self, tensors: TensorBatch, micro: MicroBatch) -> TokenLogProbs:
+        """Numbers of the policy at hand, with gradient."""
+        ...
+
+    def fixed(self, name: FixedName, tensors: TensorBatch, micro: MicroBatch) -> Tensor:
+        """[R] Log-probabilities of another policy."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPolicies:
+    """Policies that are models, asked by forward passes."""
+
+    model: Any
+    """The policy at hand, with gradients."""
+    old: Any
+    """Before the step."""
+    ref: Any
+    """The reference."""
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of the policy at hand, by name."""
+        return self.model.named_parameters()
+
+    def packed(self) -> AbstractContextManager[None]:
+        """Packed attention in the policy at hand."""
+        return packed_attention(self.model)
+
+    def now(self, tensors: TensorBatch, micro: MicroBatch) -> TokenLogProbs:
+        """Run the policy at hand forward."""
+        return packed_log_probs(self.model, tensors)
+
+    def fixed(self, name: FixedName, tensors: TensorBatch, micro: MicroBatch) -> Tensor:
+        """[R] A forward pass of another model."""
+        model = self.old if name == "old" else self.ref
+        with torch.no_grad(), packed_attention(model):
+            return packed_log_probs(model, tensors).log_probs_R
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePolicies:
+    """Drawn log-probabilities for the tokens of given rollouts, N in all."""
+
+    now_N: nn.Parameter
+    """[N] Of the policy at hand."""
+    old_N: Tensor
+    """[N] Before the step."""
+    ref_N: Tensor
+    """[N] Of the reference."""
+    starts: dict[str, int]
+    """Index of the first token of each rollout, by its id."""
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the table as the only parameter."""
+        yield "log_probs", self.now_N
+
+    def packed(self) -> AbstractContextManager[None]:
+        """Nothing has to be prepared."""
+        return nullcontext()
+
+    def now(self, tensors: TensorBatch, micro: MicroBatch) -> TokenLogProbs:
+        """Look the tokens up."""
+        log_probs_R = self._look_up(self.now_N, tensors, micro)
+        return TokenLogProbs(log_probs_R=log_probs_R, entropy_R=-log_probs_R.detach())
+
+    def fixed(self, name: FixedName, tensors: TensorBatch, micro: MicroBatch) -> Tensor:
+        """[R] Look the tokens up in another table."""
+        return self._look_up(self.old_N if name == "old" else self.ref_N, tensors, micro)
+
+    def _look_up(self, table_N: Tensor, tensors: TensorBatch, micro: MicroBatch) -> Tensor:
+        firsts = np.array([self.starts[row.rollout_id] for row in micro.rows], dtype=np.int64)
+        at_R = torch.as_tensor(firsts[micro.row_R] + positions_of(micro))
+        zeros_R = torch.zeros(len(micro.row_R), dtype=table_N.dtype)
+        return zeros_R.index_put((tensors.index_A,), table_N[at_R[tensors.index_A]])
+
+
+def table_policies(groups: Sequence[TrajectoryGroup], *, seed: int) -> TablePolicies:
+    """Draw a table for rollouts of one row each.
+
+    Args:
+        groups: the rollouts. Their sampler's numbers are the table of the policy before the step.
+        seed: of what is drawn.
+    """
+    rng = np.random.default_rng(seed)
+    starts: dict[str, int] = {}
+    old: list[float] = []
+    for group in groups:
+        for row in group.trajectories:
+            starts[row.rollout_id] = len(old)
+            old += [0.0] * len(row.prompt_ids) + list(row.rollout_log_probs)
+    old_N = torch.as_tensor(np.array(old))
+    apart = [torch.as_tensor(rng.uniform(-0.3, 0.3, len(old))) for _ in range(2)]
+    return TablePolicies(
+        now_N=nn.Parameter(old_N + apart[0]),
+        old_N=old_N,
+        ref_N=old_N + apart[1],
+        starts=starts,
+    )
+
+
+def positions_of(micro: MicroBatch) -> IntArray:
+    """[R] Position of each response token in its conversation, prompt included, from 0."""
+    return micro.position_ids_T[micro.source_R] + 1
