@@ -29,11 +29,12 @@ from agentrl.batch.records import (
 )
 from agentrl.batch.rows import CheckedRow, check_row
 from agentrl.batch.select import SelectedRollout, select_rollouts
+from agentrl.batch.untrained import UntrainedRollout, sample_untrained
 from agentrl.config.algorithm import AlgorithmSection
 from agentrl.config.presets import Bounds
 from agentrl.errors import DataError
 from agentrl.metrics.bag import MetricBag
-from agentrl.types import TrajectoryGroup
+from agentrl.types import Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,18 @@ def build_step(
     _count_rows(metrics, prepared, None if open_ else advantages, aged=oldest_version is not None)
     if not open_:
         metrics.merge(final.metrics)
+    untrained = _sample_untrained(
+        prepared,
+        [
+            _checked(rows, oldest_version=oldest_version, looked_at=looked_at)
+            for rows in selection.untrained
+        ],
+        advantages,
+        settings,
+        seed=seed,
+    )
+    if untrained is not None:
+        metrics.sum("batch/tokens_measured", untrained.num_tokens)
     return StepBatch(
         updates=tuple(updates),
         advantages={
@@ -153,6 +166,7 @@ def build_step(
         },
         metrics=metrics,
         credit=CreditPlan(rollouts=tuple(r.credit for r in prepared)) if open_ else None,
+        untrained=untrained,
     )
 
 
@@ -219,12 +233,21 @@ def _prepare(
     oldest_version: int | None,
     looked_at: Sequence[str],
 ) -> _Prepared:
-    checked = [
-        check_row(row, oldest_version=oldest_version, looked_at=looked_at) for row in rollout.rows
-    ]
-    rows = tuple(row for row in checked if row is not None)
+    checked = _checked(rollout.rows, oldest_version=oldest_version, looked_at=looked_at)
+    rows = checked.rows
     return _Prepared(
         selected=rollout, rows=rows, credit=plan_rollout(rollout, rows, algorithm=algorithm)
+    )
+
+
+def _checked(
+    trajectories: Sequence[Trajectory], *, oldest_version: int | None, looked_at: Sequence[str]
+) -> UntrainedRollout:
+    checked = [
+        check_row(row, oldest_version=oldest_version, looked_at=looked_at) for row in trajectories
+    ]
+    return UntrainedRollout(
+        trajectories=tuple(trajectories), rows=tuple(row for row in checked if row is not None)
     )
 
 
@@ -304,13 +327,12 @@ def _build_update(
             global_sequences=counts.global_sequences,
             horizon=counts.horizon,
         )
-        # A ratio of the whole rollout needs its rows without an advantage, too.
-        signal = [bool(advantages[row.key].any()) for row in rollout.rows]
-        together = settings.keep_zeros or (settings.needs.whole_rollouts and any(signal))
         rows += [
             row.with_numbers(advantages_R=advantages[row.key], weight=weight)
-            for row, has_gradient in zip(rollout.rows, signal, strict=True)
-            if has_gradient or together
+            for row, computed in zip(
+                rollout.rows, _computed(rollout, advantages, settings), strict=True
+            )
+            if computed
         ]
     return PackedBatch(
         micro_batches=pack_rows(
@@ -326,4 +348,44 @@ def _build_update(
             ((r.selected.rows, r.rows) for r in rollouts), keys=settings.needs.mask_keys
         ),
         epoch=epoch,
+    )
+
+
+def _computed(
+    rollout: _Prepared, advantages: RowNumbers, settings: _UpdateSettings
+) -> Sequence[bool]:
+    """By row: it has a gradient, or a row that has one needs it."""
+    signal = [bool(advantages[row.key].any()) for row in rollout.rows]
+    # A ratio of the whole rollout needs its rows without an advantage, too.
+    if settings.keep_zeros or (settings.needs.whole_rollouts and any(signal)):
+        return [True] * len(signal)
+    return signal
+
+
+def _sample_untrained(
+    prepared: Sequence[_Prepared],
+    left_out: Sequence[UntrainedRollout],
+    advantages: RowNumbers,
+    settings: _UpdateSettings,
+    *,
+    seed: int,
+) -> PackedBatch | None:
+    """A sample of the rows that no update computes, those of rollouts that were left out first."""
+    found, tokens = list(left_out), 0
+    for rollout in prepared:
+        tokens += sum(int(row.mask_R.sum()) for row in rollout.rows)
+        computed = _computed(rollout, advantages, settings)
+        rest = tuple(row for row, known in zip(rollout.rows, computed, strict=True) if not known)
+        if rest:
+            found.append(UntrainedRollout(trajectories=rollout.selected.rows, rows=rest))
+    tokens += sum(int(row.mask_R.sum()) for rollout in left_out for row in rollout.rows)
+    assert settings.algorithm.horizon is not None
+    return sample_untrained(
+        found,
+        step_tokens=tokens,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        needs=settings.needs,
+        prefix_sharing=settings.prefix_sharing,
+        horizon=settings.algorithm.horizon,
+        seed=seed,
     )

@@ -270,6 +270,10 @@ class StepBatch:
     """What `compute_credit` needs to fill in the advantages; None when they are final."""
     returns: RowNumbers | None = None
     """Targets of the critic by row, once computed; None without one."""
+    untrained: PackedBatch | None = None
+    """A sample of the rows that no update computes, for the metrics of the policy: the weights of
+    its tokens add up to the tokens of all these rows (`batch.untrained`). None where there are none
+    such rows."""
 
     @property
     def num_tokens(self) -> int:

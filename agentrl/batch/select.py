@@ -51,6 +51,9 @@ class Selection:
     """In the order of the groups; siblings are neighbours. Zero advantages included."""
     metrics: MetricBag
     """Rows that were left out by reason, and groups without a baseline."""
+    untrained: tuple[tuple[Trajectory, ...], ...] = ()
+    """Rows with a sampled token of every rollout that the policy brought to its end and that is
+    left out all the same: by a filter, as truncated, or without a reward."""
 
 
 def select_rollouts(
@@ -76,12 +79,14 @@ def select_rollouts(
     skipped = skip_groups or {}
     dropped: Counter[str] = Counter()
     chosen: list[SelectedRollout] = []
+    untrained: list[tuple[Trajectory, ...]] = []
     seen: list[str] = []
     singletons = 0
     _refuse_repeated_groups(groups, skipped)
     for group in groups:
         if group.group_id in skipped:
             dropped[skipped[group.group_id]] += len(group.trajectories)
+            untrained += [_sampled(rows) for rows in group.rollouts() if rows[0].rule.in_loss]
             continue
         rollouts = list(group.rollouts())
         seen += [rows[0].rollout_id for rows in rollouts]
@@ -92,6 +97,8 @@ def select_rollouts(
             reason = _why_left_out(rows[0], reward, mask_truncated=algorithm.mask_truncated)
             trained = 0 if reason else sum(any(row.response_mask) for row in rows)
             dropped[reason or "no_action_tokens"] += len(rows) - trained
+            if reason and rows[0].rule.in_loss:
+                untrained.append(_sampled(rows))
             if trained:
                 assert shaped_K is not None  # unscored rollouts have a reason
                 chosen.append(_selected(rows, shaped_K, algorithm))
@@ -103,7 +110,16 @@ def select_rollouts(
             metrics.sum(f"batch/rows_dropped/{reason}", number)
     if algorithm.estimator.compares_siblings:
         metrics.sum("batch/groups_singleton", singletons)
-    return Selection(rollouts=tuple(chosen), metrics=metrics)
+    return Selection(
+        rollouts=tuple(chosen),
+        metrics=metrics,
+        untrained=tuple(rows for rows in untrained if rows),
+    )
+
+
+def _sampled(rows: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+    """Those with a sampled token."""
+    return tuple(row for row in rows if any(row.response_mask))
 
 
 def _shape(

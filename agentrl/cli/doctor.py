@@ -103,12 +103,14 @@ def _list_thresholds(as_json: bool) -> None:
 
 def _report(run: Path, history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """What `--json` prints."""
+    from agentrl.health import silent_rules
+
     return {
         "run": str(run),
         "status": _overall(history, verdicts),
         "steps": _steps(history),
         "verdicts": [verdict.as_dict() for verdict in verdicts],
-        "notes": list(history.notes),
+        "notes": [*history.notes, *(silence.text for silence in silent_rules(history))],
     }
 
 
@@ -124,6 +126,8 @@ def _steps(history: History) -> int:
 
 
 def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator[Text]:
+    from agentrl.health import silent_rules
+
     kinds = {status: [v for v in verdicts if v.status is status] for status in Status}
     counts = f"{len(kinds[Status.FAIL])} failing, {len(kinds[Status.WARN])} to look at"
     verdict = (counts, "bold")
@@ -135,7 +139,7 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
     yield Text.assemble(
         visible(str(run)), f": {_steps(history)} steps, ", verdict, f"; {_judged(kinds)}"
     )
-    for note in history.notes:
+    for note in (*history.notes, *(silence.text for silence in silent_rules(history))):
         yield Text.assemble(("note ", "dim"), visible(note))
     steps = {fact.rollout_id: (fact.kind, fact.step) for fact in history.rollouts}
     for verdict in (*kinds[Status.FAIL], *kinds[Status.WARN]):

@@ -21,6 +21,7 @@ from agentrl.config.base import FiniteSection, KindSection, OneOf
 from agentrl.config.presets import (
     ALIASES,
     IS_BOUNDS,
+    OWN_OLD_POLICY,
     PRESETS,
     Bounds,
     IsCorrection,
@@ -143,16 +144,17 @@ class AlgorithmSection(FiniteSection):
     """Bounds the loss of a negative advantage at this times it; None does not."""
     importance_level: Literal["token", "sequence"] = "token"
     """Level of the ratio in `tis_reinforce`."""
-    old_log_probs: Literal["rollout", "recompute", "decoupled"] = "rollout"
+    old_log_probs: Literal["rollout", "recompute", "decoupled"] | None = None
     """Denominator of the ratio: the sampler's log-probabilities; a forward pass before the first
     update of the step; or that pass, weighted by how it differs from the sampler (three policies:
-    sampler, before the step, now)."""
+    sampler, before the step, now). None is `recompute` with `tis_reinforce`, which needs both
+    ratios, and else `rollout`."""
     is_correction_type: IsCorrection = "none"
     """Weight for the difference between sampler and trainer, with `recompute`: `tis` clamps it,
     `icepop` drops tokens beyond the bounds, `seq-mask-tis` drops rollouts and clamps the rest."""
     is_correction_threshold: Bounds | None = None
     """Bounds of that weight; None takes those usual for its type. `tis_reinforce` brings `tis`
-    along wherever the ratio is not taken to the sampler itself."""
+    along."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Block B: weight of the penalty for leaving the reference policy, which is the model the run
     began with; 0 loads no reference."""
@@ -186,13 +188,29 @@ class AlgorithmSection(FiniteSection):
                 "kl_controller and reference_update steer a penalty that is not there: kl_coef is "
                 "0; set it, or leave them at their defaults"
             )
-        if self.is_correction_type != "none" and self.old_log_probs != "recompute":
+        old = self._old_log_probs()
+        if self.is_correction_type != "none" and old != "recompute":
             raise ValueError(
                 f"is_correction_type {self.is_correction_type!r} weighs the difference between "
-                f"sampler and trainer, but old_log_probs is {self.old_log_probs!r}; set it to "
-                "'recompute'"
+                f"sampler and trainer, but old_log_probs is {old!r}; set it to 'recompute'"
+            )
+        if old == "rollout" and self._loss() in OWN_OLD_POLICY:
+            raise ValueError(
+                f"policy_loss {self._loss()!r} has a ratio to the policy before the step and one "
+                "from there to the sampler, but old_log_probs is 'rollout', which makes them one "
+                "and drops the cap on the second; set it to 'recompute', or leave it out"
             )
         return self
+
+    def _loss(self) -> str:
+        return self.policy_loss or PRESETS[self.preset]["policy_loss"]
+
+    def _old_log_probs(self) -> str:
+        """`old_log_probs` with its None filled in."""
+        if self.old_log_probs is not None:
+            return self.old_log_probs
+        known: str = PRESETS[self.preset]["old_log_probs"]
+        return "recompute" if self._loss() in OWN_OLD_POLICY else known
 
     def doubts(self) -> list[str]:
         """Settings that are allowed but rarely meant. Ask a resolved section.
@@ -241,6 +259,7 @@ class AlgorithmSection(FiniteSection):
         filled: dict[str, Any] = {
             name: value for name, value in known.items() if getattr(self, name) is None
         }
+        filled["old_log_probs"] = self._old_log_probs()
         if self.use_kl_loss is not None and self.kl_estimator is None:
             filled["kl_estimator"] = "k3" if self.use_kl_loss else "k1"
         if self.is_correction_threshold is None and self.is_correction_type != "none":
@@ -266,6 +285,17 @@ class AlgorithmSection(FiniteSection):
     def needs_reference(self) -> bool:
         """True if anything needs the reference policy."""
         return self.kl_coef > 0.0
+
+    @property
+    def one_advantage(self) -> bool:
+        """True if all tokens of a rollout have the same advantage; of a resolved section."""
+        discounted = self.estimator.discounts_tokens and self.gamma != 1.0
+        return (
+            self.estimator.per != "token"
+            and self.turn_rewards == "sum"
+            and not self.credit_needs_model
+            and not discounted
+        )
 
     @property
     def credit_needs_model(self) -> bool:

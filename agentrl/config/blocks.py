@@ -117,8 +117,8 @@ def _loss(algorithm: AlgorithmSection) -> str:
         parts[0] += f": {formula}"
     if algorithm.dual_clip is not None:
         parts.append(f"at most {algorithm.dual_clip:g} |A| where A < 0")
-    kind, old = algorithm.is_correction_type, algorithm.old_log_probs
-    if kind == "none" and name == "tis_reinforce" and old != "rollout":
+    kind, old = algorithm.is_correction_type, algorithm.old_log_probs or "rollout"
+    if kind == "none" and name == "tis_reinforce":
         kind, old = "tis", "recompute"  # this loss brings it along, also in place of the raw weight
     parts.append(_OLD[old])
     if kind != "none":

@@ -33,6 +33,7 @@ _CLIPPED: Mapping[str, Any] = {
     "eps_clip_low": 0.2,
     "eps_clip_high": 0.2,
     "whiten_advantages": False,
+    "old_log_probs": "rollout",
 }
 _IN_LOSS: Mapping[str, Any] = {"use_kl_loss": True, "kl_estimator": "k3"}
 _IN_REWARD: Mapping[str, Any] = {"use_kl_loss": False, "kl_estimator": "k1"}
@@ -100,10 +101,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         **_IN_LOSS,
         "advantage_estimator": "dr_grpo",
         "policy_loss": "tis_reinforce",
+        "old_log_probs": "recompute",
         "loss_agg_mode": "seq-mean-token-sum-norm",
     },
 }
 """What each preset fills in where the section says nothing."""
+
+OWN_OLD_POLICY = frozenset({"tis_reinforce"})
+"""Losses whose ratio is to the policy before the step and never to the sampler (FORMULAS C.7)."""
 
 IS_BOUNDS: Mapping[str, Bounds] = {
     "tis": (0.0, 2.0),

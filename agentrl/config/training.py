@@ -96,7 +96,10 @@ class TrainSection(FiniteSection):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up; `linear` and `cosine` would be zero one step after the last."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps of linear warm-up."""
+    """Training steps of linear warm-up."""
+    schedule_unit: Literal["optimizer_step", "training_step"] = "optimizer_step"
+    """How often the rate moves: with every optimizer step, or once a training step, for all its
+    epochs and minibatches. `warmup_steps` and `steps` count training steps either way."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW weight decay on matrices."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
@@ -114,3 +117,8 @@ class TrainSection(FiniteSection):
     """Compute tokens that rows of a group begin with in common once; never changes the result."""
     lora: LoraSection | None = None
     """Adapters instead of all weights; None trains all weights."""
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of a training step, those of empty minibatches included."""
+        return self.minibatches * self.epochs_per_batch

@@ -14,6 +14,7 @@ from agentrl.health.records import (
     Verdict,
 )
 from agentrl.health.rollouts import facts_of, rollouts_of_step, sampled_steps
+from agentrl.health.rules import silent_rules
 from agentrl.health.thresholds import Threshold, bound
 
 __all__ = [
@@ -41,4 +42,5 @@ __all__ = [
     "rollouts_of_step",
     "sampled_steps",
     "series_of",
+    "silent_rules",
 ]

@@ -13,13 +13,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from agentrl.data.run.read import read_objects
 
 logger = logging.getLogger(__name__)
 
-What = Literal["verdict", "rule", "decision"]
+What = Literal["verdict", "rule", "decision", "silent"]
+_WHATS: tuple[str, ...] = get_args(What)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class Event:
     """Training steps done when it happened."""
     what: What
     """`verdict`: a detector changed its mind; `rule`: a rule's streak is long enough; `decision`:
-    what was done about it."""
+    what was done about it; `silent`: a rule has no metric to watch."""
     text: str
     """For people, evidence included."""
     rollbacks: int = 0
@@ -99,7 +100,7 @@ _TYPES = {"text": str, "rule": str, "action": str, "detector": str, "status": st
 
 
 def _event(data: Mapping[str, Any] | None) -> Event | None:
-    if data is None or data.get("what") not in ("verdict", "rule", "decision"):
+    if data is None or data.get("what") not in _WHATS:
         return None
     known = {field.name: data[field.name] for field in fields(Event) if field.name in data}
     if not all(isinstance(known.get(name, ""), kind) for name, kind in _TYPES.items()):

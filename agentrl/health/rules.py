@@ -4,7 +4,8 @@ Pure: what a rule says is a function of the metric's values, step by step, and o
 run that was killed and goes on decides as it would have decided, from `metrics.jsonl`.
 
 A streak is a row of steps that have the metric and break the bound, up to the latest that has it.
-Steps without the metric (an evaluation every tenth step) neither break a streak nor count in it. A
+Steps without the metric (an evaluation every tenth step) neither break a streak nor count in it; a
+metric that was never there, or is gone for longer than ever before, is a silence, and is named. A
 value that is NaN or infinite breaks every bound: a run whose KL is no number is not a healthy one.
 """
 
@@ -17,8 +18,10 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from agentrl.errors import ConfigError
+from agentrl.health.records import History
 from agentrl.metrics.catalog import CATALOG
 from agentrl.metrics.names import find_metric
 
@@ -213,18 +216,141 @@ def streak_of(rule: Rule, values: Mapping[int, float], *, until: int) -> Streak:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """Training steps without the metric of a rule."""
+
+    rule: Rule
+    """Whose."""
+    first_step: int
+    """First step of them."""
+    steps: int
+    """Number of them."""
+    seen_before: bool
+    """Whether the metric was there before."""
+    near: str
+    """As in `; did you mean 'kl'?`, from what the run logs."""
+
+    @property
+    def text(self) -> str:
+        """The silence in words."""
+        metric, since = self.rule.metric, "so far"
+        if self.seen_before:
+            since = f"since step {self.first_step - 1}"
+        unit = "step" if self.steps == 1 else "steps"
+        return (
+            f"health.rules: '{self.rule.text}' has seen no {metric} {since} ({self.steps} {unit}), "
+            "so it watches over nothing; some metrics are there only with the setting that makes "
+            f"them (kl with a reference model, say){self.near}"
+        )
+
+
+def silence_of(
+    rule: Rule, values: Mapping[int, float], *, trained: Sequence[int], names: Collection[str]
+) -> Silence | None:
+    """The silence of a rule, None while its metric comes as it used to.
+
+    A metric that never came is missed after three steps, one of an evaluation at the first
+    evaluation of that name. One that came is missed when it stays away for more than twice as many
+    steps as ever before, and for more than three.
+
+    Args:
+        rule: whose.
+        values: step to value of its metric.
+        trained: training steps done, ascending.
+        names: every metric that the run has logged.
+
+    Example:
+        >>> rule = parse_rule("entropy < 0.05 for 10 steps -> stop")
+        >>> silence_of(rule, {1: 0.9, 2: 0.8}, trained=[1, 2, 3, 4, 5], names=[]) is None
+        True
+        >>> silence_of(rule, {1: 0.9, 2: 0.8}, trained=[*range(1, 7)], names=[]).first_step
+        3
+    """
+    if not trained:
+        return None
+    seen = sorted(values)
+    if not seen and rule.of_evaluation:
+        dataset = rule.metric.rpartition("/")[0] + "/"
+        if not any(name.startswith(dataset) for name in names):
+            return None
+    elif not seen and len(trained) < _SILENT_STEPS:
+        return None
+    last = seen[-1] if seen else None
+    absent = [step for step in trained if last is None or step > last]
+    if last is not None:
+        marks = [min(trained[0] - 1, seen[0]), *seen]
+        usual = max(
+            sum(before < step < after for step in trained) for before, after in pairwise(marks)
+        )
+        if len(absent) <= max(_SILENT_STEPS, 2 * usual):
+            return None
+    near = _near(rule.metric, names) if last is None else ""
+    return Silence(
+        rule=rule,
+        first_step=absent[0] if absent else trained[-1],
+        steps=len(absent),
+        seen_before=last is not None,
+        near=near,
+    )
+
+
+_SILENT_STEPS = 3
+
+
+def silent_rules(history: History) -> list[Silence]:
+    """Rules of a run's config whose metric it does not log, or no longer."""
+    trained = history.metrics.get("timing_s/step")
+    found: list[Silence] = []
+    for text in history.config.get("health.rules") or ():
+        try:
+            rule = parse_rule(str(text))
+        except ConfigError:  # of another version; runs are read leniently
+            continue
+        series = history.metrics.get(rule.metric)
+        values = dict(zip(series.steps, series.values, strict=True)) if series else {}
+        values |= dict.fromkeys(history.not_finite.get(rule.metric, ()), math.nan)
+        silence = silence_of(
+            rule, values, trained=trained.steps if trained else (), names=history.metrics
+        )
+        if silence is not None:
+            found.append(silence)
+    return found
+
+
 def _check_metric(metric: str, datasets: Collection[str] | None, label: str) -> None:
     if metric.startswith("eval/") and datasets is not None:
         if any(metric.startswith(f"eval/{name}/") for name in datasets):
+            _check_score(metric, label)
             return
         raise ConfigError(
             f"{label}: no evaluation gives {metric!r}; expected as in eval/NAME/score with a NAME "
             f"of eval.datasets: {_list(sorted(datasets)) or 'none'}"
         )
     if find_metric(metric) is None:
-        near = _near(metric, [entry.name for entry in CATALOG], cutoff=0.75)
+        near = _near(metric, [entry.name for entry in CATALOG], cutoff=0.75) or _renamed(metric)
         if near:
             raise ConfigError(f"{label}: no metric is called {metric!r}{near}")
+
+
+def _check_score(metric: str, label: str) -> None:
+    """Refuse a name below `eval/NAME/` that no evaluation gives."""
+    if find_metric(metric) is not None:
+        return
+    known = [entry.name.split("/")[-1] for entry in CATALOG if entry.name.startswith("eval/")]
+    near = _near(metric.split("/")[-1], known)
+    raise ConfigError(
+        f"{label}: no evaluation gives {metric!r}; below eval/NAME/ there are {_list(known)}{near}"
+    )
+
+
+def _renamed(metric: str) -> str:
+    """Hint where the name is verl's, or one of ours below a prefix of ours that it has not."""
+    ours = [entry.name for entry in CATALOG]
+    found = [entry.name for entry in CATALOG if entry.verl == metric]
+    if metric.split("/")[0] in {name.split("/")[0] for name in ours if "/" in name}:
+        found += [name for name in ours if name == metric.split("/")[-1]]
+    return f"; did you mean {' or '.join(map(repr, found[:3]))}?" if found else ""
 
 
 def _bound(text: str, label: str) -> tuple[float, int]:

@@ -24,7 +24,7 @@ from agentrl.train.backends.contract import TrainBackend
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.logprob_worker import by_row, check_finite, in_batch_order
 from agentrl.train.model.value_head import ValueModel
-from agentrl.train.optim.schedule import learning_rate
+from agentrl.train.optim.schedule import learning_rates
 from agentrl.train.policy_gradient import MicroBatchProgress
 from agentrl.train.value_loss import value_loss
 
@@ -87,9 +87,9 @@ class Critic:
             )
         return {key: numbers.astype("float64") for key, numbers in found.items()}
 
-    def learning_rate(self, version: int) -> float:
-        """Of the step from `version`; of the shape that the policy's has."""
-        return learning_rate(version, self._schedule)
+    def learning_rates(self, version: int, *, updates: int) -> tuple[float, ...]:
+        """Rates of the updates of the step from `version`; of the shape that the policy's have."""
+        return learning_rates(version, self._schedule, updates=updates)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights and optimizer state; loadable with `torch.load(weights_only=True)`."""

@@ -129,11 +129,7 @@ def objective(
         loss = loss + (found.total if spec.apply_loss_scale else found.total / loss_factor)
     metrics.add(entropy_metrics(out.entropy_R), tensors.mask_R)
     if compare_sampler:
-        metrics.add(sampler_metrics(old, tensors.rollout_log_probs_R), tensors.mask_R)
-        weight_R = None if weights is None else weights.weight_R
-        metrics.add(used_ratio(old, tensors.rollout_log_probs_R, weight_R), tensors.mask_R)
-        if weights is not None:
-            metrics.add(weights.metrics, tensors.mask_R)
+        _add_comparison(metrics, old, tensors, weights)
     penalty = None
     if algorithm.needs_reference and algorithm.use_kl_loss:
         penalty = _penalty(out, tensors, fixed, algorithm, kl_coef)
@@ -148,6 +144,79 @@ def objective(
         clip_R = clip_state(found.metrics, tensors.mask_R)
         tokens = _token_numbers(out, tensors, fixed, old, weights, clip_R, shares)
     return Objective(loss=loss, penalty=share, metrics=bag, tokens=tokens)
+
+
+def measured_loss(
+    out: TokenLogProbs,
+    tensors: TensorBatch,
+    *,
+    algorithm: AlgorithmSection,
+    counts: Mapping[str, MaskCounts],
+    passes: float,
+) -> MetricBag:
+    """Metrics of the policy loss at a micro-batch of `StepBatch.untrained`.
+
+    A mean counts the tokens that these stand for, `weights_R`. Advantages are 0, and there is no
+    reference.
+
+    Args:
+        out: of the policy before the step, without gradient.
+        tensors: the micro-batch.
+        algorithm: resolved.
+        counts: of the rows that these stand for, by mask key.
+        passes: how often the step computes a row that it trains.
+
+    Raises:
+        TrainError: the policy loss raised, or breaks its contract.
+    """
+    spec = find_loss(algorithm.policy_loss)
+    fixed = FixedLogProbs()
+    inputs = _inputs(out, tensors, fixed, out.log_probs_R, spec, algorithm, counts, 1.0)
+    found = _checked(_called(spec, inputs), spec, inputs)
+    metrics, bag = TokenMetrics(tensors.weights_R * passes), MetricBag()
+    metrics.add(found.metrics, tensors.mask_R)
+    metrics.into(bag)
+    return bag
+
+
+def measured_policy(
+    out: TokenLogProbs,
+    tensors: TensorBatch,
+    *,
+    algorithm: AlgorithmSection,
+    passes: float,
+    compared: float,
+) -> MetricBag:
+    """Entropy of the policy at such a micro-batch, and how far it is from the sampler.
+
+    Args:
+        out: of the policy before the step, without gradient.
+        tensors: the micro-batch.
+        algorithm: resolved.
+        passes: how often the step computes a row that it trains.
+        compared: share of the rows it trains that are compared with the sampler.
+    """
+    spec, old, bag = find_loss(algorithm.policy_loss), out.log_probs_R, MetricBag()
+    entropy = TokenMetrics(tensors.weights_R * passes)
+    entropy.add(entropy_metrics(out.entropy_R), tensors.mask_R)
+    entropy.into(bag)
+    sampler = TokenMetrics(tensors.weights_R * compared)
+    inputs = _inputs(out, tensors, FixedLogProbs(), old, spec, algorithm, {}, 1.0)
+    weights = sampler_weights(correction_of(algorithm, spec), old, inputs)
+    _add_comparison(sampler, old, tensors, weights)
+    sampler.into(bag)
+    return bag
+
+
+def _add_comparison(
+    metrics: TokenMetrics, old_R: Tensor, tensors: TensorBatch, weights: SamplerWeights | None
+) -> None:
+    """Distance of the old policy from the sampler, and the weights that correct for it."""
+    metrics.add(sampler_metrics(old_R, tensors.rollout_log_probs_R), tensors.mask_R)
+    weight_R = None if weights is None else weights.weight_R
+    metrics.add(used_ratio(old_R, tensors.rollout_log_probs_R, weight_R), tensors.mask_R)
+    if weights is not None:
+        metrics.add(weights.metrics, tensors.mask_R)
 
 
 def _token_numbers(

@@ -2,6 +2,7 @@
 
 other policies   what the old policy, the reference and the critic say of every row
 credit           advantages, where they depend on that
+metrics          of the policy at the rows that no update computes, over a sample of them
 updates          gradients of policy and critic, both looked at, then the weights of both
 KL weight        from the KL that was measured
 reference        follows the policy, where it does
@@ -9,6 +10,7 @@ reference        follows the policy, where it does
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,11 +35,12 @@ from agentrl.train.failed_step import save_failed_step
 from agentrl.train.kl_control import next_kl_coef
 from agentrl.train.logprob_worker import LogProbSource
 from agentrl.train.losses import derive_metrics
-from agentrl.train.optim.schedule import learning_rate
+from agentrl.train.optim.schedule import learning_rates
 from agentrl.train.other_policies import Answers, ask_other_policies, check_parts, with_advantages
 from agentrl.train.policy_gradient import MicroBatchProgress, PolicyPass
 from agentrl.train.reference import Reference
 from agentrl.train.token_record import TokenListener, TokenRecorder
+from agentrl.train.untrained import UntrainedMeter, is_compared
 from agentrl.train.updates import Updates
 from agentrl.train.value_loss import value_metrics
 
@@ -93,6 +96,7 @@ class Trainer:
         self._critic = critic if algorithm.needs_values else None
         self._failures = failures
         self._recorder = TokenRecorder(record)
+        self._meter = UntrainedMeter(self.backend, algorithm)
         self._kl_coef = algorithm.kl_coef
         self._version = 0
         self._early = EarlyUpdates()
@@ -176,20 +180,29 @@ class Trainer:
             )
             metrics.merge(batch.metrics)
             shares = self._shares(batch)
-        updates = self._updates(answers, batch, shares, on_progress)
+        updates = self._updates(answers, batch, shares, on_progress, number=len(batch.updates))
         updates.tokens.merge(early.tokens)
         updates.metrics.merge(early.metrics)
         self._recorder.begin(batch, early=len(early.made))
+        old_known = answers.log_probs.old is not None
         with ExitStack() as stack:
             stack.enter_context(self.backend.running())
             if self._critic is not None:
                 stack.enter_context(self._critic.running())
+            if not updates.only_critic:
+                metrics.merge(
+                    self._meter.measure(batch, old_known=old_known, moved=bool(early.made))
+                )
             for index, (update, part) in enumerate(zip(batch.updates, shares, strict=True)):
                 if index < len(early.made):
                     continue
-                compare = index == 0 or (update.epoch == 0 and answers.log_probs.old is not None)
                 self._recorder.enter(index)
-                updates.run(update, part, compare_sampler=compare)
+                updates.run(
+                    index,
+                    update,
+                    part,
+                    compare_sampler=is_compared(index, update, old_known=old_known),
+                )
         self._recorder.finish(self._version + 1, self.backend.rank, updates.tokens)
         for bag in self.backend.gather(updates.tokens):
             metrics.merge(bag)
@@ -213,13 +226,15 @@ class Trainer:
             algorithm=self._algorithm, reference=self._reference, critic=None,
         )  # fmt: skip
         updates = replace(
-            self._updates(answers, alone, shares, None), tokens=early.tokens, metrics=early.metrics
+            self._updates(answers, alone, shares, None, number=self._train.updates_per_step),
+            tokens=early.tokens,
+            metrics=early.metrics,
         )
         index = len(early.made)
         self._recorder.begin_early(update, index, final=self._train.epochs_per_batch == 1)
         with self.backend.running():
             self._recorder.enter(index)
-            updates.run(update, shares[0], compare_sampler=index == 0)
+            updates.run(index, update, shares[0], compare_sampler=index == 0)
         early.made.append(update)
         early.ref.update(answers.log_probs.ref or {})
 
@@ -234,20 +249,23 @@ class Trainer:
         batch: StepBatch,
         shares: Sequence[PackedBatch],
         on_progress: Callable[[int, int], None] | None,
+        *,
+        number: int,
     ) -> Updates:
-        """What every update of this step computes."""
+        """What each of the `number` updates of this step computes."""
         metrics, critic, value = MetricBag(), self._critic, None
-        policy_rate, critic_rate = learning_rate(self._version, self._train), 0.0
+        policy_rates = learning_rates(self._version, self._train, updates=number)
+        critic_rates: tuple[float, ...] = ()
         only_critic = critic is not None and critic.warming_up(self._version)
         if critic is not None:
             assert answers.values is not None
             assert batch.returns is not None
             value = ValuePass(critic=critic, old=answers.values, returns=batch.returns)
-            critic_rate = critic.learning_rate(self._version)
-            metrics.mean("critic/lr", critic_rate)
+            critic_rates = critic.learning_rates(self._version, updates=number)
+            metrics.mean("critic/lr", statistics.fmean(critic_rates))
             metrics.merge(value_metrics(batch.updates, answers.values, batch.returns))
         if not only_critic:
-            metrics.mean("train/learning_rate", policy_rate)
+            metrics.mean("train/learning_rate", statistics.fmean(policy_rates))
         passes = (not only_critic) + (critic is not None)
         return Updates(
             policy=PolicyPass(
@@ -260,8 +278,8 @@ class Trainer:
             ),
             value=value,
             only_critic=only_critic,
-            policy_rate=policy_rate,
-            critic_rate=critic_rate,
+            policy_rates=policy_rates,
+            critic_rates=critic_rates,
             tokens=MetricBag(),
             metrics=metrics,
             progress=MicroBatchProgress(

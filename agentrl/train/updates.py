@@ -23,10 +23,10 @@ class Updates:
     """None without a critic."""
     only_critic: bool
     """Whether the policy rests while the critic warms up."""
-    policy_rate: float
-    """Learning rate of the policy in this step."""
-    critic_rate: float
-    """Learning rate of the critic."""
+    policy_rates: Sequence[float]
+    """Learning rate of the policy in each update of the step."""
+    critic_rates: Sequence[float]
+    """Learning rates of the critic; empty without one."""
     tokens: MetricBag
     """Counts over the tokens of this rank; to be merged over the ranks."""
     metrics: MetricBag
@@ -40,10 +40,13 @@ class Updates:
         if self.value is not None:
             self.value.backend.clear_gradients()
 
-    def run(self, update: PackedBatch, part: PackedBatch, *, compare_sampler: bool) -> None:
+    def run(
+        self, index: int, update: PackedBatch, part: PackedBatch, *, compare_sampler: bool
+    ) -> None:
         """Make one update; without any gradient the weights and moments stay as they are.
 
         Args:
+            index: of the update in the step, from 0.
             update: the whole.
             part: this rank's share.
             compare_sampler: measure how far the old policy is from the sampler.
@@ -62,9 +65,11 @@ class Updates:
         policy_norm = 0.0 if self.only_critic else finite_norm(self.policy, update, part)
         value_norm = 0.0 if self.value is None else finite_norm(self.value, update, part)
         if not self.only_critic:
-            self._move_policy(policy_norm, [loss.policy for loss in losses])
+            rate = self.policy_rates[index]
+            self._move_policy(rate, policy_norm, [loss.policy for loss in losses])
         if self.value is not None:
-            self._move_critic(self.value, value_norm, [loss.value for loss in losses])
+            rate = self.critic_rates[index]
+            self._move_critic(self.value, rate, value_norm, [loss.value for loss in losses])
 
     def _losses(self, part: PackedBatch, *, compare_sampler: bool) -> _Losses:
         policy = PolicyLoss(total=0.0, penalty=0.0)
@@ -77,8 +82,8 @@ class Updates:
             value = self.value.accumulate(part, self.tokens, progress=self.progress)
         return _Losses(policy=policy, value=value)
 
-    def _move_policy(self, norm: float, losses: Sequence[PolicyLoss]) -> None:
-        self.policy.backend.step(learning_rate=self.policy_rate, grad_norm=norm)
+    def _move_policy(self, rate: float, norm: float, losses: Sequence[PolicyLoss]) -> None:
+        self.policy.backend.step(learning_rate=rate, grad_norm=norm)
         self.metrics.sum("train/updates", 1)
         self.metrics.mean("train/loss", sum(loss.total for loss in losses))
         self.metrics.mean("train/grad_norm", norm)
@@ -86,8 +91,10 @@ class Updates:
         if algorithm.needs_reference and algorithm.use_kl_loss:
             self.metrics.mean("train/kl_loss", sum(loss.penalty for loss in losses))
 
-    def _move_critic(self, value: ValuePass, norm: float, losses: Sequence[float]) -> None:
-        value.backend.step(learning_rate=self.critic_rate, grad_norm=norm)
+    def _move_critic(
+        self, value: ValuePass, rate: float, norm: float, losses: Sequence[float]
+    ) -> None:
+        value.backend.step(learning_rate=rate, grad_norm=norm)
         self.metrics.mean("critic/vf_loss", sum(losses))
         self.metrics.mean("critic/grad_norm", norm)
 

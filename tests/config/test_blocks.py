@@ -58,7 +58,7 @@ def test_presets_differ_where_their_formulas_do() -> None:
         ({"policy_loss": "my.losses:mine"}, "E", "my.losses:mine; r = p"),
         ({"old_log_probs": "decoupled"}, "E", "weighted by p_old / p_sampler"),
         ({"old_log_probs": "recompute", "is_correction_type": "tis"}, "E", "clip(p_old / p_s"),
-        ({"preset": "tis_reinforce", "old_log_probs": "recompute"}, "E", "p_sampler, 0, 2)"),
+        ({"preset": "tis_reinforce"}, "E", "p_sampler, 0, 2)"),
         ({"preset": "tis_reinforce", "old_log_probs": "decoupled"}, "E", "p_sampler, 0, 2)"),
         ({"preset": "tis_reinforce", "importance_level": "sequence"}, "E", "of each sequence"),
     ],

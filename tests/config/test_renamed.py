@@ -17,6 +17,8 @@ from agentrl.errors import ConfigError
 OLD = Path(__file__).parent / "old"
 """`agentrl config show` of an older version, and `keys.txt`: every key that it had."""
 FILES = sorted(OLD.glob("*.yaml"))
+LEFT_TO_THE_PRESET = {"algorithm.old_log_probs"}
+"""Keys whose old default every preset but one still takes, and which are unset today."""
 MINIMAL: dict[str, Any] = {"env": {"target": "a:B"}, "dataset": {"source": "x.jsonl"}}
 
 
@@ -44,7 +46,7 @@ def test_every_old_key_is_one_of_today_or_has_a_successor_or_is_gone() -> None:
 def test_every_old_default_is_translated_to_the_default_of_today() -> None:
     tree: dict[str, Any] = {}
     for key, value in old_defaults().items():
-        if "NAME" not in key and value != "(required)":
+        if "NAME" not in key and value != "(required)" and key not in LEFT_TO_THE_PRESET:
             put(tree, key.split("."), value)
     for section, values in MINIMAL.items():
         tree[section] = {**tree.get(section, {}), **values}

@@ -8,7 +8,14 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.health.journal import Event, HealthJournal
-from agentrl.health.rules import Rule, RuleAction, parse_rule, parse_rules, streak_of
+from agentrl.health.rules import (
+    Rule,
+    RuleAction,
+    parse_rule,
+    parse_rules,
+    silence_of,
+    streak_of,
+)
 
 
 def test_a_rule_is_read() -> None:
@@ -123,3 +130,51 @@ def test_a_journal_that_cannot_be_written_warns_once(
     for step in range(3):
         assert not journal.write(Event(step=step, what="verdict", text="x"))
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "trained", "names", "since"),
+    [
+        ({}, 2, [], None),
+        ({}, 3, [], 1),
+        # A step that skips it, as one every second step, is no silence; four of them are.
+        ({1: 1.0, 2: 1.0}, 5, [], None),
+        ({1: 1.0, 2: 1.0}, 6, [], 3),
+        ({1: 1.0, 6: 1.0}, 13, [], None),
+        ({1: 1.0, 6: 1.0}, 15, [], 7),
+    ],
+)
+def test_a_metric_that_never_came_or_is_gone_is_missed(values, trained, names, since):
+    rule = parse_rule("entropy < 0.05 for 10 steps -> stop")
+    found = silence_of(rule, values, trained=list(range(1, trained + 1)), names=names)
+    assert (found and found.first_step) == since
+
+
+def test_a_score_is_missed_at_the_first_evaluation_that_lacks_it():
+    rule = parse_rule("eval/held_out/pass@4 < 0.5 -> stop")
+    steps = list(range(1, 11))
+    assert silence_of(rule, {}, trained=steps, names=["reward", "eval/easy/score"]) is None
+    found = silence_of(rule, {}, trained=steps, names=["eval/held_out/score"])
+    assert found is not None
+    assert "has seen no eval/held_out/pass@4 so far" in found.text
+    # Every fifth step: eleven steps are more than twice the four between.
+    seen = {5: 1.0, 10: 1.0}
+    rule = parse_rule("eval/held_out/score < 0.5 -> stop")
+    assert silence_of(rule, seen, trained=list(range(1, 19)), names=[]) is None
+    assert silence_of(rule, seen, trained=list(range(1, 20)), names=[]) is not None
+
+
+def test_the_names_that_a_run_logs_say_what_was_meant():
+    rule = parse_rule("mine/rewrad < 1 -> warn")
+    found = silence_of(rule, {}, trained=[1, 2, 3], names=["mine/reward", "kl"])
+    assert found is not None
+    assert found.text.endswith("; did you mean 'mine/reward'?")
+
+
+@pytest.mark.parametrize(
+    ("metric", "meant"),
+    [("actor/entropy", "entropy"), ("train/entropy", "entropy"), ("eval/held_out/scor", "score")],
+)
+def test_names_of_others_and_of_other_families_are_refused_at_the_start(metric, meant):
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
+        parse_rule(f"{metric} < 1 -> stop", datasets=["held_out"])

@@ -117,6 +117,6 @@ def test_the_command_lists_every_metric_with_its_unit_and_the_name_of_verl() -> 
     assert listed.exit_code == 0
     lines = listed.output.splitlines()
     assert "entropy [nats]  -> actor/entropy" in lines
-    assert "    entropy of the policy at trained tokens" in lines
+    assert "    entropy of the policy at sampled tokens" in lines
     found = json.loads(CliRunner().invoke(app, ["metrics", "--json"]).output)
     assert [entry["name"] for entry in found] == [entry.name for entry in CATALOG]

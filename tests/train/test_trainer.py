@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config.schema import TrainSection
 from agentrl.errors import RunError, TrainError
+from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.checkpoint import TRAINER_FILE, save_checkpoint
 from agentrl.train.optim.optimizer import MasterAdamW
 from agentrl.train.trainer import Trainer
@@ -201,6 +202,54 @@ def test_rows_of_another_temperature_are_refused():
     )
     with pytest.raises(TrainError, match=r"temperature 1\.0, the trainer expects 0\.7"):
         trainer.step(make_step(make_groups()))
+
+
+class KeepRates(TorchBackend):
+    """Remembers the learning rate of every optimizer step."""
+
+    def __init__(self, model, train):
+        super().__init__(model, train=train, gradient_checkpointing=False)
+        self.rates = []
+
+    def step(self, *, learning_rate, grad_norm):
+        self.rates.append(learning_rate)
+        super().step(learning_rate=learning_rate, grad_norm=grad_norm)
+
+
+@pytest.mark.parametrize(
+    ("unit", "rates"),
+    [
+        # Peak after one step of four; half of the way down after one more, zero after the last.
+        ("optimizer_step", [1 / 3, 2 / 3, 1.0, 5 / 6, 2 / 3, 1 / 2, 1 / 3, 1 / 6]),
+        ("training_step", [0.5, 0.5, 1.0, 1.0, 2 / 3, 2 / 3, 1 / 3, 1 / 3]),
+    ],
+)
+def test_every_optimizer_step_has_its_rate_also_after_a_resume(tmp_path, unit, rates):
+    """Fails if all updates of a step share a rate by default, or a resume begins elsewhere."""
+    train = TrainSection(
+        learning_rate=1.0, schedule="linear", warmup_steps=1, steps=4, schedule_unit=unit
+    )
+    tiny = TrainSection(**{**train.model_dump(exclude_unset=True), "learning_rate": 1e-4})
+    cut = {"minibatches": 2, "micro_batch_tokens": 64}
+    steps = [make_step(make_groups(seed), **cut) for seed in range(4)]
+    assert {len(step.updates) for step in steps} == {2}
+    found, logged = [], []
+
+    def go_on(part, checkpoint=None):
+        model = tiny_model(torch.float32)
+        backend = KeepRates(model, tiny)
+        trainer = Trainer(model, train=tiny, algorithm=algorithm(), backend=backend)
+        if checkpoint is not None:
+            trainer.load(checkpoint)
+        logged.extend(trainer.step(step).result()["train/learning_rate"] for step in part)
+        found.extend(backend.rates)
+        return trainer
+
+    go_on(steps[:1]).save(tmp_path)
+    go_on(steps[1:], tmp_path)
+    assert found == pytest.approx([1e-4 * rate for rate in rates])
+    means = [(a + b) / 2 for a, b in zip(rates[::2], rates[1::2], strict=True)]
+    assert logged == pytest.approx([1e-4 * rate for rate in means])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

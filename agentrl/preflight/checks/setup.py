@@ -221,7 +221,8 @@ async def asynchrony(config: RunConfig, base: Path) -> Finding | str:
         "decoupled": "sampler and trainer weighed apart",
         "recompute": f"corrected by {algorithm.is_correction_type}",
     }
-    text = f"{ways[algorithm.old_log_probs]}; a sync every {schedule.trigger_parameter_sync_step}"
+    way = ways[algorithm.old_log_probs or "rollout"]
+    text = f"{way}; a sync every {schedule.trigger_parameter_sync_step}"
     if schedule.staleness_threshold > 0 and not schedule.partial_rollout:
         return warn(
             "async",

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 from agentrl.config.health import HealthSection
 from agentrl.health.diagnose import limits
 from agentrl.health.journal import Event, HealthJournal
-from agentrl.health.rules import Rule, RuleAction, Streak, parse_rules, streak_of
+from agentrl.health.rules import (
+    Rule,
+    RuleAction,
+    Silence,
+    Streak,
+    parse_rules,
+    silence_of,
+    streak_of,
+)
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.disk.rollback import Rollbacks
 from agentrl.runtime.records import Ruling
@@ -26,9 +34,6 @@ if TYPE_CHECKING:
     from agentrl.runtime.disk.run_directory import RunDir
 
 logger = logging.getLogger(__name__)
-
-_SILENT_STEPS = 3
-"""Training steps without a rule's metric after which the user is warned."""
 
 
 def check_health(section: HealthSection, *, datasets: Collection[str]) -> tuple[Rule, ...]:
@@ -90,12 +95,15 @@ class RunRules:
         self._again = {rule: _good_before(rule, rollbacks) for rule in self._rules}
         self._values: dict[str, dict[int, float]] = {rule.metric: {} for rule in self._rules}
         self._journal = HealthJournal(run_dir.health_file)
+        events = [e for e in self._journal.read() if e.rollbacks == rollbacks.count]
         self._said = {
             (event.rule, event.first_step, event.action)
-            for event in self._journal.read()
-            if event.what != "verdict" and event.rollbacks == rollbacks.count
+            for event in events
+            if event.what in ("rule", "decision")
         }
-        self._trained = 0
+        self._silent = {(e.rule, e.first_step) for e in events if e.what == "silent"}
+        self._trained: list[int] = []
+        self._names: set[str] = set()
         for step in sorted(logged):
             self.add_metrics(step, logged[step])
 
@@ -104,10 +112,10 @@ class RunRules:
         for metric, known in self._values.items():
             if metric in values:
                 known.setdefault(step, float(values[metric]))
-        if "timing_s/step" in values:
-            self._trained += 1
-            if self._trained == _SILENT_STEPS:
-                self._name_silent_rules()
+        self._names.update(values)
+        if "timing_s/step" in values and step not in self._trained:
+            self._trained.append(step)
+        self._name_silent_rules(step)
 
     def ending(self, step: int) -> Ruling | None:
         """The rule that ends the run, or rolls it back, after `step`."""
@@ -217,15 +225,28 @@ class RunRules:
         found = (item.state.step for item in list_checkpoints(self._run_dir.checkpoints))
         return max((step for step in found if step <= newest), default=None)
 
-    def _name_silent_rules(self) -> None:
-        """A rule on a metric that this run never logs would watch over nothing."""
+    def _name_silent_rules(self, step: int) -> None:
+        """A rule without its metric would watch over nothing; once for each silence."""
         for rule in self._rules:
-            if not self._values[rule.metric] and not rule.of_evaluation:
-                self._notify(
-                    f"health.rules: '{rule.text}' has seen no {rule.metric} in {_SILENT_STEPS} "
-                    "steps, so it watches over nothing; some metrics are there only with the "
-                    "setting that makes them (kl with a reference model, say)"
-                )
+            silence = silence_of(
+                rule, self._values[rule.metric], trained=self._trained, names=self._names
+            )
+            if silence is not None and (rule.text, silence.first_step) not in self._silent:
+                self._silent.add((rule.text, silence.first_step))
+                self._name(step, silence)
+
+    def _name(self, step: int, silence: Silence) -> None:
+        self._notify(silence.text)
+        self._journal.write(
+            Event(
+                step=step,
+                what="silent",
+                text=silence.text,
+                rollbacks=self._rollbacks,
+                rule=silence.rule.text,
+                first_step=silence.first_step,
+            )
+        )
 
     def _notify(self, text: str) -> None:
         logger.info("%s", text)  # for run.log; what is noted is on the terminal already

@@ -17,8 +17,15 @@ _MARKS = ("mean", "sum", "max", "min")
 class TokenMetrics:
     """Collects named numbers of one micro-batch. Nothing is copied before `into`."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights_R: Tensor | None = None) -> None:
+        """Begin empty.
+
+        Args:
+            weights_R: [R] how many tokens each one stands for, where rows are a sample of others:
+                means count that many, and sums, which are of what is trained, are left out.
+        """
         self._parts: list[tuple[str, str, Tensor, Tensor]] = []
+        self._weights_R = None if weights_R is None else weights_R.to(torch.float64)
 
     def add(
         self, metrics: Mapping[str, Tensor | float], mask_R: Tensor, *, prefix: str = ""
@@ -31,6 +38,8 @@ class TokenMetrics:
         for marked, value in metrics.items():
             name, _, mark = marked.partition("@")
             mark = mark or "mean"
+            if mark == "sum" and self._weights_R is not None:
+                continue
             if mark not in _MARKS:
                 valid = ", ".join(f"@{known}" for known in _MARKS)
                 raise TrainError(f"metric {marked!r}: unknown reduction {mark!r}; valid: {valid}")
@@ -38,6 +47,8 @@ class TokenMetrics:
 
     def _add(self, name: str, mark: str, value: Tensor | float, mask_R: Tensor) -> None:
         count = mask_R.sum()
+        if self._weights_R is not None:
+            count = torch.where(mask_R, self._weights_R, 0.0).sum()
         if not isinstance(value, Tensor) or value.ndim == 0:
             total = torch.as_tensor(value, device=mask_R.device).detach().to(torch.float64)
             total = total * count if mark == "mean" else total
@@ -53,6 +64,8 @@ class TokenMetrics:
         fill = {"max": -torch.inf, "min": torch.inf}.get(mark, 0.0)
         kept = value.detach().to(torch.float64)
         kept = torch.where(mask_R, kept, kept.new_full((), fill))
+        if self._weights_R is not None and mark == "mean":
+            kept = torch.where(mask_R, kept * self._weights_R, 0.0)
         if mark in ("mean", "sum"):
             total = kept.sum()
         else:

@@ -47,15 +47,25 @@ def gspo(inputs: LossInputs) -> TokenLosses:
     """The clipped loss with one ratio for a whole rollout (FORMULAS F6).
 
         s_i = exp(mean over the rollout's trained tokens of lp - lp_old)
-        s_t = sg(s_i) exp(lp - sg(lp))
-        l   = -min(s_t A, clip(s_t, 1 - lo, 1 + hi) A)
+        l_t = -min(s A, clip(s, 1 - lo, 1 + hi) A) w_t
 
-    https://arxiv.org/abs/2507.18071, equation 14 (GSPO-token): where A is the same at all tokens of
-    a rollout, its gradient is that of equation 5 under weights that are, too; where A varies, it is
-    still the policy gradient. The log of s is clamped like that of any ratio.
+    with w_t the weight of a sampler correction, 1 without one, which the framework multiplies. Two
+    forms of s:
+
+        direct   s = s_i                            where all tokens of a rollout have one A
+        token    s = sg(s_i) exp(lp - sg(lp))       where A varies inside a rollout
+
+    https://arxiv.org/abs/2507.18071, equation 5, and the form of document 004, 4.4.3: through the
+    mean every token moves all terms of its rollout, so with weights w_t each token has the gradient
+    s A mean(w) and not s A w_t. Without weights, or with equal ones, the token form (equation 14,
+    GSPO-token) has the same gradient; where A varies, only it is a policy gradient. The log of s is
+    clamped like that of any ratio.
     """
     own = inputs.log_ratio()
-    log_ratio = inputs.sequence_mean(own.detach()) + (own - own.detach())
+    if inputs.algorithm.one_advantage:
+        log_ratio = inputs.sequence_mean(own)
+    else:
+        log_ratio = inputs.sequence_mean(own.detach()) + (own - own.detach())
     return _clipped(ratio_of(inputs.trained(log_ratio)), inputs)
 
 
@@ -89,9 +99,10 @@ def tis_reinforce(inputs: LossInputs) -> TokenLosses:
         tau = min(exp(lp - lp_old), 1 + hi)     of a token, or of its rollout's mean log ratio
         l   = -sg(tau) A lp
 
-    The document it is from also multiplies by min(exp(lp_old - lp_rollout), c): that is the
+    The document it is from (000) also multiplies by min(exp(lp_old - lp_rollout), c): that is the
     correction `tis`, which this loss brings along where the config names none. There is no lower
-    bound.
+    bound. lp_old is the policy before the step: with the sampler's numbers in its place both ratios
+    are one, and its cap with them, so a config with `old_log_probs: rollout` is refused.
     """
     _, high = _bounds(inputs.algorithm)
     log_ratio = inputs.log_ratio().detach()

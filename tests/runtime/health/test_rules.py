@@ -16,6 +16,7 @@ from agentrl.config.health import HealthSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
 from agentrl.files import is_temporary
+from agentrl.health import read_history, silent_rules
 from agentrl.health.journal import Event, HealthJournal
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.disk.checkpoint import list_checkpoints
@@ -166,9 +167,10 @@ async def test_a_warning_is_said_once_a_streak(tmp_path: Path) -> None:
     worker = poor(FakeWorker, lambda g, s: g.split("/")[0] in ("step-2", "step-3", "step-4"))
     result, _ = await drive(config, worker=worker, progress=notes)
     assert result.reason == "all steps done"
-    assert [(e.what, e.action, e.step) for e in events(config)] == [("rule", "warn", 3)]
+    said = [(e.what, e.action, e.step) for e in events(config)]
+    assert said == [("silent", "", 3), ("rule", "warn", 3)]
     assert sum("step 3: rule 'reward < 0.1" in text for text in notes.texts) == 1
-    assert sum("has seen no kl in 3 steps" in text for text in notes.texts) == 1
+    assert sum("has seen no kl so far (3 steps)" in text for text in notes.texts) == 1
 
 
 async def answered(config: RunConfig, state: PauseState, **kwargs: Any) -> RunResult:
@@ -479,3 +481,21 @@ def test_folders_of_health_are_not_a_reason_to_keep_a_run_that_never_began(tmp_p
     HealthJournal(directory.health_file).write(Event(step=0, what="verdict", text="odd"))
     directory.discard()
     assert not run_of(config).exists()
+
+
+async def test_a_rule_without_its_metric_is_named_once_everywhere(tmp_path: Path) -> None:
+    """On the terminal, in health.jsonl and by the doctor; fails if it is only waited for."""
+    config = ruled(tmp_path, "kl > 2 for 20 steps -> stop", f"{LOW} -> warn", steps=4)
+    notes = Notes()
+    await drive(config, progress=notes)
+    said = [text for text in notes.texts if "watches over nothing" in text]
+    assert len(said) == 1
+    assert "'kl > 2 for 20 steps -> stop' has seen no kl so far (3 steps)" in said[0]
+    assert [(e.what, e.rule, e.text) for e in events(config) if e.what == "silent"] == [
+        ("silent", "kl > 2 for 20 steps -> stop", said[0])
+    ]
+    (found,) = silent_rules(read_history(run_of(config)))
+    assert "has seen no kl so far (4 steps)" in found.text
+    again = Notes()
+    await drive(config, progress=again)  # a resume does not say it again
+    assert not [text for text in again.texts if "watches over nothing" in text]

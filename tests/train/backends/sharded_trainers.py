@@ -24,7 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "zero2-offload": {"backend": {"kind": "deepspeed", "zero_stage": 2, "offload": True}},
     "zero3-offload": {"backend": {"kind": "deepspeed", "zero_stage": 3, "offload": True}},
 }
-PLACE_AND_TIME = {"train/tokens_per_second"}
+PLACE_AND_TIME = {"train/tokens_per_second", "timing_s/measure"}
 
 
 def section(**changes: Any) -> TrainSection:

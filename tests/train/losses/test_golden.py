@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
+import torch
 
+from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
 from agentrl.train.losses import needs_of
 from agentrl.train.losses.contract import MAX_LOG_RATIO
@@ -60,12 +63,63 @@ def test_gspo_is_the_direct_form_where_the_advantage_is_that_of_the_rollout():
 
 
 def test_gspo_clips_whole_rollouts():
-    got, _ = at_ratios(section("gspo"), [2.0, 1.5], [1.0, -1.0])
+    """Where advantages vary inside a rollout, by the form of a token."""
+    by_turn = section("gspo", turn_rewards="return_to_go")
+    got, _ = at_ratios(by_turn, [2.0, 1.5], [1.0, -1.0])
     s = math.sqrt(3.0)
     # The positive token is beyond 1.28 and has no gradient, the negative one keeps its own.
     assert got.slopes == pytest.approx([0.0, s])
     assert got.loss == pytest.approx(-1.28 + s)
     assert got.metrics["clip_ratio/high_mean"] == pytest.approx(1 / 2)
+    whole, _ = at_ratios(section("gspo"), [2.0, 1.5], [1.0, 1.0])
+    assert whole.slopes == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["tis", "icepop", "seq-mask-tis", "none"])
+@pytest.mark.parametrize("seed", range(6))
+def test_gspo_under_a_correction_is_the_direct_form(kind, seed):
+    """Against autograd of -min(s A, clip(s) A) w_t summed, s through all tokens of the rollout.
+
+    Random assemblies. Fails (4 % and more) with the form of a token, in which each token keeps its
+    own weight w_t in place of the mean.
+    """
+    rng = random.Random(seed)
+    order = sorted(rng.randrange(4) for _ in range(40))
+    mask = [rng.random() < 0.8 for _ in order]
+    advantage = [rng.uniform(-2, 2) for _ in range(4)]
+    now, old, rollout, weights = (
+        [rng.uniform(low, high) for _ in order]
+        for low, high in ((-1.0, -0.8), (-1.05, -0.85), (-2.2, -0.2), (0.1, 1.0))
+    )
+    kept = "none" if kind == "none" else kind
+    algorithm = section("gspo", is_correction_type=kept, eps_clip_low=0.05, eps_clip_high=0.08)
+    got = evaluate(
+        algorithm,
+        now=now, old=old, rollout=rollout, weights=weights, mask=mask, sequences=order,
+        advantages=[advantage[index] for index in order],
+    )  # fmt: skip
+    leaf = torch.tensor(now, dtype=torch.float64, requires_grad=True)
+    total = leaf.sum() * 0.0
+    for index in set(order):
+        own = [t for t, s in enumerate(order) if s == index and mask[t]]
+        if not own:
+            continue
+        s = torch.exp((leaf[own] - torch.tensor(old, dtype=torch.float64)[own]).mean())
+        a = advantage[index]
+        term = -torch.minimum(s * a, s.clamp(0.95, 1.08) * a)
+        raw = [math.exp(old[t] - rollout[t]) for t in own]
+        g = math.exp(sum(math.log(r) for r in raw) / len(raw))
+        bounds = algorithm.is_correction_threshold or (0.0, math.inf)
+        for t, r in zip(own, raw, strict=True):
+            w = 1.0 if kind == "none" else min(max(r, bounds[0]), bounds[1])
+            if kind == "icepop":
+                w = r if bounds[0] <= r <= bounds[1] else 0.0
+            if kind == "seq-mask-tis" and not bounds[0] <= g <= bounds[1]:
+                w = 0.0
+            total = total + weights[t] * w * term
+    (wanted,) = torch.autograd.grad(total, leaf)
+    assert got.loss == pytest.approx(float(total.detach()), abs=1e-12)
+    assert got.slopes == pytest.approx(wanted.tolist(), rel=1e-12, abs=1e-13)
 
 
 def test_gspo_clamps_the_log_of_the_ratio():
@@ -119,15 +173,33 @@ def test_tis_reinforce_by_sequence_takes_the_mean_of_the_log_ratio_first():
         ("recompute", None, 2.0),  # w = e, cut at 2
         ("recompute", (0.0, 2.5), 2.5),
         ("decoupled", None, 2.0),  # its own weight, not the unbounded one
-        ("rollout", None, 1.0),  # tau is taken to the sampler, nothing is left to correct
     ],
 )
 def test_tis_reinforce_brings_its_sampler_correction(base, threshold, weight):
     """lp_old - lp_rollout = 1. Fails without the weight, or if it is multiplied in twice."""
     algorithm = section("tis_reinforce", old_log_probs=base, is_correction_threshold=threshold)
     got = evaluate(algorithm, now=[-2.0], old=[-2.0], rollout=[-3.0], advantages=[1.0])
-    tau = 1.28 if base == "rollout" else 1.0
-    assert got.slopes == pytest.approx([-tau * weight])
+    assert got.slopes == pytest.approx([-weight])
+
+
+def test_tis_reinforce_has_a_policy_before_the_step_of_its_own():
+    """Both ratios of document 000: tau to that policy, w from there to the sampler, capped at 2.
+
+    tau w is 1.1 * 2 here; with the sampler in the place of that policy it is min(3.3, 1.2). Fails
+    if the preset, or the loss beside another preset, leaves the sampler there.
+    """
+    for named in ({"preset": "tis_reinforce"}, {"policy_loss": "tis_reinforce"}):
+        algorithm = AlgorithmSection(**named).resolved(horizon=8)
+        assert algorithm.old_log_probs == "recompute"
+        got = evaluate(
+            algorithm,
+            now=[-2.0 + math.log(1.1)], old=[-2.0], rollout=[-2.0 - math.log(3.0)],
+            advantages=[1.0], weights=[1.0],
+        )  # fmt: skip
+        assert got.slopes == pytest.approx([-1.1 * 2.0])
+        with pytest.raises(ValueError, match="drops the cap on the second; set it to 'recompute'"):
+            AlgorithmSection(**named, old_log_probs="rollout")
+    assert AlgorithmSection().resolved(horizon=8).old_log_probs == "rollout"
 
 
 @pytest.mark.parametrize(("advantage", "tau"), [(2.0, 1.0), (-2.0, 1.05), (0.0, 1.05)])

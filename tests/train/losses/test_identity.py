@@ -33,6 +33,8 @@ def test_on_policy_the_slope_is_minus_the_weighted_advantage(
     Advantages that differ inside a rollout are told apart, too: fails for a GSPO that spreads the
     mean of a rollout's advantages over its tokens.
     """
+    if (loss, base) == ("tis_reinforce", "rollout"):
+        pytest.skip("refused")
     torch.manual_seed(0)
     size = 12
     now = (-torch.rand(size) * 5).tolist()
@@ -48,6 +50,7 @@ def test_on_policy_the_slope_is_minus_the_weighted_advantage(
             is_correction_type=kind,
             dual_clip=dual_clip,
             importance_level=level,
+            turn_rewards="sum" if constant else "return_to_go",
         ),
         now=now,
         advantages=advantages,

@@ -11,7 +11,7 @@ from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.contract import compensation
 from agentrl.train.losses import derive_metrics
-from agentrl.train.optim.schedule import learning_rate
+from agentrl.train.optim.schedule import learning_rate, learning_rates
 from tests.train.losses.loss_parts import evaluate, section
 
 
@@ -144,3 +144,17 @@ def test_schedules(schedule, rates):
     train = TrainSection(learning_rate=1.0, schedule=schedule, warmup_steps=1, steps=5)
     assert [learning_rate(step, train) for step in range(5)] == pytest.approx(rates)
     assert learning_rate(5, train) == (1.0 if schedule == "constant" else 0.0)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_the_rate_moves_with_every_update_of_a_step(schedule):
+    """Three updates a step are the schedule of three times as many steps of one update."""
+    short = TrainSection(learning_rate=1.0, schedule=schedule, warmup_steps=2, steps=6)
+    long = TrainSection(learning_rate=1.0, schedule=schedule, warmup_steps=6, steps=18)
+    found = [rate for step in range(6) for rate in learning_rates(step, short, updates=3)]
+    assert found == pytest.approx([learning_rate(step, long) for step in range(18)])
+    # However many updates the steps before had, a step begins at its place.
+    assert learning_rates(4, short, updates=1)[0] == learning_rates(4, short, updates=5)[0]
+    whole = short.model_copy(update={"schedule_unit": "training_step"})
+    assert learning_rates(1, whole, updates=3) == (learning_rate(1, short),) * 3
+    assert learning_rates(1, short, updates=0) == (learning_rate(1, short),)

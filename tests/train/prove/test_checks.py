@@ -40,6 +40,8 @@ ASSEMBLIES = {
     "dual": {"dual_clip": 3.0, "loss_agg_mode": "seq-mean-token-sum"},
     **{kind: {"old_log_probs": "recompute", "is_correction_type": kind}
        for kind in ("tis", "icepop", "seq-mask-tis")},
+    **{f"gspo-{kind}": {"preset": "gspo", "old_log_probs": "recompute", "is_correction_type": kind}
+       for kind in ("tis", "icepop", "seq-mask-tis")},
     "decoupled": {"old_log_probs": "decoupled", "loss_agg_mode": "seq-mean-token-mean"},
     "sequence": {"preset": "tis_reinforce", "importance_level": "sequence"},
     **{kl: {"preset": "grpo", "kl_coef": 0.1, "kl_estimator": kl} for kl in ("k2", "k3", "k3+")},
