@@ -12,6 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.config import load_config, parse_config
+from agentrl.config.fleet import SyncSection
+from agentrl.data import TrajectoryStore
+from agentrl.sync import make_sender, resolve_backend
+from agentrl.types import Termination, Trajectory, TrajectoryGroup
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "learning"))
 
@@ -102,6 +106,43 @@ def test_a_plan_comes_back_and_its_last_mark_finishes(tmp_path: Path) -> None:
     assert saved.tolist() == [3.0, 3.0]
     assert (Path(facts["model"]) / "config.json").is_file()
     assert (folder / FINISHED_FILE).exists()
+
+
+def group(step: int, *, tokens: int) -> TrajectoryGroup:
+    name = f"step-{step}"
+    row = Trajectory(
+        task_id="a",
+        group_id=name,
+        rollout_id=f"{name}/0",
+        prompt_ids=(1, 2),
+        response_ids=(3,) * (tokens + 2),
+        response_mask=(1,) * tokens + (0, 0),
+        rollout_log_probs=(-1.0,) * tokens + (0.0, 0.0),
+        policy_versions=(step,) * tokens + (-1, -1),
+        reward=1.0,
+        termination=Termination.ENV_DONE,
+    )
+    return TrajectoryGroup(group_id=name, task_id="a", trajectories=(row,))
+
+
+def test_a_run_counts_sampled_tokens_and_its_engine_takes_the_ticket(tmp_path: Path) -> None:
+    model, folder = tmp_path / "model", tmp_path / "piece"
+    model.mkdir()
+    folder.mkdir()
+    SnapshotPlan(unit="tokens", marks=(45.0,), model=str(model), dtype="float32").write(folder)
+    store = TrajectoryStore(folder / "run" / "trajectories")
+    sync = SyncSection(backend="snapshot_transfer:SnapshotTransfer", directory=str(folder))
+    route = {"engine_kind": "embedded", "same_host": True, "shared_weights": True, "cuda": False}
+    backend = resolve_backend(sync, **route)
+    sender = make_sender(sync, backend=backend)
+    assert sender.connect(1) == [{}]
+    for step in (1, 2, 3):
+        store.write(step, "train", [group(step, tokens=20)], None)
+        ticket = sender.send([("w", torch.full((2,), float(step)))], step)
+        assert (ticket.backend, ticket.version) == ("inprocess", step)
+    facts = json.loads((folder / "mark-0.json").read_text())
+    assert (facts["step"], facts["position"]) == (2, 40)
+    assert load_file(folder / "mark-0" / "model.safetensors")["w"].tolist() == [2.0, 2.0]
 
 
 def test_the_interval_holds_the_spread_of_seeds_and_of_tasks() -> None:
