@@ -7,7 +7,7 @@ tokens that end an answer, temperature, group size, groups in a step, optimizer,
 clipping, loss (`dr_grpo` without a KL term), and the judge: each answer goes through agentrl's own
 rollout loop as if an engine had sampled it, with its parser, environment and sandboxes.
 
-TRL's own choices on a CPU are kept where they are the fastest that it has: `generate()` of
+TRL is left as it comes on a CPU; its other settings were not timed: `generate()` of
 transformers for the whole step at once, float32 masters with bfloat16 autocast where the processor
 has instructions for it, and no gradient checkpointing (TRL's default, which costs a forward pass).
 """
