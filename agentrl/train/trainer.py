@@ -180,7 +180,7 @@ class Trainer:
             )
             metrics.merge(batch.metrics)
             shares = self._shares(batch)
-        updates = self._updates(answers, batch, shares, on_progress, number=len(batch.updates))
+        updates = self._updates(answers, batch, shares, on_progress)
         updates.tokens.merge(early.tokens)
         updates.metrics.merge(early.metrics)
         self._recorder.begin(batch, early=len(early.made))
@@ -226,7 +226,7 @@ class Trainer:
             algorithm=self._algorithm, reference=self._reference, critic=None,
         )  # fmt: skip
         updates = replace(
-            self._updates(answers, alone, shares, None, number=self._train.updates_per_step),
+            self._updates(answers, alone, shares, None),
             tokens=early.tokens,
             metrics=early.metrics,
         )
@@ -249,11 +249,12 @@ class Trainer:
         batch: StepBatch,
         shares: Sequence[PackedBatch],
         on_progress: Callable[[int, int], None] | None,
-        *,
-        number: int,
     ) -> Updates:
-        """What each of the `number` updates of this step computes."""
+        """What each update of this step computes."""
         metrics, critic, value = MetricBag(), self._critic, None
+        made = max(1, len(batch.updates))
+        # An early update does not know how many of the others will have nothing to train.
+        number = max(made, self._train.updates_per_step)
         policy_rates = learning_rates(self._version, self._train, updates=number)
         critic_rates: tuple[float, ...] = ()
         only_critic = critic is not None and critic.warming_up(self._version)
@@ -262,10 +263,10 @@ class Trainer:
             assert batch.returns is not None
             value = ValuePass(critic=critic, old=answers.values, returns=batch.returns)
             critic_rates = critic.learning_rates(self._version, updates=number)
-            metrics.mean("critic/lr", statistics.fmean(critic_rates))
+            metrics.mean("critic/lr", statistics.fmean(critic_rates[:made]))
             metrics.merge(value_metrics(batch.updates, answers.values, batch.returns))
         if not only_critic:
-            metrics.mean("train/learning_rate", statistics.fmean(policy_rates))
+            metrics.mean("train/learning_rate", statistics.fmean(policy_rates[:made]))
         passes = (not only_critic) + (critic is not None)
         return Updates(
             policy=PolicyPass(

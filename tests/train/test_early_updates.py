@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,6 +114,23 @@ def test_a_minibatch_without_a_gradient_is_an_update_too() -> None:
         trainer.update_early(update)
     assert trainer.step(empty).result()["train/updates"] == 3
     assert trainer.version == 1
+
+
+def test_a_minibatch_of_which_nothing_is_left_moves_no_rate() -> None:
+    """Fails if the rate of an early update assumes more updates than the whole step has."""
+    section = TrainSection(learning_rate=1e-2, minibatches=3, warmup_steps=4)
+    batch = make_step(make_groups(0, SIZES), minibatches=3)
+    batch = replace(batch, updates=batch.updates[:2])  # as if all rollouts of the third had failed
+    found = []
+    for early in range(3):
+        trainer = Trainer(tiny_model(torch.float32), train=section, algorithm=algorithm())
+        for update in batch.updates[:early]:
+            trainer.update_early(update)
+        rate = trainer.step(batch).result()["train/learning_rate"]
+        assert rate == pytest.approx(1e-2 * (1 / 13 + 2 / 13) / 2)
+        found.append(dict(trainer.weights()))
+    for weights in found[1:]:
+        assert all(torch.equal(weights[name], tensor) for name, tensor in found[0].items())
 
 
 def early_on_ranks(

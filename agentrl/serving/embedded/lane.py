@@ -48,6 +48,7 @@ class Lane:
         self._inbox: deque[Request] = deque()
         self._ended: deque[str] = deque()
         self._pausing = self._closing = False
+        self._why = ""  # the lane serves no more
         self._stopped = True
         # One pause or resume at a time: each waits for the thread the other may be starting.
         self._switch = asyncio.Lock()
@@ -69,6 +70,8 @@ class Lane:
         with self._changed:
             self._inbox.append(request)
             self._changed.notify()
+            if self._why:
+                self._fail_pending()
 
     def end_session(self, session_id: str) -> None:
         """The row of the session may be reused."""
@@ -105,15 +108,18 @@ class Lane:
     def stop_for(self, why: str) -> None:
         """Fail what is in flight, and serve no more; from any thread.
 
-        A thread that is still computing ends after its token.
+        A thread that is still computing ends after its token, and then fails what was on its way
+        from one list to another.
         """
         with self._changed:
-            self._closing = True
+            self._closing, self._why = True, self._why or why
             self._changed.notify()
-            pending = [*self._inbox, *self.batch.waiting, *self.batch.running]
-            self._inbox.clear()
-        for request in pending:
-            deliver(request, EngineError(why))
+            self._fail_pending()
+
+    def _fail_pending(self) -> None:
+        for request in [*self._inbox, *self.batch.waiting, *self.batch.running]:
+            deliver(request, EngineError(self._why))
+        self._inbox.clear()
 
     def _start_thread(self) -> None:
         self._stopped = False
@@ -151,6 +157,8 @@ class Lane:
                     self.batch.cache.forget_session(self._ended.popleft())
                 if self._closing or self._pausing:
                     self._stopped = True
+                    if self._why:
+                        self._fail_pending()
                     return False
                 if self.batch.waiting or self.batch.running:
                     return True

@@ -17,14 +17,16 @@ def learning_rate(step: int, train: TrainSection, *, update: int = 0, updates: i
     (p + 1/n) / (W + 1/n), and reaches the peak at step W = `warmup_steps`; after it the rate is
     constant, or falls linearly or along half a cosine towards zero at step `steps`. Where every
     step has n updates that is the schedule over n times as many updates which moves with each of
-    them (document 002); the number may differ from step to step, since minibatches may be empty.
+    them (document 002). n is the number that is planned, `train.minibatches` times
+    `train.epochs_per_batch`: an update that is made before the step is complete has the same rate,
+    however many of the others turn out to have nothing to train.
     With `schedule_unit: training_step` all updates of a step have the rate of n = 1.
 
     Args:
         step: training steps done before.
         train: the schedule.
         update: which update of the step, from 0.
-        updates: number of updates of the step, skipped ones included.
+        updates: number of updates that a step is planned to have.
 
     Example:
         >>> train = TrainSection(learning_rate=1.0, warmup_steps=3)
