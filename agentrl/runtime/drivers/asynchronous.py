@@ -180,7 +180,6 @@ class AsynchronousRun:
     async def _next_batch(self, step: int, bag: MetricBag) -> Entries:
         """Wait for the groups of a step; those that others replace come with it, to be stored."""
         parts, began = self._parts, _now()
-        parts.stop.check()
         batch: list[Entry[GroupHandle]] = []
         refill = Refill(self._reward, oldest_version=self._oldest)
         missing = self._pace.prompts_per_step
@@ -199,6 +198,7 @@ class AsynchronousRun:
 
     async def _take(self, size: int) -> Entries:
         """Wait for `size` groups, and show those that end meanwhile."""
+        self._parts.stop.check()
         progress, n = self._parts.progress, self._section.n_samples_per_prompt
         progress.phase("rollout", size * n)
         for entry in self._queue.entries[:size]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentrl.config import parse_config
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.config.schema import TrainSection
 from agentrl.config.training import LoraSection
@@ -260,6 +261,8 @@ def test_targets_that_do_not_fit_are_refused(targets: tuple[str, ...], message: 
 
 
 @pytest.mark.parametrize("backend", ["fsdp2", "deepspeed"])
-def test_backends_that_cut_the_model_up_are_refused(backend: str) -> None:
-    with pytest.raises(ValueError, match=rf"rank is 3, but train\.backend {backend} cuts"):
-        TrainSection.model_validate({"backend": backend, "lora": {"rank": 3}})
+def test_backends_that_divide_the_model_are_refused(backend: str) -> None:
+    run = {"env": {"target": "a:B"}, "dataset": {"source": "x.jsonl"}}
+    train = {"backend": backend, "lora": {"rank": 3}}
+    with pytest.raises(ConfigError, match=rf"{backend}, which divides .* cannot train train\.lora"):
+        parse_config({**run, "train": train})
