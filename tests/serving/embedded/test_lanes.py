@@ -70,8 +70,9 @@ async def test_siblings_share_a_lane_and_later_turns_find_their_past() -> None:
     await chats(engine, groups=4, siblings=4)
     metrics = (await engine.health()).metrics or {}
     prompts = sum(12 + group for group in range(4))
-    # Of a later turn: the last sampled token and the one behind it.
-    assert metrics["prefill_tokens"] == prompts + 16 * 2
+    # Of a later turn the last sampled token and the one behind it; and a sibling that comes a
+    # moment after the others computes the last token of its prompt.
+    assert prompts + 16 * 2 <= metrics["prefill_tokens"] <= prompts + 16 * 2 + 12
     await engine.close()
 
 
@@ -81,7 +82,7 @@ async def test_a_group_larger_than_a_lane_should_wait_for_is_divided() -> None:
     sampling = SamplingParams(max_tokens=3, seed=0)
     await asyncio.gather(*(engine.generate([1] * 20, sampling, f"s{i}") for i in range(32)))
     metrics = (await engine.health()).metrics or {}
-    assert metrics["prefill_tokens"] == 2 * 20
+    assert 2 * 20 <= metrics["prefill_tokens"] <= 2 * 20 + 30
     assert SIBLINGS < 16
     await engine.close()
 
