@@ -10,7 +10,9 @@ never ends, has no team.
 A team whose machine is shared waits at every barrier for the one thread that another process has
 displaced, and spins while it waits, which displaces others. Beside one busy process on two cores a
 pass of training then takes 2.6 times as long where 1.5 would be fair, and a decoding step 6 times.
-So teams sleep at barriers (`OMP_WAIT_POLICY`): 1.6 times beside others, and 5 % more time alone.
+So teams sleep at barriers (`OMP_WAIT_POLICY`): a plain pass takes 1.6 times beside others, and 5 %
+more time alone. A step of the quickstart still trains 3 times as long there: its short operations
+wait for a core at every barrier, which only one thread, or a batch a thread, would not.
 """
 
 from __future__ import annotations
