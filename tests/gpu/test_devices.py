@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.config.schema import TrainSection
@@ -21,6 +20,7 @@ from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.train.trainer import Trainer
 from agentrl.types import SamplingParams
 from tests.gpu.sharded_gradient import sharded_gradient
+from tests.serving.embedded.peaked_model import peaked_model
 from tests.train.crew import Crew
 from tests.train.tiny_llama import (
     algorithm,
@@ -65,22 +65,6 @@ def test_a_step_trains_and_its_gradient_norm_is_that_of_the_cpu(device, dtype):
 
     wanted = norm(tiny_model(torch.float32))
     assert norm(tiny_model(dtype).to(device)) == pytest.approx(wanted, rel=BOUNDS[dtype])
-
-
-def peaked_model() -> LlamaForCausalLM:
-    """Random weights large enough that the first token is ahead by more than rounding."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 async def greedy(device: str) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:

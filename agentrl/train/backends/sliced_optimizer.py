@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from agentrl.config.schema import TrainSection
 from agentrl.train.backends.slices import Slices
-from agentrl.train.optim.divided_muon import MatrixPart, step_matrices
+from agentrl.train.optim.divided_muon import MatrixPart, momentum_of, step_matrices
 from agentrl.train.optim.muon import MasterMuon
 from agentrl.train.optim.optimizer import MasterAdamW
 
@@ -71,15 +71,9 @@ class _SlicedMuon(torch.optim.Optimizer):
         (group,) = self.param_groups
         step_matrices(
             parts,
-            [self._momentum(part.tensor) for part in parts],
+            [momentum_of(part.tensor, self.state) for part in parts],
             learning_rate=group["lr"],
             weight_decay=group["weight_decay"],
             group=self._group,
             device=self._device,
         )
-
-    def _momentum(self, tensor: Tensor) -> Tensor:
-        state = self.state[tensor]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(tensor)
-        return state["momentum_buffer"]

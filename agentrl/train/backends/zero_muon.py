@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from agentrl.train.optim.divided_muon import MatrixPart, step_matrices
+from agentrl.train.optim.divided_muon import MatrixPart, momentum_of, step_matrices
 from agentrl.train.optim.optimizer import adamw_groups, adamw_settings
 
 
@@ -74,15 +74,9 @@ class FlatMuon(torch.optim.AdamW):
             parts = [part for tensor in tensors for part in self._parts[id(tensor)]]
             step_matrices(
                 parts,
-                [self._momentum(part.tensor) for part in parts],
+                [momentum_of(part.tensor, self.state) for part in parts],
                 learning_rate=group["lr"],
                 weight_decay=group["weight_decay"],
                 group=self._group,
                 device=self._device,
             )
-
-    def _momentum(self, tensor: Tensor) -> Tensor:
-        state = self.state[tensor]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(tensor)
-        return state["momentum_buffer"]

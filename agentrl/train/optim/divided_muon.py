@@ -14,8 +14,9 @@ holds one whole matrix at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,14 @@ class MatrixPart:
     def of(self, flat: Tensor) -> Tensor:
         """This rank's numbers in a flat tensor that is laid out as `tensor`."""
         return flat[self.start : self.start + self.sizes[self.rank]]
+
+
+def momentum_of(tensor: Tensor, state: MutableMapping[Any, Any]) -> Tensor:
+    """The momentum that an optimizer keeps for a tensor in its `state`, zeros at first."""
+    own = state[tensor]
+    if "momentum_buffer" not in own:
+        own["momentum_buffer"] = torch.zeros_like(tensor)
+    return own["momentum_buffer"]
 
 
 @torch.no_grad()

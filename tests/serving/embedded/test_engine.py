@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.engine import WeightTicket
@@ -16,25 +16,14 @@ from agentrl.errors import ConfigError, EngineError
 from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.serving.embedded.sampling import TokenDraw, sample
 from agentrl.types import FinishReason, Generation, SamplingParams
+from tests.serving.embedded.peaked_model import VOCAB, peaked_model
 
-VOCAB = 97
 CONTEXT = 96
 
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config).eval()
+    return peaked_model()
 
 
 SETTINGS = {"max_batch_size": 8, "max_prefill_tokens": 64}

@@ -13,11 +13,11 @@ from agentrl.serving.embedded.forward import RowModel
 from agentrl.serving.embedded.lane import Lane
 from agentrl.serving.embedded.request import Request
 from agentrl.types import SamplingParams
-from tests.serving.embedded.test_lanes import make_model
+from tests.serving.embedded.peaked_model import peaked_model
 
 
 def make_lane() -> Lane:
-    model = RowModel(make_model())
+    model = RowModel(peaked_model())
     cache = make_cache(model, EmbeddedServing(max_batch_size=2), 96)
     batch = Batch(model, cache, max_prefill=16, version=0)
     return Lane(batch, name="lane", cores=1, on_failure=lambda why: None)

@@ -4,36 +4,22 @@ import asyncio
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.errors import EngineError
 from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.serving.embedded.engine import SIBLINGS, default_lanes
 from agentrl.types import SamplingParams
+from tests.serving.embedded.peaked_model import peaked_model
 
 POISON = 60
 """A token that the broken model fails on."""
 
 
-def make_model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
 def make_engine(*, lanes: int, model: LlamaForCausalLM | None = None) -> EmbeddedEngine:
     return EmbeddedEngine(
-        model or make_model(),
+        model or peaked_model(),
         section=EmbeddedServing(max_batch_size=32, lanes=lanes),
         max_context_tokens=96,
     )
@@ -94,7 +80,7 @@ async def test_what_ends_one_lane_ends_the_engine() -> None:
         if bool((inputs[0] == POISON).any()):
             raise MemoryError("no room for activations")
 
-    model = make_model()
+    model = peaked_model()
     model.get_input_embeddings().register_forward_pre_hook(fail)
     engine = make_engine(lanes=2, model=model)
     turns = [
