@@ -77,7 +77,7 @@ class CarelessProcess(Process):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         with contextlib.suppress(BrokenPipeError):
-            self._child.communicate()
+            self._child.communicate(timeout=60)
 
 
 class Careless(Sandbox):
@@ -158,8 +158,14 @@ class Careless(Sandbox):
         raise AssertionError("not reached by these checks")
 
     async def close(self) -> None:
-        # Without its directory, a process that outlived its command ends by an error.
-        shutil.rmtree(self.workdir, ignore_errors=True)
+        # Without its directory, a process that outlived its command ends by an error. Until then it
+        # writes files, also between the last look into the directory and its removal.
+        for _ in range(100):
+            shutil.rmtree(self.workdir, ignore_errors=True)
+            if not Path(self.workdir).exists():
+                break
+        else:
+            raise AssertionError(f"{self.workdir} cannot be removed")
         for process in self.processes:
             await asyncio.to_thread(process.tidy)
 
