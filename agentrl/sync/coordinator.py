@@ -21,12 +21,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from agentrl.compute_threads import run_computing
 from agentrl.engine import Engine, WeightTicket
 from agentrl.errors import EngineError, SyncError
 from agentrl.metrics import MetricBag
 from agentrl.serving.client import TokenClient
 from agentrl.serving.member import ANSWER_LIMIT_S
-from agentrl.serving.threads import run_computing
 from agentrl.sync.transfer import NotAllCame, WeightSender
 
 if TYPE_CHECKING:

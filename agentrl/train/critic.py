@@ -7,7 +7,7 @@ which the policy rests until values mean something.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import CriticSection, TrainSection
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.choose import make_backend
-from agentrl.train.backends.contract import TrainBackend
+from agentrl.train.backends.contract import ModelPasses, TrainBackend
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.logprob_worker import by_row, check_finite, in_batch_order
 from agentrl.train.model.value_head import ValueModel
@@ -75,16 +75,18 @@ class Critic:
         return self.backend.running()
 
     @torch.no_grad()
-    def row_values(self, micro_batches: Iterable[MicroBatch]) -> RowNumbers:
+    def row_values(self, micro_batches: Sequence[MicroBatch]) -> RowNumbers:
         """The value before each trained token by row, 0 elsewhere.
 
         Raises:
             TrainError: a value that is not finite; names the rows.
         """
+
+        def ask(model: ModelPasses, micro: MicroBatch) -> Tensor:
+            return self.values(model, model.to_tensors(micro), micro)
+
         with self.running():
-            found = by_row(
-                micro_batches, lambda micro: self.values(self.backend.to_tensors(micro), micro)
-            )
+            found = by_row(micro_batches, self.backend.run_each(micro_batches, ask))
         return {key: numbers.astype("float64") for key, numbers in found.items()}
 
     def learning_rates(self, version: int, *, updates: int) -> tuple[float, ...]:
@@ -103,13 +105,18 @@ class Critic:
         """
         self.backend.load_state_dict(state)
 
-    def values(self, tensors: TensorBatch, micro: MicroBatch) -> Tensor:
+    def values(self, model: ModelPasses, tensors: TensorBatch, micro: MicroBatch) -> Tensor:
         """[R] With gradient, while gradients are on.
+
+        Args:
+            model: of this critic, or a copy that shares its weights.
+            tensors: of `micro`.
+            micro: names the rows.
 
         Raises:
             TrainError: a value that is not finite; names the rows.
         """
-        values_R = self.backend.values(tensors)
+        values_R = model.values(tensors)
         check_finite(values_R, micro, policy="critic", what="value")
         return values_R
 
@@ -145,10 +152,10 @@ class ValuePass:
         Raises:
             TrainError: a value that is not finite; names the rows.
         """
-        total = 0.0
-        for micro in part.micro_batches:
-            tensors = self.backend.to_tensors(micro)
-            values_R = self.critic.values(tensors, micro)
+
+        def compute(model: ModelPasses, micro: MicroBatch) -> tuple[float, MetricBag]:
+            tensors = model.to_tensors(micro)
+            values_R = self.critic.values(model, tensors, micro)
             result = value_loss(
                 values_R,
                 old_values_R=in_batch_order(self.old, micro, like=values_R, policy="critic"),
@@ -157,9 +164,13 @@ class ValuePass:
                 mask_R=tensors.mask_R,
                 clip=self.critic.value_clip,
             )
-            self.backend.backward(result.loss)
-            metrics.merge(result.metrics)
-            total += float(result.loss.detach())
+            model.backward(result.loss)
             if progress is not None:
                 progress.advance()
+            return float(result.loss.detach()), result.metrics
+
+        total = 0.0
+        for loss, found in self.backend.run_each(part.micro_batches, compute):
+            metrics.merge(found)
+            total += loss
         return total

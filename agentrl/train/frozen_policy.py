@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -11,10 +11,13 @@ from torch import Tensor
 
 from agentrl.batch.records import MicroBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
+from agentrl.compute_threads import usable_cores
 from agentrl.train.backends.agreement import check_same_weights, go_on_together
+from agentrl.train.backends.lanes import default_lanes, in_lanes
 from agentrl.train.backends.lockstep import Whole
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
+from agentrl.train.logprob_worker import LogProbPasses, Result
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import TokenLogProbs, packed_log_probs
 
@@ -46,6 +49,17 @@ class FrozenPolicy:
         """Forward pass, without a graph."""
         with torch.no_grad():
             return packed_log_probs(self._model, batch)
+
+    def run_each(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        work: Callable[[LogProbPasses, MicroBatch], Result],
+    ) -> list[Result]:
+        """Call `work` for each micro-batch, on a CPU in as many threads as a trainer has."""
+        # Without gradients all threads read one model.
+        lanes = default_lanes(usable_cores(), 0) if self._device.type == "cpu" else 1
+        cores = max(1, usable_cores() // lanes)
+        return in_lanes([self] * lanes, micro_batches, work, cores=cores)
 
     def held(self) -> dict[str, Tensor]:
         """Weights in this process: all of them, or its slice of each; to be changed in place."""
@@ -103,6 +117,14 @@ class SlicedFrozenPolicy(FrozenPolicy):
         with torch.no_grad(), self._ranks.naming("gathering the reference in a forward pass"):
             log_probs, entropy = self._whole(batch)
         return TokenLogProbs(log_probs_R=log_probs, entropy_R=entropy)
+
+    def run_each(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        work: Callable[[LogProbPasses, MicroBatch], Result],
+    ) -> list[Result]:
+        """Call `work` for each micro-batch, one after the other: a pass is one of all ranks."""
+        return [work(self, micro) for micro in micro_batches]
 
     def held(self) -> dict[str, Tensor]:
         """`held` as in `FrozenPolicy.held`."""

@@ -7,9 +7,9 @@ that should be 1 is 1, and not 1 plus the difference between two programs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,23 +21,37 @@ from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
 from agentrl.train.model.logprobs import TokenLogProbs
 
+Result = TypeVar("Result")
+
 RowLogProbs = Mapping[RowKey, NDArray[np.floating[Any]]]
 """By row, one number per response position; anything where nothing is trained."""
 
 
-class PolicyModel(Protocol):
-    """Runs a model on packed rows: a training backend, or a policy that is never trained."""
+class LogProbPasses(Protocol):
+    """Forward passes of a policy over one micro-batch at a time."""
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """A micro-batch on the device of the model."""
         ...
 
+    def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
+        """Run the forward pass of one micro-batch."""
+        ...
+
+
+class PolicyModel(Protocol):
+    """Runs a model on packed rows: a training backend, or a policy that is never trained."""
+
     def running(self) -> AbstractContextManager[None]:
         """Forward passes belong inside."""
         ...
 
-    def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
-        """Run the forward pass of one micro-batch."""
+    def run_each(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        work: Callable[[LogProbPasses, MicroBatch], Result],
+    ) -> list[Result]:
+        """Call `work` for each micro-batch, as `TrainBackend.run_each` does."""
         ...
 
 
@@ -63,32 +77,33 @@ class LogProbWorker:
         self._name = name
 
     @torch.no_grad()
-    def row_log_probs(self, micro_batches: Iterable[MicroBatch]) -> RowLogProbs:
+    def row_log_probs(self, micro_batches: Sequence[MicroBatch]) -> RowLogProbs:
         """Float32 (float64 for a float64 model) by row, 0 where nothing is trained.
 
         Raises:
             TrainError: a log-probability that is not finite; names the rows.
         """
 
-        def ask(micro: MicroBatch) -> Tensor:
-            out = self._policy.log_probs(self._policy.to_tensors(micro))
+        def ask(model: LogProbPasses, micro: MicroBatch) -> Tensor:
+            out = model.log_probs(model.to_tensors(micro))
             check_finite(out.log_probs_R, micro, policy=self._name)
             return out.log_probs_R
 
         with self._policy.running():
-            return by_row(micro_batches, ask)
+            # Padding is asked, too: ranks in lock-step count on it.
+            return by_row(micro_batches, self._policy.run_each(micro_batches, ask))
 
 
-def by_row(micro_batches: Iterable[MicroBatch], ask: Callable[[MicroBatch], Tensor]) -> RowLogProbs:
-    """Split what `ask` returns for the response positions of each micro-batch by row.
+def by_row(micro_batches: Sequence[MicroBatch], answers: Sequence[Tensor]) -> RowLogProbs:
+    """Split the answers to micro-batches by row.
 
     Args:
-        micro_batches: padding among them is asked, too: ranks in lock-step count on it.
-        ask: [R] one number per response position.
+        micro_batches: with or without padding.
+        answers: [R] for each, one number per response position.
     """
     found: dict[RowKey, NDArray[np.floating[Any]]] = {}
-    for micro in micro_batches:
-        numbers_R = ask(micro).detach().cpu().numpy()
+    for micro, answer_R in zip(micro_batches, answers, strict=True):
+        numbers_R = answer_R.detach().cpu().numpy()
         for index, key in enumerate(micro.rows):
             found[key] = numbers_R[micro.row_R == index]
     return found

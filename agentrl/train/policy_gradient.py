@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +12,12 @@ from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.backends.contract import TrainBackend
+from agentrl.train.backends.contract import ModelPasses, TrainBackend
 from agentrl.train.logprob_worker import check_finite
 from agentrl.train.losses.registry import find_loss, wants_whole_rollouts
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs
 from agentrl.train.objective import KnownLogProbs, Objective, objective
-from agentrl.train.token_record import TokenRecorder
+from agentrl.train.token_record import TokenNumbers, TokenRecorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +30,33 @@ class PolicyLoss:
     """The penalty alone."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Computed:
+    """Numbers of one micro-batch, once its graph is gone."""
+
+    loss: float
+    """Policy term and penalty."""
+    penalty: float
+    """The penalty alone."""
+    metrics: MetricBag
+    """Counts over its tokens."""
+    tokens: TokenNumbers | None
+    """Its tokens, where they are recorded."""
+
+
 class MicroBatchProgress:
-    """Counts the micro-batches of a step for a listener."""
+    """Counts the micro-batches of a step for a listener; from any thread."""
 
     def __init__(self, listener: Callable[[int, int], None] | None, total: int) -> None:
         self._listener, self._total, self._done = listener, total, 0
+        self._lock = threading.Lock()
 
     def advance(self) -> None:
         """One more is done."""
-        self._done += 1
-        if self._listener is not None:
-            self._listener(self._done, self._total)
+        with self._lock:
+            self._done += 1
+            if self._listener is not None:
+                self._listener(self._done, self._total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +98,10 @@ class PolicyPass:
             TrainError: a log-probability that is not finite, or a row of another temperature; names
                 it.
         """
-        total, penalty = 0.0, 0.0
-        for micro in part.micro_batches:
+
+        def compute(model: ModelPasses, micro: MicroBatch) -> _Computed:
             _check_temperature(micro, self.temperature)
-            tensors = self.backend.to_tensors(micro)
+            tensors = model.to_tensors(micro)
             evaluate = partial(
                 objective,
                 tensors=tensors,
@@ -95,17 +112,27 @@ class PolicyPass:
                 compare_sampler=compare_sampler,
                 loss_factor=self.backend.loss_factor,
             )
-            out = self.backend.log_probs(tensors, loss_of=self._loss_of(evaluate))
+            out = model.log_probs(tensors, loss_of=self._loss_of(evaluate))
             check_finite(out.log_probs_R, micro)
             result = evaluate(out, keep_tokens=self.recorder.listens)
-            self.backend.backward(result.loss)
+            model.backward(result.loss)
+            if progress is not None:
+                progress.advance()
+            return _Computed(
+                loss=float(result.loss.detach()),
+                penalty=result.penalty,
+                metrics=result.metrics,
+                tokens=result.tokens,
+            )
+
+        total, penalty = 0.0, 0.0
+        done = self.backend.run_each(part.micro_batches, compute)
+        for micro, result in zip(part.micro_batches, done, strict=True):
             if result.tokens is not None:
                 self.recorder.note(micro, result.tokens)
             metrics.merge(result.metrics)
-            total += float(result.loss.detach())
+            total += result.loss
             penalty += result.penalty
-            if progress is not None:
-                progress.advance()
         return PolicyLoss(total=total, penalty=penalty)
 
     def _loss_of(self, evaluate: Callable[[TokenLogProbs], Objective]) -> LossOf | None:

@@ -11,12 +11,12 @@ import time
 
 import torch
 
-from agentrl.batch.records import PackedBatch, StepBatch
+from agentrl.batch.records import MicroBatch, PackedBatch, StepBatch
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.agreement import check_shares, on_every_rank
-from agentrl.train.backends.contract import TrainBackend
+from agentrl.train.backends.contract import ModelPasses, TrainBackend
 from agentrl.train.objective import measured_loss, measured_policy
 
 logger = logging.getLogger(__name__)
@@ -85,10 +85,9 @@ class UntrainedMeter:
 
     @torch.no_grad()
     def _measure(self, part: PackedBatch, *, passes: int, compared: float) -> MetricBag:
-        bag = MetricBag()
-        for micro in part.micro_batches:
-            tensors = self._backend.to_tensors(micro)
-            out = self._backend.log_probs(tensors)
+        def ask(model: ModelPasses, micro: MicroBatch) -> MetricBag:
+            tensors, bag = model.to_tensors(micro), MetricBag()
+            out = model.log_probs(tensors)
             bag.merge(
                 measured_policy(
                     out, tensors, algorithm=self._algorithm, passes=passes, compared=compared
@@ -100,9 +99,14 @@ class UntrainedMeter:
                 )
             except TrainError as error:  # recording boundary: no row here has a gradient
                 self._warn(error)
-                continue
-            bag.merge(found)
-        return bag
+            else:
+                bag.merge(found)
+            return bag
+
+        whole = MetricBag()
+        for bag in self._backend.run_each(part.micro_batches, ask):
+            whole.merge(bag)
+        return whole
 
     def _warn(self, error: TrainError) -> None:
         if not self._warned:

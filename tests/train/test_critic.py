@@ -322,9 +322,9 @@ def test_a_gradient_of_the_critic_that_is_not_finite_moves_neither_model():
     before = weights(policy), weights(model)
     values = critic.values
 
-    def spoiled(tensors, micro):
+    def spoiled(passes, tensors, micro):
         """A value whose gradient overflows: sqrt at 0."""
-        found = values(tensors, micro)
+        found = values(passes, tensors, micro)
         if key in micro.rows:
             place = int(np.flatnonzero(micro.mask_R & (micro.row_R == micro.rows.index(key)))[0])
             at = torch.zeros_like(found)

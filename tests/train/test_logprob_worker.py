@@ -23,7 +23,9 @@ class Recording(TorchBackend):
     """Keeps the log-probabilities that the loss was computed from."""
 
     def __init__(self, model, *, gradient_checkpointing=False):
-        super().__init__(model, train=TrainSection(), gradient_checkpointing=gradient_checkpointing)
+        super().__init__(
+            model, train=TrainSection(), gradient_checkpointing=gradient_checkpointing, lanes=1
+        )
         self.seen = []
 
     def log_probs(self, batch, *, loss_of=None):
@@ -39,6 +41,9 @@ class Counting:
     def __init__(self, policy):
         self._policy, self.passes = policy, 0
         self.to_tensors, self.running = policy.to_tensors, policy.running
+
+    def run_each(self, micro_batches, work):
+        return [work(self, micro) for micro in micro_batches]
 
     def log_probs(self, batch):
         self.passes += 1

@@ -160,7 +160,7 @@ def test_progress_counts_micro_batches():
     step = make_step(make_groups(), micro_batch_tokens=32)
     trainer = Trainer(tiny_model(torch.float32), train=TRAIN, algorithm=algorithm())
     trainer.step(step, lambda done, total: seen.append((done, total)))
-    total = len(step.updates[0].micro_batches)
+    total = len(trainer.backend.share(step.updates[0]).micro_batches)
     assert seen == [(done, total) for done in range(1, total + 1)]
     assert total > 1
 

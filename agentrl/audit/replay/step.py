@@ -240,7 +240,9 @@ def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Itera
 
 def _alone(config: RunConfig) -> RunConfig:
     """The same training on one process: the number of ranks never changes the result."""
-    train = config.train.model_copy(update={"backend": TorchTraining()})
+    own = config.train.backend
+    backend = own if own.kind == "torch" else TorchTraining()
+    train = config.train.model_copy(update={"backend": backend})
     log = config.log.model_copy(update={"tokens": True})
     return config.model_copy(update={"train": train, "log": log})
 

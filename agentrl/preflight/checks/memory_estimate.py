@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentrl.compute_threads import usable_cores
 from agentrl.config import RunConfig
 from agentrl.config.fleet import EmbeddedServing, RuntimeSection, VllmServing
 from agentrl.config.schema import ModelSection
@@ -100,9 +101,12 @@ def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Proc
     """
     serving, runtime = config.serving, config.runtime
     trainer = _trained(config, shape)
-    trainer.append(
-        Part(what="activations", size=activation_bytes(config.train, config.model, shape))
-    )
+    activations = activation_bytes(config.train, config.model, shape)
+    trainer.append(Part(what="activations", size=activations))
+    beside = 0 if on_gpu else _lanes(config, shape) - 1
+    if beside:
+        sums = 4 * _trained_parameters(config.train, shape)
+        trainer.append(Part(what=f"other lanes ({beside})", size=beside * (sums + activations)))
     if serving.engine == "embedded":
         context = config.rollout.max_context_tokens
         cache = kv_cache_bytes(serving, config.model, shape, context=context)
@@ -189,8 +193,7 @@ def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
     """Weights, optimizer and gradients, of policy and critic, and the reference."""
     width, algorithm = _width(config.model), config.resolved_algorithm()
     weights, optimizer, gradients = _shards(config.train, _ranks(config.runtime))
-    rank = 0 if config.train.lora is None else config.train.lora.rank
-    count = shape.adapters * rank if rank else shape.parameters
+    count, rank = _trained_parameters(config.train, shape), config.train.lora is not None
     state, _ = trained_bytes(config.train, config.model, count, kept=optimizer)
     _, sums = trained_bytes(config.train, config.model, count, kept=gradients)
     own = shape.parameters * width // weights + (count * 4 if rank else 0)
@@ -207,6 +210,23 @@ def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
         size = shape.parameters * width // weights + state + sums
         parts.append(Part(what="critic", size=size))
     return parts
+
+
+def _trained_parameters(train: TrainSection, shape: ModelShape) -> int:
+    """Parameters that move: all, or those of the adapters."""
+    return shape.parameters if train.lora is None else shape.adapters * train.lora.rank
+
+
+def _lanes(config: RunConfig, shape: ModelShape) -> int:
+    """Micro-batches that one process trains at once on a CPU."""
+    from agentrl.train.backends.lanes import default_lanes  # imports torch
+
+    backend = config.train.backend
+    if backend.kind != "torch":
+        return 1
+    if backend.lanes is not None or _ranks(config.runtime) > 1:
+        return backend.lanes or 1
+    return default_lanes(usable_cores(), _trained_parameters(config.train, shape))
 
 
 def _shards(train: TrainSection, ranks: int) -> tuple[int, int, int]:

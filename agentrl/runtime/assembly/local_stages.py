@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from agentrl.compute_threads import run_computing
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
 from agentrl.runtime.drivers.groups import GroupRunner, note_aborted
 from agentrl.runtime.engine_wait import Guard, Push, push_or_wait, to_the_end
 from agentrl.runtime.stages import GroupHandle, HeldGroup
-from agentrl.serving.threads import run_computing
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:

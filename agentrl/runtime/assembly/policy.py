@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl.compute_threads import reserve_cores, run_computing
 from agentrl.config import RunConfig
 from agentrl.runtime.assembly.engines import (
     UNKNOWN_VERSION,
@@ -27,7 +28,6 @@ from agentrl.runtime.assembly.parts import (
     served_source,
 )
 from agentrl.runtime.assembly.tools import open_tools
-from agentrl.serving.threads import reserve_cores, run_computing
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.compute_threads import run_computing
 from agentrl.config import RunConfig
 from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection
 from agentrl.config.schema import ModelSection
@@ -18,7 +19,6 @@ from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, runs_ahead
-from agentrl.serving.threads import run_computing
 from agentrl.serving.vllm.check import Expected, Score, check_server, require
 from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.sync import WeightTransfer, find_transfer, resolve_backend

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl.compute_threads import run_computing
 from agentrl.config.schema import CheckpointSection
 from agentrl.runtime.disk.checkpoint import (
     CheckpointState,
@@ -20,7 +21,6 @@ from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.scoring.score_book import ScoreBook
 from agentrl.runtime.stages import LearnStage
-from agentrl.serving.threads import run_computing
 
 if TYPE_CHECKING:
     from agentrl.runtime.disk.run_directory import RunDir

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.compute_threads import reserve_cores, run_computing
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.weight_route import own_address, urls_are_local
@@ -32,7 +33,6 @@ from agentrl.runtime.ray.actor import (
 from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.sender import SenderFacts
 from agentrl.runtime.ray.worker_group import Mode, dispatch
-from agentrl.serving.threads import reserve_cores, run_computing
 
 if TYPE_CHECKING:
     from agentrl.runtime.ray.rank import RankSpec

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from agentrl.compute_threads import run_computing, usable_cores
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.engine import Engine, EngineHealth, WeightTicket
 from agentrl.errors import ConfigError, EngineError, EngineRefused
@@ -23,7 +24,6 @@ from agentrl.serving.embedded.batch import Batch, make_cache
 from agentrl.serving.embedded.forward import RowModel
 from agentrl.serving.embedded.lane import Lane
 from agentrl.serving.embedded.request import Request
-from agentrl.serving.threads import run_computing, usable_cores
 from agentrl.types import Generation, SamplingParams
 
 FULL_LANE = 16

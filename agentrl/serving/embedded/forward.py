@@ -120,7 +120,11 @@ class _Decode:
         self._rows_N = torch.arange(count, device=device)
         self.positions = torch.tensor(cache.lengths[:count], device=device)
         visible = torch.arange(self._longest, device=device)[None] <= self.positions[:, None]
-        mask = torch.zeros(visible.shape, dtype=cache.data.dtype, device=device)
+        self._on_cpu = device.type == "cpu"
+        kind = cache.data.dtype
+        if self._on_cpu:
+            kind = torch.promote_types(kind, torch.float32)
+        mask = torch.zeros(visible.shape, dtype=kind, device=device)
         self._mask = mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
 
     def attend(
@@ -137,14 +141,41 @@ class _Decode:
         heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
         # Query heads that share a key head become query positions: no repeated keys, no loop.
         q = query[0].transpose(0, 1).reshape(self._count, kv_heads, heads // kv_heads, dim)
-        out = scaled_dot_product_attention(
-            q,
-            keys[: self._count, :, : self._longest],
-            values[: self._count, :, : self._longest],
-            attn_mask=self._mask,
-            scale=scale,
-        )
+        if self._on_cpu:
+            out = self._products(q, keys, values, dim**-0.5 if scale is None else scale)
+        else:
+            out = scaled_dot_product_attention(
+                q,
+                keys[: self._count, :, : self._longest],
+                values[: self._count, :, : self._longest],
+                attn_mask=self._mask,
+                scale=scale,
+            )
         return out.reshape(1, self._count, heads, dim)
+
+    def _products(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Attention [N, K, G, D] of a few queries a row, as the trainer's CPU path writes it.
+
+        torch's fused kernel for a CPU is made for many queries and takes twice as long. Keys stand
+        to the left of their product, which is 2.5 times as fast as the other way round.
+
+        Args:
+            query: [N, K, G, D], G query heads share each of the K key heads.
+            keys: [R, K, T, D] all rows of a layer.
+            values: [R, K, T, D].
+            scale: factor on the scores.
+        """
+        count, kv_heads, share, dim = query.shape
+        rows = count * kv_heads
+        k, v = (part.view(-1, *part.shape[2:])[:rows, : self._longest] for part in (keys, values))
+        queries = (query * scale).view(rows, share, dim)
+        scores = torch.bmm(k, queries.transpose(1, 2)).transpose(1, 2)
+        wide = scores.to(self._mask.dtype, memory_format=torch.contiguous_format)
+        masked = wide.view(count, kv_heads, share, -1) + self._mask
+        probs = torch.softmax(masked, dim=-1).to(query.dtype)
+        return torch.bmm(probs.view(rows, share, -1), v)
 
 
 class _Mixed:

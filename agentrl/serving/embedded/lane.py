@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import torch
 
+from agentrl.compute_threads import compute_thread
 from agentrl.errors import EngineError
 from agentrl.serving.embedded.batch import Batch
 from agentrl.serving.embedded.request import Request, deliver
-from agentrl.serving.threads import compute_thread
 
 logger = logging.getLogger(__name__)
 

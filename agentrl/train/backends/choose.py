@@ -79,6 +79,7 @@ def make_backend(
                 train=train,
                 gradient_checkpointing=gradient_checkpointing,
                 mask_keys=mask_keys,
+                lanes=train.backend.lanes,
             )
         from agentrl.train.backends.data_parallel import DataParallelBackend
 
@@ -88,6 +89,7 @@ def make_backend(
             gradient_checkpointing=gradient_checkpointing,
             ranks=ranks,
             mask_keys=mask_keys,
+            lanes=train.backend.lanes,
         )
     if ranks is None:
         raise ConfigError(

@@ -7,9 +7,9 @@ it, here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -17,6 +17,8 @@ from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs
+
+Result = TypeVar("Result")
 
 
 def compensation(*, data_parallel_size: int, averages_over_ranks: bool) -> float:
@@ -40,26 +42,11 @@ def compensation(*, data_parallel_size: int, averages_over_ranks: bool) -> float
     return float(data_parallel_size) if averages_over_ranks else 1.0
 
 
-class TrainBackend(Protocol):
-    """One rank of a model being trained."""
-
-    loss_factor: float
-    """`compensation(...)` of this backend; `backward` multiplies by it."""
-    mask_keys: tuple[str, ...]
-    """Masks whose tokens `log_probs` covers; see `MASK_KEYS`."""
-    rank: int
-    """Rank of this process, from 0. Rank 0 writes what is stored."""
-    world_size: int
-    """Ranks that train together."""
-    lockstep: bool
-    """Whether passes talk to the other ranks, so that all ranks have to make equally many."""
+class ModelPasses(Protocol):
+    """Forward and backward passes of a model over one micro-batch at a time."""
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """A micro-batch on the device of the model."""
-        ...
-
-    def running(self) -> AbstractContextManager[None]:
-        """Forward and backward passes belong inside."""
         ...
 
     def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
@@ -76,6 +63,37 @@ class TrainBackend(Protocol):
 
     def backward(self, loss: Tensor) -> None:
         """Backward pass of `loss` times `loss_factor`, added to the gradients of the update."""
+        ...
+
+
+class TrainBackend(ModelPasses, Protocol):
+    """One rank of a model being trained."""
+
+    loss_factor: float
+    """`compensation(...)` of this backend; `backward` multiplies by it."""
+    mask_keys: tuple[str, ...]
+    """Masks whose tokens `log_probs` covers; see `MASK_KEYS`."""
+    rank: int
+    """Rank of this process, from 0. Rank 0 writes what is stored."""
+    world_size: int
+    """Ranks that train together."""
+    lockstep: bool
+    """Whether passes talk to the other ranks, so that all ranks have to make equally many."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Forward and backward passes belong inside."""
+        ...
+
+    def run_each(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        work: Callable[[ModelPasses, MicroBatch], Result],
+    ) -> list[Result]:
+        """Call `work(passes, micro_batch)` for each; the results come in their order.
+
+        Several may run at once, in threads; `work` touches nothing that they share but `passes`,
+        which it has for itself. What `backward` adds there is in the gradients afterwards.
+        """
         ...
 
     def clear_gradients(self) -> None:

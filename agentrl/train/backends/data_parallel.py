@@ -32,6 +32,7 @@ class DataParallelBackend(TorchBackend):
         gradient_checkpointing: bool,
         ranks: Ranks,
         mask_keys: tuple[str, ...] = RESPONSE_MASK,
+        lanes: int | None = None,
     ) -> None:
         """Take part; returns when every rank does.
 
@@ -41,12 +42,17 @@ class DataParallelBackend(TorchBackend):
             gradient_checkpointing: recompute activations in the backward pass.
             ranks: joined already; closed by the caller.
             mask_keys: as for `TorchBackend`.
+            lanes: as for `TorchBackend`, but None is one: other ranks compute beside this one.
 
         Raises:
             TrainError: the ranks hold different weights.
         """
         super().__init__(
-            model, train=train, gradient_checkpointing=gradient_checkpointing, mask_keys=mask_keys
+            model,
+            train=train,
+            gradient_checkpointing=gradient_checkpointing,
+            mask_keys=mask_keys,
+            lanes=lanes or 1,
         )
         self._ranks = ranks
         self.rank, self.world_size = ranks.rank, ranks.world_size

@@ -11,6 +11,7 @@ their next pass instead of at the time limit of a collective.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,6 +22,7 @@ from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import TrainSection
 from agentrl.train.backends.agreement import check_same_weights, go_on_together
+from agentrl.train.backends.contract import ModelPasses, Result
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.shares import share
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, exact_passes
@@ -120,6 +122,14 @@ class LockstepBackend(ABC):
         go_on_together(self.gather)
         with self._ranks.naming("summing gradients in a backward pass"):
             self._backward(loss)
+
+    def run_each(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        work: Callable[[ModelPasses, MicroBatch], Result],
+    ) -> list[Result]:
+        """`run_each` as in `TrainBackend.run_each`, one after the other: a pass is one of all."""
+        return [work(self, micro) for micro in micro_batches]
 
     def share(self, update: PackedBatch) -> PackedBatch:
         """`share` as in `TrainBackend.share`."""

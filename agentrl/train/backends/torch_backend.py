@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,53 +12,35 @@ from torch import Tensor, nn
 
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
+from agentrl.compute_threads import usable_cores
 from agentrl.config.schema import TrainSection
-from agentrl.train.backends.contract import compensation
+from agentrl.train.backends.contract import ModelPasses, Result, compensation
+from agentrl.train.backends.lanes import default_lanes, in_lanes, sharing_copy
+from agentrl.train.backends.shares import assign
 from agentrl.train.model.allocator import keep_freed_memory
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
 from agentrl.train.model.lora import merged_weights
 from agentrl.train.optim.choose import make_optimizer
+from agentrl.train.optim.gradient_sums import GradientSums
 
 RESPONSE_MASK = ("response_mask",)
 """Mask of most losses: tokens that the policy sampled."""
 
 
-class TorchBackend:
-    """A `TrainBackend` of one rank. The model stays in evaluation mode: nothing is dropped out."""
+class TorchPasses:
+    """The passes of one model, or of one copy of it among several that share their weights."""
 
-    rank = 0
-    world_size = 1
-    lockstep = False
-
-    def __init__(
-        self,
-        model: Any,
-        *,
-        train: TrainSection,
-        gradient_checkpointing: bool,
-        mask_keys: tuple[str, ...] = RESPONSE_MASK,
-    ) -> None:
+    def __init__(self, model: Any, *, mask_keys: tuple[str, ...]) -> None:
         self._model = model
         self.mask_keys = mask_keys
-        self._max_grad_norm = train.max_grad_norm
-        self._checkpointing = gradient_checkpointing
-        self._optimizer = make_optimizer(model, train)
         self.loss_factor = compensation(data_parallel_size=1, averages_over_ranks=False)
-        if next(model.parameters()).device.type == "cpu":
-            keep_freed_memory()
-        if gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """`to_tensors` as in `TrainBackend.to_tensors`."""
         param = next(self._model.parameters())
         kind = torch.promote_types(param.dtype, torch.float32)
         return to_tensors(micro, device=param.device, dtype=kind, mask_keys=self.mask_keys)
-
-    def running(self) -> AbstractContextManager[None]:
-        """`running` as in `TrainBackend.running`."""
-        return exact_passes(self._model, checkpointing=self._checkpointing)
 
     def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
         """`log_probs` as in `TrainBackend.log_probs`."""
@@ -71,13 +54,98 @@ class TorchBackend:
         """`backward` as in `TrainBackend.backward`."""
         (loss * self.loss_factor).backward()
 
+
+class PassesOfCopy(TorchPasses):
+    """The passes of a copy that shares the weights of a model and sums its own gradients."""
+
+    def __init__(self, model: Any, *, mask_keys: tuple[str, ...]) -> None:
+        self.model = sharing_copy(model)
+        """Has parameters of its own over the same memory."""
+        super().__init__(self.model, mask_keys=mask_keys)
+        params = self.model.named_parameters()
+        self.sums = GradientSums({name: param for name, param in params if param.requires_grad})
+        """Gradients of this copy alone."""
+
+    def share_weights_of(self, model: Any) -> None:
+        """Look where the weights are now: a parameter may have been given other memory."""
+        for own, param in zip(self.model.parameters(), model.parameters(), strict=True):
+            if own.data_ptr() != param.data_ptr():
+                own.data = param.data
+
+
+class TorchBackend(TorchPasses):
+    """A `TrainBackend` of one rank. The model stays in evaluation mode: nothing is dropped out."""
+
+    rank = 0
+    world_size = 1
+    lockstep = False
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        train: TrainSection,
+        gradient_checkpointing: bool,
+        mask_keys: tuple[str, ...] = RESPONSE_MASK,
+        lanes: int | None = None,
+    ) -> None:
+        """Take the model over.
+
+        Args:
+            model: a `transformers` causal language model or a `ValueModel`.
+            train: the optimizer.
+            gradient_checkpointing: recompute activations in the backward pass.
+            mask_keys: masks whose tokens the loss looks at.
+            lanes: micro-batches that are computed at once, on a CPU; None is `default_lanes`.
+        """
+        super().__init__(model, mask_keys=mask_keys)
+        self._max_grad_norm = train.max_grad_norm
+        self._checkpointing = gradient_checkpointing
+        self._optimizer = make_optimizer(model, train)
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        if on_cpu:
+            keep_freed_memory()
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
+        self._cores = usable_cores()
+        count = (lanes or default_lanes(self._cores, trained)) if on_cpu else 1
+        self._copies = [PassesOfCopy(model, mask_keys=mask_keys) for _ in range(count - 1)]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """`running` as in `TrainBackend.running`."""
+        with ExitStack() as stack:
+            for model in (self._model, *(copied.model for copied in self._copies)):
+                stack.enter_context(exact_passes(model, checkpointing=self._checkpointing))
+            yield
+
+    def run_each(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        work: Callable[[ModelPasses, MicroBatch], Result],
+    ) -> list[Result]:
+        """`run_each` as in `TrainBackend.run_each`."""
+        for copied in self._copies:
+            copied.share_weights_of(self._model)
+        lanes: list[ModelPasses] = [self, *self._copies]
+        results = in_lanes(lanes, micro_batches, work, cores=max(1, self._cores // len(lanes)))
+        for copied in self._copies:
+            self._optimizer.sums.add(copied.sums)
+        return results
+
     def clear_gradients(self) -> None:
         """`clear_gradients` as in `TrainBackend.clear_gradients`."""
         self._optimizer.clear()
+        for copied in self._copies:
+            copied.sums.clear()
 
     def share(self, update: PackedBatch) -> PackedBatch:
-        """`share` as in `TrainBackend.share`."""
-        return update
+        """`share` as in `TrainBackend.share`; in pieces that keep all lanes busy."""
+        if not self._copies:
+            return update
+        lanes = assign(update.micro_batches, 1 + len(self._copies))
+        return replace(update, micro_batches=tuple(micro for lane in lanes for micro in lane))
 
     def gather(self, value: Any) -> list[Any]:
         """`gather` as in `TrainBackend.gather`."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.errors import RunError
+from agentrl.train.optim.gradient_sums import GradientSums, is_wide
 
 _EPS = 1e-8
 ADAMW_MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
@@ -32,11 +33,8 @@ class MasterAdamW:
     ) -> None:
         self._params = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._masters = {name: _master(param) for name, param in self._params.items()}
-        self._sums: dict[str, Tensor] = {}
-        self._touched: set[str] = set()
-        for name, param in self._params.items():
-            if self._masters[name] is not param:
-                param.register_post_accumulate_grad_hook(self._hook(name))
+        self.sums = GradientSums(self._params)
+        """Gradients of the update at hand."""
         self._optimizers = self._make_optimizers(model, betas=betas, weight_decay=weight_decay)
 
     def _make_optimizers(
@@ -45,36 +43,15 @@ class MasterAdamW:
         """Torch's optimizers; each master belongs to exactly one."""
         return [adamw(self._masters.values(), betas=betas, weight_decay=weight_decay)]
 
-    def _hook(self, name: str) -> Any:
-        def move(param: Tensor) -> None:
-            grad, param.grad = param.grad, None
-            if grad is None:
-                return
-            if name not in self._sums:
-                self._sums[name] = torch.empty_like(self._masters[name])
-            if name in self._touched:
-                self._sums[name].add_(grad)
-            else:
-                self._sums[name].copy_(grad)
-                self._touched.add(name)
-
-        return move
-
     def clear(self) -> None:
         """Forget all gradients; the next backward pass starts a new sum."""
-        self._touched.clear()
-        for name, param in self._params.items():
-            param.grad = None
-            self._masters[name].grad = None
+        self.sums.clear()
+        for master in self._masters.values():
+            master.grad = None
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Name and summed gradient of every parameter that has one."""
-        for name, param in self._params.items():
-            if self._masters[name] is param:
-                if param.grad is not None:
-                    yield name, param.grad
-            elif name in self._touched:
-                yield name, self._sums[name]
+        return iter(self.sums)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,15 +60,7 @@ class MasterAdamW:
 
     def gradient_or_zeros(self, name: str) -> Tensor:
         """The summed gradient of a parameter; from now on it has one, of zeros if it had none."""
-        param, master = self._params[name], self._masters[name]
-        if master is param:
-            if param.grad is None:
-                param.grad = torch.zeros_like(param)
-            return param.grad
-        if name not in self._touched:
-            self._sums[name] = torch.zeros_like(master)
-            self._touched.add(name)
-        return self._sums[name]
+        return self.sums.sum_or_zeros(name)
 
     def grad_norm(self) -> float:
         """Euclidean norm of all summed gradients together; infinite or NaN if one of them is."""
@@ -200,7 +169,7 @@ def adamw_settings(masters: Sequence[Tensor], *, betas: tuple[float, float]) -> 
 
 
 def _master(param: nn.Parameter) -> Tensor:
-    if param.dtype in (torch.float32, torch.float64):
+    if is_wide(param):
         return param
     return param.detach().to(torch.float32)
 

@@ -131,6 +131,16 @@ def test_caches_and_activations_follow_the_limits(project: Path) -> None:
     assert activation_bytes(saved.train, saved.model, SHAPE) == layer + 2 * tokens * 4 * 4 + head
 
 
+def test_each_lane_but_the_first_has_gradients_and_activations(project: Path) -> None:
+    config = load_config(project, ["train.backend.lanes=3"])
+    once = activation_bytes(config.train, config.model, SHAPE)
+    found = parts(config)
+    assert (found["activations"], found["other lanes (2)"]) == (once, 2 * (4000 + once))
+    adapters = parts(load_config(project, ["train.backend.lanes=2", "train.lora.rank=3"]))
+    assert adapters["other lanes (1)"] == 120 + once
+    assert "other lanes" not in str(parts(load_config(project, ["train.backend.lanes=1"])))
+
+
 def test_ranks_and_servers_are_counted(project: Path) -> None:
     ray = [
         "runtime=ray",

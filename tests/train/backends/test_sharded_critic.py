@@ -212,8 +212,8 @@ def test_over_a_bfloat16_body_values_are_not_rounded_to_bfloat16(crew, kind):
 class BreaksOnRankOne(Critic):
     """A critic that fails on rank 1 after its first pass."""
 
-    def values(self, tensors, micro):
-        found = super().values(tensors, micro)
+    def values(self, model, tensors, micro):
+        found = super().values(model, tensors, micro)
         if self.backend.rank == 1:
             raise TrainError("the critic is broken")
         return found

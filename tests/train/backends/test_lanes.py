@@ -1,0 +1,157 @@
+"""Micro-batches side by side: the gradient of one after the other, and the same bits every time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.batch.records import MicroBatch, StepBatch
+from agentrl.config.schema import TrainSection
+from agentrl.errors import TrainError
+from agentrl.train.backends.lanes import LANE_BYTES, MOST_LANES, default_lanes, in_lanes
+from agentrl.train.backends.torch_backend import TorchBackend
+from agentrl.train.frozen_policy import FrozenPolicy
+from agentrl.train.logprob_worker import LogProbWorker
+from agentrl.train.model.lora import add_adapters
+from agentrl.train.trainer import Trainer
+from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
+
+TRAIN = TrainSection(learning_rate=1e-3)
+
+
+def step_of(seed: int = 0) -> StepBatch:
+    """Several micro-batches, of several groups."""
+    return make_step(make_groups(seed, sizes=(4, 5, 6)), micro_batch_tokens=48)
+
+
+def trained(model: Any, *, lanes: int, steps: int = 2, checkpointing: bool = False) -> Any:
+    """The trainer after some steps, and their metrics."""
+    backend = TorchBackend(model, train=TRAIN, gradient_checkpointing=checkpointing, lanes=lanes)
+    trainer = Trainer(None, train=TRAIN, algorithm=algorithm(), backend=backend)
+    return trainer, [trainer.step(step_of(seed)).result() for seed in range(steps)]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_lanes_change_rounding_and_nothing_else(dtype: torch.dtype, checkpointing: bool) -> None:
+    """Fails if a gradient is lost, added twice, or added to that of another step."""
+    one, three = (tiny_model(dtype) for _ in range(2))
+    _, want = trained(one, lanes=1, checkpointing=checkpointing)
+    _, got = trained(three, lanes=3, checkpointing=checkpointing)
+    close = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]
+    for (name, ours), theirs in zip(three.named_parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=close, atol=close, msg=name)
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in ("train/grad_norm", "train/loss", "entropy"):
+            assert ours[name] == pytest.approx(theirs[name], rel=max(close, 1e-9), abs=1e-9)
+
+
+def test_the_same_batch_gives_the_same_bits() -> None:
+    """Fails if sums depend on which thread is faster."""
+    first, *others = (tiny_model(torch.bfloat16) for _ in range(4))
+    _, want = trained(first, lanes=3)
+    for model in others:
+        _, got = trained(model, lanes=3)
+        assert [m["train/grad_norm"] for m in got] == [m["train/grad_norm"] for m in want]
+        for ours, theirs in zip(model.parameters(), first.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_old_log_probs_and_reference_have_the_bits_of_the_trainer() -> None:
+    """Fails if lanes compute rows in other pieces, or under other weights, than the update does."""
+    step, model = step_of(), tiny_model(torch.float32)
+    backend = TorchBackend(model, train=TRAIN, gradient_checkpointing=False, lanes=3)
+    trainer = Trainer(None, train=TRAIN, algorithm=algorithm(), backend=backend)
+    trainer.step(step)
+    shares = [micro for update in step.updates for micro in backend.share(update).micro_batches]
+    assert len(shares) >= 3
+    own = LogProbWorker(backend, name="policy").row_log_probs(shares)
+    copied = tiny_model(torch.float32)
+    copied.load_state_dict(model.state_dict())
+    frozen = LogProbWorker(FrozenPolicy(copied), name="reference").row_log_probs(shares)
+    assert own.keys() == frozen.keys() == {row for micro in shares for row in micro.rows}
+    assert all((own[key] == frozen[key]).all() for key in own)
+
+
+def test_adapters_and_tied_weights_are_shared() -> None:
+    """Fails if a copy holds weights of its own, which the optimizer would not move."""
+    models = []
+    for lanes in (1, 2):
+        torch.manual_seed(1)
+        model = tiny_model(torch.float32)
+        lora = TrainSection.model_validate({"lora": 4}).lora
+        assert lora is not None
+        add_adapters(model, lora, base="tiny")
+        trained(model, lanes=lanes)
+        models.append({name: param for name, param in model.named_parameters()})
+    moved = [name for name in models[0] if "lora_B" in name and bool(models[0][name].any())]
+    assert moved
+    for name, want in models[0].items():
+        torch.testing.assert_close(models[1][name], want, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_weights_that_are_given_other_memory_are_found_there() -> None:
+    """Fails if copies go on with the memory that the model was made with."""
+    model, plain = tiny_model(torch.float32), tiny_model(torch.float32)
+    for each in (model, plain):
+        trainer, _ = trained(each, lanes=2 if each is model else 1, steps=0)
+        with torch.no_grad():
+            for param in each.parameters():
+                param.data = param.data * 1.5
+        norm = trainer.step(step_of()).result()["train/grad_norm"]
+        each.norm = norm
+    assert model.norm == pytest.approx(plain.norm, rel=1e-4)
+
+
+def test_a_failure_in_a_lane_is_that_of_the_step() -> None:
+    """Fails if it is lost in its thread, or its gradients reach the next step."""
+    model, plain = tiny_model(torch.float64), tiny_model(torch.float64)
+    backend = TorchBackend(model, train=TRAIN, gradient_checkpointing=False, lanes=3)
+    trainer = Trainer(None, train=TRAIN, algorithm=algorithm(), backend=backend, temperature=1.0)
+    bad = make_step(make_groups(0, sizes=(4, 5, 6)), micro_batch_tokens=48)
+    bad.updates[0].micro_batches[-1].temperature_N[:] = 0.5
+    with pytest.raises(TrainError, match=r"sampled at temperature 0\.5"):
+        trainer.step(bad)
+    trainer.step(step_of())
+    trained(plain, lanes=1, steps=1)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_lanes_work_at_once_and_keep_gradients_off() -> None:
+    """Fails if one lane does all the work, or a thread forgets `no_grad`."""
+    micros = step_of().updates[0].micro_batches
+    meeting = threading.Barrier(2, timeout=30)
+
+    def work(lane: str, micro: MicroBatch) -> tuple[str, int, bool]:
+        if micro in (micros[0], micros[1]):
+            meeting.wait()
+        return lane, micro.num_tokens, torch.is_grad_enabled()
+
+    assert len(micros) >= 2
+    with torch.no_grad():
+        found = in_lanes(["a", "b"], micros, work, cores=1)
+    assert [tokens for _, tokens, _ in found] == [micro.num_tokens for micro in micros]
+    assert {lane for lane, _, _ in found} == {"a", "b"}
+    assert not any(enabled for _, _, enabled in found)
+    assert in_lanes(["a", "b"], [], work, cores=1) == []
+
+
+@pytest.mark.parametrize(
+    ("cores", "parameters", "lanes"),
+    [
+        (1, 10, 1),
+        (2, 10, 2),
+        (64, 10, MOST_LANES),
+        (4, LANE_BYTES // 4, 2),
+        (4, LANE_BYTES, 1),
+    ],
+)
+def test_lanes_are_as_many_as_cores_and_memory_allow(
+    cores: int, parameters: int, lanes: int
+) -> None:
+    assert default_lanes(cores, parameters) == lanes
