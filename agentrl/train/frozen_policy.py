@@ -11,9 +11,8 @@ from torch import Tensor
 
 from agentrl.batch.records import MicroBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
-from agentrl.compute_threads import usable_cores
 from agentrl.train.backends.agreement import check_same_weights, go_on_together
-from agentrl.train.backends.lanes import default_lanes, in_lanes
+from agentrl.train.backends.lanes import in_lanes, lane_count
 from agentrl.train.backends.lockstep import Whole
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
@@ -25,9 +24,23 @@ from agentrl.train.model.logprobs import TokenLogProbs, packed_log_probs
 class FrozenPolicy:
     """A policy that is asked and never trained; takes the model over and freezes it."""
 
-    def __init__(self, model: Any, *, mask_keys: tuple[str, ...] = RESPONSE_MASK) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        mask_keys: tuple[str, ...] = RESPONSE_MASK,
+        lanes: int | None = None,
+    ) -> None:
+        """Freeze a model.
+
+        Args:
+            model: a `transformers` causal language model.
+            mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
+            lanes: those of the policy's trainer; None is the default of one process.
+        """
         self._model = model.eval().requires_grad_(False)
         self._mask_keys = mask_keys
+        self._lanes = lane_count(model, lanes)
         param = next(model.parameters())
         self._device, self._dtype = param.device, param.dtype
         # Tied weights come once, as they do from a backend.
@@ -57,9 +70,7 @@ class FrozenPolicy:
     ) -> list[Result]:
         """Call `work` for each micro-batch, on a CPU in as many threads as a trainer has."""
         # Without gradients all threads read one model.
-        lanes = default_lanes(usable_cores(), 0) if self._device.type == "cpu" else 1
-        cores = max(1, usable_cores() // lanes)
-        return in_lanes([self] * lanes, micro_batches, work, cores=cores)
+        return in_lanes([self] * self._lanes, micro_batches, work)
 
     def held(self) -> dict[str, Tensor]:
         """Weights in this process: all of them, or its slice of each; to be changed in place."""

@@ -15,6 +15,7 @@ from agentrl.config.schema import AlgorithmSection, ModelSection
 from agentrl.config.training import TrainBackendSection
 from agentrl.errors import RunError, TrainError
 from agentrl.train.backends.choose import divides_weights
+from agentrl.train.backends.lanes import lane_count
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.frozen_policy import FrozenPolicy, SlicedFrozenPolicy
@@ -32,6 +33,7 @@ class Reference(LogProbWorker):
         mask_keys: tuple[str, ...] = RESPONSE_MASK,
         ranks: Ranks | None = None,
         offload: bool = False,
+        lanes: int | None = None,
     ) -> None:
         """Take the model over and freeze it.
 
@@ -40,6 +42,7 @@ class Reference(LogProbWorker):
             mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
             ranks: that hold one slice of it each, and all ask together; None keeps all of it here.
             offload: keep slices in main memory, where the model is on a GPU.
+            lanes: of a whole copy; see `FrozenPolicy`.
 
         Raises:
             TrainError: the ranks hold different weights, or one of them is gone.
@@ -47,7 +50,7 @@ class Reference(LogProbWorker):
         self.frozen: FrozenPolicy
         """Runs the model and holds the weights of this rank."""
         if ranks is None:
-            self.frozen = FrozenPolicy(model, mask_keys=mask_keys)
+            self.frozen = FrozenPolicy(model, mask_keys=mask_keys, lanes=lanes)
         else:
             self.frozen = SlicedFrozenPolicy(
                 model, ranks=ranks, offload=offload, mask_keys=mask_keys
@@ -141,7 +144,10 @@ def load_reference(
         return None
     loaded = load_pretrained(model).model
     if backend is None or not divides_weights(backend):
-        return Reference(loaded, mask_keys=mask_keys)
+        asked = backend.lanes if backend is not None and backend.kind == "torch" else None
+        world_size = 1 if ranks is None else ranks.world_size
+        lanes = lane_count(loaded, asked, ranks=world_size)
+        return Reference(loaded, mask_keys=mask_keys, lanes=lanes)
     assert backend.kind != "torch"
     assert ranks is not None, "a backend that divides weights has ranks"
     return Reference(loaded, mask_keys=mask_keys, ranks=ranks, offload=backend.offload)

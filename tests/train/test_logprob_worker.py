@@ -60,7 +60,7 @@ def test_a_frozen_copy_gives_the_bits_of_the_trainer(dtype, checkpointing):
     Trainer(
         None, train=TrainSection(learning_rate=1e-9), algorithm=algorithm(), backend=backend
     ).step(step)
-    known = LogProbWorker(FrozenPolicy(tiny_model(dtype)), name="copy").row_log_probs(
+    known = LogProbWorker(FrozenPolicy(tiny_model(dtype), lanes=1), name="copy").row_log_probs(
         update.micro_batches
     )
     assert len(backend.seen) == len(update.micro_batches) > 1

@@ -226,7 +226,7 @@ def _lanes(config: RunConfig, shape: ModelShape) -> int:
         return 1
     if backend.lanes is not None or _ranks(config.runtime) > 1:
         return backend.lanes or 1
-    return default_lanes(usable_cores(), _trained_parameters(config.train, shape))
+    return default_lanes(usable_cores(), shape.parameters)
 
 
 def _shards(train: TrainSection, ranks: int) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from agentrl.batch.records import PackedBatch
 from agentrl.config.schema import TrainSection
 from agentrl.train.backends.agreement import check_same_weights
 from agentrl.train.backends.contract import compensation
+from agentrl.train.backends.lanes import lane_count
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.shares import share
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
@@ -52,7 +53,7 @@ class DataParallelBackend(TorchBackend):
             train=train,
             gradient_checkpointing=gradient_checkpointing,
             mask_keys=mask_keys,
-            lanes=lanes or 1,
+            lanes=lane_count(model, lanes, ranks=ranks.world_size),
         )
         self._ranks = ranks
         self.rank, self.world_size = ranks.rank, ranks.world_size

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from agentrl.batch.records import MicroBatch
-from agentrl.compute_threads import compute_thread
+from agentrl.compute_threads import compute_thread, usable_cores
 from agentrl.train.backends.shares import least_loaded
 
 Model = TypeVar("Model")
@@ -31,12 +31,27 @@ LANE_BYTES = 1 << 31
 """Float32 sums of gradients that the lanes beside the first may take by default (2 GiB)."""
 
 
+def lane_count(model: Any, asked: int | None, *, ranks: int = 1) -> int:
+    """The lanes of a model; those of a policy and its reference are equal, so their bits are, too.
+
+    Args:
+        model: on its device; a GPU has one lane.
+        asked: `train.backend.lanes`.
+        ranks: that train together; several have one lane each, unless more are asked for.
+    """
+    if next(model.parameters()).device.type != "cpu":
+        return 1
+    if asked is not None or ranks > 1:
+        return asked or 1
+    return default_lanes(usable_cores(), sum(param.numel() for param in model.parameters()))
+
+
 def default_lanes(cores: int, parameters: int) -> int:
     """One lane a core up to `MOST_LANES`, as long as their gradients stay within `LANE_BYTES`.
 
     Args:
         cores: that the process may compute on.
-        parameters: trained ones; each lane but the first holds 4 bytes for each of them.
+        parameters: of the model; each lane but the first holds 4 bytes for each that is trained.
     """
     affordable = 1 + LANE_BYTES // max(1, 4 * parameters)
     return max(1, min(cores, MOST_LANES, affordable))
@@ -60,16 +75,14 @@ def in_lanes(
     models: Sequence[Model],
     micro_batches: Sequence[MicroBatch],
     work: Callable[[Model, MicroBatch], Result],
-    *,
-    cores: int,
 ) -> list[Result]:
     """Call `work` for every micro-batch; one model serves one micro-batch at a time.
 
     Args:
-        models: one for each lane.
+        models: one for each lane. Several have equal shares of the cores, a single one is called
+            in the caller's thread.
         micro_batches: given to the lanes so that each has about equally many tokens.
         work: called in the threads of the lanes, with gradients on or off as they are here.
-        cores: that each of several lanes computes on; a single one has those of the caller.
 
     Returns:
         One result for each micro-batch, in their order.
@@ -94,6 +107,7 @@ def in_lanes(
                     failures[index] = error
                     stop.set()
 
+    cores = max(1, usable_cores() // len(models))
     shares = least_loaded([micro.num_tokens for micro in micro_batches], len(models))
     threads = [
         compute_thread(lambda m=model, s=members: run(m, s), name=f"train-{lane}", cores=cores)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentrl.allocator import keep_freed_memory
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import TrainSection
@@ -26,7 +27,6 @@ from agentrl.train.backends.contract import ModelPasses, Result
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.shares import share
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, exact_passes
-from agentrl.train.model.allocator import keep_freed_memory
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
 from agentrl.train.model.value_head import ValueModel
 

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentrl.allocator import keep_freed_memory
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
-from agentrl.compute_threads import usable_cores
 from agentrl.config.schema import TrainSection
 from agentrl.train.backends.contract import ModelPasses, Result, compensation
-from agentrl.train.backends.lanes import default_lanes, in_lanes, sharing_copy
+from agentrl.train.backends.lanes import in_lanes, lane_count, sharing_copy
 from agentrl.train.backends.shares import assign
-from agentrl.train.model.allocator import keep_freed_memory
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
 from agentrl.train.model.lora import merged_weights
@@ -96,20 +95,17 @@ class TorchBackend(TorchPasses):
             train: the optimizer.
             gradient_checkpointing: recompute activations in the backward pass.
             mask_keys: masks whose tokens the loss looks at.
-            lanes: micro-batches that are computed at once, on a CPU; None is `default_lanes`.
+            lanes: micro-batches that are computed at once, as `lane_count` is asked for.
         """
         super().__init__(model, mask_keys=mask_keys)
         self._max_grad_norm = train.max_grad_norm
         self._checkpointing = gradient_checkpointing
         self._optimizer = make_optimizer(model, train)
-        on_cpu = next(model.parameters()).device.type == "cpu"
-        if on_cpu:
+        if next(model.parameters()).device.type == "cpu":
             keep_freed_memory()
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
-        self._cores = usable_cores()
-        count = (lanes or default_lanes(self._cores, trained)) if on_cpu else 1
+        count = lane_count(model, lanes)
         self._copies = [PassesOfCopy(model, mask_keys=mask_keys) for _ in range(count - 1)]
 
     @contextmanager
@@ -129,7 +125,7 @@ class TorchBackend(TorchPasses):
         for copied in self._copies:
             copied.share_weights_of(self._model)
         lanes: list[ModelPasses] = [self, *self._copies]
-        results = in_lanes(lanes, micro_batches, work, cores=max(1, self._cores // len(lanes)))
+        results = in_lanes(lanes, micro_batches, work)
         for copied in self._copies:
             self._optimizer.sums.add(copied.sums)
         return results

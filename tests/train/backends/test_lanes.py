@@ -72,7 +72,7 @@ def test_old_log_probs_and_reference_have_the_bits_of_the_trainer() -> None:
     own = LogProbWorker(backend, name="policy").row_log_probs(shares)
     copied = tiny_model(torch.float32)
     copied.load_state_dict(model.state_dict())
-    frozen = LogProbWorker(FrozenPolicy(copied), name="reference").row_log_probs(shares)
+    frozen = LogProbWorker(FrozenPolicy(copied, lanes=3), name="reference").row_log_probs(shares)
     assert own.keys() == frozen.keys() == {row for micro in shares for row in micro.rows}
     assert all((own[key] == frozen[key]).all() for key in own)
 
@@ -134,11 +134,11 @@ def test_lanes_work_at_once_and_keep_gradients_off() -> None:
 
     assert len(micros) >= 2
     with torch.no_grad():
-        found = in_lanes(["a", "b"], micros, work, cores=1)
+        found = in_lanes(["a", "b"], micros, work)
     assert [tokens for _, tokens, _ in found] == [micro.num_tokens for micro in micros]
     assert {lane for lane, _, _ in found} == {"a", "b"}
     assert not any(enabled for _, _, enabled in found)
-    assert in_lanes(["a", "b"], [], work, cores=1) == []
+    assert in_lanes(["a", "b"], [], work) == []
 
 
 @pytest.mark.parametrize(
