@@ -77,7 +77,10 @@ def _described(found: Path) -> str:
 
 def _near(path: str) -> str:
     """The path from the working directory, where it lies below it."""
-    here = str(Path.cwd())
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:  # somebody has deleted the working directory
+        return path
     if path == here:
         return "."
     return path.removeprefix(here.rstrip(os.sep) + os.sep)

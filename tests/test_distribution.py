@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -29,8 +30,12 @@ def test_a_clone_is_installed_in_place_and_a_wheel_from_the_index(tmp_path, monk
     assert install_command("train", root=tmp_path).endswith(
         f"-m pip install -e '{tmp_path}[train]'"
     )
-    monkeypatch.chdir(tmp_path)
-    assert install_command("train").startswith(sys.executable)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    for folder in (tmp_path, gone):
+        monkeypatch.chdir(folder)
+        shutil.rmtree(gone, ignore_errors=True)
+        assert install_command("train").startswith(sys.executable)
 
 
 def written() -> list[Path]:

@@ -8,6 +8,7 @@ dataset:
 """
 
 from agentrl_envs.reasoning.env import ReasoningTask
+from agentrl_envs.reasoning.program import ReasoningProgram
 from agentrl_envs.reasoning.tasks import families, make_tasks
 
-__all__ = ["ReasoningTask", "families", "make_tasks"]
+__all__ = ["ReasoningProgram", "ReasoningTask", "families", "make_tasks"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError
@@ -11,7 +12,7 @@ from agentrl.types import Task
 from agentrl_envs.reasoning.judge import judge
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_LONGEST = 20_000
+LONGEST = 20_000
 """Characters of an answer that are judged; a longer one is wrong."""
 
 
@@ -38,14 +39,7 @@ class ReasoningTask(AgentInstance):
         Raises:
             ValueError: the task is not one of `make_tasks`.
         """
-        label = task.label
-        if not isinstance(label, dict) or not {"answer", "metadata"} <= label.keys():
-            raise ValueError(
-                f"task {task.id!r}: ReasoningTask needs a label with 'answer' and 'metadata', as "
-                f"agentrl_envs.reasoning:make_tasks gives, got {type(label).__name__}"
-            )
-        self._family = str(task.metadata.get("family") or label["metadata"]["source_dataset"])
-        self._entry = label
+        self._family, self._entry = entry_of(task)
         self._turns = 0
         return Observation(content=task.prompt)
 
@@ -58,7 +52,7 @@ class ReasoningTask(AgentInstance):
         self._turns += 1
         answer = final_answer(action.text)
         score, hung = 0.0, False
-        if answer is not None and len(answer) <= _LONGEST:
+        if answer is not None and len(answer) <= LONGEST:
             verdict = await asyncio.to_thread(judge, self._family, answer, self._entry)
             score, hung = verdict.score, verdict.hung
         if score < 1.0 and not self.partial:
@@ -84,6 +78,21 @@ class ReasoningTask(AgentInstance):
         """The generator's own answer; None for puzzles that have many and name none."""
         answer = task.label.get("answer") if isinstance(task.label, dict) else None
         return None if answer is None else f"<answer>{answer}</answer>"
+
+
+def entry_of(task: Task) -> tuple[str, dict[str, Any]]:
+    """The generator of a task and its entry there.
+
+    Raises:
+        ValueError: the task is not one of `make_tasks`.
+    """
+    label = task.label
+    if not isinstance(label, dict) or not {"question", "answer", "metadata"} <= label.keys():
+        raise ValueError(
+            f"task {task.id!r}: a puzzle needs a label with 'question', 'answer' and 'metadata', "
+            f"as agentrl_envs.reasoning:make_tasks gives, got {type(label).__name__}"
+        )
+    return str(task.metadata.get("family") or label["metadata"]["source_dataset"]), label
 
 
 def final_answer(text: str) -> str | None:
