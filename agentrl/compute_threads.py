@@ -1,4 +1,4 @@
-"""One team of OpenMP threads at a time.
+"""Threads that compute, and the teams of OpenMP threads they get.
 
 torch's OpenMP runtime gives every Python thread that computes a team of its own, and once the
 teams together have more threads than the machine has cores, it lets them sleep at every barrier
@@ -35,6 +35,8 @@ _cores: int | None = None
 
 def reserve_cores() -> int:
     """Call once in the main thread before anything computes, and before torch is imported.
+
+    Threads that start afterwards share one heap; see `agentrl.allocator`.
 
     Where torch is imported already its threads spin at barriers as they did; `OMP_WAIT_POLICY` of
     the user wins.

@@ -49,8 +49,9 @@ class TorchTraining(KindSection):
     """What holds the model: `torch` a copy on every rank (data parallel if there are several)."""
     lanes: int | None = Field(default=None, ge=1)
     """Micro-batches that a CPU computes at once, in threads that do not wait for each other. Each
-    but the first holds a float32 gradient of its own. None is one for each core, at most 4, and one
-    with several ranks; with other lanes sums are rounded in another order. A GPU has one."""
+    but the first holds a float32 gradient and the activations of a micro-batch. None is as many as
+    there are cores, at most 4, as long as the gradients take 2 GiB at most, and one with several
+    ranks; with other lanes sums are rounded in another order. A GPU has one."""
 
 
 class Fsdp2Training(KindSection):

@@ -54,7 +54,7 @@ class Progress:
         """So many more rollouts of the phase are done; `tokens` were sampled in them."""
 
     def trained(self, done: int, total: int) -> None:
-        """So many micro-batches of the step are done. Called from the training thread."""
+        """So many micro-batches of the step are done. Called from any thread."""
 
     def evaluated(self, summary: EvalSummary) -> None:
         """One dataset has been scored."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from agentrl.batch.records import MicroBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
+from agentrl.compute_threads import usable_cores
 from agentrl.train.backends.agreement import check_same_weights, go_on_together
 from agentrl.train.backends.lanes import in_lanes, lane_count
 from agentrl.train.backends.lockstep import Whole
@@ -40,7 +41,7 @@ class FrozenPolicy:
         """
         self._model = model.eval().requires_grad_(False)
         self._mask_keys = mask_keys
-        self._lanes = lane_count(model, lanes)
+        self._lanes, self._cores = lane_count(model, lanes), usable_cores()
         param = next(model.parameters())
         self._device, self._dtype = param.device, param.dtype
         # Tied weights come once, as they do from a backend.
@@ -70,7 +71,7 @@ class FrozenPolicy:
     ) -> list[Result]:
         """Call `work` for each micro-batch, on a CPU in as many threads as a trainer has."""
         # Without gradients all threads read one model.
-        return in_lanes([self] * self._lanes, micro_batches, work)
+        return in_lanes([self] * self._lanes, micro_batches, work, cores=self._cores)
 
     def held(self) -> dict[str, Tensor]:
         """Weights in this process: all of them, or its slice of each; to be changed in place."""

@@ -144,7 +144,10 @@ def load_reference(
         return None
     loaded = load_pretrained(model).model
     if backend is None or not divides_weights(backend):
-        asked = backend.lanes if backend is not None and backend.kind == "torch" else None
+        asked = None
+        if backend is not None:
+            # Ranks in lock-step compute one micro-batch at a time.
+            asked = backend.lanes if backend.kind == "torch" else 1
         world_size = 1 if ranks is None else ranks.world_size
         lanes = lane_count(loaded, asked, ranks=world_size)
         return Reference(loaded, mask_keys=mask_keys, lanes=lanes)

@@ -89,7 +89,10 @@ class Trainer:
         self._algorithm = algorithm
         self._temperature = temperature
         self.backend = backend or TorchBackend(
-            model, train=train, gradient_checkpointing=gradient_checkpointing
+            model,
+            train=train,
+            gradient_checkpointing=gradient_checkpointing,
+            lanes=train.backend.lanes if train.backend.kind == "torch" else None,
         )
         """Model, optimizer and ranks; its calls are collective."""
         self._reference = reference if algorithm.needs_reference else None
@@ -120,8 +123,9 @@ class Trainer:
 
         Args:
             batch: from `build_step`.
-            on_progress: called with `(micro-batches done, micro-batches of the step)` of this rank;
-                those that a critic computes as well count twice.
+            on_progress: called with `(micro-batches done, micro-batches of the step)` of this rank,
+                from any thread, one call at a time; those that a critic computes as well count
+                twice.
 
         Raises:
             TrainError: a log-probability, value or gradient that is not finite; names the rows. The

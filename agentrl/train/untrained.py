@@ -85,7 +85,7 @@ class UntrainedMeter:
 
     @torch.no_grad()
     def _measure(self, part: PackedBatch, *, passes: int, compared: float) -> MetricBag:
-        def ask(model: ModelPasses, micro: MicroBatch) -> MetricBag:
+        def ask(model: ModelPasses, micro: MicroBatch) -> tuple[MetricBag, TrainError | None]:
             tensors, bag = model.to_tensors(micro), MetricBag()
             out = model.log_probs(tensors)
             bag.merge(
@@ -98,14 +98,15 @@ class UntrainedMeter:
                     out, tensors, algorithm=self._algorithm, counts=part.counts, passes=passes
                 )
             except TrainError as error:  # recording boundary: no row here has a gradient
-                self._warn(error)
-            else:
-                bag.merge(found)
-            return bag
+                return bag, error
+            bag.merge(found)
+            return bag, None
 
         whole = MetricBag()
-        for bag in self._backend.run_each(part.micro_batches, ask):
+        for bag, error in self._backend.run_each(part.micro_batches, ask):
             whole.merge(bag)
+            if error is not None:
+                self._warn(error)
         return whole
 
     def _warn(self, error: TrainError) -> None:

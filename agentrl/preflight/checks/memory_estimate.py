@@ -1,4 +1,4 @@
-"""Estimate of a run's memory, worked out before anything is loaded. Pure arithmetic.
+"""Estimate of a run's memory, worked out before a model is loaded. Arithmetic, but for the cores.
 
 What is kept all the time is counted exactly: weights, float32 masters, gradient sums, moments, keys
 and values. Activations of a Llama-like layer are counted tensor by tensor, what autograd keeps in
@@ -106,6 +106,8 @@ def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Proc
     beside = 0 if on_gpu else _lanes(config, shape) - 1
     if beside:
         sums = 4 * _trained_parameters(config.train, shape)
+        if config.resolved_algorithm().needs_values:
+            sums += 4 * shape.parameters  # the critic's lanes
         trainer.append(Part(what=f"other lanes ({beside})", size=beside * (sums + activations)))
     if serving.engine == "embedded":
         context = config.rollout.max_context_tokens
@@ -193,10 +195,10 @@ def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
     """Weights, optimizer and gradients, of policy and critic, and the reference."""
     width, algorithm = _width(config.model), config.resolved_algorithm()
     weights, optimizer, gradients = _shards(config.train, _ranks(config.runtime))
-    count, rank = _trained_parameters(config.train, shape), config.train.lora is not None
+    count, adapted = _trained_parameters(config.train, shape), config.train.lora is not None
     state, _ = trained_bytes(config.train, config.model, count, kept=optimizer)
     _, sums = trained_bytes(config.train, config.model, count, kept=gradients)
-    own = shape.parameters * width // weights + (count * 4 if rank else 0)
+    own = shape.parameters * width // weights + (count * 4 if adapted else 0)
     parts = [
         Part(what="weights", size=own),
         Part(what="optimizer", size=state),

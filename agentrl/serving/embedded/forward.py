@@ -170,7 +170,7 @@ class _Decode:
         count, kv_heads, share, dim = query.shape
         rows = count * kv_heads
         k, v = (part.view(-1, *part.shape[2:])[:rows, : self._longest] for part in (keys, values))
-        queries = (query * scale).view(rows, share, dim)
+        queries = (query * scale).reshape(rows, share, dim)
         scores = torch.bmm(k, queries.transpose(1, 2)).transpose(1, 2)
         wide = scores.to(self._mask.dtype, memory_format=torch.contiguous_format)
         masked = wide.view(count, kv_heads, share, -1) + self._mask

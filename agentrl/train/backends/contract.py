@@ -91,8 +91,12 @@ class TrainBackend(ModelPasses, Protocol):
     ) -> list[Result]:
         """Call `work(passes, micro_batch)` for each; the results come in their order.
 
-        Several may run at once, in threads; `work` touches nothing that they share but `passes`,
-        which it has for itself. What `backward` adds there is in the gradients afterwards.
+        Several may run at once, in threads, with gradients on or off as they are here; `work`
+        touches nothing that they share but its `passes`, which it has for itself. What `backward`
+        adds there is in the gradients afterwards.
+
+        Raises:
+            Exception: that of the first micro-batch that failed; all others have ended.
         """
         ...
 

@@ -11,6 +11,8 @@ the micro-batches alone, so that the same batch gives the same bits.
 from __future__ import annotations
 
 import copy
+import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -21,6 +23,9 @@ from torch import nn
 from agentrl.batch.records import MicroBatch
 from agentrl.compute_threads import compute_thread, usable_cores
 from agentrl.train.backends.shares import least_loaded
+from agentrl.train.model.supported import reads_length
+
+logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model")
 Result = TypeVar("Result")
@@ -28,18 +33,29 @@ Result = TypeVar("Result")
 MOST_LANES = 4
 """More threads than this wait for memory rather than for each other."""
 LANE_BYTES = 1 << 31
-"""Float32 sums of gradients that the lanes beside the first may take by default (2 GiB)."""
+"""Bound on the gradients of the lanes beside the first, by default (2 GiB)."""
 
 
 def lane_count(model: Any, asked: int | None, *, ranks: int = 1) -> int:
     """The lanes of a model; those of a policy and its reference are equal, so their bits are, too.
 
     Args:
-        model: on its device; a GPU has one lane.
-        asked: `train.backend.lanes`.
+        model: on its device. A GPU has one lane, and so has a model whose position embeddings
+            depend on the longest row it has read: rows of one lane must not change another's.
+        asked: `train.backend.lanes`; None is `default_lanes`.
         ranks: that train together; several have one lane each, unless more are asked for.
+
+    Returns:
+        A number of at least 1.
     """
+    why = ""
     if next(model.parameters()).device.type != "cpu":
+        why = "the model is not on a CPU"
+    elif reads_length(model):
+        why = "its rotary embedding depends on the length of what it reads"
+    if why:
+        if asked is not None and asked > 1:
+            logger.warning("train.backend.lanes is %d, but there is one lane: %s", asked, why)
         return 1
     if asked is not None or ranks > 1:
         return asked or 1
@@ -47,14 +63,19 @@ def lane_count(model: Any, asked: int | None, *, ranks: int = 1) -> int:
 
 
 def default_lanes(cores: int, parameters: int) -> int:
-    """One lane a core up to `MOST_LANES`, as long as their gradients stay within `LANE_BYTES`.
+    """At most `MOST_LANES` within `LANE_BYTES`; of two and more the number that uses most cores.
 
     Args:
-        cores: that the process may compute on.
-        parameters: of the model; each lane but the first holds 4 bytes for each that is trained.
+        cores: that the process may compute on; each lane has the same number of them.
+        parameters: of the model, all of them taken for trained: each lane but the first holds 4
+            bytes for every one that is.
+
+    Returns:
+        A number of at least 1; among equals the largest.
     """
     affordable = 1 + LANE_BYTES // max(1, 4 * parameters)
-    return max(1, min(cores, MOST_LANES, affordable))
+    most = max(1, min(cores, MOST_LANES, affordable))
+    return max(range(min(2, most), most + 1), key=lambda n: (n * (cores // n), n))
 
 
 def sharing_copy(model: Any) -> Any:
@@ -75,49 +96,82 @@ def in_lanes(
     models: Sequence[Model],
     micro_batches: Sequence[MicroBatch],
     work: Callable[[Model, MicroBatch], Result],
+    *,
+    cores: int,
 ) -> list[Result]:
     """Call `work` for every micro-batch; one model serves one micro-batch at a time.
 
     Args:
-        models: one for each lane. Several have equal shares of the cores, a single one is called
-            in the caller's thread.
+        models: one for each lane; a single one is called in the caller's thread.
         micro_batches: given to the lanes so that each has about equally many tokens.
         work: called in the threads of the lanes, with gradients on or off as they are here.
+        cores: that several lanes have together, in equal shares.
 
     Returns:
         One result for each micro-batch, in their order.
 
     Raises:
-        Exception: a failure of `work`; all lanes have ended.
+        Exception: the failure of the first micro-batch, in their order, that failed; all lanes
+            have ended.
     """
     if len(models) == 1:
         return [work(models[0], micro) for micro in micro_batches]
     results: dict[int, Result] = {}
-    failures: dict[int, BaseException] = {}
-    stop, grad_on = threading.Event(), torch.is_grad_enabled()
+    failures = _Failures()
+    grad_on = torch.is_grad_enabled()
 
     def run(model: Model, members: Sequence[int]) -> None:
         with torch.set_grad_enabled(grad_on):
             for index in members:
-                if stop.is_set():
+                if failures.first() < index:
                     return
                 try:
                     results[index] = work(model, micro_batches[index])
                 except BaseException as error:  # raised again below, in the caller's thread
-                    failures[index] = error
-                    stop.set()
+                    failures.add(index, error)
 
-    cores = max(1, usable_cores() // len(models))
     shares = least_loaded([micro.num_tokens for micro in micro_batches], len(models))
+    each = max(1, cores // len(models))
     threads = [
-        compute_thread(lambda m=model, s=members: run(m, s), name=f"train-{lane}", cores=cores)
+        compute_thread(lambda m=model, s=members: run(m, s), name=f"train-{lane}", cores=each)
         for lane, (model, members) in enumerate(zip(models, shares, strict=True))
         if members
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[min(failures)]
+    started: list[threading.Thread] = []
+    try:
+        for thread in threads:
+            thread.start()
+            started.append(thread)
+        for thread in threads:
+            thread.join()
+    except BaseException as error:
+        # An interrupt, for one: nothing may go on computing over weights that others change.
+        failures.add(-1, error)
+        for thread in started:
+            thread.join()
+        raise
+    failures.raise_first()
     return [results[index] for index in range(len(micro_batches))]
+
+
+class _Failures:
+    """Errors by index, added in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._errors: dict[int, BaseException] = {}
+
+    def add(self, index: int, error: BaseException) -> None:
+        with self._lock:
+            self._errors[index] = error
+
+    def first(self) -> float:
+        """The lowest index; infinite while there is none."""
+        with self._lock:
+            return min(self._errors, default=math.inf)
+
+    def raise_first(self) -> None:
+        """Raise that of the lowest index; keep none, since each holds what its lane computed."""
+        errors, self._errors = self._errors, {}
+        if errors:
+            raise errors[min(errors)]

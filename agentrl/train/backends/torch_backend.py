@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -10,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.allocator import keep_freed_memory
+from agentrl.allocator import keep_freed_memory, share_one_heap
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
+from agentrl.compute_threads import usable_cores
 from agentrl.config.schema import TrainSection
 from agentrl.train.backends.contract import ModelPasses, Result, compensation
 from agentrl.train.backends.lanes import in_lanes, lane_count, sharing_copy
@@ -22,6 +24,8 @@ from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
 from agentrl.train.model.lora import merged_weights
 from agentrl.train.optim.choose import make_optimizer
 from agentrl.train.optim.gradient_sums import GradientSums
+
+logger = logging.getLogger(__name__)
 
 RESPONSE_MASK = ("response_mask",)
 """Mask of most losses: tokens that the policy sampled."""
@@ -95,7 +99,7 @@ class TorchBackend(TorchPasses):
             train: the optimizer.
             gradient_checkpointing: recompute activations in the backward pass.
             mask_keys: masks whose tokens the loss looks at.
-            lanes: micro-batches that are computed at once, as `lane_count` is asked for.
+            lanes: micro-batches that are computed at once; None leaves it to `lane_count`.
         """
         super().__init__(model, mask_keys=mask_keys)
         self._max_grad_norm = train.max_grad_norm
@@ -105,7 +109,10 @@ class TorchBackend(TorchPasses):
             keep_freed_memory()
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        count = lane_count(model, lanes)
+        count, self._cores = lane_count(model, lanes), usable_cores()
+        if count > 1:
+            share_one_heap()
+            logger.info("training in %d lanes over %d cores", count, self._cores)
         self._copies = [PassesOfCopy(model, mask_keys=mask_keys) for _ in range(count - 1)]
 
     @contextmanager
@@ -125,7 +132,7 @@ class TorchBackend(TorchPasses):
         for copied in self._copies:
             copied.share_weights_of(self._model)
         lanes: list[ModelPasses] = [self, *self._copies]
-        results = in_lanes(lanes, micro_batches, work)
+        results = in_lanes(lanes, micro_batches, work, cores=self._cores)
         for copied in self._copies:
             self._optimizer.sums.add(copied.sums)
         return results

@@ -3,7 +3,7 @@
 A loss never divides by what it sees: a micro-batch is an accident of packing. It returns one number
 per token, and the framework masks, multiplies and sums with weights that hold the global
 denominators; or it forms a sum of its own with `LossInputs.aggregate`, which divides by the global
-counts of the mask it names.
+counts of the mask it names. It keeps no state: micro-batches may be computed at once, in threads.
 """
 
 from __future__ import annotations

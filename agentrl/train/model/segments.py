@@ -85,7 +85,7 @@ class Span:
         return sum(end - start for start, end in self.ranges)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def starts(segments: Segments) -> tuple[int, ...]:
     """[S] Packed position of the first token of each segment."""
     out, total = [], 0
@@ -95,7 +95,7 @@ def starts(segments: Segments) -> tuple[int, ...]:
     return tuple(out)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def path_ranges(segments: Segments, segment: int) -> tuple[tuple[int, int], ...]:
     """Packed positions from the root to the end of a segment; () for the parent of a root."""
     path: list[tuple[int, int]] = []
@@ -118,7 +118,7 @@ def _joined(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(out)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def attention_plan(segments: Segments, window: int | None, query_block: int) -> tuple[Span, ...]:
     """Spans that cover every query once.
 

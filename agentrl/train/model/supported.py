@@ -81,15 +81,31 @@ def check_readable(model: Any) -> None:
             )
 
 
+def reads_length(model: Any) -> bool:
+    """True if the position embeddings of a model depend on the longest row it has read."""
+    body = getattr(model, "base_model", model)
+    return bool(_rotary_by_length(body))
+
+
 def _warn_of_rotary(body: Any) -> None:
     """In a micro-batch the longest sequence is that of any row: the result would depend on it."""
-    config = body.config.get_text_config()
-    rotary = getattr(config, "rope_parameters", None) or {}
-    for part in (rotary, *(found for found in rotary.values() if isinstance(found, dict))):
-        if part.get("rope_type") in _BY_LENGTH:
-            limit = part.get("original_max_position_embeddings") or config.max_position_embeddings
-            logger.warning(
-                "%s has a %s rotary embedding: a row of more than %d tokens changes the positions "
-                "of all rows in its micro-batch; keep rollout.max_context_tokens at %d or below",
-                type(body).__name__, part["rope_type"], limit, limit,
-            )  # fmt: skip
+    for part in _rotary_by_length(body):
+        limit = (
+            part.get("original_max_position_embeddings")
+            or body.config.get_text_config().max_position_embeddings
+        )
+        logger.warning(
+            "%s has a %s rotary embedding: a row of more than %d tokens changes the positions "
+            "of all rows in its micro-batch; keep rollout.max_context_tokens at %d or below",
+            type(body).__name__, part["rope_type"], limit, limit,
+        )  # fmt: skip
+
+
+def _rotary_by_length(body: Any) -> list[dict[str, Any]]:
+    """Settings of the rotary embeddings that depend on the length of what they read."""
+    config = getattr(body, "config", None)
+    if config is None:
+        return []
+    rotary = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    parts = (rotary, *(found for found in rotary.values() if isinstance(found, dict)))
+    return [part for part in parts if part.get("rope_type") in _BY_LENGTH]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from agentrl_envs.reasoning import ReasoningProgram, make_tasks
 
@@ -51,7 +53,7 @@ async def test_lines_of_the_setup_run_before_each_program(task) -> None:
     env = await begin(task, LocalSandbox(), setup="from math import *")
     first = await env.step(program("print(nothing)"))
     assert "NameError: name 'nothing'" in first.environment_feedback
-    numbers = ", ".join(word.strip(",") for word in task.label["question"].split(": ")[1].split())
+    numbers = ", ".join(re.findall(r"\d+", task.label["question"]))
     assert (await env.step(program(f"print(gcd({numbers}))"))).rewards == 1.0
 
 

@@ -136,6 +136,8 @@ def test_each_lane_but_the_first_has_gradients_and_activations(project: Path) ->
     once = activation_bytes(config.train, config.model, SHAPE)
     found = parts(config)
     assert (found["activations"], found["other lanes (2)"]) == (once, 2 * (4000 + once))
+    ppo = parts(load_config(project, ["train.backend.lanes=3", "algorithm.preset=ppo"]))
+    assert ppo["other lanes (2)"] == 2 * (8000 + once)
     adapters = parts(load_config(project, ["train.backend.lanes=2", "train.lora.rank=3"]))
     assert adapters["other lanes (1)"] == 120 + once
     assert "other lanes" not in str(parts(load_config(project, ["train.backend.lanes=1"])))

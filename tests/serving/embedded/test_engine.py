@@ -8,7 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPTNeoXConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+)
 
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.engine import WeightTicket
@@ -81,6 +86,29 @@ async def test_log_probs_equal_a_plain_forward_pass(model, engine):
         assert len(generation.ids) == 12
         assert generation.finish_reason is FinishReason.LENGTH
         assert_exact(model, prompt, generation)
+
+
+@pytest.mark.parametrize("kind", [Phi3Config, GPTNeoXConfig])
+async def test_families_that_lay_their_queries_out_otherwise_are_exact(kind) -> None:
+    """Fails if several rows are decoded as if every model left its queries token by token."""
+    torch.manual_seed(0)
+    heads = {} if kind is GPTNeoXConfig else {"num_key_value_heads": 2}
+    config = kind(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=256, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, **heads,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    engine = make_engine(model)
+    try:
+        prompts = [[5, 6, 7, 8 + index] for index in range(6)]
+        results = await asyncio.gather(
+            *(engine.generate(p, params(max_tokens=8), f"s{p[-1]}") for p in prompts)
+        )
+        for prompt, result in zip(prompts, results, strict=True):
+            assert_exact(model, prompt, result)
+    finally:
+        await engine.close()
 
 
 async def test_later_turns_compute_only_what_is_new(model, engine):

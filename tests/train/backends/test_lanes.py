@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from agentrl.batch.records import MicroBatch, StepBatch
-from agentrl.config.schema import TrainSection
+from agentrl.config.schema import CriticSection, TrainSection
 from agentrl.errors import TrainError
-from agentrl.train.backends.lanes import LANE_BYTES, MOST_LANES, default_lanes, in_lanes
+from agentrl.train.backends.lanes import (
+    LANE_BYTES,
+    MOST_LANES,
+    default_lanes,
+    in_lanes,
+    lane_count,
+)
 from agentrl.train.backends.torch_backend import TorchBackend
+from agentrl.train.critic import Critic
 from agentrl.train.frozen_policy import FrozenPolicy
 from agentrl.train.logprob_worker import LogProbWorker
 from agentrl.train.model.lora import add_adapters
+from agentrl.train.model.value_head import ValueModel
 from agentrl.train.trainer import Trainer
 from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
 
@@ -134,11 +144,87 @@ def test_lanes_work_at_once_and_keep_gradients_off() -> None:
 
     assert len(micros) >= 2
     with torch.no_grad():
-        found = in_lanes(["a", "b"], micros, work)
+        found = in_lanes(["a", "b"], micros, work, cores=2)
     assert [tokens for _, tokens, _ in found] == [micro.num_tokens for micro in micros]
     assert {lane for lane, _, _ in found} == {"a", "b"}
     assert not any(enabled for _, _, enabled in found)
-    assert in_lanes(["a", "b"], [], work) == []
+    assert in_lanes(["a", "b"], [], work, cores=2) == []
+
+
+def test_the_failure_of_the_first_micro_batch_is_raised_whichever_lane_is_faster() -> None:
+    """Fails if the lane that fails first decides, which would name other rows every time."""
+    micros = step_of().updates[0].micro_batches
+    late = threading.Event()
+
+    def work(lane: str, micro: MicroBatch) -> None:
+        index = micros.index(micro)
+        if index == 0:
+            # The others fail meanwhile; this one must not be given up for them.
+            assert late.wait(30)
+            raise TrainError("the first")
+        late.set()
+        raise TrainError(f"number {index}")
+
+    with pytest.raises(TrainError, match="the first"):
+        in_lanes(["a", "b"], micros, work, cores=2)
+
+
+def test_a_row_without_a_finite_gradient_is_named_in_lanes_too() -> None:
+    """Fails if the gradient of a single row is left in a copy of the model."""
+    model = tiny_model(torch.float32)
+    trainer, _ = trained(model, lanes=3, steps=0)
+    step = step_of()
+    (update,) = step.updates
+    first, *others = update.micro_batches
+    spoiled = first.advantages_R.copy()
+    spoiled[first.row_R == 1] = float("inf")
+    broken = replace(update, micro_batches=(replace(first, advantages_R=spoiled), *others))
+    with pytest.raises(TrainError, match="gradient norm of the policy is nan") as caught:
+        trainer.step(replace(step, updates=(broken,)))
+    assert f"not finite: {first.rows[1]};" in str(caught.value)
+
+
+def test_saved_weights_and_moments_are_those_of_all_lanes(tmp_path: Path) -> None:
+    """Fails if copies keep weights of their own after a state was loaded."""
+    whole, parted = tiny_model(torch.bfloat16), tiny_model(torch.bfloat16)
+    trained(whole, lanes=2, steps=2)
+    first, _ = trained(parted, lanes=2, steps=1)
+    first.save(tmp_path)
+    again = tiny_model(torch.bfloat16, seed=9)
+    second, _ = trained(again, lanes=2, steps=0)
+    second.load(tmp_path)
+    second.step(step_of(1))
+    for ours, theirs in zip(again.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_critic_has_lanes_too() -> None:
+    """Fails if its gradient lacks what other lanes have computed."""
+    section = algorithm(preset="ppo", advantage_estimator="gae", loss_agg_mode="token-mean")
+    found = []
+    for lanes in (1, 3):
+        train = TrainSection.model_validate(
+            {"learning_rate": 1e-3, "backend": {"kind": "torch", "lanes": lanes}}
+        )
+        torch.manual_seed(0)
+        value_model = ValueModel(tiny_model(seed=5).base_model)
+        torch.nn.init.normal_(value_model.value_head.weight)
+        critic = Critic(value_model, section=CriticSection(learning_rate=1e-3), train=train)
+        policy = tiny_model()
+        trainer = Trainer(policy, train=train, algorithm=section, critic=critic)
+        step = make_step(make_groups(0, sizes=(4, 5, 6)), algorithm=section, micro_batch_tokens=48)
+        norm = trainer.step(step).result()["critic/grad_norm"]
+        found.append([norm, *policy.parameters(), *value_model.parameters()])
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+
+
+def test_a_model_whose_positions_depend_on_length_has_one_lane() -> None:
+    """Fails if lanes change each other's rotary embedding."""
+    model = tiny_model(torch.float32)
+    assert lane_count(model, 2) == 2
+    model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    assert lane_count(model, 2) == 1
 
 
 @pytest.mark.parametrize(
@@ -147,6 +233,10 @@ def test_lanes_work_at_once_and_keep_gradients_off() -> None:
         (1, 10, 1),
         (2, 10, 2),
         (64, 10, MOST_LANES),
+        (3, 10, 3),
+        (5, 10, 4),
+        (7, 10, 3),
+        (6, 10, 3),  # of two cores each, not four of one
         (4, LANE_BYTES // 4, 2),
         (4, LANE_BYTES, 1),
     ],
