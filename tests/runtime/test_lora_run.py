@@ -15,6 +15,8 @@ LORA = {
     "train__learning_rate": 1e-2,
     "checkpoint__every_steps": 1,
     "checkpoint__keep_last": 9,
+    # One row at a time: which rows are decoded together hangs on timing, and rounds otherwise.
+    "serving__max_batch_size": 1,
 }
 
 
