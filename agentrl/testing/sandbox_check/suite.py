@@ -28,6 +28,7 @@ from agentrl.testing.sandbox_check import (  # isort: skip
     walls,  # noqa: F401
     lives,  # noqa: F401
     traces,  # noqa: F401
+    attacks,  # noqa: F401
 )
 from agentrl.testing.sandbox_check.check import CHECKS, Check
 

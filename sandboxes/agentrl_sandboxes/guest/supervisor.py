@@ -76,9 +76,7 @@ class GuestSupervisor:
                 elif fd == self.link.out_fd:
                     self.link.flush()
                 elif fd in self.owners:
-                    command = self.owners[fd]
-                    if fd not in command.idle and command.pump(fd):
-                        self.drop(command, fd)
+                    self.pump(fd)
             now = time.monotonic()
             if self.commands:
                 self.enforce(now)
@@ -101,9 +99,9 @@ class GuestSupervisor:
         return max(0.0, min(60.0, *ends)) + 0.0005
 
     def handle(self, kind: int, ident: int, body: bytes) -> None:
-        """Serve one frame of the host."""
-        request = marshal.loads(body) if body else {}
+        """Serve one frame of the host; whatever that raises is the answer to it."""
         try:
+            request = marshal.loads(body) if body else {}
             if kind in (wire.CANCEL, wire.END):
                 self.cancel(ident)
             elif kind in (wire.EXEC, wire.START):
@@ -115,10 +113,26 @@ class GuestSupervisor:
                 self.send(wire.DATA, ident, b"")
             else:
                 self.send(wire.DATA, ident, self.file_work(kind, request))
-        except OSError as error:
-            message = (error.strerror or str(error)).encode("utf-8", "replace")
-            code = wire.ERROR.pack(error.errno or errno.EIO)
-            self.send(wire.FAILED, ident, code + message)
+        except Exception as error:  # the program shapes what a request meets, and must not end us
+            # What has no id expects no answer.
+            if ident:
+                self.send(wire.FAILED, ident, wire.failure(error))
+
+    def pump(self, fd: int) -> None:
+        """Move bytes of a command; one that cannot be looked after is ended."""
+        command = self.owners[fd]
+        try:
+            if fd not in command.idle and command.pump(fd):
+                self.drop(command, fd)
+        except Exception as error:  # as for a frame: it must not end the others
+            self.give_up(command, error)
+
+    def give_up(self, command: Command, error: Exception) -> None:
+        """Answer a command with our own failure, and end it."""
+        if command.reason != wire.CANCELLED:
+            self.send(wire.FAILED, command.ident, wire.failure(error))
+        command.kill(wire.CANCELLED)
+        command.reason = wire.CANCELLED
 
     def cancel(self, ident: int) -> None:
         """End a command or session, or take back a piece of stdin."""
@@ -175,9 +189,11 @@ class GuestSupervisor:
         if not self.commands and (self.config["watch"] or self.config["places"]):
             self.limits.look_at_disk([])
         command.oom_kills = self.limits.oom_kills()
-        pipes = {name: os.pipe() for name in command.pipes}
-        os.write(self.oom_fd, b"1000")
+        pipes: dict[str, tuple[int, int]] = {}
         try:
+            for name in command.pipes:
+                pipes[name] = os.pipe()
+            os.write(self.oom_fd, b"1000")
             command.leader = os.fork()
         except OSError:
             for fd in (fd for pair in pipes.values() for fd in pair):
@@ -189,12 +205,18 @@ class GuestSupervisor:
         ours = {name: pair[name == "in"] for name, pair in pipes.items()}
         theirs = {name: pair[name != "in"] for name, pair in pipes.items()}
         if not command.leader:
-            # Pipes of other commands too: a copy of another's stdin would keep it from ending.
-            for fd in (*ours.values(), self.link.in_fd, self.link.out_fd, *self.owners):
-                os.close(fd)
-            stdio = (theirs["in"], theirs["out"], theirs.get("err", theirs["out"]))
-            leaders = len(self.commands) + 1 + command.spare_leaders
-            lead(self.config, request, stdio, theirs["status"], leaders, command.reports_program)
+            try:
+                # Pipes of other commands too: a copy of another's stdin would keep it from ending.
+                for fd in (*ours.values(), self.link.in_fd, self.link.out_fd, *self.owners):
+                    os.close(fd)
+                stdio = (theirs["in"], theirs["out"], theirs.get("err", theirs["out"]))
+                leaders = len(self.commands) + 1 + command.spare_leaders
+                lead(
+                    self.config, request, stdio, theirs["status"], leaders, command.reports_program
+                )
+            finally:
+                # A fork must not go on as a second supervisor.
+                os._exit(1)
         for fd in theirs.values():
             os.close(fd)
         self.commands[ident] = command
@@ -225,7 +247,7 @@ class GuestSupervisor:
     def enforce(self, now: float) -> None:
         """Apply limits, kill leftovers, and answer commands that are over."""
         if now >= self.limits.next_look:
-            self.limits.look(now, list(self.commands.values()))
+            self.look(now)
         for command in list(self.commands.values()):
             if command.killed_at or now >= command.deadline:
                 command.kill(wire.TIMEOUT)
@@ -237,6 +259,14 @@ class GuestSupervisor:
                 late = now > command.gone_at + 1.0 and not command.waits_for_reader()
                 if not held or late:
                     self.finish(command)
+
+    def look(self, now: float) -> None:
+        """Look at the limits; where that fails nothing may run, because nothing holds it."""
+        try:
+            self.limits.look(now, list(self.commands.values()))
+        except Exception as error:  # the program shapes what is looked at, and must not end us
+            for command in self.commands.values():
+                self.give_up(command, error)
 
     def end_strays(self) -> None:
         """Kill and reap processes whose leader was killed."""

@@ -11,14 +11,7 @@ import marshal
 import os
 import stat
 
-from agentrl_sandboxes.guest.files import (
-    check_fd,
-    drain,
-    inside,
-    open_directory,
-    outside_error,
-    put,
-)
+from agentrl_sandboxes.guest.files import Walk, check_fd, drain, put
 from agentrl_sandboxes.guest.wire import MEMBER, TOO_LARGE
 
 TYPE_CHECKING = False
@@ -75,7 +68,8 @@ class Unlocked:
 def pack(root: bytes, request: dict[str, Any]) -> bytes:
     """The whole work directory as marshalled entries; sockets and pipes are left out."""
     try:
-        with Unlocked() as unlocked:
+        # The program may have put a link in the place of its work directory.
+        with Walk(root, b"."), Unlocked() as unlocked:
             return marshal.dumps(pack_tree(root, request["max_bytes"], unlocked), 2)
     except OSError as error:
         raise too_deep(error) from error
@@ -86,7 +80,7 @@ def pack_tree(root: bytes, left: int, unlocked: Unlocked) -> list[Entry]:
     entries: list[Entry] = []
     queue = [b""]
     while queue:
-        place = queue.pop(0)
+        place = queue.pop()
         for item in unlocked.listed(os.path.join(root, place)):
             path = os.path.join(place, item.name)
             mode = stat.S_IMODE(item.stat(follow_symlinks=False).st_mode)
@@ -110,12 +104,9 @@ def fetch(root: bytes, request: dict[str, Any]) -> bytes:
 
     Names are relative to the path; that of a single file is its last component.
     """
-    top = os.path.realpath(os.path.join(root, request["path"]))
-    if not inside(os.path.realpath(root), top):
-        raise outside_error(request["path"])
     try:
-        with Unlocked() as unlocked:
-            return fetch_tree(root, top, request["max_bytes"], unlocked)
+        with Walk(root, request["path"]) as way, Unlocked() as unlocked:
+            return fetch_tree(root, way.full(), request["max_bytes"], unlocked)
     except OSError as error:
         raise too_deep(error) from error
 
@@ -171,20 +162,16 @@ def unpack(root: bytes, request: dict[str, Any]) -> bytes:
     for path, kind, mode, content in entries:
         where = os.path.join(target, path) if path else target
         if kind == "d":
-            os.close(open_directory(root, where))
-            modes.append((where, mode))
+            with Walk(root, os.path.join(where, b"."), make=True):
+                modes.append((where, mode))
             continue
-        directory = open_directory(root, os.path.dirname(where))
-        try:
+        with Walk(root, os.path.join(os.path.dirname(where), b"."), make=True) as way:
             name = os.path.basename(where)
             if kind == "l":
-                os.symlink(content, name, dir_fd=directory)
+                os.symlink(content, name, dir_fd=way.fd)
             else:
-                put(directory, name, content, mode)
-        finally:
-            os.close(directory)
+                put(way.fd, name, content, mode)
     for where, mode in reversed(modes):
-        fd = open_directory(root, where)
-        os.fchmod(fd, mode)
-        os.close(fd)
+        with Walk(root, os.path.join(where, b"."), make=True) as way:
+            os.chmod(b".", mode, dir_fd=way.fd)
     return b""

@@ -17,6 +17,7 @@ supervisor's last word.
 
 from __future__ import annotations
 
+import errno
 import struct
 
 HEAD = struct.Struct(">IBI")
@@ -44,3 +45,11 @@ TOO_LARGE = -1
 """A file or tree is larger than the host asked for."""
 FLOOD = 16
 """A command that prints this many times what is kept is killed."""
+
+
+def failure(error: Exception) -> bytes:
+    """The body of a `FAILED` frame for what was raised; all but `OSError` is an `EIO`."""
+    number, text = errno.EIO, f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError):
+        number, text = error.errno or errno.EIO, error.strerror or str(error)
+    return ERROR.pack(number) + text.encode("utf-8", "replace")
