@@ -53,7 +53,7 @@ class SandboxLimits:
     wall_s: float = 10.0
     """Wall-clock seconds a command may take unless `exec` says less."""
     memory_bytes: int = 512 * 2**20
-    """Memory of all processes together."""
+    """Memory of all processes together, with what they have in sockets and in shared segments."""
     processes: int = 32
     """Processes and threads alive at once."""
     output_bytes: int = 64 * 2**10
@@ -210,7 +210,8 @@ class Sandbox(ABC):
 
         Raises:
             FileNotFoundError, IsADirectoryError, PermissionError: as they say; a path that leads
-                out of the work directory, through symbolic links too, is a `PermissionError`.
+                out of the work directory, through symbolic links too, is a `PermissionError`, and
+                so is one through more links than a kernel follows.
             ValueError: the file is larger than `max_bytes`.
             SandboxError: the sandbox failed or is closed.
         """

@@ -74,8 +74,8 @@ async def make_backend(
         )
         probe = await backend.probe()
         if probe.available:
-            if name == "auto":
-                logger.info("sandbox backend: %s (%s)", candidate, probe.isolation.name.lower())
+            isolation = probe.isolation.name.lower()
+            logger.info("sandbox backend: %s (%s); %s", candidate, isolation, probe.detail)
             if probe.isolation <= Isolation.WEAK and failures:
                 logger.warning("no stronger sandbox works here: %s", "; ".join(failures))
             return backend

@@ -58,6 +58,12 @@ IMPORTANT = (
     "host_files_are_invisible",
     "network_is_cut_off",
     "nothing_is_left_after_a_crash",
+    "trees_of_any_shape_end_no_sandbox",
+    # Here no cgroup can be made, so these show what counting and forbidding are worth.
+    "memory_of_every_kind_is_bounded",
+    "files_without_content_are_bounded",
+    "memory_of_no_process_counts",
+    "memory_below_the_limit",
 )
 
 ORDINARY = """

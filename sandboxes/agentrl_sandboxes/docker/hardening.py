@@ -23,13 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.sandbox import SandboxLimits
-from agentrl_sandboxes.guest.limits import RESERVE
 from agentrl_sandboxes.guest.program import LATER_LEADERS
+from agentrl_sandboxes.guest.stage import tmpfs_inodes
+from agentrl_sandboxes.host.cgroups import OVERHEAD
 from agentrl_sandboxes.host.layout import BASE
 
-OVERHEAD = 64 * 2**20 + RESERVE
-"""Bytes of memory for the supervisor, its buffers and the kernel's own use, and those that the
-supervisor keeps free."""
 SPARE_PROCESSES = LATER_LEADERS + 16
 """Above those of the program: what it can have for a moment against its limit, before the
 supervisor ends it, and then the supervisor and a leader for each concurrent command. If a program
@@ -93,7 +91,7 @@ def _host_config(wanted: Container) -> dict[str, Any]:
     disk = limits.disk_bytes
     memory = limits.memory_bytes + 3 * disk + OVERHEAD
     owner = f"uid={wanted.uid},gid={wanted.uid}"
-    tmpfs = f"rw,exec,nosuid,nodev,size={disk},nr_inodes={max(1024, disk // 2048)}"
+    tmpfs = f"rw,exec,nosuid,nodev,size={disk},nr_inodes={tmpfs_inodes(disk)}"
     files = limits.open_files
     return {
         "AutoRemove": True,

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from agentrl.sandbox import SandboxLimits
+from agentrl_sandboxes.host.identity import process_namespace, started
 
 OWNER = "agentrl.owner"
 LEASE = "agentrl.lease"
@@ -29,7 +30,9 @@ def labels(limits: SandboxLimits) -> dict[str, str]:
 
 def own_name() -> str:
     """This process, as no other process of any machine is called."""
-    return ":".join((_boot(), _namespace(), *map(str, (os.getuid(), os.getpid(), _own_start()))))
+    return ":".join(
+        (_boot(), process_namespace(), *map(str, (os.getuid(), os.getpid(), _own_start())))
+    )
 
 
 def is_over(owned: Mapping[str, str], *, now: float) -> bool:
@@ -46,22 +49,11 @@ def is_over(owned: Mapping[str, str], *, now: float) -> bool:
     if not all(number.isdecimal() for number in numbers[:3]):
         return False
     uid, pid, start = map(int, numbers[:3])
-    visible = (boot, namespace) == (_boot(), _namespace()) and os.getuid() in (0, uid)
+    visible = (boot, namespace) == (_boot(), process_namespace()) and os.getuid() in (0, uid)
     if visible and started(pid) != start:
         return True
     lease = owned.get(LEASE, "")
     return lease.isdecimal() and int(lease) < now
-
-
-def started(pid: int) -> int:
-    """The start of a process in clock ticks since boot; 0 when there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    fields = text.rpartition(")")[2].split()
-    # A zombie is dead, it only has not been asked for its status.
-    return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 def _own_start() -> int:
@@ -71,7 +63,3 @@ def _own_start() -> int:
 @cache
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _namespace() -> str:
-    return str(Path("/proc/self/ns/pid").stat().st_ino)

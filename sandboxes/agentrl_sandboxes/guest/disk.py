@@ -9,12 +9,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes longer to import than all the rest of this takes to run
     from collections.abc import Collection
 
+ENTRY = 1024
+"""Bytes that a file counts on top of its content: an inode and a name."""
 DEEP = 40
 """How many directories deep a tree is deleted in place."""
 
 
 def tree_bytes(path: str) -> int:
-    """Bytes on disk below a path, as far as it can be read; a hard link counts once."""
+    """Bytes on disk below a path, as far as it can be read; a hard link counts once.
+
+    Files without content count as well, or there could be any number of them.
+    """
     total = 0
     linked: set[int] = set()
     queue = [path]
@@ -27,7 +32,7 @@ def tree_bytes(path: str) -> int:
                         if info.st_ino in linked:
                             continue
                         linked.add(info.st_ino)
-                    total += info.st_blocks * 512
+                    total += info.st_blocks * 512 + ENTRY
                     if item.is_dir(follow_symlinks=False):
                         queue.append(item.path)
         except OSError:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from agentrl_sandboxes.guest import disk, reset, wire
-from agentrl_sandboxes.guest.processes import descendants, memory_of, read_text, threads
+from agentrl_sandboxes.guest import disk, held, reset, wire
+from agentrl_sandboxes.guest.processes import descendants, memory_of, read_text, shared, threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes longer to import than all the rest of this takes to run
@@ -24,7 +24,7 @@ CGROUP_FILES = (
 )
 """What a container holds, what it may hold, and what of it can be had back."""
 RESERVE = 96 * 2**20
-"""Bytes that are kept free in a container: where nothing is left the kernel ends whom it likes.
+"""Bytes that are kept free in a cgroup: where nothing is left the kernel ends whom it likes.
 Many processes together fill 2 GB/s."""
 
 
@@ -39,11 +39,23 @@ class LimitWatch:
         self.knows_ipc = config["resettable"] or self.creator is not None
         self.watch: bool = config["watch"]
         self.places: list[str] = [self.base, *config["places"]] if config["places"] else []
+        # Sockets and inodes are ours alone where network and file system are.
+        # Also where there is a cgroup: one of version 1 counts buffers of TCP on their own.
+        self.own_network: bool = config["resettable"]
+        self.sockets = held.sockets() if self.own_network else 0
+        self.tmpfs: str = self.base if config["inodes"] else ""
+        self.most_inodes: int = config["inodes"]
         self.cgroup = next((f for f in CGROUP_FILES if config["cgroup"] and read_text(f[0])), None)
+        self.oom_file = next((path for path in OOM_FILES if "oom_kill " in read_text(path)), "")
+        # Files of our own cgroup, where the host has made one and left them open for us.
+        self.group: dict[str, int] | None = config["group"]
+        if self.group is not None:
+            files = {name: f"/proc/self/fd/{fd}" for name, fd in self.group.items()}
+            self.cgroup = (files["held"], files["most"], files["kinds"])
+            self.oom_file = files["oom"]
         self.next_look = 0.0
         self.next_disk_look = 0.0
         self.disk_seen = 0
-        self.oom_file = next((path for path in OOM_FILES if "oom_kill " in read_text(path)), "")
 
     def look(self, now: float, commands: list[Command]) -> None:
         """Check memory, processes and disk; end what is too large."""
@@ -69,13 +81,15 @@ class LimitWatch:
             return
         most = self.limits["memory"]
         used = {c.ident: memory_of(trees[c.ident], most) for c in running}
-        unattached = reset.unattached_bytes(self.creator) if self.knows_ipc else 0
-        left = most - sum(used.values()) - unattached
+        loose = self.loose_bytes([pid for tree in trees.values() for pid in tree])
+        left = most - sum(used.values()) - loose
         if running and left < 0:
             max(running, key=lambda c: used[c.ident]).kill(wire.OOM)
-            if unattached:
-                # It would outlive its creator.
-                reset.remove_ipc("shm", self.creator)
+            # What it has left would outlive it.
+            self.remove_ipc()
+        if running and self.tmpfs and held.inodes(self.tmpfs) > self.most_inodes:
+            for command in running:
+                command.kill(wire.DISK)
         # One process fills memory at some 4 GB/s at most, so a look can wait until it could have
         # run out; many together are faster.
         gap = min(0.25, max(0.01, min(left / 4e9, room / 2e10)))
@@ -86,6 +100,23 @@ class LimitWatch:
             spent = self.look_at_disk(running)
             self.next_disk_look = now + 10 * spent + (0.1 if self.watch else 0.0)
         self.next_look = now + gap
+
+    def loose_bytes(self, pids: list[int]) -> int:
+        """Memory that no process is charged for: see `held`."""
+        total = 0
+        if self.knows_ipc:
+            segments, rest = held.ipc_bytes(self.creator)
+            # What is attached has been counted with the processes.
+            total += rest + (max(0, segments - sum(map(shared, pids))) if segments else 0)
+        if self.own_network and held.sockets() > self.sockets:
+            total += held.socket_bytes()
+        return total
+
+    def remove_ipc(self) -> None:
+        """Delete the programs' objects of System V, if there are any."""
+        if self.knows_ipc and any(held.ipc_bytes(self.creator)):
+            for kind in reset.IPC:
+                reset.remove_ipc(kind, self.creator)
 
     def look_at_disk(self, running: list[Command]) -> float:
         """End commands that write to a disk that is full; one that frees it may go on.
@@ -100,17 +131,25 @@ class LimitWatch:
         return time.monotonic() - start
 
     def cgroup_left(self) -> int:
-        """Bytes until our container is so full that the kernel might end us, not a command."""
+        """Bytes until our cgroup is so full that the kernel might end us, not a command.
+
+        Where the cgroup is a container's, `RESERVE` above what programs may have together with all
+        their file systems; else the same, less what of the disk is not used.
+        """
         if self.cgroup is None:
             return self.limits["memory"]
-        held, most, kinds = map(read_text, self.cgroup)
-        if not (held.strip().isdigit() and most.strip().isdigit()):
+        used, most = map(read_text, self.cgroup[:2])
+        if not (used.strip().isdigit() and most.strip().isdigit()):
             return self.limits["memory"]
-        left = int(most) - int(held) - RESERVE
+        left = int(most) - int(used) - RESERVE
+        if self.group is not None:
+            # Else what the disk does not hold memory could.
+            left -= max(0, self.limits["disk"] - disk.mounted_bytes([self.base]))
         if left < 0:
             # Pages of files that can be read again; for the hierarchy in the words of v1.
             cached = ("inactive_file ", "active_file ")
-            found = (line.split() for line in kinds.split("\n") if line.startswith(cached))
+            kinds = read_text(self.cgroup[2]).split("\n")
+            found = (line.split() for line in kinds if line.startswith(cached))
             left += sum(int(size) for _, size in found)
         return left
 

@@ -6,6 +6,11 @@ import os
 
 SIGINT, SIGKILL, SIGCONT, SIGSTOP = 2, 9, 18, 19
 """`signal` imports `enum`, which costs more than all the rest."""
+RESIDENT = ("RssAnon:", "RssShmem:", "VmSwap:", "HugetlbPages:", "VmPTE:")
+"""What of a process is in memory or has been swapped out, in the words of /proc/PID/status: its
+pages, and the tables that find them."""
+SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:", "Private_Hugetlb:")
+"""As `RESIDENT`, in the words of /proc/PID/smaps_rollup."""
 
 
 def read_lines(path: str) -> list[str]:
@@ -107,12 +112,17 @@ def memory_of(pids: list[int], limit: int) -> int:
 
 def resident(pid: int) -> int:
     """Bytes of private and shared memory of a process; 0 when it is gone."""
-    return kilobytes(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:"))
+    return kilobytes(f"/proc/{pid}/status", RESIDENT)
+
+
+def shared(pid: int) -> int:
+    """Bytes of the memory that a process shares with others, or might."""
+    return kilobytes(f"/proc/{pid}/status", ("RssShmem:",))
 
 
 def share(pid: int) -> int:
     """As `resident`, but each page divided by the number of processes that map it."""
-    return kilobytes(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) or resident(pid)
+    return kilobytes(f"/proc/{pid}/smaps_rollup", SHARES) or resident(pid)
 
 
 def kilobytes(path: str, names: tuple[str, ...]) -> int:

@@ -149,6 +149,8 @@ def limit(config: dict[str, Any], leaders: int, later: int = 0) -> None:
         resource.RLIMIT_CORE: 0,
         # Queues of messages would outlive the command, out of anybody's sight.
         resource.RLIMIT_MSGQUEUE: 0,
+        # Signals that wait and timers are memory of the kernel.
+        resource.RLIMIT_SIGPENDING: 4096,
     }
     for kind, bound in bounds.items():
         _, hard = resource.getrlimit(kind)

@@ -103,12 +103,6 @@ def ipc_objects(kind: str, creator: int | None) -> dict[int, list[str]]:
     return {int(f[1]): f for f in found if creator is None or int(f[column]) == creator}
 
 
-def unattached_bytes(creator: int | None) -> int:
-    """Memory of shared segments that no process has attached, so no process is charged for it."""
-    found = ipc_objects("shm", creator).values()
-    return sum(int(f[14]) for f in found if f[6] == "0" and len(f) > 14)
-
-
 def clear_keys() -> None:
     """Forget keys; where a filter forbids the call to us, it does so to programs too."""
     number = KEYCTL.get(os.uname().machine)

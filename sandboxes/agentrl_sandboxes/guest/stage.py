@@ -25,6 +25,8 @@ CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 24, 38
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
 INSIDE_ID = 1000
+WATCHES = {"max_inotify_instances": 64, "max_inotify_watches": 8192, "max_fanotify_groups": 0}
+"""Of files, which take memory of the kernel; how many there may be in our user namespace."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -41,6 +43,30 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
     arguments = [value.encode() or None for value in (source, target, kind)]
     result = libc.mount(*arguments, ctypes.c_ulong(flags), data.encode() or None)
     check(result, f"mount {kind or 'bind'} {source} on {target}")
+
+
+def tmpfs_inodes(size: int) -> int:
+    """Number of files, directories and links on a tmpfs of `size` bytes; each takes memory too."""
+    return max(1024, size // 2048)
+
+
+def bound_inodes(target: str, inodes: int) -> None:
+    """Bound the number of files on a tmpfs that somebody else has mounted.
+
+    Where the kernel refuses they are counted only, see `LimitWatch`.
+    """
+    try:
+        mount("", target, "", MS_REMOUNT | MS_NOSUID | MS_NODEV, f"nr_inodes={inodes}")
+    except OSError:
+        return
+
+
+def join_group(fds: dict[str, int]) -> None:
+    """Move this process into the cgroup that the host has made, by its files that it left open."""
+    os.write(fds["join"], b"0")
+    os.close(fds.pop("join"))
+    for fd in fds.values():
+        os.set_inheritable(fd, False)
 
 
 def read_only(target: str) -> None:
@@ -65,7 +91,7 @@ def build_root(steps: list[tuple[Any, ...]]) -> None:
             os.symlink(step[1], target)
         elif kind == "tmpfs":
             size, mode = step[1], step[2]
-            options = f"size={size},nr_inodes={max(1024, size // 2048)},mode={mode:o}"
+            options = f"size={size},nr_inodes={tmpfs_inodes(size)},mode={mode:o}"
             mount("agentrl", target, "tmpfs", MS_NOSUID | MS_NODEV, options)
             if not mode & 0o222:
                 late.append(step[-1])
@@ -150,6 +176,12 @@ def become(uid: int | None, nested: str) -> None:
             put("/proc/self/uid_map", f"{INSIDE_ID} {outer[0]} 1")
             put("/proc/self/gid_map", f"{INSIDE_ID} {outer[1]} 1")
             put("/proc/sys/user/max_user_namespaces", "0")
+            for name, most in WATCHES.items():
+                try:
+                    put(f"/proc/sys/user/{name}", str(most))
+                except OSError:
+                    # A kernel that has none of these.
+                    continue
         elif nested == "must":
             check(result, "unshare of the user namespace")
 
@@ -175,12 +207,16 @@ def give_up_power() -> None:
 
 def main(config: dict[str, Any]) -> None:
     """Set up what `config` asks for, make the writable directories, and serve."""
+    if config["group"] is not None:
+        join_group(config["group"])
     if config["uncover"]:
         uncover(*config["uncover"])
     if config["root"]:
         build_root(config["root"])
         loopback_up()
         libc.sethostname(b"sandbox", 7)
+    elif config["inodes"]:
+        bound_inodes(config["base"], config["inodes"])
     # If the machine runs out of memory, sandboxes go before the trainer.
     config["oom_fd"] = os.open("/proc/self/oom_score_adj", os.O_RDWR)
     if int(os.pread(config["oom_fd"], 16, 0)) < 500:
@@ -192,6 +228,6 @@ def main(config: dict[str, Any]) -> None:
         become(config["uid"], config["nested"])
         give_up_power()
     if config["filter"]:
-        filter.forbid()
+        filter.forbid(config["uncounted"])
     reset.make_directories(config)
     supervisor.main(config)

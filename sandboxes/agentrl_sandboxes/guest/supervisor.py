@@ -286,6 +286,9 @@ class GuestSupervisor:
         for fd in list(command.fds):
             self.drop(command, fd)
         del self.commands[command.ident]
+        if not self.commands:
+            # They would count against the next command, which has not made them.
+            self.limits.remove_ipc()
         command.send_last(self.send)
 
     def reset(self) -> None:
@@ -335,8 +338,10 @@ def main(config: dict[str, Any]) -> None:
             `keep` (what is mounted in these and is not the program's), `workdir`, `program_uid`
             (None: that of the supervisor), `other_processes` (those of the same user that
             RLIMIT_NPROC would count), `watch` (count disk and processes because the kernel does
-            not), `cgroup` (that of `/sys/fs/cgroup` is ours alone), `nice` (of programs), `remove`
-            (delete `base` at the end), `oom_fd` (our `oom_score_adj`, open).
+            not), `cgroup` (that of `/sys/fs/cgroup` is ours alone), `group` (open files of one that
+            the host has made for us, or None), `inodes` (how many the tmpfs at `base` may have; 0:
+            it is none), `nice` (of programs), `remove` (delete `base` at the end), `oom_fd` (our
+            `oom_score_adj`, open).
     """
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Forks share pages with us until someone writes; the collector would write to all of them.

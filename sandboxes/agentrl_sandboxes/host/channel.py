@@ -19,7 +19,7 @@ from agentrl.errors import SandboxError
 from agentrl_sandboxes.guest import wire
 
 MODULES = (
-    *("wire", "capture", "processes", "files", "trees", "disk", "reset"),
+    *("wire", "capture", "processes", "files", "trees", "disk", "reset", "held"),
     *("program", "command", "session", "limits", "link", "supervisor", "filter", "stage"),
 )
 """What runs inside, in the order of their imports."""

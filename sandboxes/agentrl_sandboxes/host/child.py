@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -18,6 +19,13 @@ from typing import Any
 from agentrl.errors import SandboxError, SandboxUnavailable
 from agentrl.sandbox import SandboxLimits
 from agentrl_sandboxes.guest import disk, processes
+from agentrl_sandboxes.host.cgroups import (
+    REMOVAL_S,
+    MemoryGroup,
+    group_home,
+    memory_group,
+    what_holds_memory,
+)
 from agentrl_sandboxes.host.channel import Channel, config_frame
 from agentrl_sandboxes.host.supervised import Started, SupervisedBackend
 
@@ -54,6 +62,10 @@ class ChildBackend(SupervisedBackend):
         super().__init__()
         self._starts = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 
+    def memory_holder(self) -> str:
+        """What holds memory; see `SupervisedBackend.memory_holder`."""
+        return what_holds_memory()
+
     @abstractmethod
     def launch(self, limits: SandboxLimits, number: int) -> Launch:
         """The command and config that start the `number`th sandbox.
@@ -69,24 +81,59 @@ class ChildBackend(SupervisedBackend):
                 f"sandbox backend {self.name!r} has no images, and image {image!r} is wanted; set "
                 "sandbox.backend: docker"
             )
+        if not group_home.cache_info().currsize:
+            # It is looked for once, which takes some ms.
+            await asyncio.to_thread(group_home)
         launch = self.launch(limits, number)
+        group = memory_group(limits)
         # The semaphore bounds how many starts compete for the processors at once.
-        async with self._starts:
-            process, channel = await start_child(launch)
+        try:
+            async with self._starts:
+                process, channel = await start_child(launch, group.fds if group else {})
+        except BaseException:
+            await asyncio.shield(_remove(group))
+            raise
+        if group is not None:
+            # The supervisor has its own now.
+            group.close_files()
 
         async def end(failed: bool) -> None:
             failed = failed or process.poll() is not None
             await end_process(process)
             if launch.mark and failed:
                 await asyncio.to_thread(kill_marked, launch.mark)
+            await _remove(group)
             if launch.base is not None and launch.base.exists():
                 await asyncio.to_thread(disk.wipe, str(launch.base))
 
         return Started(channel=channel, config=launch.config, end=end)
 
 
-async def start_child(launch: Launch) -> tuple[subprocess.Popen[bytes], Channel]:
-    """Start the process, send its config, wait for READY."""
+async def _remove(group: MemoryGroup | None) -> None:
+    """Remove the cgroup of a sandbox that has ended; what is left is swept by the next process."""
+    if group is None:
+        return
+    group.close_files()
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + REMOVAL_S
+    try:
+        while not group.remove():
+            if loop.time() > give_up:
+                raise OSError(errno.EBUSY, "processes are still in it")
+            await asyncio.sleep(0.002)
+    except OSError as error:
+        logger.warning("sandbox: cgroup %s is left behind: %s", group.path, error.strerror)
+
+
+async def start_child(
+    launch: Launch, files: Mapping[str, int]
+) -> tuple[subprocess.Popen[bytes], Channel]:
+    """Start the process, send its config, wait for READY.
+
+    Args:
+        launch: what to start.
+        files: open files of its cgroup, which it inherits; none where it has no cgroup.
+    """
     ours, theirs = socket.socketpair()
     try:
         process = subprocess.Popen(
@@ -97,6 +144,7 @@ async def start_child(launch: Launch) -> tuple[subprocess.Popen[bytes], Channel]
             env={"PATH": os.defpath},
             cwd="/",
             start_new_session=True,
+            pass_fds=tuple(files.values()),
         )
     except OSError as error:
         ours.close()
@@ -106,7 +154,8 @@ async def start_child(launch: Launch) -> tuple[subprocess.Popen[bytes], Channel]
     try:
         channel = Channel(*await asyncio.open_connection(sock=ours))
         try:
-            await channel.start(config_frame(launch.config), timeout_s=START_S)
+            config = {**launch.config, "group": dict(files) or None}
+            await channel.start(config_frame(config), timeout_s=START_S)
         except SandboxError as error:
             await channel.close("sandbox: never started")
             last = (await end_process(process)).strip().rpartition("\n")[2]

@@ -13,6 +13,9 @@ from typing import Any
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Isolation, SandboxLimits
+from agentrl_sandboxes.guest.filter import IPC, SHARED
+from agentrl_sandboxes.guest.stage import tmpfs_inodes
+from agentrl_sandboxes.host.cgroups import is_held
 from agentrl_sandboxes.host.child import ChildBackend, Launch
 from agentrl_sandboxes.host.identity import (
     counts_by_namespace,
@@ -55,7 +58,10 @@ def base_config(limits: SandboxLimits) -> dict[str, Any]:
         "places": [],
         "keep": [],
         "filter": True,
+        "uncounted": (),
         "cgroup": False,
+        "group": None,
+        "inodes": 0,
         "nice": 0,
         "workdir": f"{BASE}/work",
         "env": environment(BASE, BIN),
@@ -99,11 +105,17 @@ class NamespaceBackend(ChildBackend):
         found = shutil.which(self.program)
         if found is None:
             raise SandboxError(f"{self.program!r} is not on PATH")
-        config = base_config(limits) | {"keep": [moved_path(path) for path in self._extra]}
+        counted = not is_held()
+        config = base_config(limits) | {
+            "keep": [moved_path(path) for path in self._extra],
+            "inodes": tmpfs_inodes(limits.disk_bytes),
+            "uncounted": (SHARED,) if counted else (),
+        }
         if is_root():
             config |= {"uid": program_uid(number), "nested": "try"}
         if limits.disk_bytes not in self._steps:
-            self._steps[limits.disk_bytes] = root_steps(limits.disk_bytes, self._extra)
+            steps = root_steps(limits.disk_bytes, self._extra, counted=counted)
+            self._steps[limits.disk_bytes] = steps
         return self._enclose(found, config, self._steps[limits.disk_bytes])
 
     def _enclose(self, program: str, config: dict[str, Any], steps: list[Step]) -> Launch:
@@ -141,6 +153,9 @@ class BubblewrapBackend(NamespaceBackend):
     def _enclose(self, program: str, config: dict[str, Any], steps: list[Step]) -> Launch:
         flags = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
         flags += ["--as-pid-1", "--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"]
+        # For our stage, which bounds the inodes of the tmpfs, for which bubblewrap has no option,
+        # and gives it up before anything of the program is there.
+        flags += ["--cap-add", "CAP_SYS_ADMIN"]
         if is_root():
             # To become an ordinary user, and to forbid that user namespaces of its own: bubblewrap
             # covers /proc/sys for the real root, and the switch for that is in there.
@@ -216,6 +231,12 @@ class ProcessBackend(ChildBackend):
             "resettable": False,
             "identity": False,
         }
+        # Objects of System V that an ordinary user has made cannot be told from its others, so that
+        # nobody would remove them.
+        config["uncounted"] = (
+            *(() if is_held() else (SHARED,)),
+            *(() if is_root() else (IPC,)),
+        )
         if is_root():
             config["program_uid"] = program_uid(number)
             if not python.reachable() and (cover := python.cover()):

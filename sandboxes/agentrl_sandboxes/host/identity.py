@@ -31,6 +31,22 @@ def program_uid(number: int) -> int:
     return last - 1 - spread % few if last > 2 else last
 
 
+def started(pid: int) -> int:
+    """The start of a process in clock ticks since boot; 0 when there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    fields = text.rpartition(")")[2].split()
+    # A zombie is dead, it only has not been asked for its status.
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def process_namespace() -> str:
+    """The namespace in which our process ids mean something."""
+    return str(Path("/proc/self/ns/pid").stat().st_ino)
+
+
 def counts_by_namespace() -> bool:
     """True if this kernel counts processes per user namespace (Linux 5.14 and newer)."""
     match = re.match(r"(\d+)\.(\d+)", os.uname().release)

@@ -1,8 +1,9 @@
 """The root of a namespace sandbox: one list of steps, made once, for every backend.
 
-The root is a read-only tmpfs that holds read-only binds of the system's programs and libraries, of
-one Python interpreter and of a few harmless files of /etc; a fresh /proc; six devices; and one
-writable tmpfs of limited size, on which /tmp and /dev/shm lie too, so that the limit is one number.
+The root is a read-only tmpfs that holds read-only binds of the system's programs and libraries
+(/usr is covered in part, see `USR`), of one Python interpreter and of a few harmless files of /etc;
+a fresh /proc; six devices; and one writable tmpfs of limited size, on which /tmp and /dev/shm lie
+too, so that the limit is one number.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ SYSTEM = (
     "/nix/store",
     "/gnu/store",
 )
+USR = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec", "include", "share", "local")
+"""What is shown of /usr. Programs need about all of it: `git` its templates in share and its
+commands in libexec or lib, `gcc` its headers and lib, shells, Perl and time zones their share. What
+else a machine keeps there (src, games, and what its owner has added) is nobody's tool."""
+LOCAL_HIDDEN = ("etc", "src", "var", "games")
+"""What is not shown of /usr/local: settings, sources and data of this machine. All else is, because
+toolchains are installed there in directories of any name (go, cargo, node)."""
 CONFIG_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 OURS = ("agentrl", "agentrl_envs", "agentrl_tools", "agentrl_sandboxes")
@@ -79,12 +87,13 @@ def visible_trees(extra: Sequence[str] = ()) -> list[str]:
     return trees
 
 
-def root_steps(disk_bytes: int, extra: Sequence[str] = ()) -> list[Step]:
+def root_steps(disk_bytes: int, extra: Sequence[str] = (), *, counted: bool = False) -> list[Step]:
     """The steps that make the root; targets are absolute and parents come before children.
 
     Args:
         disk_bytes: size of the writable tmpfs.
         extra: more host directories to show read-only.
+        counted: whether nothing may be there whose memory cannot be counted.
     """
     steps: list[Step] = []
     for path in SYSTEM:
@@ -93,7 +102,7 @@ def root_steps(disk_bytes: int, extra: Sequence[str] = ()) -> list[Step]:
     trees = visible_trees([path for path in extra if moved_path(path) == path])
     steps += [("ro", path, path) for path in trees]
     # Installed beside the interpreter, our own packages would show a program how it is graded.
-    steps += [("tmpfs", 4096, 0o555, path) for path in own_packages(trees)]
+    steps += [("tmpfs", 4096, 0o555, path) for path in [*own_packages(trees), *hidden(extra)]]
     steps += [("ro", path, path) for path in CONFIG_FILES if Path(path).exists()]
     steps += [
         ("ro", str(path), f"/etc/{path.name}")
@@ -102,7 +111,10 @@ def root_steps(disk_bytes: int, extra: Sequence[str] = ()) -> list[Step]:
     if Path("/etc/localtime").exists():
         steps.append(("ro", str(Path("/etc/localtime").resolve()), "/etc/localtime"))
     steps.append(("proc", "/proc"))
-    steps += [("device", f"/dev/{name}", f"/dev/{name}") for name in DEVICES]
+    for name in DEVICES:
+        # It can be mapped, as shared memory without a file. `full` reads the same, and cannot be.
+        source = "full" if counted and name == "zero" else name
+        steps.append(("device", f"/dev/{source}", f"/dev/{name}"))
     steps += [
         ("link", "/proc/self/fd", "/dev/fd"),
         ("link", "/proc/self/fd/0", "/dev/stdin"),
@@ -141,6 +153,39 @@ def own_packages(trees: Sequence[str]) -> list[str]:
             if any(path.is_relative_to(tree) for tree in trees):
                 found.append(str(path))
     return found
+
+
+def hidden(extra: Sequence[str], usr: Path = Path("/usr")) -> list[str]:
+    """Directories of /usr that are covered, because no program needs them; those with content only.
+
+    Args:
+        extra: host directories that are shown on demand; what leads to one is not covered.
+        usr: the directory, for tests.
+    """
+    found = [path for path in _folders(usr) if path.name not in USR]
+    found += [path for path in _folders(usr / "local") if path.name in LOCAL_HIDDEN]
+    shown = [*map(Path, extra), *map(Path, host_interpreter().roots)]
+    return [
+        str(path)
+        for path in found
+        if not any(place.is_relative_to(path) for place in shown) and _has_content(path)
+    ]
+
+
+def _folders(place: Path) -> list[Path]:
+    """Directories in a directory, sorted; links are left to what they lead to."""
+    try:
+        return sorted(path for path in place.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError:
+        return []
+
+
+def _has_content(path: Path) -> bool:
+    """True if there is something in a directory, or if we cannot know."""
+    try:
+        return any(path.iterdir())
+    except OSError:
+        return True
 
 
 def environment(base: str, path: str) -> dict[str, str]:

@@ -245,6 +245,10 @@ class SupervisedBackend(SandboxBackend):
             SandboxError: something it needs is missing.
         """
 
+    def memory_holder(self) -> str:
+        """What keeps its sandboxes within their memory, in words."""
+        return "a cgroup holds its memory"
+
     async def probe(self) -> Probe:
         """Run a shell and Python in a sandbox and say how it went."""
         sandbox: Sandbox | None = None
@@ -259,7 +263,7 @@ class SupervisedBackend(SandboxBackend):
         finally:
             if sandbox is not None:
                 await sandbox.close()
-        detail = f"{self.name} works: a command ran inside it"
+        detail = f"{self.name} works: a command ran inside it; {self.memory_holder()}"
         return Probe(available=True, isolation=self.isolation, detail=detail)
 
     async def create(

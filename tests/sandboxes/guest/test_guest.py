@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import resource
+import socket
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -119,6 +123,8 @@ CONFIG = {
     "places": [],
     "resettable": False,
     "program_uid": None,
+    "group": None,
+    "inodes": 0,
 }
 REQUEST = {"stdin": b"", "timeout": 1.0}
 
@@ -179,12 +185,16 @@ def test_forbidden_calls_look_as_if_there_were_none() -> None:
             list(Path("/").iterdir())
             code = 0 if seen == {(-1, errno.ENOSYS)} and os.getpid() else 2
             # Others are forbidden by what they ask of whom; here process 1 is somebody else's.
-            asked = filter.forbidden_arguments(architecture)
+            asked = filter.rules(architecture, ())
             code = code if len(asked) > 7 else 5
-            for number, index, value, error in asked:
+            for number, conditions, result in asked:
                 arguments = [0, 0, 0, 0, 0]
-                arguments[index] = value
-                if libc.syscall(number, *arguments) != -1 or ctypes.get_errno() != error:
+                for index, _, value in conditions:
+                    arguments[index] = value
+                error = result & 0xFFFF
+                if result != filter.ALLOW and (
+                    libc.syscall(number, *arguments) != -1 or ctypes.get_errno() != error
+                ):
                     code = 3
             if resource.prlimit(0, resource.RLIMIT_NOFILE)[0] < 1 or os.getpriority(0, 0) > 19:
                 code = 4
@@ -194,3 +204,90 @@ def test_forbidden_calls_look_as_if_there_were_none() -> None:
 
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+
+IP_PKTINFO = 8
+"""The number of SO_RCVBUF at another level."""
+
+
+def in_child(check: Callable[[], bool]) -> bool:
+    """Run a check in a fork, which may give up rights."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = 0 if check() else 2
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def refused(call: Callable[[], object]) -> int:
+    """The error number of a call; 0 if it works."""
+    try:
+        call()
+    except OSError as error:
+        return error.errno or -1
+    return 0
+
+
+def kinds_of_sockets() -> list[int]:
+    """Errors of a socket of each family: unix, IPv4, IPv6, netlink, and four others."""
+    families = (1, 2, 10, 16, 38, 40, 44, 17)
+    return [refused(lambda f=family: socket.socket(f, socket.SOCK_DGRAM)) for family in families]
+
+
+def test_sockets_whose_memory_nobody_counts_are_not_there() -> None:
+    # Fails if families are forbidden by name only: AF_ALG, AF_XDP and the next one pass.
+    def check() -> bool:
+        filter.forbid()
+        found = kinds_of_sockets()
+        return found[:4] == [0, 0, 0, 0] and set(found[4:]) == {errno.EAFNOSUPPORT}
+
+    assert in_child(check)
+
+
+def test_what_cannot_be_counted_is_forbidden_only_without_a_cgroup() -> None:
+    # Fails if private or file-backed memory is refused as well, or if a wish for a larger buffer is
+    # granted or is an error.
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def wish(option: int) -> int:
+        with socket.socket() as one:
+            before = one.getsockopt(socket.SOL_SOCKET, option)
+            one.setsockopt(socket.SOL_SOCKET, option, 2 * before)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            one.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+            kept = one.getsockopt(socket.SOL_SOCKET, option) == before
+            return int(kept and one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1)
+
+    def file_mapping() -> object:
+        with tempfile.TemporaryFile() as file:
+            file.truncate(4096)
+            return mmap.mmap(file.fileno(), 4096)
+
+    def seen() -> list[int]:
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        return [
+            refused(lambda: mmap.mmap(-1, 4096)),
+            refused(lambda: mmap.mmap(-1, 4096, flags=private)),
+            refused(file_mapping),
+            int(libc.msgget(-1, 0) < 0 and ctypes.get_errno()),
+        ]
+
+    def only_shared() -> bool:
+        filter.forbid((filter.SHARED,))
+        wishes = [wish(socket.SO_SNDBUF), wish(socket.SO_RCVBUF)]
+        return seen()[:3] == [errno.EPERM, 0, 0] and wishes == [1, 1]
+
+    def both() -> bool:
+        filter.forbid(filter.UNCOUNTED)
+        return seen()[3] == errno.ENOSYS
+
+    def neither() -> bool:
+        filter.forbid()
+        return seen()[:3] == [0, 0, 0] and seen()[3] != errno.ENOSYS
+
+    assert in_child(only_shared)
+    assert in_child(both)
+    assert in_child(neither)
