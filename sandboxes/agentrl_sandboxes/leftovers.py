@@ -1,6 +1,7 @@
 """Sandboxes that crashes have left behind, in every backend that can leave one, and their removal.
 
-Bubblewrap and user namespaces leave nothing: the kernel ends them with their supervisor.
+Bubblewrap and user namespaces leave nothing but an empty cgroup, where they have one: the kernel
+ends them with their supervisor.
 """
 
 from __future__ import annotations
@@ -8,19 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import shutil
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import AgentrlError
 from agentrl_sandboxes.docker.client import Client
 from agentrl_sandboxes.docker.containers import remove
-from agentrl_sandboxes.docker.leases import LEASE, OWNER, is_over, started
+from agentrl_sandboxes.docker.leases import LEASE, OWNER
 from agentrl_sandboxes.docker.supervisor_volume import LABEL
+from agentrl_sandboxes.docker.sweep import orphans
 from agentrl_sandboxes.guest import disk
+from agentrl_sandboxes.host.cgroups import group_home, sweep_groups
 from agentrl_sandboxes.host.child import kill_marked
+from agentrl_sandboxes.host.identity import started
 from agentrl_sandboxes.host.interpreter import packed_interpreter
+from agentrl_sandboxes.image import bootstrap
 
 FOLDER = re.compile(r"agentrl-(\d+)-[0-9a-f]{16}")
 """The folder of a `process` sandbox, and the process that made it."""
@@ -31,9 +36,9 @@ class Leftover:
     """One thing that has lost its owner."""
 
     kind: str
-    """`container`, `volume` or `folder`."""
+    """`container`, `volume`, `folder` or `cgroup`."""
     name: str
-    """Id of the container, name of the volume or path of the folder."""
+    """Id of the container, name of the volume or path of the folder or cgroup."""
     about: str
     """Why it counts as left behind, or why a place could not be searched."""
     removed: bool
@@ -47,10 +52,13 @@ async def collect(*, dry_run: bool = False, folder: Path | None = None) -> list[
 
     Args:
         dry_run: only find.
-        folder: where `process` sandboxes have their folders; by default the temporary directory.
+        folder: where `process` sandboxes and image builds have their folders; by default the
+            temporary directory.
     """
     temporary = folder or Path(tempfile.gettempdir())
     found = await asyncio.to_thread(_folders, temporary, dry_run)
+    found += await asyncio.to_thread(_builds, temporary, dry_run)
+    found += await asyncio.to_thread(_cgroups, dry_run)
     try:
         async with contextlib.aclosing(Client()) as client:
             found += await _containers(client, dry_run)
@@ -76,16 +84,33 @@ def _folders(temporary: Path, dry_run: bool) -> list[Leftover]:
     return found
 
 
+def _builds(temporary: Path, dry_run: bool) -> list[Leftover]:
+    """Folders of image builds that were killed."""
+    found: list[Leftover] = []
+    for path in bootstrap.left_behind(temporary):
+        if not dry_run:
+            shutil.rmtree(path, ignore_errors=True)
+        about = "an image build that did not end by itself"
+        removed = not dry_run and not path.exists()
+        found.append(Leftover(kind="folder", name=str(path), about=about, removed=removed))
+    return found
+
+
+def _cgroups(dry_run: bool) -> list[Leftover]:
+    """Empty cgroups of processes that have ended."""
+    home = group_home()
+    about = "its process has ended"
+    return [
+        Leftover(kind="cgroup", name=str(path), about=about, removed=not dry_run)
+        for path in ([] if isinstance(home, str) else sweep_groups(home, dry_run=dry_run))
+    ]
+
+
 async def _containers(client: Client, dry_run: bool) -> list[Leftover]:
     """Containers of a dead owner, or past their lease."""
     found: list[Leftover] = []
-    docker = await client.open()
-    with client.errors("sandbox gc"):
-        listed = await docker.containers.list(all="true", filters=f'{{"label":["{OWNER}"]}}')
-    for container in listed:
+    for container in await orphans(client):
         labels: dict[str, str] = container["Labels"] or {}
-        if not is_over(labels, now=time.time()):
-            continue
         if not dry_run:
             await remove(container)
         about = f"owner {labels[OWNER]}, lease until {labels.get(LEASE, '?')}"

@@ -19,6 +19,7 @@ from agentrl_sandboxes.docker.guest_config import guest_config
 from agentrl_sandboxes.docker.hardening import Container
 from agentrl_sandboxes.docker.leases import labels
 from agentrl_sandboxes.docker.supervisor_volume import ROOT, fill_volume, volume_mount
+from agentrl_sandboxes.docker.sweep import sweep
 from agentrl_sandboxes.host.channel import Channel, config_frame
 from agentrl_sandboxes.host.identity import FIRST_UID
 from agentrl_sandboxes.host.interpreter import (
@@ -84,6 +85,7 @@ class DockerBackend(SupervisedBackend):
         self._read_only = tuple(map(str, places))
         self._interpreter = interpreter
         self._fills = 0
+        self._swept = False
         # Of many starts that find the volume empty, one fills it.
         self._filling = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
@@ -102,7 +104,8 @@ class DockerBackend(SupervisedBackend):
         finally:
             if sandbox is not None:
                 await sandbox.close()
-        detail = f"docker works: a command ran in a container of {self._image!r}"
+        ran = f"docker works: a command ran in a container of {self._image!r}"
+        detail = f"{ran}; {self.memory_holder()}"
         return Probe(available=True, isolation=self.isolation, detail=detail)
 
     async def create(
@@ -121,6 +124,10 @@ class DockerBackend(SupervisedBackend):
     async def begin(self, limits: SandboxLimits, number: int, image: str) -> Started:
         """Start a container and its supervisor; see `SupervisedBackend.begin`."""
         await self._client.open()
+        if not self._swept:
+            self._swept = True
+            # Beside the start, which does not wait for it.
+            self._later(self._sweep())
         self._check_read_only()
         found = await self._client.image(image)
         interpreter = self._interpreter or await asyncio.to_thread(packed_interpreter)
@@ -179,6 +186,13 @@ class DockerBackend(SupervisedBackend):
         while self._ending:
             await asyncio.wait(self._ending)
         await self._client.aclose()
+
+    async def _sweep(self) -> None:
+        """Remove what processes that were killed have left; trouble is left to the next start."""
+        try:
+            await sweep(self._client)
+        except SandboxError as error:
+            logger.warning("docker: containers without an owner were not looked for: %s", error)
 
     def _later(self, work: Any) -> None:
         task = asyncio.create_task(work)

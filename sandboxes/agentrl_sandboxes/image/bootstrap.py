@@ -1,13 +1,14 @@
 """An image without a registry: Debian's own packages laid out in a directory and imported.
 
 Everything runs in a mount and a process namespace of its own and dies with us, so a build that is
-killed leaves no mount behind; the next one deletes its directory.
+killed leaves no mount behind; the next one, or `agentrl sandbox gc`, deletes its directory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import platform
 import shutil
@@ -22,6 +23,7 @@ from agentrl_sandboxes.image.recipe import UID, USER, Recipe
 
 PREFIX = "agentrl-image-"
 """Directories of builds, below TMPDIR; those of dead builds are deleted by the next."""
+LOCK = "agentrl-image.lock"
 NEEDED_BYTES = 1_500_000_000
 """Free space asked for before a build begins: the tree and its packages take about 0.7 GB."""
 APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -54,8 +56,8 @@ def trouble() -> str:
 @contextlib.contextmanager
 def directory():
     """A directory for one build, deleted afterwards; the caller holds the lock of builds."""
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if left.is_dir() and not left.is_symlink() and left.stat().st_uid == os.geteuid():
+    for left in _directories(Path(tempfile.gettempdir())):
+        if left.stat().st_uid == os.geteuid():
             shutil.rmtree(left, ignore_errors=True)
     place = Path(tempfile.mkdtemp(prefix=PREFIX))
     place.chmod(0o755)
@@ -63,6 +65,43 @@ def directory():
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def lock_path(temporary: Path, uid: int) -> Path:
+    """The file that a build of a user holds locked for as long as it lives."""
+    return temporary / f"{uid}-{LOCK}"
+
+
+def left_behind(temporary: Path) -> list[Path]:
+    """Directories of builds that were killed, of this user; for root those of all users."""
+    found: list[Path] = []
+    for path in _directories(temporary):
+        # It may be gone since it was listed.
+        with contextlib.suppress(FileNotFoundError):
+            owner = path.stat().st_uid
+            if os.geteuid() in (0, owner) and not _is_locked(lock_path(temporary, owner)):
+                found.append(path)
+    return found
+
+
+def _directories(temporary: Path) -> list[Path]:
+    found = sorted(temporary.glob(f"{PREFIX}*"))
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+
+def _is_locked(path: Path) -> bool:
+    """True while a build holds the lock; it dies with its holder."""
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 async def lay_out(recipe: Recipe, tree: Path, mirror: str, on_line: OnLine) -> None:

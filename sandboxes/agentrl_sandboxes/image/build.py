@@ -25,7 +25,6 @@ from agentrl_sandboxes.image.recipe import LABEL, Recipe
 
 WAYS = ("auto", "debootstrap", "dockerfile")
 """Ways to make an image."""
-LOCK = "agentrl-image.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +219,7 @@ def _context() -> bytes:
 @contextlib.asynccontextmanager
 async def _turn(on_line: Callable[[str], None]) -> AsyncIterator[None]:
     """Builds of one user go one after the other; the lock dies with its holder."""
-    path = Path(tempfile.gettempdir(), f"{os.geteuid()}-{LOCK}")
+    path = bootstrap.lock_path(Path(tempfile.gettempdir()), os.geteuid())
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     logged = False
     try:

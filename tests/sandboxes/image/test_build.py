@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from agentrl_sandboxes.image import Recipe, build, find, listing
-from agentrl_sandboxes.image.bootstrap import PREFIX, directory
+from agentrl_sandboxes.image.bootstrap import PREFIX, directory, lock_path
 from agentrl_sandboxes.image.daemon import daemon
+from agentrl_sandboxes.leftovers import collect
 
 from agentrl.cli import main
 from agentrl.errors import ConfigError, SandboxError
@@ -150,3 +152,17 @@ async def test_dockerfile_without_a_registry_names_the_other_way(name: str) -> N
     with pytest.raises(SandboxError, match=r"registry.invalid.*--from debootstrap"):
         await build(Recipe(name=name), way="dockerfile", base=base)
     assert await find(name) is None
+
+
+async def test_gc_finds_the_directory_of_a_killed_build(tmp_path: Path) -> None:
+    # Fails if gc says that nothing is left behind; and if it takes that of a build at work.
+    dead = tmp_path / f"{PREFIX}dead"
+    (dead / "tree").mkdir(parents=True)
+    lock = os.open(lock_path(tmp_path, os.geteuid()), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert str(dead) not in {item.name for item in await collect(folder=tmp_path)}
+    os.close(lock)
+    assert str(dead) in {item.name for item in await collect(folder=tmp_path, dry_run=True)}
+    assert dead.exists()
+    assert str(dead) in {item.name for item in await collect(folder=tmp_path) if item.removed}
+    assert not dead.exists()
