@@ -73,7 +73,7 @@ def gc(
         bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")
     ] = False,
 ) -> None:
-    """Remove containers and folders whose owner has died, and volumes of other Pythons."""
+    """Remove containers, folders and cgroups whose owner has died, and volumes of other Pythons."""
     console = Console(highlight=False, soft_wrap=True)
     found: list[Any] = asyncio.run(resolve(COLLECT)(dry_run=dry_run))
     left = [item for item in found if item.name]

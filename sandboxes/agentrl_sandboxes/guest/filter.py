@@ -1,11 +1,12 @@
 """A filter of system calls, also beside that of a container engine, which lets more pass.
 
 Forbidden is what no task needs and what memory limits or walls do not cover: memory that belongs to
-no process (`memfd_create`, keys, pages lent to pipes), kinds of sockets that nobody counts, and the
-parts of the kernel that were broken out of most often. They look as if the kernel had never had
-them, so that programs fall back. Some calls are forbidden by what they are asked: to take time,
-files or memory from the supervisor, which is a process of the same user and would fail like broken
-infrastructure; and to talk to the machine below a virtual one, which no network namespace prevents.
+no process (`memfd_create`, keys, pages lent to pipes), kinds of sockets that nobody counts, the
+parts of the kernel that were broken out of most often, and the disk priority of processes, which
+the supervisor's later ones would inherit. They look as if the kernel had never had them, so that
+programs fall back. Some calls are forbidden by what they are asked: to take time, files or memory
+from the supervisor, which is a process of the same user and would fail like broken infrastructure;
+and to talk to the machine below a virtual one, which no network namespace prevents.
 
 Where no cgroup holds the memory of a sandbox, more is forbidden (`UNCOUNTED`): shared memory
 without a file, which the kernel attributes to no process once its pages are given back; larger
@@ -38,12 +39,13 @@ NEWER = (425, 426, 427, 444, 445, 446, 447)
 everywhere."""
 
 CALLS = {
-    # add_key, request_key, keyctl, perf_event_open, memfd_create, bpf, userfaultfd, vmsplice
-    0xC000003E: (248, 249, 250, 298, 319, 321, 323, 278, *NEWER),  # x86_64
+    # add_key, request_key, keyctl, perf_event_open, memfd_create, bpf, userfaultfd, ioprio_set,
+    # vmsplice
+    0xC000003E: (248, 249, 250, 298, 319, 321, 323, 251, 278, *NEWER),  # x86_64
     # Also socketcall, whose arguments cannot be seen.
-    0x40000003: (286, 287, 288, 336, 356, 357, 374, 316, 102, *NEWER),  # i386
-    0xC00000B7: (217, 218, 219, 241, 279, 280, 282, 75, *NEWER),  # aarch64
-    0x40000028: (309, 310, 311, 364, 385, 386, 388, 343, *NEWER),  # arm
+    0x40000003: (286, 287, 288, 336, 356, 357, 374, 289, 316, 102, *NEWER),  # i386
+    0xC00000B7: (217, 218, 219, 241, 279, 280, 282, 30, 75, *NEWER),  # aarch64
+    0x40000028: (309, 310, 311, 364, 385, 386, 388, 314, 343, *NEWER),  # arm
 }
 """Numbers of forbidden calls by architecture, as the kernel names it to the filter."""
 

@@ -36,13 +36,11 @@ class LimitWatch:
         self.base: str = config["base"]
         self.creator: int | None = config["program_uid"]
         # Otherwise System V objects cannot be separated from those of others.
-        self.knows_ipc = config["resettable"] or self.creator is not None
+        self.knows_ipc: bool = config["own_namespaces"] or self.creator is not None
         self.watch: bool = config["watch"]
         self.places: list[str] = [self.base, *config["places"]] if config["places"] else []
-        # Sockets and inodes are ours alone where network and file system are.
         # Also where there is a cgroup: one of version 1 counts buffers of TCP on their own.
-        self.own_network: bool = config["resettable"]
-        self.sockets = held.sockets() if self.own_network else 0
+        self.sockets = held.SocketWatch() if config["own_namespaces"] else None
         self.tmpfs: str = self.base if config["inodes"] else ""
         self.most_inodes: int = config["inodes"]
         self.cgroup = next((f for f in CGROUP_FILES if config["cgroup"] and read_text(f[0])), None)
@@ -108,8 +106,8 @@ class LimitWatch:
             segments, rest = held.ipc_bytes(self.creator)
             # What is attached has been counted with the processes.
             total += rest + (max(0, segments - sum(map(shared, pids))) if segments else 0)
-        if self.own_network and held.sockets() > self.sockets:
-            total += held.socket_bytes()
+        if self.sockets is not None:
+            total += self.sockets.bytes_held(self.limits["memory"] // 8)
         return total
 
     def remove_ipc(self) -> None:

@@ -335,6 +335,7 @@ def main(config: dict[str, Any]) -> None:
     Args:
         config: `limits` (memory, processes, output, disk, open_files), `lifetime` (seconds),
             `base` (writable root), `places` (file systems beside it that can be written to),
+            `own_namespaces` (network and System V objects are those of this sandbox alone),
             `keep` (what is mounted in these and is not the program's), `workdir`, `program_uid`
             (None: that of the supervisor), `other_processes` (those of the same user that
             RLIMIT_NPROC would count), `watch` (count disk and processes because the kernel does

@@ -150,12 +150,12 @@ def memory_group(limits: SandboxLimits) -> MemoryGroup | None:
 
 
 def is_held() -> bool:
-    """Whether a cgroup holds the memory of each sandbox."""
+    """True if a cgroup holds the memory of each sandbox."""
     return not isinstance(group_home(), str)
 
 
 def what_holds_memory() -> str:
-    """What keeps sandboxes of the host within their memory, in words for a user."""
+    """Say in words what keeps sandboxes of the host within their memory."""
     home = group_home()
     if isinstance(home, str):
         return (

@@ -63,7 +63,7 @@ class ChildBackend(SupervisedBackend):
         self._starts = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 
     def memory_holder(self) -> str:
-        """What holds memory; see `SupervisedBackend.memory_holder`."""
+        """Say what holds memory; see `SupervisedBackend.memory_holder`."""
         return what_holds_memory()
 
     @abstractmethod

@@ -70,7 +70,9 @@ def base_config(limits: SandboxLimits) -> dict[str, Any]:
         "other_processes": 0 if counts_by_namespace() or is_root() else threads_of_user() + 64,
         "watch": False,
         "remove": False,
-        "resettable": True,
+        "own_namespaces": True,
+        # Otherwise the bound on processes holds for the moment of the start only.
+        "resettable": counts_by_namespace() or is_root(),
         "uncover": None,
         "root": None,
         "identity": True,
@@ -228,6 +230,7 @@ class ProcessBackend(ChildBackend):
             "watch": True,
             "remove": True,
             # System V objects of all users lie together.
+            "own_namespaces": False,
             "resettable": False,
             "identity": False,
         }

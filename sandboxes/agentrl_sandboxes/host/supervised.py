@@ -246,7 +246,7 @@ class SupervisedBackend(SandboxBackend):
         """
 
     def memory_holder(self) -> str:
-        """What keeps its sandboxes within their memory, in words."""
+        """Say in words what keeps its sandboxes within their memory."""
         return "a cgroup holds its memory"
 
     async def probe(self) -> Probe:

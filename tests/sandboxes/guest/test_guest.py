@@ -121,7 +121,7 @@ CONFIG = {
     "watch": False,
     "cgroup": False,
     "places": [],
-    "resettable": False,
+    "own_namespaces": False,
     "program_uid": None,
     "group": None,
     "inodes": 0,
