@@ -69,6 +69,9 @@ class Walk:
         self.root = root
         self.path = path
         self.name = b"."
+        if make and not os.path.lexists(root):
+            # The program has removed its work directory.
+            os.makedirs(root, 0o755, exist_ok=True)
         self.fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
         try:
             self.follow(make)

@@ -81,6 +81,14 @@ def test_work_directory_that_became_a_link_is_left(root: Path) -> None:
         write(root, "new")
 
 
+def test_work_directory_that_is_gone_is_made_again(root: Path) -> None:
+    root.rmdir()
+    with pytest.raises(FileNotFoundError):
+        read(root, "f")
+    write(root, "d/f")
+    assert (root / "d" / "f").read_text() == "new"
+
+
 @pytest.mark.parametrize("path", ["", ".", "d", "d/", "d/.", "d/..", "new/"])
 def test_directory_is_no_file(root: Path, path: str) -> None:
     (root / "d").mkdir()
