@@ -6,11 +6,14 @@ another sandbox, expected values never leave the trainer's process.
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
 import pytest
 from agentrl_envs.code import humaneval_tasks
-from agentrl_sandboxes import make_backend
+from agentrl_sandboxes import BACKENDS, make_backend
 
-from agentrl.env import Action
 from agentrl.errors import SandboxError
 from agentrl.sandbox import SandboxLimits
 from agentrl.types import Task
@@ -19,6 +22,21 @@ from tests.envs.code.test_env import TASK, begin, block
 from tests.envs.conftest import BackendSandboxes
 
 LIMITS = SandboxLimits(memory_bytes=256 * 2**20, disk_bytes=32 * 2**20)
+
+
+@cache
+def broken(name: str) -> str:
+    """Why a backend does not work here; empty if it does."""
+
+    async def probe() -> str:
+        made = BACKENDS[name]()
+        found = await made.probe()
+        await made.close()
+        return "" if found.available else found.detail
+
+    # In a thread, as the test that asks has a loop of its own.
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(lambda: asyncio.run(probe())).result()
 
 
 @pytest.fixture(
@@ -30,11 +48,9 @@ LIMITS = SandboxLimits(memory_bytes=256 * 2**20, disk_bytes=32 * 2**20)
     ]
 )
 async def sandboxes(request: pytest.FixtureRequest):
+    if why := broken(request.param):
+        pytest.skip(why)
     made = await make_backend(request.param)
-    found = await made.probe()
-    if not found.available:
-        await made.close()
-        pytest.skip(found.detail)
     yield BackendSandboxes(made, LIMITS)
     await made.close()
 
@@ -73,7 +89,7 @@ def act(pid):
         with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
             memory.seek(low)
             data = memory.read(high - low)
-            for word, other in ((b"assert ", b"1 or 1 "), (b"a test failed", b"             ")):
+            for word, other in ((b"assert ", b"1, not "), (b"assert\\t", b"1, not ")):
                 at = data.find(word)
                 while at >= 0:
                     memory.seek(low + at)
@@ -90,9 +106,9 @@ def act(pid):
         space = ctypes.create_string_buffer(high - low)
         mine, theirs = Span(ctypes.addressof(space), high - low), Span(low, high - low)
         got = libc.process_vm_readv(pid, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
-        at = space.raw.find(b"assert ") if got > 0 else -1
-        if at >= 0:
-            word = ctypes.create_string_buffer(b"1 or 1 ", 7)
+        at = -1
+        while got > 0 and (at := space.raw.find(b"assert ", at + 1)) >= 0:
+            word = ctypes.create_string_buffer(b"1, not ", 7)
             mine, theirs = Span(ctypes.addressof(word), 7), Span(low + at, 7)
             libc.process_vm_writev(pid, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
 attempt(act)
@@ -114,6 +130,19 @@ def act(pid):
         except OSError:
             pass
 attempt(act)
+""",
+    "steals a nonce and signs": """
+import re, signal
+def act(pid):
+    for low, high in regions(pid):
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(low)
+            for nonce in set(re.findall(rb"[^0-9a-f]([0-9a-f]{32})[^0-9a-f]", memory.read(high - low))):
+                report = b'{"load": {"value": null}, "cases": [], "check": {"value": null}}'
+                with open(f"/proc/{pid}/fd/1", "wb", buffering=0) as out:
+                    out.write(b"\\n%b start\\n%b %b\\n" % (nonce, nonce, report))
+attempt(act)
+attempt(lambda pid: os.kill(pid, signal.SIGKILL))
 """,
     "says the verdict on its own streams": """
 for fd in range(0, 64):
@@ -313,10 +342,10 @@ for key in range(200 * ("AGENTRL_SANDBOX" not in os.environ)):
     "answers too deeply": "import os\nos.write(4, b'{\"value\":' + b'[' * 30000 + b']' * 30000 + b'}\\n')",
     "answers too much": "import os\nos.write(4, b'9' * 3_000_000)",
     "answers a number beyond any": "import os\nos.write(4, b'{\"value\":' + b'9' * 60000 + b'}\\n')",
-    "answers no object": "import os\nos.write(4, b'[]\\n7\\nnull\\n\"value\"\\n{\"error\":1}\\n')",
+    "answers no object": 'import os\nos.write(4, b\'[]\\n7\\nnull\\n"value"\\n{"error":1}\\n\')',
     "answers a set that is slow": "import os\n"
     "v = ','.join(str(k * (2**61 - 1)) for k in range(3000))\n"
-    "os.write(4, b'{\"value\":null}\\n{\"value\":{\"t\":\"set\",\"v\":[' + v.encode() + b']}}\\n')",
+    'os.write(4, b\'{"value":null}\\n{"value":{"t":"set","v":[\' + v.encode() + b\']}}\\n\')',
     "makes empty files": "for i in range(20000): open(f'f{i}', 'w').close()",
     "fills the disk": "open('f', 'wb').write(b'x' * (31 << 20))",
     "nests directories": "import os\nfor i in range(1500): os.mkdir('d'); os.chdir('d')",
@@ -340,9 +369,8 @@ async def test_what_code_breaks_is_its_own_doing(sandboxes, name: str) -> None:
     await env.step(block("def double(n): return 0"))
     step = await env.step(block("def double(n): return 2 * n"))
     assert (step.done, step.rewards) == (True, 1.0)
-    env = await begin(sandboxes, CHECKED, max_turns=2, wall_s=2.0)
-    assert (await env.step(block(code))).rewards == 0.0
-    step = await env.step(Action(text="nothing", last=True))
+    env = await begin(sandboxes, CHECKED, max_turns=1, wall_s=2.0)
+    step = await env.step(block(code))
     assert (step.done, step.rewards) == (True, 0.0)
 
 

@@ -27,9 +27,7 @@ async def test_every_canonical_solution_scores_one(backend):
         tested, judge = await free.get()
         code = task.label["prompt"] + task.label["canonical_solution"]
         try:
-            return await run_solution(
-                tested, code, problem_of(task), wall_s=8, check_sandbox=judge
-            )
+            return await run_solution(tested, code, problem_of(task), wall_s=8, check_sandbox=judge)
         finally:
             free.put_nowait((tested, judge))
 
