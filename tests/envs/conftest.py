@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from agentrl_sandboxes import make_backend
@@ -14,7 +14,7 @@ class BackendSandboxes:
     """Sandboxes of a backend, for an environment."""
 
     backend: SandboxBackend
-    limits: SandboxLimits = SandboxLimits()
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
 
     async def new(self, spec: SandboxSpec | None = None) -> Sandbox:
         return await self.backend.create(self.limits)

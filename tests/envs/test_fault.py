@@ -131,21 +131,21 @@ class Stained(LocalSandbox):
         raise SandboxError("it could not be made clean")
 
 
-async def test_a_sandbox_is_wiped_or_replaced_between_two_uses() -> None:
-    for kind, made_at_last in ((LocalSandbox, 1), (Stained, 2)):
-        made: list[LocalSandbox] = []
+@pytest.mark.parametrize(("kind", "made_at_last"), [(LocalSandbox, 1), (Stained, 2)])
+async def test_a_sandbox_is_wiped_or_replaced_between_two_uses(kind, made_at_last) -> None:
+    made: list[LocalSandbox] = []
 
-        async def new() -> Sandbox:
-            made.append(kind())  # noqa: B023 - called in the same turn of the loop
-            return made[-1]
+    async def new() -> Sandbox:
+        made.append(kind())
+        return made[-1]
 
-        clean = CleanSandbox(new)
-        await clean.ready()
-        sandbox = await clean.lend()
-        await sandbox.write_file("kept", b"1")
-        sandbox = await clean.lend()
-        with pytest.raises(FileNotFoundError):
-            await sandbox.read_file("kept")
-        assert len(made) == made_at_last
-        await clean.discard()
-        assert all(one.closed for one in made)
+    clean = CleanSandbox(new)
+    await clean.ready()
+    sandbox = await clean.lend()
+    await sandbox.write_file("kept", b"1")
+    sandbox = await clean.lend()
+    with pytest.raises(FileNotFoundError):
+        await sandbox.read_file("kept")
+    assert len(made) == made_at_last
+    await clean.discard()
+    assert all(one.closed for one in made)

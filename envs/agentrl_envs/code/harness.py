@@ -157,7 +157,8 @@ def own_streams():
 
 def set_timers(cpu_s, wall_s):
     """Let the kernel end us after so many seconds of a processor, or on the clock."""
-    import _signal  # `signal` loads `enum`
+    # Not `signal`, which loads `enum`.
+    import _signal  # pyright: ignore[reportMissingImports] - it has no stub
 
     _signal.setitimer(_signal.ITIMER_PROF, cpu_s)
     _signal.setitimer(_signal.ITIMER_REAL, wall_s)

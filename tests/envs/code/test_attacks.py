@@ -137,7 +137,8 @@ def act(pid):
     for low, high in regions(pid):
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
             memory.seek(low)
-            for nonce in set(re.findall(rb"[^0-9a-f]([0-9a-f]{32})[^0-9a-f]", memory.read(high - low))):
+            data = memory.read(high - low)
+            for nonce in set(re.findall(rb"[^0-9a-f]([0-9a-f]{32})[^0-9a-f]", data)):
                 report = b'{"load": {"value": null}, "cases": [], "check": {"value": null}}'
                 with open(f"/proc/{pid}/fd/1", "wb", buffering=0) as out:
                     out.write(b"\\n%b start\\n%b %b\\n" % (nonce, nonce, report))
@@ -303,7 +304,8 @@ for place in os.environ.get("PATH", "").split(":"):
             if os.path.lexists(path):
                 os.remove(path)
             with open(path, "w") as file:
-                file.write('#!/bin/sh\\nprintf \\'start\\\\n{"value":null}\\\\n{"verdict":""}\\\\n\\'\\ncat')
+                said = 'start\\\\n{"value":null}\\\\n{"verdict":""}\\\\n'
+                file.write(f"#!/bin/sh\\nprintf '{said}'\\ncat")
             os.chmod(path, 0o755)
         except OSError:
             pass
@@ -339,10 +341,19 @@ for key in range(200 * ("AGENTRL_SANDBOX" not in os.environ)):
     libc.msgget(0, 0o1666)
     libc.semget(0, 200, 0o1666)
 """,
-    "answers too deeply": "import os\nos.write(4, b'{\"value\":' + b'[' * 30000 + b']' * 30000 + b'}\\n')",
+    "answers too deeply": """
+import os
+os.write(4, b'{"value":' + b'[' * 30000 + b']' * 30000 + b'}\\n')
+""",
     "answers too much": "import os\nos.write(4, b'9' * 3_000_000)",
-    "answers a number beyond any": "import os\nos.write(4, b'{\"value\":' + b'9' * 60000 + b'}\\n')",
-    "answers no object": 'import os\nos.write(4, b\'[]\\n7\\nnull\\n"value"\\n{"error":1}\\n\')',
+    "answers a number beyond any": """
+import os
+os.write(4, b'{"value":' + b'9' * 60000 + b'}\\n')
+""",
+    "answers no object": """
+import os
+os.write(4, b'[]\\n7\\nnull\\n"value"\\n{"error":1}\\n')
+""",
     "answers a set that is slow": "import os\n"
     "v = ','.join(str(k * (2**61 - 1)) for k in range(3000))\n"
     'os.write(4, b\'{"value":null}\\n{"value":{"t":"set","v":[\' + v.encode() + b\']}}\\n\')',
