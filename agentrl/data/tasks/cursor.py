@@ -21,15 +21,13 @@ a selection also the outcomes, and the tasks of places that are claimed.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.schema import SelectionSection
+from agentrl.data.tasks.order import epoch_order, fingerprint, whole_weights
 from agentrl.data.tasks.selection import TaskSelection
 from agentrl.errors import DataError
 from agentrl.types import Task
@@ -83,8 +81,8 @@ class TaskCursor:
             raise DataError(
                 f"task ids must be unique, got {len(tasks)} tasks with {len(self._tasks)} ids"
             )
-        self._weights = None if weights is None else _whole_weights(self._tasks, weights)
-        self._fingerprint = _fingerprint(self._tasks, self._weights)
+        self._weights = None if weights is None else whole_weights(self._tasks, weights)
+        self._fingerprint = fingerprint(self._tasks, self._weights)
         self._seed = seed
         self._orders: dict[int, list[str]] = {}
         self._frontier = 0  # every index below it is committed
@@ -204,21 +202,10 @@ class TaskCursor:
         if epoch not in self._orders:
             oldest = min(self.epoch, epoch)
             self._orders = {e: order for e, order in self._orders.items() if e >= oldest}
-            self._orders[epoch] = self._order(epoch)
+            self._orders[epoch] = epoch_order(
+                self._tasks, self._weights, seed=self._seed, epoch=epoch
+            )
         return Claim(index=index, task=self._tasks[self._orders[epoch][position]])
-
-    def _order(self, epoch: int) -> list[str]:
-        order = _order(self._tasks, self._seed, epoch)
-        if self._weights is None:
-            return order
-        drawn = _drawn(order, self._weights, f"{self._seed}/{epoch}")
-        # Copies of one task go to slots of their own.
-        copies: Counter[str] = Counter()
-        slots: dict[str, str] = {}
-        for name in drawn:
-            slots[f"{copies[name]}/{name}"] = name
-            copies[name] += 1
-        return [slots[slot] for slot in _order(slots, self._seed, epoch)]
 
     def state(self) -> dict[str, Any]:
         """Everything `restore` needs, JSON-serialisable; what is only claimed has no place in it.
@@ -282,7 +269,7 @@ class TaskCursor:
                 "key back as it was, or start a new run"
             )
         self._selection.restore(state)
-        self._claimed = {int(index): name for index, name in state.get("claimed", {}).items()}
+        self._claimed = _claimed(state, self._tasks)
 
 
 def _field(state: Mapping[str, Any], name: str) -> int:
@@ -305,56 +292,14 @@ def _indices(state: Mapping[str, Any]) -> list[int]:
     return value
 
 
-def _bytes(task_id: str) -> bytes:
-    return task_id.encode("utf-8", "surrogatepass")
-
-
-def _order(ids: Iterable[str], seed: int, epoch: int) -> list[str]:
-    salt = f"{seed}/{epoch}/".encode()
-    return sorted(
-        ids, key=lambda task_id: hashlib.blake2b(salt + _bytes(task_id), digest_size=16).digest()
-    )
-
-
-def _whole_weights(tasks: Mapping[str, Task], weights: Mapping[str, float]) -> dict[str, int]:
-    """As integers up to 2**32, so that no rounding of a machine takes part in an order."""
-    bad = [name for name in tasks if not 0 < weights.get(name, 0.0) < math.inf]
-    if bad:
+def _claimed(state: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[int, str]:
+    value = state.get("claimed", {})
+    if not isinstance(value, dict) or not all(
+        str(index).isdecimal() and isinstance(name, str) and name in tasks
+        for index, name in value.items()
+    ):
         raise DataError(
-            f"task weights must be positive and finite, one for each task; got "
-            f"{weights.get(bad[0])!r} for task {bad[0]!r}"
+            "task cursor state: 'claimed' must be task ids of the dataset by index, got "
+            f"{value!r}; expected what TaskCursor.state() returned"
         )
-    largest = max(weights[name] for name in tasks)
-    return {name: max(1, round(weights[name] / largest * 2**32)) for name in tasks}
-
-
-def _drawn(order: Sequence[str], weights: Mapping[str, int], salt: str) -> list[str]:
-    """As many tasks as there are, each as often as its weight says, rounded up or down.
-
-    Points at equal distances are laid over the weights, one after the other in the order given; a
-    hash says where the first lies. Integers throughout.
-    """
-    count, total = len(order), sum(weights.values())
-    digest = hashlib.blake2b(f"{salt}/draw".encode(), digest_size=8).digest()
-    offset, whole = int.from_bytes(digest, "big"), 2**64
-    drawn: list[str] = []
-    reached = 0
-    for name in order:
-        reached += weights[name]
-        # The next point is (len(drawn) + offset / whole) * total / count.
-        while (len(drawn) * whole + offset) * total < reached * count * whole:
-            drawn.append(name)
-            if len(drawn) == count:
-                return drawn
-    return drawn
-
-
-def _fingerprint(ids: Iterable[str], weights: Mapping[str, int] | None = None) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for task_id in sorted(ids):
-        data = _bytes(task_id)
-        # The length keeps ("ab", "c") apart from ("a", "bc").
-        digest.update(len(data).to_bytes(8, "little") + data)
-        if weights is not None:
-            digest.update(weights[task_id].to_bytes(8, "little"))
-    return digest.hexdigest()
+    return {int(index): name for index, name in value.items()}

@@ -138,6 +138,31 @@ async def reset_clears_shared_memory(backend: SandboxBackend) -> None:
         assert (await good(sandbox, OBJECTS)).split() == ["shm", "0", "sem", "0", "msg", "0"]
 
 
+CONNECT = """
+import socket
+try:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as client, server.accept()[0]:
+            pass
+except OSError as error: print(error)
+"""
+CONNECTIONS = """
+print(sum(len(open('/proc/net/' + kind).readlines()) - 1 for kind in ('tcp', 'tcp6')))
+"""
+
+
+@check(Isolation.NAMESPACES, optional="reset")
+async def reset_leaves_no_connections(backend: SandboxBackend) -> None:
+    """After a reset no port is in use; while a connection is not closed, the reset fails."""
+    async with opened(backend) as sandbox:
+        await good(sandbox, CONNECT)
+        try:
+            await _reset(sandbox)
+        except SandboxError:
+            return
+        assert (await good(sandbox, CONNECTIONS)).strip() == "0", "a connection outlives the reset"
+
+
 @check(optional="reset")
 async def reset_and_fill(backend: SandboxBackend) -> None:
     """A sandbox that was reset takes a snapshot and keeps its limits."""

@@ -11,6 +11,7 @@ the micro-batches alone, so that the same batch gives the same bits.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 import threading
@@ -119,39 +120,52 @@ def in_lanes(
     results: dict[int, Result] = {}
     failures = _Failures()
     grad_on = torch.is_grad_enabled()
+    # Until then an interrupt may leave a thread that is not among those to be waited for.
+    all_started = threading.Event()
 
-    def run(model: Model, members: Sequence[int]) -> None:
-        with torch.set_grad_enabled(grad_on):
-            for index in members:
-                if failures.first() < index:
-                    return
-                try:
-                    results[index] = work(model, micro_batches[index])
-                except BaseException as error:  # raised again below, in the caller's thread
-                    failures.add(index, error)
+    def run(model: Model, members: Sequence[int], ended: threading.Event) -> None:
+        try:
+            all_started.wait()
+            with torch.set_grad_enabled(grad_on):
+                for index in members:
+                    if failures.first() < index:
+                        return
+                    try:
+                        results[index] = work(model, micro_batches[index])
+                    except BaseException as error:  # raised again below, in the caller's thread
+                        failures.add(index, error)
+        finally:
+            ended.set()
 
     shares = least_loaded([micro.num_tokens for micro in micro_batches], len(models))
     each = max(1, cores // len(models))
-    threads = [
-        compute_thread(lambda m=model, s=members: run(m, s), name=f"train-{lane}", cores=each)
-        for lane, (model, members) in enumerate(zip(models, shares, strict=True))
-        if members
-    ]
-    started: list[threading.Thread] = []
+    started: list[tuple[threading.Thread, threading.Event]] = []
     try:
-        for thread in threads:
-            thread.start()
-            started.append(thread)
-        for thread in threads:
-            thread.join()
+        for lane, (model, members) in enumerate(zip(models, shares, strict=True)):
+            if members:
+                ended = threading.Event()
+                target = functools.partial(run, model, members, ended)
+                thread = compute_thread(target, name=f"train-{lane}", cores=each)
+                thread.start()
+                started.append((thread, ended))
+        all_started.set()
+        _wait(started)
     except BaseException as error:
-        # An interrupt, for one: nothing may go on computing over weights that others change.
+        # An interrupt of a caller in the main thread, for one: nothing may go on computing over
+        # weights that others change.
         failures.add(-1, error)
-        for thread in started:
-            thread.join()
+        all_started.set()
+        _wait(started)
         raise
     failures.raise_first()
     return [results[index] for index in range(len(micro_batches))]
+
+
+def _wait(started: Sequence[tuple[threading.Thread, threading.Event]]) -> None:
+    # Not `Thread.join`: interrupted, it takes a running thread for ended (until Python 3.13).
+    for thread, ended in started:
+        while not ended.wait(1.0) and thread.is_alive():
+            continue
 
 
 class _Failures:

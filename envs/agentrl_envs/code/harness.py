@@ -33,7 +33,7 @@ def json_functions():
         from _json import encode_basestring_ascii, make_encoder, make_scanner
 
         class Options:
-            strict, object_hook, object_pairs_hook = True, None, None
+            strict, object_hook, object_pairs_hook, array_hook = True, None, None, None
             parse_float, parse_int, parse_constant = float, int, float
 
         options: Any = Options
@@ -42,7 +42,7 @@ def json_functions():
         write = make_encoder(
             None, nothing, encode_basestring_ascii, None, ":", ",", False, False, True
         )
-    except (ImportError, TypeError):  # another interpreter, or one whose accelerators changed
+    except (ImportError, TypeError, AttributeError):  # not CPython, or one that has changed
         import json
 
         return json.loads, json.dumps
@@ -51,7 +51,8 @@ def json_functions():
         text = data.decode("utf-8", "surrogatepass").strip()
         try:
             value, end = scan(text, 0)
-        except StopIteration:
+        except (StopIteration, SystemError):
+            # Until Python 3.12 the reader finds its own error only where `json` is loaded.
             raise ValueError("no JSON") from None
         if end != len(text):
             raise ValueError("more than one value")

@@ -1,7 +1,8 @@
 """A filter of system calls, also beside that of a container engine, which lets more pass.
 
 Forbidden is what no task needs and what memory limits or walls do not cover: memory that belongs to
-no process (`memfd_create`, keys), and the parts of the kernel that were broken out of most often.
+no process (`memfd_create`, keys), the parts of the kernel that were broken out of most often, and
+the disk priority of processes, which the supervisor's later ones would inherit.
 They look as if the kernel had never had them, so that programs fall back. Some calls are forbidden
 by what they are asked: to take time, files or memory from the supervisor, which is a process of the
 same user and would fail like broken infrastructure; and to talk to the machine below a virtual one,
@@ -28,12 +29,12 @@ NEWER = (425, 426, 427, 447)
 """io_uring (3 calls) and memfd_secret have one number everywhere."""
 
 CALLS = {
-    # add_key, request_key, keyctl, perf_event_open, memfd_create, bpf, userfaultfd
-    0xC000003E: (248, 249, 250, 298, 319, 321, 323, *NEWER),  # x86_64
+    # add_key, request_key, keyctl, perf_event_open, memfd_create, bpf, userfaultfd, ioprio_set
+    0xC000003E: (248, 249, 250, 298, 319, 321, 323, 251, *NEWER),  # x86_64
     # Also socketcall, whose arguments cannot be seen.
-    0x40000003: (286, 287, 288, 336, 356, 357, 374, 102, *NEWER),  # i386
-    0xC00000B7: (217, 218, 219, 241, 279, 280, 282, *NEWER),  # aarch64
-    0x40000028: (309, 310, 311, 364, 385, 386, 388, *NEWER),  # arm
+    0x40000003: (286, 287, 288, 336, 356, 357, 374, 289, 102, *NEWER),  # i386
+    0xC00000B7: (217, 218, 219, 241, 279, 280, 282, 30, *NEWER),  # aarch64
+    0x40000028: (309, 310, 311, 364, 385, 386, 388, 314, *NEWER),  # arm
 }
 """Numbers of forbidden calls by architecture, as the kernel names it to the filter."""
 

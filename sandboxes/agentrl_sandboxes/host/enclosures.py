@@ -64,7 +64,8 @@ def base_config(limits: SandboxLimits) -> dict[str, Any]:
         "other_processes": 0 if counts_by_namespace() or is_root() else threads_of_user() + 64,
         "watch": False,
         "remove": False,
-        "resettable": True,
+        # Otherwise the bound on processes holds for the moment of the start only.
+        "resettable": counts_by_namespace() or is_root(),
         "uncover": None,
         "root": None,
         "identity": True,

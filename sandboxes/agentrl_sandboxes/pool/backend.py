@@ -213,20 +213,22 @@ class PooledBackend(SandboxBackend):
         self, kind: SandboxKind, snapshot: Snapshot | None, limit_s: float
     ) -> Held | None:
         """An idle sandbox that is alive, filled with `snapshot`; None if there is none."""
-        while held := self._idle.pop(kind):
+        now = asyncio.get_running_loop().time
+        until = now() + limit_s
+        while now() < until and (held := self._idle.pop(kind)):
             try:
                 if snapshot is None:
-                    async with asyncio.timeout(ALIVE_S):
-                        # One that has run programs need only answer, which costs a fifth.
+                    async with asyncio.timeout(min(ALIVE_S, until - now())):
+                        # One that has run programs need only answer; `true` costs four times that.
                         await (held.sandbox.reset() if held.uses else held.sandbox.exec(("true",)))
                 else:
-                    async with asyncio.timeout(limit_s):
+                    async with asyncio.timeout_at(until):
                         await held.sandbox.fill(snapshot)
             except SandboxUnavailable:
                 # It cannot be filled; it stays idle for a caller that wants an empty one.
                 self._idle.put(held)
                 return None
-            except (SandboxError, TimeoutError) as error:
+            except Exception as error:  # recording boundary: a user's backend may raise anything
                 logger.info("an idle sandbox had died: %s", error)
                 self._starts.end(held.sandbox)
             except BaseException:
@@ -254,9 +256,16 @@ class PooledBackend(SandboxBackend):
         held = lease.held
         if self._closed or not lease.clean or held.uses >= self._max_uses or not young(held):
             return False
+        if self._idle.count + self._capacity.taken > self._max_open:
+            # Those that graded in a second sandbox would leave more idle ones than can be open.
+            return False
         try:
             async with asyncio.timeout(WIPE_S):
                 await held.sandbox.reset()
+        except SandboxUnavailable as error:
+            logger.info("sandboxes are used once: %s", error)
+            self._max_uses = 1
+            return False
         except Exception as error:  # recording boundary: a user's backend may raise anything
             logger.info("a sandbox is not used again: %s", error)
             return False

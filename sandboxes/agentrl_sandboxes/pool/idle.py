@@ -2,7 +2,7 @@
 
 They are kept by kind, for the few kinds that were asked for last; with an image for every task
 there would be no end of them otherwise. Old ones are not handed out: a sandbox ends itself
-`lifetime_s` after its start, and who gets one must have at least half of that.
+`lifetime_s` after its start or its last wipe, and who gets one must have at least half of that.
 """
 
 from __future__ import annotations

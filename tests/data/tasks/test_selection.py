@@ -105,6 +105,11 @@ def test_a_selection_that_does_not_fit_is_refused() -> None:
         TaskCursor.restore(TASKS, TaskCursor(TASKS, seed=0).state(), selection=BY_FAMILY)
     with pytest.raises(DataError, match=r"by is None, but this run learned of its tasks by 'fam"):
         TaskCursor.restore(TASKS, state, selection=SelectionSection())
+    claimed = {**state["selection"], "claimed": {}}
+    for wrong in ([1], {"x": "t0"}, {"0": "gone"}, {"0": ["t0"]}):
+        claimed["claimed"] = wrong
+        with pytest.raises(DataError, match=r"'claimed' must be task ids of the dataset"):
+            TaskCursor.restore(TASKS, {**state, "selection": claimed}, selection=BY_FAMILY)
     state["selection"]["keys"] = {"a": "012"}
     with pytest.raises(DataError, match=r"outcomes of known keys"):
         TaskCursor.restore(TASKS, state, selection=BY_FAMILY)

@@ -286,6 +286,7 @@ import os
 def double(n):
     if n == 3:
         os.write(4, b"no answer\\n")
+        os.dup2(os.open("/dev/null", os.O_WRONLY), 4)
         return 6
     while n > 900000: pass
 """

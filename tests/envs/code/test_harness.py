@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from agentrl_envs.code import harness
@@ -46,10 +47,42 @@ def test_what_is_no_json_is_a_value_error(loads_dumps, data: bytes) -> None:
         loads(data)
 
 
+def test_what_is_no_json_is_a_value_error_where_json_is_not_loaded() -> None:
+    """Fails on Python 3.10 and 3.11 if the judge dies of their SystemError."""
+    tries = """
+for data in (b"[1", b"{'a': 1}", b'"\x01"', b"nope", b"1 2", b"[" * 100000):
+    try:
+        print("read", loads(data))
+    except (ValueError, RecursionError):
+        print("refused")
+"""
+    found = in_a_bare_interpreter(tries)
+    assert found.split() == ["refused"] * 6
+
+
+@pytest.mark.parametrize("wrong", [TypeError, AttributeError])
+def test_accelerators_that_have_changed_are_not_used(
+    wrong: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_scanner(context: object) -> None:
+        raise wrong("it takes something else now")
+
+    changed = SimpleNamespace(
+        make_scanner=make_scanner, make_encoder=None, encode_basestring_ascii=None
+    )
+    monkeypatch.setitem(sys.modules, "_json", changed)
+    assert harness.json_functions() == (json.loads, json.dumps)
+
+
+def in_a_bare_interpreter(statements: str) -> str:
+    """What `statements` print after the harness, in an interpreter as the sandbox starts it."""
+    code = f"{HARNESS.partition('if __name__')[0]}\n{statements}"
+    command = [sys.executable, "-I", "-S", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_it_starts_without_the_slow_half_of_the_library() -> None:
     """Fails if an import that costs as much as the interpreter itself comes back."""
-    code = f"{HARNESS.partition('if __name__')[0]}\nimport sys\nprint(*sys.modules)"
-    command = [sys.executable, "-I", "-S", "-c", code]
-    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    loaded = in_a_bare_interpreter("import sys\nprint(*sys.modules)").split()
     assert "_json" in loaded
     assert not {"re", "signal", "enum", "json", "functools"} & set(loaded)

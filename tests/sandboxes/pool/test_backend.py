@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from agentrl_sandboxes import PooledBackend
@@ -237,6 +238,69 @@ async def test_a_used_sandbox_is_wiped_and_one_in_trouble_is_never_used_again() 
     finally:
         await pool.close()
     assert not supervisors()
+
+
+async def test_sandboxes_that_cannot_be_wiped_are_used_once_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Fails if every rollout writes a line about what is documented."""
+    inner = InMemory()
+    pool = PooledBackend(inner, max_uses=64)
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            await (await pool.take(SPEC, LIMITS)).close()
+    assert (inner.made, len(inner.alive)) == (3, 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "sandboxes are used once: NoPrograms serves once"
+    ]
+    await pool.close()
+
+
+class Wiped(InMemory):
+    """Sandboxes that can be wiped until a test says otherwise."""
+
+    failure: Exception | None = None
+
+    async def create(self, *args: Any, **options: Any) -> Sandbox:
+        sandbox = await super().create(*args, **options)
+
+        async def reset() -> None:
+            if self.failure is not None:
+                raise self.failure
+
+        sandbox.reset = reset
+        return sandbox
+
+
+async def test_no_more_are_idle_than_may_be_open() -> None:
+    """Fails if those that graded in a second sandbox leave two idle ones each."""
+    inner = Wiped()
+    pool = PooledBackend(inner, max_open=2, max_uses=9)
+    for _ in range(3):
+        both = [await pool.take(SPEC, LIMITS, more=bool(n)) for n in (0, 1)]
+        third = await pool.take(SPEC, LIMITS, more=True)
+        for lease in (*both, third):
+            await lease.close()
+        assert len(inner.alive) <= 2
+    await pool.close()
+
+
+@pytest.mark.parametrize("failure", [SandboxError("gone"), RuntimeError("nobody foresaw this")])
+async def test_an_idle_sandbox_that_fails_in_any_way_is_not_handed_out(
+    failure: Exception,
+) -> None:
+    inner = Wiped()
+    pool = PooledBackend(inner, max_uses=9)
+    await (await pool.take(SPEC, LIMITS)).close()
+    assert len(inner.alive) == 1
+    inner.failure = failure
+    second = await pool.take(SPEC, LIMITS)
+    assert not second.origin.reused
+    inner.failure = None
+    await second.close()
+    await asyncio.sleep(0.01)
+    assert len(inner.alive) == 1
+    await pool.close()
 
 
 async def test_warm_sandboxes_are_ready_and_a_dead_one_is_not_handed_out() -> None:

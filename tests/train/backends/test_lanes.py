@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,25 @@ def test_the_failure_of_the_first_micro_batch_is_raised_whichever_lane_is_faster
 
     with pytest.raises(TrainError, match="the first"):
         in_lanes(["a", "b"], micros, work, cores=2)
+
+
+def test_an_interrupt_ends_all_lanes_before_it_is_raised() -> None:
+    """Fails if a lane goes on computing over weights that the end of the run is saving."""
+    micros = step_of().updates[0].micro_batches * 20
+    main, begun, ended = threading.main_thread(), [], []
+
+    def work(lane: str, micro: MicroBatch) -> None:
+        begun.append(lane)
+        if len(begun) == 2:
+            assert main.ident is not None
+            signal.pthread_kill(main.ident, signal.SIGINT)
+        # The signal is taken while the main thread waits for the lanes.
+        time.sleep(0.2)
+        ended.append(lane)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_lanes(["a", "b"], micros, work, cores=2)
+    assert 2 <= len(begun) == len(ended) < len(micros)
 
 
 def test_a_row_without_a_finite_gradient_is_named_in_lanes_too() -> None:
