@@ -16,7 +16,6 @@ import os
 import re
 import signal
 import sys
-import warnings
 from types import CodeType
 from typing import Any
 
@@ -116,9 +115,6 @@ def score(verifiers: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
 def serve(channel: ChildChannel) -> None:
     """Reply until the parent closes the channel; `ChildProcess` calls it."""
     channel.end_with_parent()
-    # What Python says about the source of an answer (`3 (4)`) is not for the trainer's terminal.
-    warnings.simplefilter("ignore", SyntaxWarning)
-    warnings.simplefilter("ignore", DeprecationWarning)
     try:
         from reasoning_gym.factory import DATASETS, create_dataset
     except ImportError as error:
