@@ -17,6 +17,8 @@ from agentrl.sandbox import Process, Sandbox
 
 START_S = 15.0
 """Bounds the start of an interpreter, which takes some 15 ms of a processor."""
+_CLOSE_S = 10.0
+"""Bounds its end, which takes a second where it has stopped its own leader."""
 _BATCH = 1 << 15
 """Bytes sent before answers are read. A pipe holds twice as much, so writing never waits for a
 program that waits for its reader."""
@@ -107,7 +109,11 @@ class AskedProgram:
         Raises:
             SandboxError: the sandbox failed.
         """
-        await self._process.close()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._process.close()
+        except TimeoutError:
+            raise SandboxError(f"sandbox: a program did not end within {_CLOSE_S:g} s") from None
 
     async def _send(self, data: bytes) -> None:
         if self.over is not None:
