@@ -208,6 +208,9 @@ class _TimedSandbox(SandboxWrapper):
             else:
                 with self.busy.running():
                     yield
+        except SandboxUnavailable:
+            # This kind of sandbox does not offer it; nothing has failed.
+            raise
         except SandboxError as error:
             # Who closes it while something runs has not found a failure.
             if not self._closed:

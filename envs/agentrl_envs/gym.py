@@ -27,6 +27,7 @@ from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.types import Task
 from agentrl_envs.gym_plan import best_moves
+from agentrl_envs.gym_price import price_of_idling
 
 _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+")
@@ -45,8 +46,11 @@ class GymTask(AgentInstance):
         returns: the sums of rewards that stand for scores 0 and 1; None leaves the sum as it is.
             A game that the rollout's own limits truncate has score 0, as stopping early is cheap
             where every step costs something.
-        invalid_reward: for a turn that names no action. Where every step costs something it has to
-            cost more than that, or saying nothing pays.
+        invalid_reward: for a turn that names no action. None takes the mean reward of a step of
+            random play where that is negative, else 0; a game that ends before it is played out
+            then costs as much for each step that is missing, so that saying nothing never pays.
+            With a number there is no such cost: where every step costs something, it has to cost
+            more than that.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class GymTask(AgentInstance):
         prompt: str | None = None,
         max_steps: int = 100,
         returns: tuple[float, float] | None = None,
-        invalid_reward: float = 0.0,
+        invalid_reward: float | None = None,
     ) -> None:
         if max_steps < 1:
             raise ConfigError(f"GymTask: max_steps must be at least 1, got {max_steps}")
@@ -71,6 +75,8 @@ class GymTask(AgentInstance):
         self._max_steps = max_steps
         self._returns = returns
         self._invalid_reward = invalid_reward
+        self._make = lambda: make_game(id, dict(kwargs or {}))
+        self._idle_price: float | None = None
         self._over = True
         try:
             self._words = action_words(id, self._game.action_space, self._names)
@@ -94,11 +100,12 @@ class GymTask(AgentInstance):
         move = self._read(action.text)
         if move is None:
             self._invalid += 1
-            self._total += self._invalid_reward
+            reward = await self._price()
+            self._total += reward
             if action.last:
-                return self._end(self._invalid_reward, played=False)
+                return await self._cut_off(reward)
             return StepResult(
-                rewards=self._invalid_reward,
+                rewards=reward,
                 environment_feedback=f"That is no action. {self._words}",
             )
         found = await asyncio.to_thread(self._game.step, move)
@@ -109,8 +116,10 @@ class GymTask(AgentInstance):
         self._steps += 1
         self._total += reward
         played = terminated or truncated or self._steps >= self._max_steps
-        if played or action.last:
-            return self._end(reward, played=played)
+        if played:
+            return self._end(reward, played=True)
+        if action.last:
+            return await self._cut_off(reward)
         return StepResult(rewards=reward, environment_feedback=await self._shown(shown))
 
     def solution(self, task: Task) -> Solution | None:
@@ -129,6 +138,23 @@ class GymTask(AgentInstance):
     async def close(self) -> None:
         """Close the environment of Gymnasium."""
         await asyncio.to_thread(self._game.close)
+
+    async def _price(self) -> float:
+        """What a turn without an action costs."""
+        if self._invalid_reward is not None:
+            return self._invalid_reward
+        if self._idle_price is None:
+            self._idle_price = await asyncio.to_thread(price_of_idling, self._make)
+        return self._idle_price
+
+    async def _cut_off(self, reward: float) -> StepResult:
+        """The end by limits of the rollout, before that of the game."""
+        if self._invalid_reward is None:
+            limit = self._game.spec.max_episode_steps or self._max_steps
+            made = self._steps + self._invalid
+            rest = await self._price() * max(0, min(limit, self._max_steps) - made)
+            reward, self._total = reward + rest, self._total + rest
+        return self._end(reward, played=False)
 
     def _end(self, reward: float, *, played: bool) -> StepResult:
         self._over = True

@@ -1,10 +1,23 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 from agentrl_sandboxes import make_backend
 
-from agentrl.sandbox import SandboxLimits
-from tests.envs.local_sandbox import LocalSandbox
+from agentrl.sandbox import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
+from tests.envs.local_sandbox import LocalSandboxes
+
+
+@dataclass
+class BackendSandboxes:
+    """Sandboxes of a backend, for an environment."""
+
+    backend: SandboxBackend
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+
+    async def new(self, spec: SandboxSpec | None = None) -> Sandbox:
+        return await self.backend.create(self.limits)
 
 
 @pytest.fixture
@@ -23,7 +36,14 @@ async def sandbox(backend):
 
 
 @pytest.fixture
+def real(backend):
+    """Sandboxes of the real backend."""
+    return BackendSandboxes(backend)
+
+
+@pytest.fixture
 async def fake():
-    made = LocalSandbox()
+    """Sandboxes that isolate nothing and are made at once."""
+    made = LocalSandboxes()
     yield made
     await made.close()

@@ -70,13 +70,51 @@ async def test_returns_become_scores_and_limits_end_an_episode() -> None:
 async def test_not_playing_is_no_score_where_steps_cost_something() -> None:
     # The sum of the rewards of nothing is 0, which is better than that of any walk to the goal.
     game = {"id": "CliffWalking-v1", "returns": [-100, -13]}
-    for args in (game, {**game, "invalid_reward": -1}):
+    for args in (game, {**game, "invalid_reward": -1}, {**game, "invalid_reward": 0}):
         env = GymTask(**args)
         await env.reset(make_tasks(n=1)[0])
         said = [await env.step(Action(text="no")), await env.step(Action(text="no", last=True))]
         assert (said[-1].done, said[-1].scores) == (True, 0.0)
-        assert sum(step.rewards for step in said) == 2 * args.get("invalid_reward", 0)
+        earned = sum(step.rewards for step in said)
+        if "invalid_reward" in args:
+            assert earned == 2 * args["invalid_reward"]
+        else:
+            assert earned < -100  # the best walk returns -13
         await env.close()
+
+
+@pytest.mark.parametrize(
+    ("game", "best"),
+    [
+        ("CliffWalking-v1", -13.0),
+        ("MountainCar-v0", -100.0),
+        ("Taxi-v4", -1.0),
+        ("Blackjack-v1", -0.1),
+    ],
+)
+async def test_idling_and_stopping_never_pay_by_default(game: str, best: float) -> None:
+    # `best`: no more than what the best play returns within `max_steps`. Fails where idling is
+    # free, or where a game that is cut off leaves out what the rest would have cost.
+    for turns, honest in ((1, 0), (3, 0), (120, 0), (3, 2 * (best < -1))):
+        env = GymTask(game)
+        await env.reset(make_tasks(n=1)[0])
+        total, number = 0.0, 0
+        for number in range(turns):
+            text = "<action>0</action>" if number < honest else "I would rather not"
+            step = await env.step(Action(text=text, last=number == turns - 1))
+            total += step.rewards
+            if step.done:
+                break
+        assert total <= best, (turns, honest)
+        await env.close()
+
+
+async def test_where_steps_cost_nothing_neither_does_idling() -> None:
+    env = GymTask(**LAKE)
+    await env.reset(make_tasks(n=1)[0])
+    steps = [await env.step(Action(text="no", last=last)) for last in (False, True)]
+    assert [step.rewards for step in steps] == [0.0, 0.0]
+    await env.close()
 
 
 @pytest.mark.parametrize(

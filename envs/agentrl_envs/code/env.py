@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
-from agentrl.errors import ConfigError, choices
+from agentrl.errors import ConfigError, SandboxError, choices
 from agentrl.types import Task, Termination
+from agentrl_envs.clean_sandbox import CleanSandbox
 from agentrl_envs.code.extract import defines, extract_code, parses
 from agentrl_envs.code.runner import Problem, Report, cases_of, examples_of, run_solution
+from agentrl_envs.fault import Graded, graded
 
 
 class CodeTask(AgentInstance):
     """Write a Python function that passes hidden tests, in a few turns.
 
-    Each turn the code of the reply runs in the rollout's sandbox against the public and the hidden
-    cases at once. If a public case fails, the model reads which and tries again. When the public
-    cases pass, or on the last turn, the hidden cases decide the reward.
+    Each turn the code of the reply runs against the public and the hidden cases, in a sandbox that
+    no tool uses and that is wiped between two turns. If a public case fails, the model reads which
+    and tries again. When the public cases pass, or on the last turn, the hidden cases decide the
+    reward. Code that keeps its own test from ending earns nothing; see `agentrl_envs.fault`.
 
     A task carries its cases in `label` as `{"entry_point", "public", "hidden"}` (lists of
     `{"args": [...], "expected": ...}`), or has the HumanEval columns `entry_point`, `test` and
@@ -29,8 +32,8 @@ class CodeTask(AgentInstance):
         public_weight: shaping; this times the share of public cases, when not solved.
         parse_weight: shaping; this much for code that runs, when not solved.
         turn_penalty: shaping; this much less for every try after the first.
-        wall_s: wall-clock seconds the tested code may take in one try; up to four times as long
-            while the machine gives it less than half of a core.
+        wall_s: seconds of a processor the tested code may take in one try, and four times as many
+            on the clock, as the machine may be busy.
         python: the interpreter inside the sandbox.
     """
 
@@ -71,6 +74,11 @@ class CodeTask(AgentInstance):
         self._problem = problem_of(task)
         self._turns = 0
         self._done = False
+        self._tested = CleanSandbox(self.context.new_sandbox)
+        # The code of a check is the task's, so what it leaves behind is kept from nothing but the
+        # next check; it shares nothing with the tested code.
+        self._checks = CleanSandbox(self.context.new_sandbox)
+        self._logs: dict[str, float] = {}
         return Observation(content=task.prompt)
 
     async def step(self, action: Action) -> StepResult:
@@ -81,13 +89,11 @@ class CodeTask(AgentInstance):
         last = action.last or self._turns >= self.max_turns
         name = self._problem.entry_point
         code = self._code(action)
-        if code is None:
-            report = _no_code(self._problem)
-        else:
-            sandbox = await self.context.open_sandbox()
-            report = await run_solution(
-                sandbox, code, self._problem, wall_s=self.wall_s, python=self.python
-            )
+        report = _failed(self._problem, "No Python code was found. Reply with one ```python block.")
+        if code is not None:
+            found = await self._grade(code)
+            self._logs = found.logs
+            report = found.verdict or _failed(self._problem, "The code could not be tested.")
         # A public example may itself be wrong (HumanEval/47); the hidden cases have the last word.
         if report.public_ok or report.solved or last:
             self._done = True
@@ -104,6 +110,32 @@ class CodeTask(AgentInstance):
         if fields.get("canonical_solution") and fields.get("prompt"):
             return f"```python\n{fields['prompt']}{fields['canonical_solution']}\n```"
         return None
+
+    async def _grade(self, code: str) -> Graded[Report]:
+        # Before anything of the model runs: no failure until then can be its doing.
+        await self._tested.ready()
+        if self._problem.check:
+            await self._checks.ready()
+        stub = f"def {self._problem.entry_point}(*args): return None"
+        return await graded(lambda: self._run(code), control=lambda: self._run(stub))
+
+    async def _run(self, code: str) -> Report:
+        try:
+            # In this order: what still runs of the turn before is ended first.
+            sandbox = await self._tested.lend()
+            judge = await self._checks.lend() if self._problem.check else None
+            return await run_solution(
+                sandbox,
+                code,
+                self._problem,
+                wall_s=self.wall_s,
+                python=self.python,
+                check_sandbox=judge,
+            )
+        except SandboxError:
+            await self._tested.discard()
+            await self._checks.discard()
+            raise
 
     def _code(self, action: Action) -> str | None:
         problem = self._problem
@@ -136,6 +168,7 @@ class CodeTask(AgentInstance):
                 "parsed": float(report.loaded),
                 "timed_out": float(report.timed_out),
                 "tries": float(self._turns),
+                **self._logs,
             },
         )
 
@@ -172,12 +205,12 @@ def problem_of(task: Task) -> Problem:
     )
 
 
-def _no_code(problem: Problem) -> Report:
+def _failed(problem: Problem, why: str) -> Report:
     return Report(
         loaded=False,
         public_passed=0,
         public_total=len(problem.public),
         hidden_passed=0,
         hidden_total=max(1, len(problem.hidden) + bool(problem.check)),
-        problem="No Python code was found. Reply with one ```python block.",
+        problem=why,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
 
 from agentrl.types import ToolCall
+from agentrl_envs.code.parse import parsed
 
 MAX_CODE_CHARS = 50_000
 """Longer code is no answer to a small task; it is treated as no code at all."""
@@ -47,9 +47,4 @@ def defines(code: str, name: str) -> bool:
 
 def parses(code: str) -> bool:
     """True if the text is valid Python."""
-    try:
-        ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        # ValueError: null bytes and lone surrogates; the others: absurd nesting.
-        return False
-    return True
+    return parsed(code) is not None

@@ -1,8 +1,13 @@
 """Runs one solution in a sandbox and compares what it returned, on this side of the sandbox.
 
-The expected values never enter the sandbox: the harness reports what the tested code returned, and
-the comparison happens here on plain data. So a forged report earns nothing unless it holds the
-right answers. Only a HumanEval-style `check`, which is code, has to run inside; see `harness`.
+    expected values, verdict          here
+    the tested code (`harness`)       in one sandbox: is asked one call after the other
+    a HumanEval-style `check`         in another sandbox (`check_judge`), whose calls are carried
+                                      to the first and back as lines of plain data
+
+So the sandbox of the tested code holds nothing that a verdict is made of: a forged answer earns
+nothing unless it is the right one. Hidden inputs go there when the answers that the model may see
+have come back, so they cannot be among these.
 """
 
 from __future__ import annotations
@@ -10,20 +15,30 @@ from __future__ import annotations
 import ast
 import json
 import math
-import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
-from agentrl.errors import SandboxError
-from agentrl.sandbox import ExecResult, Outcome, Sandbox
-from agentrl_envs.code.harness import PATIENCE, decode, encode
+from agentrl.sandbox import Sandbox
+from agentrl_envs.code.asked import AskedProgram, Over
+from agentrl_envs.code.harness import MAX_BYTES, decode, encode
+from agentrl_envs.code.parse import parsed
 
-HARNESS = files("agentrl_envs.code").joinpath("harness.py").read_text(encoding="utf-8")
-STARTUP_S = 3.0
-"""Added to the wall limit of the tested code for the interpreter and the judge."""
+_SOURCES = {
+    name: files("agentrl_envs.code").joinpath(f"{name}.py").read_text(encoding="utf-8")
+    for name in ("harness", "check_judge")
+}
+HARNESS = _SOURCES["harness"]
+CHECK_JUDGE = HARNESS.partition("if __name__")[0] + _SOURCES["check_judge"]
+PATIENCE = 4
+"""How many times its seconds of a processor the tested code may take on the clock."""
+_SPARE_S = 2.0
+"""How much later than the sandbox we end code that has taken its timers off."""
+_CALL_BYTES = 1 << 20
+"""Longest call that a `check` may make, as JSON."""
 _SHOWN = 60
 
 
@@ -84,37 +99,119 @@ class Report:
 
 
 async def run_solution(
-    sandbox: Sandbox, code: str, problem: Problem, *, wall_s: float, python: str = "python3"
+    sandbox: Sandbox,
+    code: str,
+    problem: Problem,
+    *,
+    wall_s: float,
+    python: str = "python3",
+    check_sandbox: Sandbox | None = None,
 ) -> Report:
-    """Test `code` against all cases in one `exec`.
+    """Test `code` against all cases.
 
     Args:
-        sandbox: where it runs.
+        sandbox: where it runs; new or wiped, and with sessions.
         code: the solution, untrusted.
         problem: the cases.
-        wall_s: wall-clock seconds the tested code may take in all; up to four times as long while
-            the machine gives it less than half of a core.
-        python: the interpreter inside the sandbox.
+        wall_s: seconds of a processor the tested code may take in all, and four times as many on
+            the clock, as the machine may be busy.
+        python: the interpreter inside the sandboxes.
+        check_sandbox: where `problem.check` runs; another one than `sandbox`, new or wiped.
 
     Raises:
-        SandboxError: the sandbox failed, or the interpreter never started.
+        SandboxError: a sandbox failed, or an interpreter never started.
+        ValueError: a problem with a `check`, and no other sandbox for that.
     """
-    nonce = secrets.token_hex(16)
-    job = {
-        "nonce": nonce,
+    if problem.check and (check_sandbox is None or check_sandbox is sandbox):
+        raise ValueError("run_solution: a problem with a check needs a check_sandbox of its own")
+    patience = min(PATIENCE * wall_s, sandbox.limits.wall_s)
+    load = {
         "code": f"{problem.setup}\n\n{code}" if problem.setup else code,
         "entry_point": problem.entry_point,
-        "wall_s": wall_s,
-        "cases": [[encode(a) for a in case.args] for case in (*problem.public, *problem.hidden)],
-        "setup": problem.setup,
-        "check": problem.check,
+        "cpu_s": wall_s,
+        "wall_s": patience,
     }
-    result = await sandbox.exec(
-        (python, "-I", "-S", "-c", HARNESS),
-        stdin=json.dumps(job).encode(),
-        timeout_s=min(PATIENCE * wall_s + STARTUP_S, sandbox.limits.wall_s),
+    async with AsyncExitStack() as stack:
+        judge = None
+        if problem.check and check_sandbox is not None:
+            # Before the tested code: it hides from programs of its user, if there can be any.
+            judge = await AskedProgram.start(
+                check_sandbox, python, CHECK_JUDGE, line_bytes=_CALL_BYTES
+            )
+            stack.push_async_callback(judge.close)
+        tested = await AskedProgram.start(sandbox, python, HARNESS, line_bytes=MAX_BYTES)
+        stack.push_async_callback(tested.close)
+        tested.allow(patience + _SPARE_S)
+        loaded, *public = await _ask(tested, [load, *map(_call, problem.public)])
+        if "value" not in loaded:
+            return _not_loaded(problem, _why(loaded, "The code", wall_s, tested.over), tested.over)
+        right = [*map(_right, problem.public, public)]
+        # Said before the tested code is given anything hidden, so it cannot depend on that.
+        said = _first_wrong(problem, right, public, wall_s, tested.over)
+        hidden = await _ask(tested, [*map(_call, problem.hidden)])
+        passed = [*map(_right, problem.hidden, hidden)]
+        if judge is not None:
+            judge.allow(patience + 2 * _SPARE_S)
+            passed.append(await _check(judge, tested, problem))
+        return Report(
+            loaded=True,
+            public_passed=sum(right),
+            public_total=len(right),
+            hidden_passed=sum(passed),
+            hidden_total=len(passed),
+            problem=said,
+            timed_out=tested.over is Over.TIMEOUT,
+        )
+
+
+async def _ask(
+    program: AskedProgram, requests: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    lines = await program.ask([json.dumps(request).encode() for request in requests])
+    return [_answer(line) for line in lines]
+
+
+def _call(case: Case) -> Mapping[str, Any]:
+    return {"call": [encode(argument) for argument in case.args]}
+
+
+def _answer(line: bytes | None) -> Mapping[str, Any]:
+    """What the tested code wrote, `value` decoded; empty if it is no answer."""
+    try:
+        answer = json.loads(line or b"")
+        if "value" in answer:
+            return {"value": decode(answer["value"])}
+        if isinstance(answer["error"], str):
+            return {"error": answer["error"]}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        # Written by the tested code, which may write anything.
+        return {}
+    return {}
+
+
+async def _check(judge: AskedProgram, tested: AskedProgram, problem: Problem) -> bool:
+    """Carry calls of the check to the tested code, until there is a verdict."""
+    job = {"setup": problem.setup, "check": problem.check, "entry_point": problem.entry_point}
+    (line,) = await judge.ask([json.dumps(job).encode()])
+    while line is not None and line.startswith(b'{"call"'):
+        (answer,) = await tested.ask([line])
+        (line,) = await judge.ask([b"{}" if answer is None else answer])
+    try:
+        return json.loads(line or b"") == {"verdict": ""}
+    except ValueError:
+        return False  # the check takes too long or too much on what the code returned
+
+
+def _not_loaded(problem: Problem, why: str, over: Over | None) -> Report:
+    return Report(
+        loaded=False,
+        public_passed=0,
+        public_total=len(problem.public),
+        hidden_passed=0,
+        hidden_total=len(problem.hidden) + bool(problem.check),
+        problem=why,
+        timed_out=over is Over.TIMEOUT,
     )
-    return _judge(result, nonce, problem, wall_s)
 
 
 def same(expected: Any, got: Any) -> bool:
@@ -147,93 +244,55 @@ def examples_of(prompt: str, entry_point: str) -> tuple[Case, ...]:
     for line, after in pairwise(lines):
         if not line.strip().startswith(">>> "):
             continue
+        tree = parsed(line.strip()[4:], expression=True)
+        expected = parsed(after.strip(), expression=True)
+        call = tree.body if isinstance(tree, ast.Expression) else None
+        if expected is None or not isinstance(call, ast.Call) or call.keywords:
+            continue  # an example in prose
+        if not isinstance(call.func, ast.Name) or call.func.id != entry_point:
+            continue
         try:
-            call = ast.parse(line.strip()[4:], mode="eval").body
-            if (
-                isinstance(call, ast.Call)
-                and isinstance(call.func, ast.Name)
-                and call.func.id == entry_point
-                and not call.keywords
-            ):
-                arguments = tuple(ast.literal_eval(item) for item in call.args)
-                cases.append(Case(args=arguments, expected=ast.literal_eval(after.strip())))
-        except (SyntaxError, ValueError):
-            continue  # an example in prose, or a value that is no literal, is not tested
+            arguments = tuple(ast.literal_eval(item) for item in call.args)
+            cases.append(Case(args=arguments, expected=ast.literal_eval(expected)))
+        except (ValueError, TypeError, RecursionError):
+            continue  # a value that is no literal is not tested
     return tuple(cases)
-
-
-def _judge(result: ExecResult, nonce: str, problem: Problem, wall_s: float) -> Report:
-    lines = [line.removeprefix(nonce + " ") for line in result.stdout.splitlines() if nonce in line]
-    total = len(problem.hidden) + bool(problem.check)
-    none: dict[str, Any] = {
-        "public_passed": 0,
-        "public_total": len(problem.public),
-        "hidden_passed": 0,
-        "hidden_total": total,
-    }
-    if not lines:
-        raise SandboxError(
-            f"the test harness did not start: outcome {result.outcome}, exit status "
-            f"{result.exit_code}, stderr {result.stderr[-300:]!r}; expected a Python 3.8 or newer "
-            "named by the environment's `python` argument inside the sandbox"
-        )
-    if len(lines) < 2:
-        # The judge started and did not finish, so the tested code took it down.
-        slow = result.outcome is Outcome.TIMEOUT
-        why = {
-            Outcome.TIMEOUT: f"The code did not finish within {wall_s:g} s.",
-            Outcome.OOM: "The code used too much memory.",
-        }.get(result.outcome, "The code ended the program before it returned.")
-        return Report(loaded=False, problem=why, timed_out=slow, **none)
-    try:
-        report = json.loads(lines[-1])
-    except ValueError:
-        # Only the tested code's own returns make a report longer than the sandbox keeps.
-        return Report(loaded=False, problem="The returned values are too large.", **none)
-    load = report["load"]
-    if "value" not in load:
-        why = _why(load, "The code", wall_s)
-        return Report(loaded=False, problem=why, timed_out="timeout" in load, **none)
-    answers = report["cases"]
-    split = len(problem.public)
-    public = [_right(*pair) for pair in zip(problem.public, answers[:split], strict=True)]
-    hidden = [_right(*pair) for pair in zip(problem.hidden, answers[split:], strict=True)]
-    if problem.check:
-        hidden.append("value" in report["check"])
-    first_wrong = next((i for i, right in enumerate(public) if not right), None)
-    return Report(
-        loaded=True,
-        public_passed=sum(public),
-        public_total=len(public),
-        hidden_passed=sum(hidden),
-        hidden_total=total,
-        problem=""
-        if first_wrong is None
-        else _describe(problem, problem.public[first_wrong], answers[first_wrong], wall_s),
-        timed_out=any("timeout" in answer for answer in answers),
-    )
 
 
 def _right(case: Case, answer: Mapping[str, Any]) -> bool:
     try:
-        return "value" in answer and same(case.expected, decode(answer["value"]))
+        return "value" in answer and same(case.expected, answer["value"])
     except (OverflowError, RecursionError):
         return False  # an integer beyond any float, or absurd nesting, is a wrong answer
 
 
-def _describe(problem: Problem, case: Case, answer: Mapping[str, Any], wall_s: float) -> str:
+def _first_wrong(
+    problem: Problem,
+    right: Sequence[bool],
+    answers: Sequence[Mapping[str, Any]],
+    wall_s: float,
+    over: Over | None,
+) -> str:
+    """The first public case with a wrong answer, in words for the model; empty if there is none."""
+    if all(right):
+        return ""
+    first = right.index(False)
+    case, answer = problem.public[first], answers[first]
     call = _short(f"{problem.entry_point}({', '.join(map(repr, case.args))})")
     if "value" in answer:
-        got = _short(repr(decode(answer["value"])))
-        return f"{call} returned {got}, expected {_short(repr(case.expected))}."
-    return _why(answer, call, wall_s)
+        got, expected = _short(repr(answer["value"])), _short(repr(case.expected))
+        return f"{call} returned {got}, expected {expected}."
+    return _why(answer, call, wall_s, over)
 
 
-def _why(answer: Mapping[str, Any], what: str, wall_s: float) -> str:
+def _why(answer: Mapping[str, Any], what: str, wall_s: float, over: Over | None) -> str:
+    """The reason for an answer without a value, in words."""
     if "error" in answer:
         return f"{what} raised {_short(answer['error'], 160)}."
-    if "timeout" in answer:
+    if over is Over.TIMEOUT:
         return f"{what} did not finish within {wall_s:g} s."
+    if over is Over.OOM:
+        return f"{what} used too much memory."
     return f"{what} ended the program before it returned."
 
 

@@ -9,6 +9,7 @@ from agentrl.errors import ConfigError, choices
 from agentrl.types import Task
 from agentrl_envs.code import lists, numbers, strings
 from agentrl_envs.code.families import Arguments, Draw, FunctionFamily, Variant
+from agentrl_envs.code.runner import same
 
 FAMILIES: Mapping[str, FunctionFamily] = {
     family.name: family for module in (numbers, strings, lists) for family in module.family.families
@@ -28,6 +29,9 @@ TRAIN: tuple[str, ...] = tuple(name for name in FAMILIES if name not in HELD_OUT
 
 PUBLIC_CASES = 2
 HIDDEN_CASES = 8
+_ATTEMPTS = 20
+Row = dict[str, Any]
+"""A case as a task carries it: `{"args": [...], "expected": ...}`."""
 
 
 def make_tasks(
@@ -86,9 +90,7 @@ def make_tasks(
 
 
 def _task(family: FunctionFamily, *, index: int, seed: int, examples: int, split: str) -> Task:
-    draw = Draw(f"{seed}/{family.name}/{index}")
-    variant = family.build(draw)
-    public, hidden = _cases(variant, draw)
+    variant, public, hidden = _drawn(family, f"{seed}/{family.name}/{index}")
     prompt = f"Write a Python function `{variant.name}({variant.params})` that {variant.task}."
     for case in public[:examples]:
         prompt += f"\nExample: {_call(variant.name, case)} == {case['expected']!r}"
@@ -105,11 +107,35 @@ def _task(family: FunctionFamily, *, index: int, seed: int, examples: int, split
     )
 
 
+def _drawn(family: FunctionFamily, seed: str) -> tuple[Variant, list[Row], list[Row]]:
+    """A variant with public and hidden cases, drawn again while something trivial is right."""
+    for attempt in range(_ATTEMPTS):
+        draw = Draw(f"{seed}/{attempt}" if attempt else seed)
+        variant = family.build(draw)
+        public, hidden = _cases(variant, draw)
+        if not pays_for_nothing(hidden):
+            return variant, public, hidden
+    raise AssertionError(f"family {family.name!r} draws nothing but cases with one answer")
+
+
+def pays_for_nothing(hidden: Sequence[Row]) -> bool:
+    """True if a constant, or one of the arguments as it is, passes all of these cases.
+
+    Example:
+        >>> pays_for_nothing([{"args": [2, 9], "expected": 9}, {"args": [0, 9], "expected": 9}])
+        True
+    """
+    expected = [row["expected"] for row in hidden]
+    arguments = zip(*(row["args"] for row in hidden), strict=True)
+    guesses = [[expected[0]] * len(expected), *map(list, arguments)]
+    return any(all(map(same, expected, guess)) for guess in guesses)
+
+
 def _call(name: str, case: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(map(repr, case['args']))})"
 
 
-def _cases(variant: Variant, draw: Draw) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _cases(variant: Variant, draw: Draw) -> tuple[list[Row], list[Row]]:
     """Public cases with different answers where there are any; then edges first, hidden."""
     solve = _function(variant)
     edges, drawn = variant.inputs[: variant.edges], variant.inputs[variant.edges :]
@@ -127,7 +153,7 @@ def _cases(variant: Variant, draw: Draw) -> tuple[list[dict[str, Any]], list[dic
     return public, (first + last)[:HIDDEN_CASES]
 
 
-def _case(solve: Any, arguments: Arguments) -> dict[str, Any]:
+def _case(solve: Any, arguments: Arguments) -> Row:
     # The reference may change its arguments; the case keeps what goes in.
     return {"args": list(arguments), "expected": solve(*_copy(arguments))}
 

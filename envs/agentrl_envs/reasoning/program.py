@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import ExecResult, Outcome
 from agentrl.types import Task
+from agentrl_envs.clean_sandbox import CleanSandbox
 from agentrl_envs.code.extract import extract_code
+from agentrl_envs.fault import Graded, graded
 from agentrl_envs.reasoning.env import LONGEST, entry_of
 from agentrl_envs.reasoning.judge import judge
 
@@ -18,10 +20,11 @@ _SHOWN = 120
 
 
 class ReasoningProgram(AgentInstance):
-    """Answer a puzzle with a Python program, which runs in the rollout's sandbox.
+    """Answer a puzzle with a Python program, which runs in a sandbox that is wiped for each try.
 
     A program that fails, prints nothing or prints a wrong answer is described to the model, which
     writes another one. The verifier of reasoning-gym judges what was printed, outside the sandbox.
+    A program that keeps itself from being run to its end earns nothing; see `agentrl_envs.fault`.
 
     Args:
         tries: programs the model may write.
@@ -52,6 +55,8 @@ class ReasoningProgram(AgentInstance):
         """
         self._family, self._entry = entry_of(task)
         self._turns = 0
+        self._logs: dict[str, float] = {}
+        self._sandbox = CleanSandbox(self.context.new_sandbox)
         return Observation(content=f"{self._entry['question']}{INSTRUCTION}")
 
     async def step(self, action: Action) -> StepResult:
@@ -65,12 +70,12 @@ class ReasoningProgram(AgentInstance):
         score, ran, problem = 0.0, False, "There is no program in that."
         code = extract_code(action.text, action.tool_calls, "main")
         if code is not None:
-            sandbox = await self.context.open_sandbox()
-            program = f"{self.setup}\n{code}".encode("utf-8", "replace")
-            result = await sandbox.exec((self.python, "-"), stdin=program, timeout_s=self.wall_s)
-            ran = result.outcome is Outcome.OK
+            found = await self._ran(f"{self.setup}\n{code}")
+            self._logs = found.logs
+            result = found.verdict
+            ran = result is not None and result.outcome is Outcome.OK
             problem = _problem_of(result, self.wall_s)
-            answer = result.stdout.strip()
+            answer = "" if result is None else result.stdout.strip()
             if ran and 0 < len(answer) <= LONGEST:
                 verdict = await asyncio.to_thread(judge, self._family, answer, self._entry)
                 score = float(verdict.score >= 1.0)
@@ -81,8 +86,27 @@ class ReasoningProgram(AgentInstance):
             done=True,
             scores=score,
             reward_parts={"answer": score},
-            extra_logs={"solved": score, "ran": float(ran), "tries": float(self._turns)},
+            extra_logs={
+                "solved": score,
+                "ran": float(ran),
+                "tries": float(self._turns),
+                **self._logs,
+            },
         )
+
+    async def _ran(self, program: str) -> Graded[ExecResult]:
+        # Before the program runs: no failure until then can be its doing.
+        await self._sandbox.ready()
+        return await graded(lambda: self._run(program), control=lambda: self._run("print()"))
+
+    async def _run(self, program: str) -> ExecResult:
+        try:
+            sandbox = await self._sandbox.lend()
+            source = program.encode("utf-8", "replace")
+            return await sandbox.exec((self.python, "-"), stdin=source, timeout_s=self.wall_s)
+        except SandboxError:
+            await self._sandbox.discard()
+            raise
 
     def solution(self, task: Task) -> str | None:
         """A program that prints the generator's own answer; None where there is none."""
@@ -90,7 +114,9 @@ class ReasoningProgram(AgentInstance):
         return None if answer is None else f"```python\nprint({answer!r})\n```"
 
 
-def _problem_of(result: ExecResult, wall_s: float) -> str:
+def _problem_of(result: ExecResult | None, wall_s: float) -> str:
+    if result is None:
+        return "The program could not be run to its end."
     if result.outcome is Outcome.TIMEOUT:
         return f"The program did not finish within {wall_s:g} s."
     if result.outcome is Outcome.OOM:

@@ -90,8 +90,8 @@ def double(n): return 0
 
 
 @pytest.mark.parametrize("name", CHEATS)
-async def test_cases_cannot_be_cheated(sandbox, name):
-    env = await begin(sandbox, max_turns=1, wall_s=1.0)
+async def test_cases_cannot_be_cheated(real, name):
+    env = await begin(real, max_turns=1, wall_s=1.0)
     result = await env.step(block(CHEATS[name]))
     assert result.done
     assert result.rewards == 0.0
@@ -112,7 +112,7 @@ CHECKED = Task(
 
 
 @pytest.mark.parametrize("name", [*CHEATS, "skips the check", "changes the check"])
-async def test_a_check_cannot_be_cheated(sandbox, name):
+async def test_a_check_cannot_be_cheated(real, name):
     # Fails if the check runs in the process of the tested code, as HumanEval's own harness does.
     body = {
         "skips the check": "def check(candidate): pass\ndef double(n): return 0",
@@ -120,27 +120,19 @@ async def test_a_check_cannot_be_cheated(sandbox, name):
         + "import sys\nsys.modules['__main__'].run_check = lambda *a: {'value': None}\n"
         + "def double(n): return Any(0)",
     }.get(name) or CHEATS[name]
-    env = await begin(sandbox, CHECKED, max_turns=1, wall_s=1.0)
+    env = await begin(real, CHECKED, max_turns=1, wall_s=1.0)
     result = await env.step(block(body))
     assert (result.done, result.rewards, result.scores) == (True, 0.0, 0.0)
 
 
-async def test_a_report_without_the_nonce_is_not_read(fake):
-    # The fake isolates nothing, so the tested code does reach the judge's stdout. Fails if any line
-    # that looks like a report is read as one.
-    env = await begin(fake, CHECKED, max_turns=1, wall_s=1.0)
-    result = await env.step(block(CHEATS["signs for the judge"]))
-    assert (result.done, result.rewards, result.scores) == (True, 0.0, 0.0)
-
-
-async def test_honest_code_passes_the_same_tests(sandbox):
+async def test_honest_code_passes_the_same_tests(real):
     for task in (TASK, CHECKED):
-        env = await begin(sandbox, task, max_turns=1)
+        env = await begin(real, task, max_turns=1)
         result = await env.step(block("def double(n):\n    return n + n"))
         assert result.rewards == 1.0
 
 
-async def test_a_check_that_asks_nothing_proves_nothing(sandbox):
+async def test_a_check_that_asks_nothing_proves_nothing(real):
     label = {"entry_point": "double", "test": "def check(candidate):\n    pass\n"}
-    env = await begin(sandbox, Task(id="t", prompt="x", label=label), max_turns=1)
+    env = await begin(real, Task(id="t", prompt="x", label=label), max_turns=1)
     assert (await env.step(block("def double(n): return 0"))).rewards == 0.0

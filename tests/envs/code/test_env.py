@@ -10,7 +10,7 @@ from agentrl_envs.code import CodeTask
 from agentrl.env import Action, EnvContext
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.types import Task, Termination
-from tests.envs.local_sandbox import LocalSandbox
+from tests.envs.local_sandbox import LocalSandboxes
 
 TASK = Task(
     id="double",
@@ -25,12 +25,9 @@ RIGHT = "```python\ndef double(n):\n    return n * 2\n```"
 WRONG = "```python\ndef double(n):\n    return n + 3\n```"
 
 
-async def begin(sandbox, task: Task = TASK, **args) -> CodeTask:
-    async def open_sandbox():
-        return sandbox
-
+async def begin(sandboxes, task: Task = TASK, **args) -> CodeTask:
     env = CodeTask(**args)
-    env.context = EnvContext(open_sandbox=open_sandbox)
+    env.context = EnvContext(new_sandbox=sandboxes.new)
     await env.reset(task)
     return env
 
@@ -137,7 +134,7 @@ async def test_code_that_waits_gets_more_time_than_code_that_computes(fake):
 
 async def test_a_broken_sandbox_is_never_a_reward_of_zero():
     # Fails if CodeTask catches SandboxError, or reads an empty report as a wrong answer.
-    broken = LocalSandbox(broken=True)
+    broken = LocalSandboxes(broken=True)
     env = await begin(broken)
     with pytest.raises(SandboxError):
         await env.step(Action(text=RIGHT))
@@ -178,7 +175,7 @@ async def test_a_task_without_cases_and_wrong_arguments_are_explained(fake):
     "body",
     ["'ab' * 20000", "[n] * 5000", "10 ** 5000", "10.0 if n else 10 ** 400"],
 )
-async def test_answers_beyond_any_size_are_wrong_and_not_a_crash(sandbox, body):
+async def test_answers_beyond_any_size_are_wrong_and_not_a_crash(real, body):
     """Fails if a report longer than the sandbox keeps, or an integer beyond any float, raises: the
     rollout would then be dropped and the policy never learn that the answer was wrong."""
     cases = [{"args": [i], "expected": float(i)} for i in range(8)]
@@ -187,6 +184,6 @@ async def test_answers_beyond_any_size_are_wrong_and_not_a_crash(sandbox, body):
         prompt="p",
         label={"entry_point": "double", "public": cases[:2], "hidden": cases[2:]},
     )
-    env = await begin(sandbox, task, max_turns=1)
+    env = await begin(real, task, max_turns=1)
     result = await env.step(block(f"def double(n): return {body}"))
     assert (result.rewards, result.done) == (0.0, True)

@@ -11,27 +11,34 @@ from agentrl_envs.code.runner import Case, examples_of
 from agentrl.config.schema import DatasetSection
 from agentrl.data import load_tasks
 from agentrl.env import Action
+from agentrl.sandbox import SandboxLimits
 from tests.envs.code.test_env import begin, block
 
 
-async def test_every_canonical_solution_scores_one(sandbox):
+async def test_every_canonical_solution_scores_one(backend):
     tasks = humaneval_tasks()
     assert len(tasks) == 164
-    gate = asyncio.Semaphore(4)
+    free: asyncio.Queue = asyncio.Queue()
+    for _ in range(2):
+        tested = await backend.create(SandboxLimits(wall_s=60))
+        free.put_nowait((tested, await backend.create(SandboxLimits(wall_s=60))))
 
     async def solve(task):
-        async with gate:
-            code = task.label["prompt"] + task.label["canonical_solution"]
-            return await run_solution(sandbox, code, problem_of(task), wall_s=8)
+        tested, judge = await free.get()
+        code = task.label["prompt"] + task.label["canonical_solution"]
+        try:
+            return await run_solution(tested, code, problem_of(task), wall_s=8, check_sandbox=judge)
+        finally:
+            free.put_nowait((tested, judge))
 
     reports = await asyncio.gather(*map(solve, tasks))
     failed = [t.id for t, report in zip(tasks, reports, strict=True) if not report.solved]
     assert failed == []
 
 
-async def test_empty_bodies_score_zero(sandbox):
+async def test_empty_bodies_score_zero(real):
     for task in humaneval_tasks(n=6):
-        env = await begin(sandbox, task, max_turns=1)
+        env = await begin(real, task, max_turns=1)
         result = await env.step(block(task.label["prompt"] + "    return None"))
         assert result.rewards == 0.0, task.id
 

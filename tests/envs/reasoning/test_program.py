@@ -10,7 +10,7 @@ from agentrl_envs.reasoning import ReasoningProgram, make_tasks
 from agentrl.env import Action, EnvContext
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.types import Task
-from tests.envs.local_sandbox import LocalSandbox
+from tests.envs.local_sandbox import LocalSandboxes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -20,12 +20,9 @@ def task() -> Task:
     return make_tasks(families=["gcd"], n=1)[0]
 
 
-async def begin(task: Task, sandbox: LocalSandbox, **args) -> ReasoningProgram:
-    async def open_sandbox() -> LocalSandbox:
-        return sandbox
-
+async def begin(task: Task, sandboxes: LocalSandboxes, **args) -> ReasoningProgram:
     env = ReasoningProgram(**args)
-    env.context = EnvContext(open_sandbox=open_sandbox)
+    env.context = EnvContext(new_sandbox=sandboxes.new)
     await env.reset(task)
     return env
 
@@ -43,14 +40,20 @@ async def test_the_puzzle_is_shown_without_the_instruction_of_the_other_environm
 
 
 async def test_what_a_program_prints_is_the_answer(task) -> None:
-    env = await begin(task, LocalSandbox())
+    env = await begin(task, LocalSandboxes())
     step = await env.step(program(f"print('  ', {task.label['answer']})"))
     assert (step.done, step.rewards, step.scores) == (True, 1.0, 1.0)
-    assert step.extra_logs == {"solved": 1.0, "ran": 1.0, "tries": 1.0}
+    assert step.extra_logs == {
+        "solved": 1.0,
+        "ran": 1.0,
+        "tries": 1.0,
+        "grading_broken": 0.0,
+        "grading_repeated": 0.0,
+    }
 
 
 async def test_lines_of_the_setup_run_before_each_program(task) -> None:
-    env = await begin(task, LocalSandbox(), setup="from math import *")
+    env = await begin(task, LocalSandboxes(), setup="from math import *")
     first = await env.step(program("print(nothing)"))
     assert "NameError: name 'nothing'" in first.environment_feedback
     numbers = ", ".join(re.findall(r"\d+", task.label["question"]))
@@ -71,7 +74,7 @@ async def test_lines_of_the_setup_run_before_each_program(task) -> None:
     ],
 )
 async def test_a_failure_is_described_and_may_be_mended(task, source: str, said: str) -> None:
-    env = await begin(task, LocalSandbox(), wall_s=0.5)
+    env = await begin(task, LocalSandboxes(), wall_s=0.5)
     first = await env.step(program(source))
     assert not first.done
     assert first.rewards == 0.0
@@ -80,7 +83,7 @@ async def test_a_failure_is_described_and_may_be_mended(task, source: str, said:
 
 
 async def test_the_last_try_ends_it(task) -> None:
-    sandbox = LocalSandbox()
+    sandbox = LocalSandboxes()
     env = await begin(task, sandbox)
     first = await env.step(Action(text="no idea"))
     assert "no program" in first.environment_feedback
@@ -92,13 +95,13 @@ async def test_the_last_try_ends_it(task) -> None:
 
 
 async def test_a_broken_sandbox_is_not_a_wrong_answer(task) -> None:
-    env = await begin(task, LocalSandbox(broken=True))
+    env = await begin(task, LocalSandboxes(broken=True))
     with pytest.raises(SandboxError):
         await env.step(program("print(1)"))
 
 
 async def test_its_solution_is_right(task) -> None:
-    env = await begin(task, LocalSandbox())
+    env = await begin(task, LocalSandboxes())
     text = env.solution(task)
     assert text is not None
     assert (await env.step(Action(text=text))).rewards == 1.0
