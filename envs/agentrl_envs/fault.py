@@ -1,0 +1,72 @@
+"""Whose doing it is that a grading failed: the model's, or that of what carries the run.
+
+After a model has acted in a sandbox, or its code runs in one, the error of that sandbox says
+nothing by itself: a program may end its supervisor, fill what a limit does not count or leave the
+tree in a state that cannot be read. Were that taken for infrastructure, the rollout would be
+dropped and its reward of 0 with it. So it is decided from outside:
+
+    grade              works: the verdict
+    grade, again       works: the verdict; the first failure was not the model's doing
+    control            the same grading without anything of the model. Fails: infrastructure, the
+                       error is raised. Works: the model's doing, and it earns nothing
+
+Each of the three has to run in sandboxes in which nothing of the model has run before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from agentrl.errors import SandboxError, SandboxUnavailable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graded(Generic[T]):
+    """The verdict of a grading, or whose doing it is that there is none."""
+
+    verdict: T | None
+    """None where what the model did keeps the grading from working."""
+    repeated: bool = False
+    """Whether it failed once for a reason that is not the model's."""
+
+    @property
+    def logs(self) -> dict[str, float]:
+        """Numbers for `StepResult.extra_logs`: gradings the model broke, and those repeated."""
+        return {
+            "grading_broken": float(self.verdict is None),
+            "grading_repeated": float(self.repeated),
+        }
+
+
+async def graded(
+    grade: Callable[[], Awaitable[T]], control: Callable[[], Awaitable[object]]
+) -> Graded[T]:
+    """Grade, and decide from outside who is at fault if that fails.
+
+    Args:
+        grade: grades what the model did, in fresh sandboxes.
+        control: the same on what the model was given, in fresh sandboxes.
+
+    Raises:
+        SandboxError: the control fails as well, so it is no doing of the model.
+        SandboxUnavailable: at once; what a kind of sandbox does not offer is nobody's doing.
+    """
+    try:
+        return Graded(verdict=await grade())
+    except SandboxUnavailable:
+        raise
+    except SandboxError:
+        try:
+            return Graded(verdict=await grade(), repeated=True)
+        except SandboxUnavailable:
+            raise
+        except SandboxError as error:
+            try:
+                await control()
+            except SandboxError:
+                raise error from None
+    return Graded(verdict=None)
