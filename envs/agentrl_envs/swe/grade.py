@@ -170,8 +170,9 @@ class RepairGrader:
         task = self.workspace.task
 
         def good(name: str) -> bool:
-            counts = run is not None and reason is Reason.GRADED and name not in unearned
-            return counts and run.passed(name)
+            if run is None or reason is not Reason.GRADED:
+                return False
+            return name not in unearned and run.passed(name)
 
         return RepairVerdict(
             reason=reason,

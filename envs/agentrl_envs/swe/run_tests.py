@@ -61,6 +61,11 @@ class TestRun:
         return self.states[name] is TestState.PASSED
 
 
+def _options(log: str, only: Collection[str]) -> list[str]:
+    """Options for pytest; of chosen tests many raise, and nobody reads where."""
+    return [] if log else ["-p", "agentrl_report", *(["--tb=no"] if only else [])]
+
+
 async def run_tests(
     sandbox: Sandbox,
     *,
@@ -96,7 +101,7 @@ async def run_tests(
     limit_s = min(wall_s + SPARE_S, sandbox.limits.wall_s)
     job = {
         "nonce": nonce,
-        "command": [*command] if log else [*command, "-p", "agentrl_report"],
+        "command": [*command, *_options(log, only)],
         "log": log,
         "cwd": f"{sandbox.workdir}/{cwd}",
         "env": dict(env),
