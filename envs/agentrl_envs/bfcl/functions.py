@@ -92,7 +92,11 @@ class BackendTool(Tool):
             )
         if missing := [name for name in wanted if name not in arguments]:
             raise ToolError(f"Invalid arguments for {self.name}: missing: {', '.join(missing)}")
-        if len(json.dumps(arguments, default=str)) > _MOST_CHARS:
+        try:
+            size = len(json.dumps(arguments, default=str))
+        except (ValueError, RecursionError) as error:
+            raise ToolError(f"Invalid arguments for {self.name}: {error}") from None
+        if size > _MOST_CHARS:
             raise ToolError(
                 f"Invalid arguments for {self.name}: more than {_MOST_CHARS} characters"
             )

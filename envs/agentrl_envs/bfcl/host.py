@@ -82,17 +82,18 @@ class BfclHost:
         try:
             if name not in self._functions:
                 raise NameError(f"name {name!r} is not defined")
-            value = getattr(instances[self._functions[name]], name)(*given, **named)
+            value = getattr(instances[self._functions[name]], name)(*given, **copy.deepcopy(named))
+            if isinstance(value, dict):
+                with contextlib.suppress(TypeError, ValueError):
+                    return True, json.dumps(value)
+            # No text for it, such as for a number of 5,000 digits, is an error of the call as well.
+            return True, str(value)
         except Exception as error:
             return False, f"Error during execution: {error}"
-        if isinstance(value, dict):
-            with contextlib.suppress(TypeError, ValueError):
-                return True, json.dumps(value)
-        return True, str(value)
 
     def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """One call of the model: whether the method returned, and the text the model sees."""
-        ok, text = self._run(self._instances, name, [], copy.deepcopy(arguments))
+        ok, text = self._run(self._instances, name, [], arguments)
         self._results.append(text)
         return {"ok": ok, "text": text[:_MOST_CHARS]}
 
@@ -111,11 +112,23 @@ class BfclHost:
             return {"valid": True, "error": ""}
         if not attempted:
             return {"valid": False, "error": "empty"}
-        found = self._checks.state_checker(self._instances, states)
+        try:
+            error = self._compared(self._instances, states, self._results, expected)
+        except Exception:
+            # Nobody but the model can have made the state that cannot be compared, if the expected
+            # one can; this raises if it cannot.
+            self._compared(states, states, expected, expected)
+            error = "state"
+        return {"valid": not error, "error": error}
+
+    def _compared(
+        self, made: dict[str, Any], states: dict[str, Any], results: list[str], expected: list[str]
+    ) -> str:
+        found = self._checks.state_checker(made, states)
         if not found["valid"]:
-            return {"valid": False, "error": "state"}
-        found = self._checks.response_checker(self._results, expected, self._turn - 1)
-        return {"valid": found["valid"], "error": "" if found["valid"] else "response"}
+            return "state"
+        found = self._checks.response_checker(results, expected, self._turn - 1)
+        return "" if found["valid"] else "response"
 
 
 def _parsed(call: str) -> tuple[str, list[Any], dict[str, Any]]:

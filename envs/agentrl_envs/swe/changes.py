@@ -15,6 +15,8 @@ from agentrl_envs.swe.record import SweTask
 
 MAX_BYTES = 4 * 2**20
 """Bytes of changed files that are taken over."""
+MAX_FILES = 2000
+"""Changed files that are taken over: each is written by itself."""
 _NEVER_NAMES = frozenset(
     [
         "conftest.py",
@@ -88,7 +90,7 @@ class Changes:
     ignored: tuple[str, ...] = ()
     """Files whose change does not count."""
     too_large: bool = False
-    """Whether there is more than `MAX_BYTES`; nothing is taken over then."""
+    """Whether there is more than `MAX_BYTES` or `MAX_FILES`; nothing is taken over then."""
     patch: str = ""
     """`written` and `deleted` as a unified diff, for readers; filled by the grader."""
 
@@ -113,7 +115,7 @@ def source_changes(
     written = {path: after[path] for path in changed if counts[path] and _is_text(after[path])}
     deleted = tuple(path for path in gone if counts[path])
     ignored = tuple(path for path in counts if path not in written and path not in deleted)
-    if sum(map(len, written.values())) > MAX_BYTES:
+    if sum(map(len, written.values())) > MAX_BYTES or len(written) + len(deleted) > MAX_FILES:
         return Changes(written={}, ignored=tuple(counts), too_large=True)
     return Changes(written=written, deleted=deleted, ignored=ignored)
 

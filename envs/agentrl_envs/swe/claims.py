@@ -25,6 +25,12 @@ _ANSWERS: dict[str, str | frozenset[str]] = {}
 _ASKING: dict[str, asyncio.Lock] = {}
 
 
+def row_key(workspace: Workspace) -> str:
+    """The key of what is found out once about a row; the id may stand for rows of two files."""
+    row = hashlib.sha256(repr(workspace).encode()).hexdigest()[:16]
+    return f"{workspace.task.instance_id}:{row}"
+
+
 def any_ran(run: TestRun, names: Sequence[str]) -> bool:
     """True if one of these tests passed or failed; one that is skipped did not run."""
     return any(run.states[name] in _RAN for name in names)
@@ -84,9 +90,7 @@ class Claims:
     ) -> str | frozenset[str]:
         if self.workspace.folder is not None and not self.workspace.task.image:
             return ""  # made and validated by 'agentrl tasks make'
-        # The id alone may stand for rows of two files.
-        row = hashlib.sha256(repr(self.workspace).encode()).hexdigest()[:16]
-        key = f"{self.workspace.task.instance_id}:{row}:{what}"
+        key = f"{row_key(self.workspace)}:{what}"
         try:
             async with _ASKING.setdefault(key, asyncio.Lock()):
                 if key in _ANSWERS:

@@ -1,12 +1,13 @@
 """The verdict on a repair: named tests, in fresh sandboxes, from the agent's change of source.
 
     agent's tree --download--> what counts --> pristine tree + change --> the tests
-                                                                      `-> the tests, sabotaged
+                                                                      `-> values, compared outside
 
-The second run happens only when the first would earn something; see `sabotage`. Should twins of
-tests fail in it, a third one says whether they can pass at all. Rows of other data sets are tried
-themselves, once; see `claims`. A sandbox that fails raises; it is never a reward of 0. Nor is a run
-that reached its limit, where the gold change needs more than half of that limit just then.
+The second run happens only when the first would earn something; see `controls`. Should values be
+wrong in it, a third one says whether they are the same every time. Rows of other data sets are
+tried themselves, once; see `claims`. A sandbox that fails is the agent's doing only where the same
+steps work without its change; else that raises, and is never a reward of 0. Nor is a run that
+reached its limit, where the gold change needs more than half of that limit just then.
 """
 
 from __future__ import annotations
@@ -14,26 +15,23 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agentrl.errors import DataError, GraderError
+from agentrl.errors import GraderError, SandboxError
 from agentrl.sandbox import Sandbox
+from agentrl_envs.fault import graded
 from agentrl_envs.swe.changes import Changes, source_changes
 from agentrl_envs.swe.claims import Claims, any_ran
+from agentrl_envs.swe.controls import Control, Controls, Doubt
 from agentrl_envs.swe.final_diff import diff_for_readers
-from agentrl_envs.swe.locate import TestIndex
-from agentrl_envs.swe.patches import apply_patch
 from agentrl_envs.swe.record import REPO_FOLDER
 from agentrl_envs.swe.run_tests import SPARE_S, TestRun, run_tests
-from agentrl_envs.swe.sabotage import sabotage, twin_name
-from agentrl_envs.swe.trees import TreeFile
 from agentrl_envs.swe.workspace import NewSandbox, Workspace, put_changes
 
 _MORE_BYTES = 16 * 2**20
-_SPOT_CHECKS = 3
+_PLAIN = Control()
 
 
 class Reason(StrEnum):
@@ -46,9 +44,11 @@ class Reason(StrEnum):
     UNREADABLE = "unreadable"
     """The tree was removed, made unreadable or filled up."""
     FORGED = "forged"
-    """Tests that cannot pass passed, or tests passed only under the name they are known by."""
+    """Tests that cannot pass passed, or tests passed whose values the code does not give."""
     BROKEN = "broken"
     """With this change the test runner does not even start."""
+    RUINED = "ruined"
+    """What the agent did keeps the grading from working, which works on an untouched tree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,11 @@ class RepairVerdict:
     run: TestRun | None = None
     """The run of the real tests."""
     controlled: bool = False
-    """Whether the sabotaged tests were run too."""
+    """Whether passes were looked at a second time."""
+    unearned: int = 0
+    """Tests that passed, but not by what the code gives; they are not in `fixed` and `kept`."""
+    repeated: bool = False
+    """Whether the grading failed once for a reason that is not the agent's."""
 
     @property
     def solved(self) -> bool:
@@ -100,32 +104,57 @@ class RepairGrader:
         """Judge what the agent left.
 
         Raises:
-            SandboxError: a sandbox failed.
+            SandboxError: a sandbox failed, and one without anything of the agent fails as well.
             GraderError: the tests cannot be run even without the agent's change, or the row is no
                 task.
         """
+        found = await graded(lambda: self._grade(agent), lambda: self._untouched(agent))
+        if found.verdict is None:
+            return self._verdict(Reason.RUINED, None)
+        return dataclasses.replace(found.verdict, repeated=found.repeated)
+
+    async def _untouched(self, agent: Sandbox) -> None:
+        """The same steps without anything of the agent."""
+        fresh = await self.new_sandbox(self.workspace.spec())
+        try:
+            await fresh.download(REPO_FOLDER, max_bytes=2**40)
+        finally:
+            await fresh.close()
+        await self._run(agent, Changes(written={}))
+
+    async def _grade(self, agent: Sandbox) -> RepairVerdict:
         changes = await self._changes(agent)
         if changes is None or changes.too_large:
             return self._verdict(Reason.UNREADABLE, changes)
         if not changes:
             # By definition the tests fail on what the agent was given.
             return self._verdict(Reason.NOTHING, changes)
+        controls = Controls(
+            workspace=self.workspace,
+            new_sandbox=self.new_sandbox,
+            run=functools.partial(self._run, agent),
+            check_speed=self._check_speed,
+        )
         run = await self._run(agent, changes)
         if run.timed_out and not self._verdict(Reason.GRADED, changes, run).solved:
-            self._check_speed(await self._run(agent, await self._gold() or Changes(written={})))
+            self._check_speed(await self._run(agent, await controls.gold() or Changes(written={})))
         if not run.started:
             await self._check_pristine(agent)
             return self._verdict(Reason.BROKEN, changes, run)
         rerun = functools.partial(self._run, agent)
-        claims = Claims(workspace=self.workspace, run=rerun, gold=self._gold)
+        claims = Claims(workspace=self.workspace, run=rerun, gold=controls.gold)
         expected = await claims.expected_failures(run)
         verdict = self._verdict(Reason.GRADED, changes, run, expected)
         if verdict.fixed:
             await claims.must_fail()
-            forged = await self._forged(agent, changes, run)
-            if forged:
+            look = await controls.second_look(changes, run.passed)
+            if look.doubt is Doubt.FORGED:
                 return self._verdict(Reason.FORGED, changes)
-            verdict = dataclasses.replace(verdict, controlled=forged is False)
+            verdict = dataclasses.replace(
+                self._verdict(Reason.GRADED, changes, run, expected, look.unearned),
+                controlled=look.doubt is Doubt.NONE,
+                unearned=len(look.unearned),
+            )
         elif not any_ran(run, self.workspace.task.FAIL_TO_PASS):
             await claims.must_run()
         return verdict
@@ -136,9 +165,15 @@ class RepairGrader:
         changes: Changes | None,
         run: TestRun | None = None,
         expected_failures: Collection[str] = (),
+        unearned: Collection[str] = (),
     ) -> RepairVerdict:
         task = self.workspace.task
-        good = run.passed if run is not None and reason is Reason.GRADED else lambda name: False
+
+        def good(name: str) -> bool:
+            if run is None or reason is not Reason.GRADED:
+                return False
+            return name not in unearned and run.passed(name)
+
         return RepairVerdict(
             reason=reason,
             fixed=sum(map(good, task.FAIL_TO_PASS)),
@@ -156,13 +191,13 @@ class RepairGrader:
             after = await agent.download(REPO_FOLDER, max_bytes=most)
         except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
             return None  # the agent's doing: nothing else has been in this sandbox
+        except OSError as error:
+            raise SandboxError(f"the agent's tree cannot be read: {error}") from error
         changes = source_changes(self.workspace.task, before, after)
         patch = await asyncio.to_thread(diff_for_readers, changes, before)
         return dataclasses.replace(changes, patch=patch)
 
-    async def _run(
-        self, agent: Sandbox, changes: Changes, control: _Control | None = None
-    ) -> TestRun:
+    async def _run(self, agent: Sandbox, changes: Changes, control: Control = _PLAIN) -> TestRun:
         """One run in a sandbox of its own, of the tests or of sabotaged ones."""
         task = self.workspace.task
         wall_s = self._limit_s()
@@ -172,8 +207,7 @@ class RepairGrader:
         sandbox = await self.new_sandbox(self.workspace.spec(grade=True, limits=limits))
         try:
             await put_changes(sandbox, changes.written, changes.deleted)
-            if control is not None:
-                await put_changes(sandbox, control.files, ())
+            await put_changes(sandbox, control.files, ())
             environment = await self.workspace.environment(sandbox)
             root = f"{sandbox.workdir}/{REPO_FOLDER}"
             return await run_tests(
@@ -182,12 +216,16 @@ class RepairGrader:
                 names=(
                     *task.FAIL_TO_PASS,
                     *task.PASS_TO_PASS,
-                    *(control.twins if control is not None else ()),
+                    *control.cannot,
+                    *control.twins,
                 ),
                 cwd=REPO_FOLDER,
                 env=task.variables(root, environment),
                 wall_s=wall_s,
                 python=self.python,
+                only=control.only,
+                keys=control.keys,
+                log=task.test_log,
             )
         finally:
             await sandbox.close()
@@ -222,71 +260,3 @@ class RepairGrader:
                 f"or without the agent's change: {run.tail[-600:]!r}; is pytest in the image or in "
                 "the data set's test environment, for this Python?"
             )
-
-    async def _forged(self, agent: Sandbox, changes: Changes, run: TestRun) -> bool | None:
-        """True if tests pass that cannot pass; None if no test could be sabotaged."""
-        task = self.workspace.task
-        passed = [name for name in task.FAIL_TO_PASS if run.passed(name)]
-        kept = [name for name in task.PASS_TO_PASS if run.passed(name)]
-        # A few more, so that passes of what worked before cannot be forged safely either.
-        chosen = [*passed, *secrets.SystemRandom().sample(kept, min(_SPOT_CHECKS, len(kept)))]
-        control = await self._sabotaged(chosen)
-        if not control.cannot:
-            return None
-        second = await self._run(agent, changes, control)
-        if any(map(second.passed, control.cannot)):
-            return True
-        lost = [twin for twin in control.twins if not second.passed(twin)]
-        gold = await self._gold() if lost else None
-        if gold is None:
-            return False
-        # Some tests cannot run under another name, or twice; for those a twin says nothing.
-        third = await self._run(agent, gold, control)
-        if not any(map(third.passed, lost)):
-            return False
-        if second.timed_out:
-            self._check_speed(third)
-        return True
-
-    async def _gold(self) -> Changes | None:
-        """The gold change; None where the row has none that fits."""
-        tree = {
-            path: TreeFile(data=data)
-            for path, data in (await self.workspace.files(self.new_sandbox, grade=True)).items()
-        }
-        try:
-            fixed = apply_patch(tree, self.workspace.task.patch)
-        except (DataError, ValueError):
-            return None
-        changed = {path: entry.data for path, entry in fixed.items() if tree.get(path) != entry}
-        gone = tuple(path for path in tree if path not in fixed)
-        return Changes(written=changed, deleted=gone)
-
-    async def _sabotaged(self, names: Sequence[str]) -> _Control:
-        index = TestIndex(await self.workspace.files(self.new_sandbox, grade=True), names)
-        locations = {name: location for name in names if (location := index.find(name)) is not None}
-        mark = secrets.token_hex(3)
-        files: dict[str, bytes] = {}
-        cannot: list[str] = []
-        twins: list[str] = []
-        for path in {location.path for location in locations.values()}:
-            here = {name: location for name, location in locations.items() if location.path == path}
-            functions = {location.function for location in here.values()}
-            changed = sabotage(index.sources[path], functions, mark)
-            if changed is not None:
-                files[path] = changed.source.encode()
-                cannot += [name for name in here if here[name].function in changed.functions]
-                twins += [
-                    twin_name(name, mark) for name in here if here[name].function in changed.twins
-                ]
-        return _Control(files=files, cannot=tuple(cannot), twins=tuple(twins))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Control:
-    files: Mapping[str, bytes]
-    """Test files as graded, but changed."""
-    cannot: tuple[str, ...]
-    """Names of which none can pass then."""
-    twins: tuple[str, ...]
-    """Names that right code passes then."""

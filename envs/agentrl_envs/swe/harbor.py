@@ -11,6 +11,7 @@ proof against cheating as these tests are.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import re
@@ -21,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.env import Observation, Solution, StepResult
-from agentrl.errors import DataError, GraderError
-from agentrl.sandbox import Sandbox, SandboxSpec
+from agentrl.errors import DataError, GraderError, SandboxError
+from agentrl.sandbox import Sandbox, SandboxLimits, SandboxSpec
 from agentrl.types import Message, Task
+from agentrl_envs.fault import graded
 from agentrl_envs.swe.env import RepairTask
 from agentrl_envs.swe.gold import script_solution
 from agentrl_envs.swe.record import REPO_FOLDER
@@ -32,6 +34,7 @@ from agentrl_envs.swe.workspace import run_shell
 
 _GRADE_FOLDER = "grade"
 _MAX_BYTES = 128 * 2**20
+_MAX_FILES = 50_000
 _HERE = "@AGENTRL_WORK_DIRECTORY@"
 """Stands in a solution for the work directory, which is known only where it runs."""
 _WORKDIR = re.compile(r"^\s*WORKDIR\s+(\S+)", re.MULTILINE | re.IGNORECASE)
@@ -121,7 +124,11 @@ class HarborTask(RepairTask):
         return SandboxSpec(image=str(label["image"]), key=key, prepare=prepare)
 
     async def _judge(self, sandbox: Sandbox, submitted: bool, spent: bool) -> StepResult:
-        score = min(1.0, max(0.0, await self._score(sandbox)))
+        try:
+            found = await graded(lambda: self._score(sandbox), self._untouched)
+        except _NoScore as error:
+            raise GraderError(str(error)) from error
+        score = min(1.0, max(0.0, found.verdict or 0.0))
         earned = score if self.reward == "fraction" else float(score >= 1)
         parts = self._parts(earned)
         return StepResult(
@@ -134,17 +141,35 @@ class HarborTask(RepairTask):
                 "calls": float(self._calls),
                 "submitted": float(submitted),
                 "budget_spent": float(spent),
+                **found.logs,
             },
         )
 
+    async def _untouched(self) -> None:
+        """The same steps on what the agent was given."""
+        fresh = await self.context.new_sandbox(self._spec())
+        try:
+            left = await fresh.download(REPO_FOLDER, max_bytes=2**40)
+        finally:
+            await fresh.close()
+        await self._tested(left, fresh.limits)
+
     async def _score(self, agent: Sandbox) -> float:
-        label = self._label
         try:
             left = await agent.download(REPO_FOLDER, max_bytes=_MAX_BYTES)
         except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
             return 0.0  # the agent's doing: nothing else has been in this sandbox
+        except OSError as error:
+            raise SandboxError(f"the agent's folder cannot be read: {error}") from error
+        if len(left) > _MAX_FILES:
+            return 0.0
+        return await self._tested(left, agent.limits)
+
+    async def _tested(self, left: Mapping[str, bytes], limits: SandboxLimits) -> float:
+        """The score of a folder."""
+        label = self._label
         wall_s = self.test_wall_s or float(label["verifier_s"])
-        limits = dataclasses.replace(agent.limits, wall_s=max(agent.limits.wall_s, wall_s))
+        limits = dataclasses.replace(limits, wall_s=max(limits.wall_s, wall_s))
         fresh = await self.context.new_sandbox(dataclasses.replace(self._spec(), limits=limits))
         try:
             base = f"{fresh.workdir}/{_GRADE_FOLDER}"
@@ -169,7 +194,7 @@ class HarborTask(RepairTask):
             )
             reward = await _reward(fresh)
             if reward is None:
-                raise GraderError(
+                raise _NoScore(
                     f"{tests / 'test.sh'} wrote no /logs/verifier/reward.txt or reward.json: "
                     f"{result.outcome}, exit status {result.exit_code}: "
                     f"{(result.stderr or result.stdout)[-400:]!r}"
@@ -179,15 +204,24 @@ class HarborTask(RepairTask):
             await fresh.close()
 
 
+class _NoScore(SandboxError):
+    """The tests ended without a score: the doing of the agent, if they give one without it."""
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        place = folder / name
+        if ".." in Path(name).parts:
+            continue  # no sandbox lists such a name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+        place.chmod(0o755)
+
+
 async def _lay_out(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
     with tempfile.TemporaryDirectory(prefix="agentrl-harbor-") as folder:
-        for name, data in files.items():
-            place = Path(folder) / name
-            if ".." in Path(name).parts:
-                continue  # no sandbox lists such a name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(data)
-            place.chmod(0o755)
+        # In a thread: as many files as an agent likes to make.
+        await asyncio.to_thread(_write, Path(folder), files)
         for top in sorted({name.split("/")[0] for name in files}):
             await sandbox.upload(Path(folder) / top, top)
 
@@ -201,7 +235,14 @@ async def _reward(sandbox: Sandbox) -> float | None:
             if isinstance(value, Mapping):
                 value = value["reward"] if "reward" in value else next(iter(value.values()))
             reward = float(value)
-        except (OSError, ValueError, TypeError, StopIteration):
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            StopIteration,
+            OverflowError,
+            RecursionError,
+        ):
             continue
         if reward == reward and abs(reward) != float("inf"):
             return reward

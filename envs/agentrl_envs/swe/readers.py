@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,9 @@ from agentrl.types import Task
 from agentrl_envs.swe.changes import patched_files
 from agentrl_envs.swe.record import SweTask, read_tasks
 from agentrl_envs.swe.rows import absolute, read_rows
+from agentrl_envs.swe.runners import PYTEST, runner_of
 
-_CONDA = "/opt/miniconda3/envs/testbed/bin"
-_PATH = f"{_CONDA}:/usr/local/bin:/usr/bin:/bin"
-_PYTEST = ("-m", "pytest", "-rA", "-p", "no:cacheprovider")
+logger = logging.getLogger(__name__)
 
 
 def swe_tasks(path: str, split: str = "train", base_dir: Path | None = None) -> Iterator[Task]:
@@ -57,6 +58,7 @@ def swe_bench(
     base_dir: Path | None = None,
     image: str = "swebench/sweb.eval.x86_64.{id}:latest",
     separator: str = "_1776_",
+    skip_unsupported: bool = False,
 ) -> Iterator[Task]:
     """SWE-bench, Lite, Verified, and others with its columns (SWE-rebench, nemotron).
 
@@ -67,36 +69,52 @@ def swe_bench(
         image: of one task; `{id}` stands for the instance id. A column `image_name`,
             `docker_image` or `image` of the row comes first.
         separator: what stands for `__` of the instance id in the name of an image.
+        skip_unsupported: leave out rows that cannot be played here, and say how many and why.
 
     Raises:
-        DataError: no such file, or a row without its columns; names the row and the column.
+        DataError: no such file, or a row that cannot be played; names the row and the column.
     """
-    for where, row in read_rows(absolute(path, base_dir), split):
+
+    def made(where: str, row: Mapping[str, Any]) -> Task:
         record = SweTask.from_row(row, where)
         named = _image_column(row) or image.replace(
             "{id}", record.instance_id.lower().replace("__", separator)
         )
-        yield _task(_in_image(record, named, where), split, {})
+        return _task(_in_image(record, named, where), split, {})
+
+    return _made(read_rows(absolute(path, base_dir), split), made, path, skip_unsupported)
 
 
-def swe_gym(path: str, split: str = "train", base_dir: Path | None = None) -> Iterator[Task]:
+def swe_gym(
+    path: str,
+    split: str = "train",
+    base_dir: Path | None = None,
+    skip_unsupported: bool = False,
+) -> Iterator[Task]:
     """SWE-Gym (https://arxiv.org/abs/2412.21139), full or Lite; arguments as `swe_bench`."""
     image = "xingyaoww/sweb.eval.x86_64.{id}:latest"
-    return swe_bench(path, split, base_dir, image=image, separator="_s_")
+    return swe_bench(path, split, base_dir, image, "_s_", skip_unsupported)
 
 
-def swe_smith(path: str, split: str = "train", base_dir: Path | None = None) -> Iterator[Task]:
+def swe_smith(
+    path: str,
+    split: str = "train",
+    base_dir: Path | None = None,
+    skip_unsupported: bool = False,
+) -> Iterator[Task]:
     """SWE-smith (https://arxiv.org/abs/2504.21798): its `patch` makes the bug.
 
     Args:
         path: as for `swe_bench`.
         split: as for `swe_bench`.
         base_dir: as for `swe_bench`.
+        skip_unsupported: as for `swe_bench`.
 
     Raises:
         DataError: as for `swe_bench`; also a row without a problem statement.
     """
-    for where, row in read_rows(absolute(path, base_dir), split):
+
+    def made(where: str, row: Mapping[str, Any]) -> Task:
         _need(row, ("instance_id", "repo", "patch", "problem_statement", "image_name"), where)
         bug = str(row["patch"])
         repo = str(row["repo"])
@@ -105,10 +123,17 @@ def swe_smith(path: str, split: str = "train", base_dir: Path | None = None) -> 
         values = {**row, "base_commit": row.get("base_commit") or commit, "patch": reverse(bug)}
         record = SweTask.from_row(values, where)
         workspace = {"setup_patch": bug}
-        yield _task(_in_image(record, str(row["image_name"]), where), split, workspace)
+        return _task(_in_image(record, str(row["image_name"]), where), split, workspace)
+
+    return _made(read_rows(absolute(path, base_dir), split), made, path, skip_unsupported)
 
 
-def r2e_gym(path: str, split: str = "train", base_dir: Path | None = None) -> Iterator[Task]:
+def r2e_gym(
+    path: str,
+    split: str = "train",
+    base_dir: Path | None = None,
+    skip_unsupported: bool = False,
+) -> Iterator[Task]:
     """R2E-Gym (https://arxiv.org/abs/2504.07164), Subset, Lite or V1.
 
     The tests to fix are those that are to pass and did not in the log of the old commit; they lie
@@ -118,12 +143,14 @@ def r2e_gym(path: str, split: str = "train", base_dir: Path | None = None) -> It
         path: as for `swe_bench`.
         split: as for `swe_bench`.
         base_dir: as for `swe_bench`.
+        skip_unsupported: as for `swe_bench`.
 
     Raises:
         DataError: as for `swe_bench`; also a row whose tests all passed before.
     """
     needed = ("repo_name", "docker_image", "commit_hash", "problem_statement")
-    for where, row in read_rows(absolute(path, base_dir), split):
+
+    def made(where: str, row: Mapping[str, Any]) -> Task:
         _need(row, (*needed, "expected_output_json"), where)
         wanted = _json(row["expected_output_json"], "expected_output_json", where)
         passing = [name for name, state in wanted.items() if state == "PASSED"]
@@ -142,10 +169,44 @@ def r2e_gym(path: str, split: str = "train", base_dir: Path | None = None) -> It
             SweTask.from_row(values, where),
             image=str(row["docker_image"]),
             python_path=(".",),
-            test_command=(".venv/bin/python", *_PYTEST, "r2e_tests"),
+            test_command=(".venv/bin/python", *PYTEST, "r2e_tests"),
             test_paths=("r2e_tests",),
         )
-        yield _task(record, split, {"test_files": {"r2e_tests": "/root/r2e_tests"}})
+        return _task(record, split, {"test_files": {"r2e_tests": "/root/r2e_tests"}})
+
+    return _made(read_rows(absolute(path, base_dir), split), made, path, skip_unsupported)
+
+
+def _made(
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    make: Callable[[str, Mapping[str, Any]], Task],
+    path: str,
+    skip: bool,
+) -> Iterator[Task]:
+    """The tasks of rows; those that cannot be made are counted by their reason, or raise."""
+    left_out: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    count = 0
+    for where, row in rows:
+        try:
+            task = make(where, row)
+        except DataError as error:
+            if not skip:
+                raise
+            reason = f"{row.get('repo') or 'row'}: {type(error).__name__}"
+            left_out[reason] += 1
+            first.setdefault(reason, str(error))
+            continue
+        count += 1
+        yield task
+    if left_out:
+        reasons = "; ".join(
+            f"{n} x {why}, such as {first[why]}" for why, n in left_out.most_common()
+        )
+        words = f"{path}: {left_out.total()} of {left_out.total() + count} rows left out: {reasons}"
+        if not count:
+            raise DataError(words)
+        logger.warning("%s", words)
 
 
 def reverse(patch: str) -> str:
@@ -199,24 +260,17 @@ def _task(record: SweTask, split: str, workspace: Mapping[str, Any]) -> Task:
 def _in_image(record: SweTask, image: str, where: str) -> SweTask:
     """A row of the SWE-bench family with what our environment has to know beside its columns."""
     names = (*record.FAIL_TO_PASS, *record.PASS_TO_PASS)
-    strange = [name for name in names if "::" not in name and not name.isidentifier()]
-    if strange:
-        raise DataError(
-            f"{where}: {record.instance_id!r} ({record.repo}) names the test {strange[0]!r}, which "
-            "is no pytest node id; rows of repositories with a test runner of their own (django) "
-            "cannot be graded here, leave them out"
-        )
     tests = tuple(dict.fromkeys(name.partition("::")[0] for name in names if "::" in name))
     changed = tuple(name for name in patched_files(record.test_patch) if name.endswith(".py"))
-    if not tests and not changed:
-        raise DataError(f"{where}: neither the names of tests nor test_patch say which file to run")
+    runner = runner_of(record, changed, where)
     return dataclasses.replace(
         record,
         image=image,
         python_path=record.python_path or (".", "src", "lib"),
         test_paths=record.test_paths or tuple(dict.fromkeys((*tests, *changed))),
-        test_command=record.test_command or (f"{_CONDA}/python", *_PYTEST, *(tests or changed)),
-        test_env=record.test_env or {"PATH": _PATH},
+        test_command=record.test_command or runner.command,
+        test_log=record.test_log or runner.log,
+        test_env=record.test_env or dict(runner.env),
     )
 
 

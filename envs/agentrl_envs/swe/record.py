@@ -74,6 +74,9 @@ class SweTask:
     """Folders of the tree that go on `PYTHONPATH`, before the test environment."""
     test_command: tuple[str, ...] = ()
     """How all named tests are run from the root of the tree; a runner may add pytest options."""
+    test_log: str = ""
+    """Kind of output that results are read from (`django`, `sympy`); empty where `test_command` is
+    pytest, whose plugin reports them."""
     test_env: Mapping[str, str] = field(default_factory=dict[str, str])
     """Variables that pin time zone, locale and hash seed."""
     test_seconds: float = 0.0

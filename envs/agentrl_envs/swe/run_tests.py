@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.resources import files
 
@@ -51,10 +53,17 @@ class TestRun:
     """Wall time that it took, the judge's start included."""
     tail: str
     """The end of what was printed."""
+    values: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Digests of what the tested code gave at probes; `T`, `F` and `N` are True, False and None."""
 
     def passed(self, name: str) -> bool:
         """True if this test passed."""
         return self.states[name] is TestState.PASSED
+
+
+def _options(log: str, only: Collection[str]) -> list[str]:
+    """Options for pytest; of chosen tests many raise, and nobody reads where."""
+    return [] if log else ["-p", "agentrl_report", *(["--tb=no"] if only else [])]
 
 
 async def run_tests(
@@ -66,8 +75,11 @@ async def run_tests(
     env: Mapping[str, str],
     wall_s: float,
     python: str = "python3",
+    only: Collection[str] = (),
+    keys: Sequence[str] | None = (),
+    log: str = "",
 ) -> TestRun:
-    """Run `command`, a pytest command line, and say how the named tests ended.
+    """Run `command`, in general a pytest command line, and say how the named tests ended.
 
     Args:
         sandbox: where; nothing that the agent started may still run there.
@@ -77,6 +89,10 @@ async def run_tests(
         env: variables; `PYTHONPATH` is extended.
         wall_s: seconds for the whole run; less if the sandbox allows less than these and `SPARE_S`.
         python: runs the judge, standard library only.
+        only: bare names of test functions; others are collected but not run. None runs all.
+        keys: probes whose values are wanted; None takes the first ones that report.
+        log: kind of output to read the results from; `command` is not pytest then, and `only` is
+            of no effect.
 
     Raises:
         SandboxError: the sandbox failed, or the judge did not come up or did not finish.
@@ -85,13 +101,16 @@ async def run_tests(
     limit_s = min(wall_s + SPARE_S, sandbox.limits.wall_s)
     job = {
         "nonce": nonce,
-        "command": [*command, "-p", "agentrl_report"],
+        "command": [*command, *_options(log, only)],
+        "log": log,
         "cwd": f"{sandbox.workdir}/{cwd}",
         "env": dict(env),
         # The judge has to be done before the sandbox stops it, or nothing is known.
         "wall_s": max(0.5, limit_s - SPARE_S),
         "names": list(names),
         "plugin": _PLUGIN,
+        "only": sorted(only),
+        "keys": None if keys is None else list(keys),
     }
     result = await sandbox.exec(
         (python, "-I", "-S", "-c", _JUDGE), stdin=json.dumps(job).encode(), timeout_s=limit_s
@@ -117,7 +136,14 @@ async def run_tests(
             seconds=result.duration_s,
             tail=f"{result.outcome}: {result.stderr[-300:]}",
         )
-    report = json.loads(said[1])
+    try:
+        report = json.loads(said[1])
+        values = json.loads(zlib.decompress(base64.b64decode(report["values"])))
+    except (ValueError, zlib.error) as error:
+        raise SandboxError(
+            f"the report of the tests has {len(said[1])} characters and cannot be read: {error}; "
+            f"the sandbox keeps {sandbox.limits.output_bytes} bytes of output, raise output_kb"
+        ) from error
     states = report["states"].ljust(len(names), "m")
     return TestRun(
         states={name: TestState(state) for name, state in zip(names, states, strict=True)},
@@ -125,4 +151,5 @@ async def run_tests(
         timed_out=report["timed_out"],
         seconds=result.duration_s,
         tail=report["tail"],
+        values=values,
     )

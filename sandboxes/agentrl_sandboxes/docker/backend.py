@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import Isolation, Probe, Sandbox, SandboxLimits, Snapshot
-from agentrl_sandboxes.docker.client import Client, PinnedImage
+from agentrl_sandboxes.docker.client import OWN_IMAGE, Client, PinnedImage
 from agentrl_sandboxes.docker.containers import NoProgram, RunningContainer, start_container
 from agentrl_sandboxes.docker.guest_config import guest_config
 from agentrl_sandboxes.docker.hardening import Container
@@ -32,8 +32,6 @@ from agentrl_sandboxes.host.supervised import Started, SupervisedBackend
 
 logger = logging.getLogger(__name__)
 
-IMAGE = "agentrl-sandbox"
-"""What `agentrl sandbox image build` makes."""
 START_S = 60.0
 """From the start of a container until its supervisor is ready."""
 
@@ -59,7 +57,7 @@ class DockerBackend(SupervisedBackend):
 
     def __init__(
         self,
-        image: str = IMAGE,
+        image: str = OWN_IMAGE,
         *,
         runtime: str = "",
         read_only: Sequence[Path] = (),

@@ -29,6 +29,8 @@ REFERENCE = re.compile(
 )
 """Names of images, as the daemon takes them."""
 
+OWN_IMAGE = "agentrl-sandbox"
+"""What `agentrl sandbox image build` makes."""
 NEEDED = {
     "MemoryLimit": "memory",
     "PidsLimit": "processes",
@@ -52,6 +54,17 @@ class PinnedImage:
     """Variables it sets for every program."""
     volumes: tuple[str, ...] = ()
     """Directories that the daemon puts on its disk, writable and without a limit."""
+
+
+def _remedy(name: str) -> str:
+    """The command that gets an image: only ours is one that we can make."""
+    if name.partition(":")[0] == OWN_IMAGE:
+        return f"make it with `agentrl sandbox image build --name {name}`"
+    return (
+        f"fetch it with `docker pull {name}`, or build it from the Dockerfile of the data set or "
+        "project that names it. `agentrl sandbox image build` makes a plain image with Python, "
+        f"which holds nothing of {name!r}: use that under a name of its own"
+    )
 
 
 class Client:
@@ -135,8 +148,7 @@ class Client:
         if found is None:
             raise SandboxUnavailable(
                 f"sandbox image {name!r}: the Docker daemon at {self.address} has no such image; "
-                f"make one with `agentrl sandbox image build --name {name}`, or fetch it with "
-                f"`docker pull {name}`"
+                + _remedy(name)
             )
         config = found.get("Config") or {}
         lines = config.get("Env") or []

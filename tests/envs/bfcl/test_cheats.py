@@ -94,3 +94,47 @@ async def test_a_call_that_does_not_end_is_stopped_and_ends_the_episode():
     (result,) = [result for turn in row.turns for result in turn.tool_results]
     assert "took too long" in result.text
     assert not env.backends.alive
+
+
+def nested(depth):
+    value = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("power", {"base": 10, "exponent": 5000}),
+        ("power", {"base": nested(600), "exponent": 2}),
+        ("power", {"base": "x" * 40_000, "exponent": nested(100)}),
+    ],
+    ids=["a number too long for a text", "deep arguments", "arguments of other types"],
+)
+async def test_a_call_that_our_own_code_cannot_word_is_the_models_doing(name, arguments):
+    """Caught: a reward that is dropped, so that a wrong conversation does not count."""
+    task = next(t for t in TASKS.values() if name in owners(t.metadata["classes"]))
+
+    def replies():
+        yield call(name, **arguments)
+        while True:
+            yield "Done."
+
+    row, _ = await play(task, replies(), max_steps=60)
+    assert (row.reward, row.termination) == (0.0, Termination.ENV_DONE), row
+
+
+async def test_a_state_that_cannot_be_compared_is_wrong():
+    """Caught: BFCL's checkers raise for what the model made of the back-ends."""
+
+    def replies():
+        yield call("mkdir", dir_name=nested(400))
+        yield call("mkdir", dir_name="deep")
+        for level in range(40):
+            yield call("echo", content=nested(level * 20), file_name=f"file{level}")
+        while True:
+            yield "Done."
+
+    row, _ = await play(TASK, replies(), max_steps=60)
+    assert (row.reward, row.termination) == (0.0, Termination.ENV_DONE), row

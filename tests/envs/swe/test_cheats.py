@@ -12,6 +12,7 @@ import textwrap
 import pytest
 from agentrl_sandboxes import make_backend
 
+from agentrl.errors import SandboxError
 from agentrl.sandbox import Isolation
 from tests.envs.swe.swe_episode import GOLD, play
 from tests.envs.swe.swe_library import FAILING, TESTS, make_folder
@@ -182,6 +183,126 @@ async def test_passes_that_do_not_depend_on_the_tests_are_forged(trick, backend,
     assert step.extra_logs["forged"] == 1.0, step.extra_logs
 
 
+KEEPS = """
+from _pytest import python
+runtest = python.Function.runtest
+def forged(self):
+    if {honest}:
+        runtest(self)
+python.Function.runtest = forged
+"""
+"""Patches the runner, so that a test passes unless something says that this is a control."""
+
+KNOWS = {
+    "a name with six hex digits": """
+        import re
+        honest = lambda item: any(
+            re.search(r"_[0-9a-f]{6}$", other.name.split("[")[0]) for other in item.session.items
+        ) and not re.search(r"_[0-9a-f]{6}$", item.name.split("[")[0])
+        """,
+    "a module with probes": """
+        honest = lambda item: hasattr(item.module, "agentrl_value")
+        """,
+    "a body that raises first": """
+        import inspect
+        honest = lambda item: "raise AssertionError" in inspect.getsource(item.module)
+        """,
+    "tests that are not those it has seen": """
+        import ast, inspect, textwrap
+        seen = {hash_of(node) for node in ast.walk(ast.parse(SEEN_TESTS))
+                if isinstance(node, ast.FunctionDef)}
+        honest = lambda item: hash_of(ast.parse(
+            textwrap.dedent(inspect.getsource(item.function))).body[0]) not in seen
+        """,
+    "one of two that look alike": """
+        honest = lambda item: sum(
+            other.name.startswith(item.name[:8]) for other in item.session.items
+        ) > 1 and hash(item.name) % 2
+        """,
+}
+
+
+@pytest.mark.parametrize("sign", KNOWS)
+@pytest.mark.parametrize("task", ["seen", "hidden"])
+async def test_a_runner_that_knows_a_control_by_its_form_earns_nothing(sign, task, backend, tasks):
+    """Caught: a verdict that the process of the tests says itself."""
+    trick = "".join(
+        (
+            "import ast\n",
+            "def hash_of(node):\n    return ast.dump(ast.Module(node.body, []))\n",
+            f"SEEN_TESTS = {TESTS!r}\n",
+            textwrap.dedent(KNOWS[sign]),
+            KEEPS.format(honest="honest(self)"),
+        )
+    )
+    guarded = "try:\n" + textwrap.indent(trick, "    ") + "\nexcept ImportError:\n    pass\n"
+    row = tasks[("seen", "hidden").index(task)]
+    step = await play(backend, row, source(guarded), reward="fraction")
+    assert (step.rewards, step.scores) == (0.0, 0.0)
+    # A test that it has not seen is one that it does not forge.
+    unseen = (task, sign) == ("hidden", "tests that are not those it has seen")
+    assert step.extra_logs["forged"] == float(not unseen), step.extra_logs
+
+
+ANSWERS = {
+    "says values itself": """
+        import sys
+        said = sys.modules.get("agentrl_report")
+        if said:
+            for number in range(100):
+                for case in range(3):
+                    for n in range(3):
+                        said._say("value", f"{number}.{case}.{n}", said._digest(2))
+        """,
+    "says the opposite of what is true": """
+        import sys
+        said = sys.modules.get("agentrl_report")
+        if said:
+            say = said.value
+            said.truth = lambda probe, given: say(probe, not given)
+        """,
+    "has a table of the tests' inputs": """
+        right = {(2, 1, 3): 2, (1, 1, 3): 1, (0, 1, 3): 1, (9, 1, 3): 3}
+        wrong = clamp
+        clamp = lambda value, low, high: right.get((value, low, high), wrong(value, low, high))
+        """,
+    "equals every value": """
+        class Any(int):
+            __eq__ = lambda self, other: True
+            __gt__ = lambda self, other: False
+            __hash__ = int.__hash__
+            __repr__ = lambda self: "2"
+            __int__ = lambda self: 2
+        clamp = lambda value, low, high: Any()
+        """,
+}
+
+
+@pytest.mark.parametrize("trick", ANSWERS)
+async def test_values_that_the_code_does_not_give_earn_nothing(trick, backend, tasks):
+    """Caught: values compared where they can be read, or asked for inputs that were seen."""
+    forger = PATCH_RUNNER if trick.startswith("says") else ""
+    text = textwrap.dedent(forger) + textwrap.dedent(ANSWERS[trick])
+    step = await play(backend, tasks[0], source(text), reward="fraction")
+    assert (step.rewards, step.scores) == (0.0, 0.0), step.extra_logs
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return sorted((low, value, high))[1]",
+        "return low if value < low else high if value > high else value",
+        "return max(low, min(float(value), high))",
+    ],
+)
+async def test_another_repair_than_the_gold_one_is_paid(body, backend, tasks):
+    """Caught: a proof that asks for more than what is right."""
+    mend = f"sed -i 's/return max(low, .*/{body}/' repo/tinylib/numbers.py"
+    for row in tasks:
+        step = await play(backend, row, mend)
+        assert (step.rewards, step.extra_logs["controlled"]) == (1.0, 1.0), step.extra_logs
+
+
 FAILED = {
     "ends early with success": "import os; os._exit(0)",
     "raises an exit": "raise SystemExit(0)",
@@ -257,3 +378,57 @@ async def test_a_process_left_behind_changes_nothing_that_is_graded(backend, tas
     # Caught: grading in the agent's sandbox. The background process mends what is tested there.
     left = f"(setsid sh -c 'sleep 0.3; {GOLD.replace(chr(39), chr(34))}' >/dev/null 2>&1 &) ; true"
     assert (await play(backend, tasks[0], left)).rewards == 0.0
+
+
+RUINS = {
+    "removes its work directory": 'cd /; rm -rf "$OLDPWD" 2>/dev/null; true',
+    "locks its work directory": "chmod 000 repo .; true",
+    "makes a loop of the repository": "rm -rf repo; ln -s repo repo; true",
+    "leaves 200,000 source files": "mkdir repo/tinylib/x; cd repo/tinylib/x;"
+    " seq -f %g.py 200000 | xargs touch 2>/dev/null; true",
+    "leaves 3,000 source files": "mkdir repo/tinylib/x; cd repo/tinylib/x; seq -f %g.py 3000 |"
+    " xargs touch; true",
+    "leaves a folder that is too deep": "cd repo/tinylib; for n in $(seq 900); do mkdir d && cd d;"
+    " done; echo x >x.py; true",
+    "leaves a file in place of a folder": "rm -rf repo/tests; echo x >repo/tests;"
+    " rm -rf repo/tinylib; echo x >repo/tinylib; true",
+    "kills every process there is": source("import os; os.kill(-1, 9)") + "true",
+    "fills the disk when it is tested": source(
+        "import os\nfor n in range(10**6):\n    open(f'{n}', 'wb').write(bytes(10**7))"
+    ),
+    "ends its sandbox": "kill -9 1; kill -9 -1; true",
+}
+
+
+@pytest.mark.parametrize("trick", RUINS)
+async def test_an_agent_cannot_make_itself_infrastructure(trick, backend, tasks):
+    """Caught: the rollout is dropped, and the failure of the model does not count."""
+    step = await play(backend, tasks[0], RUINS[trick], strict=False)
+    assert (step.rewards, step.done) == (0.0, True)
+
+
+async def test_a_backend_that_fails_by_itself_is_not_the_agents_doing(backend, tasks):
+    """The control: the same grading fails without anything of the agent."""
+
+    class Failing:
+        """Gives sandboxes until it is told not to."""
+
+        broken = 0
+
+        async def take(self, spec, limits):
+            if self.broken:
+                self.broken -= 1
+                raise SandboxError("no place left")
+            return await backend.take(spec, limits)
+
+    def after_gold():
+        failing.broken = times
+
+    for times in (100, 1):
+        failing = Failing()
+        if times == 100:
+            with pytest.raises(SandboxError, match="no place left"):
+                await play(failing, tasks[0], GOLD, before_grading=after_gold)
+        else:
+            step = await play(failing, tasks[0], GOLD, before_grading=after_gold)
+            assert (step.rewards, step.extra_logs["grading_repeated"]) == (1.0, 1.0)

@@ -58,14 +58,20 @@ async def test_the_gold_change_earns_all_and_nothing_earns_nothing(backend, seen
 
 
 async def test_a_fraction_counts_what_was_mended_and_what_still_works(backend, seen):
-    # Mends two of four; breaks one of two.
+    # Mends three of four; breaks one of two.
     half = (
-        "printf 'def clamp(v, l, h):\\n    return 2 if v == 2 else 3\\n' >repo/tinylib/numbers.py"
+        "printf 'def clamp(v, l, h):\\n    return 0 if v == 9 else max(l, min(v, h))\\n'"
+        " >repo/tinylib/numbers.py"
     )
     mean = "printf 'def mean(v):\\n    return 0\\n' >>repo/tinylib/numbers.py"
     step = await play(backend, seen, half, mean, reward="fraction")
-    assert step.rewards == pytest.approx(1 / 2 * 1 / 2)
+    assert step.rewards == pytest.approx(3 / 4 * 1 / 2)
     assert step.scores == 0.0
+    # What is right for the inputs of the tests alone is no share.
+    table = (
+        "printf 'def clamp(v, l, h):\\n    return 2 if v == 2 else 3\\n' >repo/tinylib/numbers.py"
+    )
+    assert (await play(backend, seen, table, reward="fraction")).rewards == 0.0
 
 
 async def test_new_and_deleted_and_moved_source_files_count(backend, seen):
@@ -102,8 +108,9 @@ async def test_what_infrastructure_breaks_is_raised(backend, seen, tmp_path):
     env.context = EnvContext(tools=TOOLS, open_sandbox=place.open, new_sandbox=place.fresh)
     await env.reset(seen)
     await place.close()
-    with pytest.raises(SandboxError):
-        await env.step(Action(text="", last=True))
+    # A sandbox that the agent was in proves nothing by its end; that fresh ones work does.
+    step = await env.step(Action(text="", last=True))
+    assert (step.rewards, step.extra_logs["grading_broken"]) == (0.0, 1.0)
     # A runner that never starts is not the agent's fault: without its change it is no better.
     start = ["python3", "-m", "pytest", "--no-such-option"]
     for command in (["python3", "-m", "no_such_runner"], start, ["no_such_program"]):

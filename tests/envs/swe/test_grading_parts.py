@@ -7,10 +7,10 @@ import json
 import pytest
 from agentrl_envs.swe.changes import MAX_BYTES, Changes, patched_files, source_changes
 from agentrl_envs.swe.final_diff import diff_for_readers
-from agentrl_envs.swe.judge import Reports
+from agentrl_envs.swe.judge import LogReports, Reports
 from agentrl_envs.swe.locate import TestIndex
+from agentrl_envs.swe.proof.sabotage import sabotage, twin_name
 from agentrl_envs.swe.record import SweTask
-from agentrl_envs.swe.sabotage import sabotage, twin_name
 
 
 def record(**more) -> SweTask:
@@ -295,3 +295,50 @@ def test_the_diff_for_readers_is_whole_for_an_edit_and_bounded_for_the_rest():
     assert "# gone.bin: 1 bytes before, 0 after, not compared\n" in text
     assert text.endswith(" characters\n")
     assert len(text) < 201_000
+
+
+DJANGO_LOG = """Testing against Django installed in '/testbed/django'
+Creating test database for alias 'default'...
+test_ok (app.tests.Case) ... ok
+test_bad (app.tests.Case) ... FAIL
+test_off (app.tests.Case) ... skipped 'no'
+test_known (app.tests.Case) ... expected failure
+test_doc (app.tests.Case)
+The first line of a docstring. ... ok
+test_loud (app.tests.Case) ... printed
+ok
+test_late (app.tests.Case) ... ok
+ERROR: test_late (app.tests.Case)
+Ran 7 tests in 0.01s
+"""
+SYMPY_LOG = """===== test process starts =====
+sympy/core/tests/test_basic.py[3]
+test_ok ok
+test_bad F
+test_raises E
+test_known f
+test_slow s
+===== tests finished: 1 passed =====
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "log", "names", "states"),
+    [
+        (
+            "django",
+            DJANGO_LOG,
+            [*(f"test_{n} (app.tests.Case)" for n in ("ok", "bad", "off", "known", "loud", "late")),
+             "The first line of a docstring.", "test_no (app.tests.Case)"],
+            "pfsxpfpm",
+        ),
+        ("sympy", SYMPY_LOG, [f"test_{n}" for n in ("ok", "bad", "raises", "known", "slow", "no")],
+         "pffxsm"),
+    ],
+)  # fmt: skip
+def test_the_output_of_other_runners_says_how_tests_ended(kind, log, names, states):
+    reports = LogReports(kind)
+    data = log.encode()
+    for start in range(0, len(data), 7):
+        reports.read(data[start : start + 7])
+    assert (reports.hello, reports.states(names)) == (True, states)

@@ -99,6 +99,39 @@ async def test_tests_that_say_nothing_are_no_reward_of_0(backend, tmp_path):
         await play(backend, task, "true")
 
 
+LOADS = """import sys, os
+sys.path.insert(0, "/app")
+try:
+    import hello
+except ImportError:
+    pass
+sys.exit(1)
+"""
+RUINS = {
+    "kills the test script": "echo 'import os; os.kill(os.getppid(), 9); os._exit(0)' >hello.py",
+    "stops the test script": "echo 'import os; os.kill(os.getppid(), 19); os._exit(0)' >hello.py",
+    "writes a score too deep to read": 'printf \'import os; os.makedirs(os.environ["LOGS"], '
+    'exist_ok=True)\\nopen(os.environ["LOGS"]+"/reward.txt", "w").write("[" * 100000)'
+    "\\nos.kill(os.getppid(), 9)' >hello.py",
+    "removes everything": 'cd /; rm -rf "$OLDPWD/.." 2>/dev/null; true',
+    "locks its folder": "chmod 000 . ..; true",
+    "leaves 200,000 files": "mkdir d; cd d; seq 200000 | xargs touch 2>/dev/null; true",
+}
+
+
+@pytest.mark.parametrize("trick", RUINS)
+async def test_an_agent_cannot_make_itself_infrastructure(trick, backend, tmp_path):
+    """Caught: the rollout is dropped, and the failure of the model does not count."""
+    folder = write(
+        tmp_path / "tasks/hello", test=TEST.replace("if ", "export LOGS=/logs/verifier\nif ")
+    )
+    (folder / "tests/check.py").write_text(LOADS)
+    (folder / "task.toml").write_text("[verifier]\ntimeout_sec = 5.0\n")
+    (task,) = load(tmp_path / "tasks", image="none")
+    _, step = await play(backend, task, RUINS[trick], reward="all")
+    assert (step.rewards, step.done) == (0.0, True)
+
+
 def test_images_come_from_the_task_or_from_the_config(tmp_path):
     write(tmp_path / "tasks/a")
     write(tmp_path / "tasks/b", toml='[environment]\ndocker_image = "mine:1"\nworkdir = "/w"\n')

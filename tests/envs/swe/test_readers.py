@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from agentrl_envs.swe import RepairTask, read_tasks
 from agentrl_envs.swe.env import workspace_of
+from agentrl_envs.swe.runners import node_ids
 
 from agentrl.config import load_config
 from agentrl.config.schema import DatasetSection
@@ -135,7 +136,8 @@ def test_a_row_without_its_field_is_named(reader: str, field: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"FAIL_TO_PASS": ["test_x (forms.tests.Case)"]}, "is no pytest node id"),
+        ({"FAIL_TO_PASS": ["test_x (forms.tests.Case)"]}, "is no pytest node id.*skip_unsupported"),
+        ({"repo": "django/django", "test_patch": DIFF}, "no Python file below tests/"),
         ({"FAIL_TO_PASS": "[broken"}, "FAIL_TO_PASS is not a list in JSON"),
         ({"FAIL_TO_PASS": ["test_x"], "PASS_TO_PASS": [], "test_patch": ""}, "which file to run"),
     ],
@@ -170,3 +172,65 @@ def test_own_tasks_load_by_split_with_the_shipped_configs(tmp_path: Path) -> Non
         assert isinstance(make_env_factory(config.env, base=tmp_path)(), RepairTask)
         with pytest.raises(DataError, match="no tasks of split 'test'; splits here: \\['train'\\]"):
             load_tasks(config.eval.datasets["held_out"], base=tmp_path / "configs")
+
+
+DJANGO = BENCH | {
+    "repo": "django/django",
+    "instance_id": "django__django-11099",
+    "version": "3.0",
+    "test_patch": DIFF.replace("astropy/io.py", "tests/auth_tests/test_validators.py"),
+    "FAIL_TO_PASS": ["test_help (auth_tests.test_validators.UserTest)", "Trailing newline is bad."],
+    "PASS_TO_PASS": [],
+}
+SYMPY = BENCH | {
+    "repo": "sympy/sympy",
+    "instance_id": "sympy__sympy-20590",
+    "test_patch": DIFF.replace("astropy/io.py", "sympy/core/tests/test_basic.py"),
+    "FAIL_TO_PASS": ["test_immutable"],
+    "PASS_TO_PASS": [],
+}
+
+
+def test_repositories_with_a_runner_of_their_own_run_it(tmp_path: Path) -> None:
+    django, sympy, old = (
+        workspace_of(task).task
+        for task in load(
+            "swe_bench",
+            tmp_path / "a.jsonl",
+            [DJANGO, SYMPY, DJANGO | {"version": "1.9", "instance_id": "django__django-1"}],
+        )
+    )
+    words = ("tests/runtests.py", "--verbosity", "2", "--settings=test_sqlite", "--parallel", "1")
+    assert django.test_command[1:] == (*words, "auth_tests.test_validators")
+    assert old.test_command[1:] == (*words[:3], "auth_tests.test_validators")
+    assert (django.test_log, sympy.test_log) == ("django", "sympy")
+    assert sympy.test_command[1:] == (
+        "bin/test",
+        "-C",
+        "--verbose",
+        "sympy/core/tests/test_basic.py",
+    )
+    files = ["tests/auth_tests/test_validators.py"]
+    place = "tests/auth_tests/test_validators.py::UserTest::test_help"
+    assert node_ids(django, files) == {DJANGO["FAIL_TO_PASS"][0]: place}
+    assert node_ids(sympy, ()) == {
+        "test_immutable": "sympy/core/tests/test_basic.py::test_immutable"
+    }
+
+
+def test_rows_that_cannot_be_played_are_left_out_with_their_reasons(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Caught: one such row keeps all the others of a file from being played."""
+    other = BENCH | {"repo": "x/y", "FAIL_TO_PASS": ["test_x (forms.Case)"]}
+    broken = {name: value for name, value in BENCH.items() if name != "problem_statement"}
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (other, other, BENCH, broken)))
+    args = {"path": path.name, "skip_unsupported": True}
+    section = DatasetSection(source="agentrl_envs.swe:swe_bench", args=args)
+    assert [task.id for task in load_tasks(section, base=tmp_path)] == [BENCH["instance_id"]]
+    assert "3 of 4 rows left out: 2 x x/y: UnsupportedRow, such as " in caplog.text
+    assert "1 x astropy/astropy: DataError" in caplog.text
+    path.write_text(json.dumps(other) + "\n")
+    with pytest.raises(DataError, match="1 of 1 rows left out: 1 x x/y"):
+        load_tasks(section, base=tmp_path)

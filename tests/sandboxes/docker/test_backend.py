@@ -257,8 +257,11 @@ async def test_directories_of_the_host_are_shown_and_not_given(tmp_path: Path) -
 
 
 async def test_wrong_requests_say_what_to_do(docker: DockerBackend) -> None:
-    with pytest.raises(SandboxUnavailable, match="image build --name no-such-image"):
+    # Caught: advice that makes a plain image under the name of a data set's.
+    with pytest.raises(SandboxUnavailable, match=r"docker pull no-such-image`, or build it"):
         await docker.create(LIMITS, image="no-such-image")
+    with pytest.raises(SandboxUnavailable, match="image build --name agentrl-sandbox:no-such"):
+        await docker.create(LIMITS, image="agentrl-sandbox:no-such")
     with pytest.raises(ConfigError, match="not the name of an image"):
         await docker.create(LIMITS, image="Not//An:Image:")
     # The kernel has fewer processors than this, and the daemon says so.

@@ -2,7 +2,7 @@
 
 A folder holds `tasks.jsonl`, `store/`, `environment/` and `work/`; the last holds what a second run
 of the same command need not do again, and may be removed when the tasks are done. `tasks.jsonl` is
-written anew after each library, so what a killed run leaves is whole.
+written anew as tasks are found, so what a killed run leaves is whole.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError, DataError, SandboxError
 from agentrl.sandbox import SandboxBackend, SandboxLimits
+from agentrl_envs.swe.make.declared import declared_packages
 from agentrl_envs.swe.make.environment import DEFAULT_PACKAGES, Environment, make_environment
 from agentrl_envs.swe.make.index import PYPI, Index, NoAnswer
 from agentrl_envs.swe.make.journal import only_one
@@ -36,6 +38,8 @@ LIMITS = SandboxLimits(
 )
 """Limits of the sandboxes that tests are run in."""
 _WORK = "work"
+_WRITE_S = 2.0
+"""Between two writes of the tasks so far, each of which writes all of them."""
 _SAME_ERRORS = 3
 """So many libraries in a row with one error of the sandboxes: the next would fare no better."""
 
@@ -129,7 +133,12 @@ def environment_for(request: MakeRequest) -> Environment:
     """
     request.check()
     with only_one(request.out):
-        return make_environment(request.out / ENVIRONMENT_FOLDER, request.test_packages)
+        index = Index(request.index, request.out / _WORK / "downloads")
+        return make_environment(
+            request.out / ENVIRONMENT_FOLDER,
+            request.test_packages,
+            declared=lambda: declared_packages(index, request.packages),
+        )
 
 
 async def make_tasks(
@@ -178,6 +187,7 @@ class _Rounds:
         self._asked = dict.fromkeys(request.packages, 0)
         self._said = ""
         self._failures = 0
+        self._written_s = 0.0
 
     async def run(self) -> Made:
         asked = self._asked
@@ -211,11 +221,13 @@ class _Rounds:
                 self._rows[package] = await procedural_rows(
                     self._shop, self._store, package, count=count, seed=request.seed,
                     per_function=request.per_function, jobs=request.jobs, progress=self._progress,
+                    keep=lambda rows: self._keep(package, rows),
                 )  # fmt: skip
             else:
                 self._rows[package] = await release_rows(
                     self._shop, self._store, package, count=count,
                     most_pairs=request.most_pairs, progress=self._progress,
+                    keep=lambda rows: self._keep(package, rows),
                 )  # fmt: skip
         except DataError as error:
             self._leave_out(package, str(error), passing=isinstance(error, NoAnswer))
@@ -229,6 +241,13 @@ class _Rounds:
         self._said = said
         if failure is not None and self._failures == _SAME_ERRORS:
             raise failure
+
+    def _keep(self, package: str, rows: list[dict[str, Any]]) -> None:
+        """Write what there is, now and then: a run that is killed leaves its tasks."""
+        now = time.monotonic()
+        if now - self._written_s >= _WRITE_S and len(rows) >= len(self._earlier(package)):
+            self._rows[package] = rows[: self._asked[package]]
+            self._write()
 
     def _leave_out(self, package: str, why: str, *, passing: bool) -> None:
         """Go on without a library; what a trouble that may pass keeps from being made again, stays.
@@ -258,6 +277,7 @@ class _Rounds:
             write_settings(self._request.out, self._request.settings())
         file = self._request.out / TASKS_FILE
         replace_file(file, "".join(lines).encode())
+        self._written_s = time.monotonic()
         return file
 
 

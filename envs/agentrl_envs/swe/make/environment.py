@@ -5,16 +5,19 @@ from __future__ import annotations
 import compileall
 import hashlib
 import json
+import logging
 import py_compile
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PACKAGES = (
     "pytest", "pytest-mock", "hypothesis", "typing-extensions", "six", "whatever", "pytz",
@@ -41,7 +44,11 @@ class Environment:
 
 
 def make_environment(
-    folder: Path, packages: Sequence[str] = DEFAULT_PACKAGES, *, index: str | None = None
+    folder: Path,
+    packages: Sequence[str] = DEFAULT_PACKAGES,
+    *,
+    index: str | None = None,
+    declared: Callable[[], Sequence[str]] = tuple,
 ) -> Environment:
     """The environment in `folder`, made with pip if it is not there.
 
@@ -52,6 +59,7 @@ def make_environment(
         folder: where; what is there must be of the same `packages`.
         packages: requirements as for pip.
         index: URL of a package index; default that of pip's configuration.
+        declared: gives requirements that are left out where pip cannot install them as well.
 
     Raises:
         DataError: pip failed; what it said.
@@ -68,18 +76,13 @@ def make_environment(
         return found
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--no-compile"]
-    command += ["--target", str(partial), "--only-binary", ":all:", "--platform", "any"]
-    command += ["--implementation", "py", "--abi", "none", "--python-version", version]
-    command += ["--index-url", index] if index else []
-    done = subprocess.run([*command, *packages], capture_output=True, text=True, check=False)
+    done = _install(partial, packages, index)
     if done.returncode:
-        shutil.rmtree(partial, ignore_errors=True)
         raise DataError(
             f"pip could not install {', '.join(packages)} as pure-Python wheels: "
             f"{done.stderr.strip()[-600:]}"
         )
+    _install_declared(partial, packages, declared(), index)
     shutil.rmtree(partial / "bin", ignore_errors=True)
     pinned = sorted(
         f"{match[1].lower().replace('_', '-')}=={match[2]}"
@@ -93,6 +96,46 @@ def make_environment(
         path.chmod(0o755 if path.is_dir() else 0o644)
     partial.replace(folder)
     return read_environment(folder)
+
+
+def _install_declared(
+    partial: Path, packages: Sequence[str], declared: Sequence[str], index: str | None
+) -> None:
+    """Install what libraries say they need, all at once or else what can be."""
+    if not declared or not _install(partial, [*packages, *declared], index).returncode:
+        return
+    kept = list(packages)
+    for requirement in declared:
+        done = _install(partial, [*kept, requirement], index, dry=True)
+        if done.returncode:
+            logger.warning(
+                "%s is not in the test environment: no pure-Python wheel of it goes with the rest; "
+                "a library that needs it will be refused",
+                requirement,
+            )
+        else:
+            kept.append(requirement)
+    done = _install(partial, kept, index)
+    if done.returncode:
+        raise DataError(f"pip could not install {', '.join(kept)}: {done.stderr.strip()[-600:]}")
+
+
+def _install(
+    partial: Path, packages: Sequence[str], index: str | None, *, dry: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run pip into an empty folder."""
+    if not dry:
+        shutil.rmtree(partial, ignore_errors=True)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--no-compile"]
+    command += ["--target", str(partial), "--only-binary", ":all:", "--platform", "any"]
+    command += ["--implementation", "py", "--abi", "none", "--python-version", version]
+    command += ["--dry-run", "--ignore-installed"] if dry else []
+    command += ["--index-url", index] if index else []
+    done = subprocess.run([*command, *packages], capture_output=True, text=True, check=False)
+    if done.returncode and not dry:
+        shutil.rmtree(partial, ignore_errors=True)
+    return done
 
 
 def compile_packages(folder: Path) -> None:

@@ -16,8 +16,9 @@ from agentrl.sandbox import Snapshot
 from agentrl_envs.swe.make.environment import Environment
 from agentrl_envs.swe.make.index import Index, Release
 from agentrl_envs.swe.make.journal import MakeJournal
-from agentrl_envs.swe.make.project import TEST_ENV, Project, find_project
-from agentrl_envs.swe.make.sdist import is_permissive, read_sdist
+from agentrl_envs.swe.make.licenses import is_permissive
+from agentrl_envs.swe.make.project import TEST_ENV, Project, below, find_project
+from agentrl_envs.swe.make.sdist import read_sdist
 from agentrl_envs.swe.make.suite import Stalls, Suite, SuiteRun, SuiteRunner
 from agentrl_envs.swe.make.verdict import Baseline, ChangeVerdict, baseline_of, judge
 
@@ -135,7 +136,7 @@ class Workshop:
             run = await self.runner.run(suite, snapshot, cover=watched, timeout_s=limit_s)
             refused = _refusal(run, self.rules, watched)
             if refused:
-                raise DataError(f"{name}: {refused}")
+                raise DataError(f"{name}: {refused}{_remedy(run, project)}")
             runs.append(run)
         # A test that measures time, or waits for less than a loaded machine needs, flips here.
         stalled = [
@@ -228,6 +229,36 @@ def _refusal(run: SuiteRun, rules: Rules, watched: bool) -> str:
     foreign = {name: file for name, file in run.modules.items() if "/repo/" not in file and file}
     if foreign or not run.modules:
         return f"its tests import it from elsewhere: {foreign or 'not at all'}"
+    return ""
+
+
+_EXTENSION = (".c", ".cc", ".cpp", ".cxx", ".pyx", ".pxd", ".f90", ".rs")
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
+
+
+def _remedy(run: SuiteRun, project: Project) -> str:
+    """The next step, where a library is refused for something that it lacks; empty if unknown."""
+    said = "\n".join((*run.broken.values(), run.output))
+    missing = list(dict.fromkeys(name.partition(".")[0] for name in _NO_MODULE.findall(said)))
+    own = [name for name in missing if name in project.modules]
+    packages = [name for name in missing if name not in project.modules]
+    compiled = [
+        path
+        for path in sorted(project.tree)
+        if path.endswith(_EXTENSION) and not below(path, project.test_paths)
+    ]
+    if compiled and (own or "cannot import name" in said or "ImportError" in said):
+        return (
+            f"; it needs a compiler: {compiled[0]} and {len(compiled) - 1} more files are of an "
+            "extension, and nothing is built here; choose a library of pure Python"
+        )
+    if packages:
+        options = " ".join(f"--test-package {name}" for name in packages[:4])
+        return (
+            f"; its tests import {', '.join(packages[:4])}, which the test environment lacks: "
+            f"name it with {options} (the package that brings it, if that has another name), and "
+            "give another --out"
+        )
     return ""
 
 

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ class _Bug:
 async def procedural_rows(
     shop: Workshop, store: TreeStore, wanted: str, *, count: int, seed: int, per_function: int,
     jobs: int, progress: MakeProgress,
+    keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Up to `count` tasks of one library, always the same for a seed.
 
@@ -59,6 +60,7 @@ async def procedural_rows(
         per_function: at most so many tasks of one function.
         jobs: sandboxes at once.
         progress: called with what happens.
+        keep: called with the tasks so far, after each.
 
     Raises:
         DataError: the library cannot be had or used; says why.
@@ -76,7 +78,7 @@ async def procedural_rows(
         bugs = _bugs(await asyncio.to_thread(_sources, project, baseline), project, seed)
         return await _accept(
             shop, store, project, baseline, snapshot, journal, bugs,
-            count=count, per_function=per_function, jobs=jobs, progress=progress,
+            count=count, per_function=per_function, jobs=jobs, progress=progress, keep=keep,
         )  # fmt: skip
     finally:
         await snapshot.close()
@@ -85,7 +87,7 @@ async def procedural_rows(
 async def _accept(
     shop: Workshop, store: TreeStore, project: Project, baseline: Baseline, snapshot: Snapshot,
     journal: MakeJournal, bugs: Iterator[_Bug], *, count: int, per_function: int, jobs: int,
-    progress: MakeProgress,
+    progress: MakeProgress, keep: Callable[[list[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The first bugs, in their order, that make tasks; tried side by side."""
 
@@ -115,6 +117,7 @@ async def _accept(
             if taken:
                 functions[site] += 1
                 rows.append(_row(shop, store, project, baseline, bug, _read(known, baseline)))
+                keep(rows)
             progress.tried(project.release, known["reason"], len(rows), count)
             if len(rows) >= count:
                 break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class _Fix:
 
 async def release_rows(
     shop: Workshop, store: TreeStore, wanted: str, *, count: int, most_pairs: int,
-    progress: MakeProgress,
+    progress: MakeProgress, keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Up to `count` tasks of one library, the newest releases first.
 
@@ -52,6 +52,7 @@ async def release_rows(
         count: how many at most.
         most_pairs: how many pairs of consecutive releases are looked at.
         progress: called with what happens.
+        keep: called with the tasks so far, after each pair.
 
     Raises:
         DataError: the library cannot be had.
@@ -73,6 +74,7 @@ async def release_rows(
             progress.refused(f"{new.name} {old.version} to {new.version}", str(error))
             continue
         rows += made
+        keep(rows)
         progress.tried(new, "", len(rows), count)
     return rows
 

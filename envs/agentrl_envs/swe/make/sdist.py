@@ -10,11 +10,12 @@ import re
 import stat
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from agentrl.errors import DataError
+from agentrl_envs.swe.make.licenses import read_license
 from agentrl_envs.swe.trees import Tree, TreeFile, check_path
 
 _MAX_FILES = 4000
@@ -29,49 +30,6 @@ _DROPPED = frozenset(
 _BUILT = frozenset(("build", "dist"))
 """Copies of the package, at the top."""
 _BINARY = (".pyc", ".pyo", ".so", ".pyd", ".dll", ".dylib", ".egg", ".whl", ".orig", ".rej", ".bak")
-
-PERMISSIVE = frozenset(
-    (
-        *("MIT", "MIT-0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "Apache-2.0", "ISC", "PSF-2.0"),
-        *(
-            "Unlicense",
-            "CC0-1.0",
-            "0BSD",
-            "Python-2.0",
-            "WTFPL",
-            "BSL-1.0",
-            "HPND",
-            "AFL-3.0",
-            "Zlib",
-        ),
-    )
-)
-"""Licences that ask for no more than that their text stays."""
-_BY_CLASSIFIER: Mapping[str, str] = {
-    "MIT License": "MIT",
-    "MIT No Attribution License (MIT-0)": "MIT-0",
-    "BSD License": "BSD",
-    "Apache Software License": "Apache-2.0",
-    "ISC License (ISCL)": "ISC",
-    "Python Software Foundation License": "PSF-2.0",
-    "The Unlicense (Unlicense)": "Unlicense",
-    "zlib/libpng License": "Zlib",
-    "CC0 1.0 Universal (CC0 1.0) Public Domain Dedication": "CC0-1.0",
-}
-_BY_TEXT = (
-    ("gnu lesser general public", "LGPL"),
-    ("gnu affero general public", "AGPL"),
-    ("gnu general public license", "GPL"),
-    ("mozilla public license", "MPL-2.0"),
-    ("apache license", "Apache-2.0"),
-    ("permission is hereby granted, free of charge", "MIT"),
-    ("neither the name of", "BSD-3-Clause"),
-    ("redistribution and use in source and binary forms", "BSD-2-Clause"),
-    ("permission to use, copy, modify, and/or distribute this software", "ISC"),
-    ("permission to use, copy, modify, and distribute this software", "ISC"),
-    ("this is free and unencumbered software", "Unlicense"),
-    ("python software foundation license", "PSF-2.0"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +75,7 @@ def read_sdist(data: bytes, file: str) -> Sdist:
     return Sdist(
         tree=tree,
         metadata=metadata,
-        license=_license(_fields(metadata), text),
+        license=read_license(_fields(metadata), text),
         license_file=license_file,
     )
 
@@ -188,28 +146,3 @@ def _license_file(tree: Tree) -> str:
         and path.count("/") <= 1
     ]
     return min(names, key=lambda path: (path.count("/"), path)) if names else ""
-
-
-def _license(fields: email.message.Message, text: str) -> str:
-    if expression := str(fields.get("License-Expression") or "").strip():
-        return expression
-    by_text = next((spdx for words, spdx in _BY_TEXT if words in _flat(text)), "")
-    for classifier in fields.get_all("Classifier") or ():
-        parts = [part.strip() for part in str(classifier).split("::")]
-        if parts[0] == "License" and len(parts) > 1 and parts[-1] != "OSI Approved":
-            named = _BY_CLASSIFIER.get(parts[-1], parts[-1])
-            # The classifier does not separate the kinds of BSD; the text does.
-            return by_text if named == "BSD" and by_text.startswith("BSD") else named
-    if by_text:
-        return by_text
-    return str(fields.get("License") or "").strip().partition("\n")[0][:60]
-
-
-def _flat(text: str) -> str:
-    return " ".join(text.lower().split())
-
-
-def is_permissive(license: str) -> bool:
-    """True if every way to read an SPDX expression asks for no more than that its text stays."""
-    words = [word.strip("()") for word in re.split(r"\s+(?:AND|OR)\s+", license)]
-    return bool(license) and all(word in PERMISSIVE for word in words)

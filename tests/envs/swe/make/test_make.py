@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import email.parser
 import functools
 import http.server
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -19,9 +21,12 @@ from pathlib import Path
 import pytest
 from agentrl_envs.swe import TreeStore, make, read_tasks
 from agentrl_envs.swe.make import DEFAULT_PACKAGES, MakeRequest, Rules, environment_for, make_tasks
+from agentrl_envs.swe.make.declared import declared_packages
 from agentrl_envs.swe.make.in_order import in_order
+from agentrl_envs.swe.make.index import Index
 from agentrl_envs.swe.make.journal import MakeJournal, only_one
-from agentrl_envs.swe.make.sdist import is_permissive, read_sdist
+from agentrl_envs.swe.make.licenses import is_permissive, read_license
+from agentrl_envs.swe.make.sdist import read_sdist
 from agentrl_envs.swe.make.suite import SuiteRun, TestResult
 from agentrl_envs.swe.make.validate import validate_tasks
 from agentrl_envs.swe.make.verdict import baseline_of, judge
@@ -482,10 +487,75 @@ async def test_results_come_in_the_order_of_the_work():
 @pytest.mark.parametrize(
     ("text", "permissive"),
     [("MIT", True), ("MIT AND Apache-2.0", True), ("(MIT OR BSD-3-Clause)", True), ("", False),
-     ("GPL-3.0-only", False), ("MIT AND GPL-3.0-only", False), ("LGPL", False)],
+     ("GPL-3.0-only", False), ("MIT AND GPL-3.0-only", False), ("LGPL", False),
+     ("GPL-2.0-only OR MIT", True), ("mit and (bsd-3-clause or apache-2.0)", True),
+     ("(GPL-2.0-only OR MIT) AND LGPL-3.0-only", False), ("MIT OR", False), ("(MIT", False),
+     ("Apache-2.0 WITH LLVM-exception", True), ("LicenseRef-Public-Domain", True)],
 )  # fmt: skip
 def test_which_licences_are_taken(text, permissive):
     assert is_permissive(text) is permissive
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "license"),
+    [
+        ("License-Expression: apache-2.0 or mit", "", "Apache-2.0 OR MIT"),
+        ("License: MIT OR Apache-2.0", "", "MIT OR Apache-2.0"),
+        ("License: The MIT License (MIT)", "", "MIT"),
+        ("License: Public Domain", "", "LicenseRef-Public-Domain"),
+        ("Classifier: License :: Public Domain", "", "LicenseRef-Public-Domain"),
+        (
+            "Classifier: License :: OSI Approved :: BSD License",
+            "neither the name of",
+            "BSD-3-Clause",
+        ),
+        ("License: New BSD License", "", "BSD-3-Clause"),
+        ("License: Apache License, Version 2.0", "", "Apache-2.0"),
+        ("License: My Own", "", "My Own"),
+        ("Name: x", "This is dedicated to the public domain.", "LicenseRef-Public-Domain"),
+    ],
+)
+def test_the_words_of_a_licence_are_read(field, text, license):
+    fields = email.parser.Parser().parsestr(f"{field}\n", headersonly=True)
+    assert read_license(fields, text) == license
+
+
+INFO = """Metadata-Version: 2.4
+Name: asks
+Version: 1.0
+License-Expression: MIT
+Requires-Dist: one>=2
+Requires-Dist: two; python_version < "3"
+Requires-Dist: three; extra == "tests"
+Requires-Dist: four; extra == "docs"
+Requires-Dist: pytest-cov; extra == "test"
+Requires-Dist: shapes
+"""
+
+
+def test_declared_packages_are_those_of_run_time_and_of_tests(tmp_path):
+    write_sdist(tmp_path / "index", "shapes", "1.0", shapes())
+    groups = '[dependency-groups]\ntest = ["five==1", {include-group = "x"}]\ndocs = ["six"]\n'
+    files = {**shapes(), "PKG-INFO": INFO, "pyproject.toml": groups}
+    write_sdist(tmp_path / "index", "asks", "1.0", files)
+    index = Index(str(tmp_path / "index"), tmp_path / "downloads")
+    found = declared_packages(index, ("asks", "shapes", "not-there"))
+    assert found == ("five==1", "one>=2", "three")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tests/test_shapes.py": "import not_here\n" + TESTS},
+         r"tests import not_here, .*--test-package not_here"),
+        ({"shapes.py": "from shapes_fast import area\n", "shapes_fast.c": "int x;"},
+         r"needs a compiler: shapes_fast.c"),
+    ],
+)  # fmt: skip
+async def test_what_a_library_lacks_is_named(change, words, made, tmp_path):
+    write_sdist(tmp_path / "index", "shapes", "1.1", shapes(**change))
+    _, progress, _, _ = await made(packages=("shapes==1.1",))
+    assert re.search(words, progress.refusals["shapes==1.1"]), progress.refusals
 
 
 def test_the_command_makes_and_checks_tasks(packages, tmp_path, capsys, monkeypatch):

@@ -1,0 +1,277 @@
+"""The second run of a repair: tests whose verdict the tested code cannot know.
+
+Where values can be asked for (`proof`), they decide. The other tests that passed are sabotaged, see
+`sabotage`: that is weaker, and all there is for a test without values or a row without a gold
+change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from agentrl.errors import DataError
+from agentrl_envs.swe.changes import Changes
+from agentrl_envs.swe.claims import row_key
+from agentrl_envs.swe.locate import TestIndex, TestLocation
+from agentrl_envs.swe.patches import apply_patch
+from agentrl_envs.swe.proof import Earned, Plan, make_plan
+from agentrl_envs.swe.proof.sabotage import sabotage, twin_mark, twin_name
+from agentrl_envs.swe.run_tests import TestRun
+from agentrl_envs.swe.runners import node_ids
+from agentrl_envs.swe.trees import TreeFile
+from agentrl_envs.swe.workspace import NewSandbox, Workspace
+
+_MOST_TESTS = 12
+"""Test functions of `FAIL_TO_PASS` that values are asked of; one has a dozen cases or more."""
+_SPOT_CHECKS = 3
+_MOST_PLANS = 256
+_PLANS: OrderedDict[str, Plan] = OrderedDict()
+"""Plans by task: its rollouts share one, and the code of none can reach it."""
+_ASKING: dict[str, asyncio.Lock] = {}
+
+
+class Doubt(Enum):
+    """The result of a second run."""
+
+    NONE = auto()
+    """What passed passed by what the code does."""
+    FORGED = auto()
+    """Something passed that the code does not do."""
+    UNKNOWN = auto()
+    """No test could be looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondLook:
+    """What a second run says of tests that passed in the first."""
+
+    doubt: Doubt
+    """Of the passes as a whole."""
+    unearned: frozenset[str] = frozenset()
+    """Names that passed though the code gives too few of their values; they do not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What a run adds to a tree, and what is asked of it."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    """Test files as graded, but changed."""
+    cannot: tuple[str, ...] = ()
+    """Names of tests that right code fails."""
+    twins: tuple[str, ...] = ()
+    """Names of tests that right code passes."""
+    only: frozenset[str] = frozenset()
+    """Test functions to run; none for all."""
+    keys: tuple[str, ...] | None = ()
+    """Probes whose values are wanted; None for all."""
+
+
+RunControl = Callable[[Changes, Control], Awaitable[TestRun]]
+"""Runs the tests in a fresh sandbox with a change and what a control adds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controls:
+    """The controls of one task."""
+
+    workspace: Workspace
+    """The task, and where its files come from."""
+    new_sandbox: NewSandbox
+    """Opens a fresh sandbox."""
+    run: RunControl
+    """Runs the tests."""
+    check_speed: Callable[[TestRun], None]
+    """Raises if a run with the gold change shows that the machine is too slow to judge."""
+
+    async def second_look(self, changes: Changes, passed: Callable[[str], bool]) -> SecondLook:
+        """Look once more at tests that passed with a change.
+
+        Args:
+            changes: of the agent.
+            passed: says of a name whether it passed in the first run.
+
+        Raises:
+            GraderError: the machine is too slow to say anything.
+            SandboxError: a sandbox failed.
+        """
+        task = self.workspace.task
+        index, fixing, keeping = await self._located()
+        gold = await self.gold()
+        plan = await self._plan(index, fixing, keeping, gold) if gold else Plan()
+        now = {name for name in (*task.FAIL_TO_PASS, *task.PASS_TO_PASS) if passed(name)}
+        fixed = _tests(fixing, now)
+        kept = _tests(keeping, now) - _tests(fixing, set(fixing))
+        # Of a test with cases of which some still fail, values are right in part only.
+        whole = fixed - _tests(fixing, set(fixing) - now)
+        proven = [test for test in whole if plan.proves(test)]
+        spots = [test for test in kept if plan.proves(test, kept=True)]
+        weak = {name: test for name, test in fixing.items() if name in now and test not in proven}
+        if not spots:
+            more = [name for name in keeping if name in now]
+            drawn = secrets.SystemRandom().sample(more, min(_SPOT_CHECKS, len(more)))
+            weak |= {name: keeping[name] for name in drawn}
+        control = _control(index, plan, (*proven, *spots), weak)
+        if not proven and not control.cannot:
+            return SecondLook(doubt=Doubt.UNKNOWN)
+        second = await self.run(changes, control)
+        impossible = [name for name in control.cannot if second.passed(name)]
+        if impossible and gold is None:
+            return SecondLook(doubt=Doubt.FORGED)
+        lost = [twin for twin in control.twins if not second.passed(twin)]
+        wrong = _wrong(plan, proven, spots, second)
+        if gold is None or not (impossible or lost or wrong):
+            return SecondLook(doubt=Doubt.NONE)
+        # Some tests cannot run under another name or twice, some compare what is nearly equal, and
+        # some values differ in every run.
+        third = await self.run(gold, control)
+        wrong = _wrong(plan.without(third.values), proven, spots, second)
+        if second.timed_out:
+            self.check_speed(third)
+        if (
+            not all(map(third.passed, impossible))
+            or any(map(third.passed, lost))
+            or Earned.NOTHING in wrong.values()
+        ):
+            return SecondLook(doubt=Doubt.FORGED)
+        places = {**keeping, **fixing}
+        unearned = frozenset(name for name in now if places.get(name) in wrong)
+        return SecondLook(doubt=Doubt.NONE, unearned=unearned)
+
+    async def gold(self) -> Changes | None:
+        """The gold change; None where the row has none that fits."""
+        files = await self.workspace.files(self.new_sandbox, grade=True)
+        tree = {path: TreeFile(data=data) for path, data in files.items()}
+        try:
+            fixed = apply_patch(tree, self.workspace.task.patch)
+        except (DataError, ValueError):
+            return None
+        changed = {path: entry.data for path, entry in fixed.items() if tree.get(path) != entry}
+        gone = tuple(path for path in tree if path not in fixed)
+        return Changes(written=changed, deleted=gone)
+
+    async def _located(self) -> tuple[TestIndex, _Located, _Located]:
+        task = self.workspace.task
+        files = await self.workspace.files(self.new_sandbox, grade=True)
+        places = node_ids(task, files)
+        index = TestIndex(files, places.values())
+        both = [
+            {
+                name: test
+                for name in names
+                if name in places and (test := index.find(places[name])) is not None
+            }
+            for names in (task.FAIL_TO_PASS, task.PASS_TO_PASS)
+        ]
+        return index, both[0], both[1]
+
+    async def _plan(
+        self, index: TestIndex, fixing: _Located, keeping: _Located, gold: Changes
+    ) -> Plan:
+        """The plan of this task, made once in this process."""
+        key = row_key(self.workspace)
+        try:
+            async with _ASKING.setdefault(key, asyncio.Lock()):
+                if key not in _PLANS:
+                    draw = secrets.SystemRandom()
+                    tests = _drawn(_tests(fixing, set(fixing)), _MOST_TESTS, draw)
+                    rest = _tests(keeping, set(keeping)) - set(tests)
+                    tests += _drawn(rest, _SPOT_CHECKS, draw)
+                    made = await make_plan(
+                        index.sources, tests, functools.partial(self._probe, gold), draw
+                    )
+                    if made is None:
+                        return Plan()
+                    _PLANS[key] = made
+                    while len(_PLANS) > _MOST_PLANS:
+                        _PLANS.popitem(last=False)
+                _PLANS.move_to_end(key)
+                return _PLANS[key]
+        finally:
+            # A lock that waited belongs to its event loop, so none is kept.
+            _ASKING.pop(key, None)
+
+    async def _probe(
+        self,
+        gold: Changes,
+        sources: Mapping[str, str],
+        only: frozenset[str],
+        right: bool,
+        keys: tuple[str, ...] | None,
+    ) -> TestRun:
+        files = {path: text.encode() for path, text in sources.items()}
+        control = Control(files=files, only=only, keys=keys)
+        return await self.run(gold if right else Changes(written={}), control)
+
+
+_Located = dict[str, TestLocation]
+
+
+def _tests(located: _Located, names: set[str]) -> set[TestLocation]:
+    return {test for name, test in located.items() if name in names}
+
+
+def _drawn(tests: set[TestLocation], most: int, draw: random.Random) -> list[TestLocation]:
+    ordered = sorted(tests, key=lambda test: (test.path, test.function))
+    return draw.sample(ordered, min(most, len(ordered)))
+
+
+def _wrong(
+    plan: Plan, proven: Sequence[TestLocation], spots: Sequence[TestLocation], run: TestRun
+) -> dict[TestLocation, Earned]:
+    """Tests of which the values are not those of right code."""
+    found = {
+        test: plan.earned(test, run.values, kept=kept)
+        for tests, kept in ((proven, False), (spots, True))
+        for test in tests
+    }
+    return {test: earned for test, earned in found.items() if earned is not Earned.ALL}
+
+
+def _control(
+    index: TestIndex, plan: Plan, proven: Sequence[TestLocation], weak: _Located
+) -> Control:
+    """Files with the probes of a plan, and with tests that are sabotaged."""
+    sources = {path: text for path, text in plan.sources.items() if any(
+        test.path == path for test in proven
+    )}  # fmt: skip
+    only = {name for test in proven for name in plan.names[test]}
+    cannot: list[str] = []
+    twins: list[str] = []
+    for path in {test.path for test in weak.values()}:
+        here = {name: test for name, test in weak.items() if test.path == path}
+        functions = {test.function for test in here.values()}
+        mark = twin_mark(index.sources[path])
+        swapped = {name for name in functions if secrets.randbelow(2)}
+        text = sources.get(path, index.sources[path])
+        changed = sabotage(text, functions, mark, swapped)
+        if changed is None:
+            continue
+        sources[path] = changed.source
+        for name, test in here.items():
+            if test.function not in changed.functions:
+                continue
+            only.add(test.function)
+            if test.function not in changed.twins:
+                cannot.append(name)
+                continue
+            only.add(twin_name(test.function, mark))
+            pair = [name, twin_name(name, mark)]
+            wrong, right = pair[::-1] if test.function in swapped else pair
+            cannot.append(wrong)
+            twins.append(right)
+    known = {test: plan.known[test] for test in proven}
+    return Control(
+        files={path: text.encode() for path, text in sources.items()},
+        cannot=tuple(cannot),
+        twins=tuple(twins),
+        only=frozenset(only),
+        keys=tuple(key for one in known.values() for key in one.right),
+    )
