@@ -16,11 +16,11 @@ _CLOSE = "</tool_call>"
 _END_PARAMETER = "</parameter>"
 _END_FUNCTION = "</function>"
 _START = re.compile(r"<tool_call>|<function=")
-_FUNCTION = re.compile(r"\s*<function=([^<>\n]*)>\s*")
-_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]*)>")
-_GOES_ON = re.compile(r"<parameter=[^<>\n]*>|</function>\s*</tool_call>")
+_FUNCTION = re.compile(r"\s*+<function=([^<>\n]*+)>\s*+")
+_PARAMETER = re.compile(r"\s*+<parameter=([^<>\n]*+)>")
+_GOES_ON = re.compile(r"<parameter=[^<>\n]*+>|</function>\s*+</tool_call>")
 """What stands behind a value and the space after it, and never in one."""
-_SPACE = re.compile(r"\s*")
+_SPACE = re.compile(r"\s*+")
 
 
 class _Broken(Exception):
