@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("bfcl_eval")
 
-from agentrl_envs.bfcl.functions import owners
+from agentrl_envs.bfcl.functions import DOCUMENTS, documents, owners
 
 from agentrl.types import Termination
 from tests.envs.bfcl.test_env import TASKS, expected_calls, play
@@ -94,3 +94,72 @@ async def test_a_call_that_does_not_end_is_stopped_and_ends_the_episode():
     (result,) = [result for turn in row.turns for result in turn.tool_results]
     assert "took too long" in result.text
     assert not env.backends.alive
+
+
+FREE = {
+    item["name"]
+    for backend in DOCUMENTS
+    for item in documents(backend)
+    if not item["parameters"].get("required")
+}
+
+
+def without_arguments(task):
+    """A call of every function that can be called without knowing anything."""
+    return [
+        call(item["name"])
+        for backend in task.metadata["classes"]
+        for item in documents(backend)
+        if not item["parameters"].get("required")
+    ]
+
+
+EASY = [
+    task
+    for task in TASKS.values()
+    if any(
+        calls and all(text.split("(")[0] in FREE for text in calls)
+        for calls in task.label["expected"]
+    )
+]
+
+
+@pytest.mark.parametrize("task", EASY[:: max(1, len(EASY) // 8)], ids=lambda task: task.id)
+async def test_calling_all_that_takes_no_argument_earns_nothing(task):
+    """Fails if a user turn counts that wants nothing but to be told `fuelLevel()`."""
+    blind = without_arguments(task)
+    turns = [part for _ in task.metadata["turns"] for part in (*blind, "Done.")]
+    row, _ = await play(task, iter(turns), max_steps=60, reward="fraction")
+    assert row.termination is Termination.ENV_DONE, row
+    assert (row.reward, row.score) == (0.0, 0.0), row.extra_logs
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("power", {"base": 10, "exponent": 5000}),
+        ("multiply", {"a": 10**3000, "b": 10**3000}),
+        ("sum_values", {"numbers": [10**4000, 10**4299]}),
+    ],
+)
+async def test_a_number_too_long_to_write_is_the_models_doing(name, arguments):
+    """Fails if the text of a result is made where an error is ours: the reward would be dropped."""
+    task = next(t for t in TASKS.values() if name in owners(t.metadata["classes"]))
+    row, _ = await play(task, iter([call(name, **arguments), *["x"] * 9]))
+    assert (row.reward, row.termination) == (0.0, Termination.ENV_DONE), row
+
+
+async def test_a_state_that_cannot_be_compared_is_wrong():
+    """Fails if a checker that stumbles over what the model stored drops the rollout."""
+    deep: list = []
+    for _ in range(60):
+        deep = [deep]
+    strange = [
+        call("mkdir", dir_name=deep),
+        call("touch", file_name="\ud800"),
+        call("echo", content=deep, file_name="a"),
+        call("echo", content="\ud800", file_name="b"),
+        call("cd", folder=None),
+    ]
+    row, _ = await play(TASK, iter([*strange, *["x"] * 9]), max_steps=60, reward="fraction")
+    assert (row.reward, row.termination) == (0.0, Termination.ENV_DONE), row
