@@ -30,8 +30,8 @@ from agentrl.errors import ToolError, choices
 from agentrl.marked_text import last_between
 from agentrl.testing.growth import characters, pieces_of, superlinear
 
-OURS = ("agentrl_envs.swe.make",)
-"""Packages that read what we ship or load, and nothing of a model."""
+OURS = ("agentrl_envs.swe.make", "agentrl_envs.swe.report_plugin")
+"""What reads only what we ship or load, and what can be imported only where it runs."""
 MARKS = (
     "```\n", "```python\n", "def f():\n", "async def ", "<answer>", "</answer>", "<action>",
     "Answer: ", "answer is ", "1,", "0.", "\r\n", " \n", "@@ -1 +1 @@\n", "{,}", "{a,b}", "$", "-",
