@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 SMALL, LARGE, HUGE = 2**12, 2**16, 2**20
 """Characters of the texts that are compared."""
+ENOUGH = 3
+"""Tokens after which no more are looked for: each of them takes seconds."""
 _TOLERANCE = 4.0
 """What the time of a character may grow by: caches, allocations, another process. What reads a text
 twice as long in four times the time grows by 16 from one length to the next."""
@@ -76,7 +78,7 @@ def superlinear(
     begins: Sequence[str] = ("",),
     most: int = HUGE,
 ) -> list[Growth]:
-    """The repeated tokens on which `read` takes more time a character the longer the text is.
+    """Repeated tokens on which `read` takes more time a character the longer the text is.
 
     Args:
         read: what takes a text.
@@ -95,6 +97,8 @@ def superlinear(
                 if not measured.linear:
                     found.append(measured)
                     break
+            if len(found) == ENOUGH:
+                return found
     return found
 
 

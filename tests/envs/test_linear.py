@@ -32,6 +32,10 @@ from agentrl.testing.growth import characters, pieces_of, superlinear
 
 OURS = ("agentrl_envs.swe.make", "agentrl_envs.swe.report_plugin")
 """What reads only what we ship or load, and what can be imported only where it runs."""
+OF_TASKS = ("agentrl_envs.swe.harbor:_WORKDIR",)
+"""Patterns that read files of a task, which no model has written."""
+AT_A_PLACE = ("agentrl.chat.json_calls:MistralParser._named",)
+"""Patterns that are matched at one place and never looked for."""
 MARKS = (
     "```\n", "```python\n", "def f():\n", "async def ", "<answer>", "</answer>", "<action>",
     "Answer: ", "answer is ", "1,", "0.", "\r\n", " \n", "@@ -1 +1 @@\n", "{,}", "{a,b}", "$", "-",
@@ -52,9 +56,10 @@ def patterns() -> dict[str, re.Pattern[str]]:
         for name, value in vars(module).items():
             inside = vars(value) if isinstance(value, type) else {}
             for inner, part in {"": value, **inside}.items():
-                if isinstance(part, re.Pattern) and isinstance(part.pattern, str):
+                known = part in found.values()
+                if isinstance(part, re.Pattern) and isinstance(part.pattern, str) and not known:
                     found[f"{module.__name__}:{name}.{inner}".rstrip(".")] = part
-    return found
+    return {name: part for name, part in found.items() if name not in OF_TASKS}
 
 
 PATTERNS = patterns()
@@ -69,7 +74,10 @@ def test_patterns_are_found() -> None:
 def test_no_pattern_takes_more_than_the_length_of_a_text(name: str) -> None:
     pattern = PATTERNS[name]
     words = pieces_of(re.sub(r"\\[a-zA-Z]|[\[\]()?*+|^$\\{}]", " ", pattern.pattern))
-    read = lambda text: sum(1 for _ in pattern.finditer(text))  # noqa: E731
+
+    def read(text: str) -> object:
+        return pattern.match(text) if name in AT_A_PLACE else sum(1 for _ in pattern.finditer(text))
+
     slow = superlinear(read, [*characters(), *MARKS, *words], most=2**16)
     begins = [word for word in (*words, *MARKS) if len(word) > 1][:12]
     slow += superlinear(read, [" ", "\n", "a", "0", "`", "-"], begins=begins)
@@ -119,5 +127,5 @@ def test_no_reader_takes_more_than_the_length_of_a_text(name: str) -> None:
 def test_the_measure_sees_a_pattern_that_tries_again() -> None:
     """Fails if the two lengths are too close to tell."""
     bad = re.compile(r"^\s*def f", re.MULTILINE)
-    assert superlinear(lambda text: bad.search(text), ["\n"], most=2**14)
+    assert superlinear(lambda text: bad.search(text), ["\n"], most=2**15)
     assert not superlinear(lambda text: text.count("\n"), ["\n"])
