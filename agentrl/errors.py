@@ -82,9 +82,14 @@ class RunError(AgentrlError):
     """A run directory or checkpoint that cannot be used."""
 
 
+_LONGEST_NAME = 100
+
+
 def choices(got: str, valid: Iterable[str]) -> str:
     """`got 'hermez'; did you mean 'hermes'? valid: fenced_code, hermes, ...` for messages."""
     names = sorted(valid)
+    # A model may have written it, at any length; likeness takes time with its square.
+    got = got if len(got) <= _LONGEST_NAME else f"{got[:_LONGEST_NAME]}..."
     near = _nearest(got.lower(), names)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
     return f"got {got!r}{hint} valid: {', '.join(names) or '(none)'}"

@@ -10,7 +10,7 @@ from agentrl.errors import ChatError
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
 
-_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^\s`]*)([^\n`]*)(?:\n|\Z)", re.MULTILINE)
+_FENCE = re.compile(r"^([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)([^\n`]*+)(?:\n|\Z)", re.MULTILINE)
 
 
 class FencedCodeParser(ToolCallParser):
@@ -58,7 +58,7 @@ class FencedCodeParser(ToolCallParser):
 def _read_block(text: str, opening: re.Match[str]) -> Found:
     indent, fence, language = opening[1], opening[2], opening[3]
     closing = re.compile(
-        rf"^[ \t]*{re.escape(fence[0])}{{{len(fence)},}}[ \t]*$", re.MULTILINE
+        rf"^[ \t]*+{re.escape(fence[0])}{{{len(fence)},}}+[ \t]*+$", re.MULTILINE
     ).search(text, opening.end())
     code = text[opening.end() : closing.start() if closing else len(text)]
     if closing and code.endswith("\n"):

@@ -14,8 +14,8 @@ from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_SPACE = re.compile(r"\s*")
-_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|([\]}])', re.DOTALL)
+_SPACE = re.compile(r"\s*+")
+_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"|([\[{])|([\]}])', re.DOTALL)
 MAX_DEPTH = 64
 """Of values inside values. More is of no use to a tool, and breaks some of them."""
 
@@ -34,16 +34,40 @@ class JsonValue:
     """Whether the text ended before the value did."""
 
 
+class JsonText(str):
+    """Text in which a broken JSON value is found without reading what stands before it.
+
+    `JSONDecodeError` counts the lines up to the error, which makes thousands of broken values in
+    one long text quadratic; nothing here shows lines.
+    """
+
+    __slots__ = ()
+
+    def count(self, *_: Any) -> int:
+        """Return 0, whatever is counted."""
+        return 0
+
+    def rfind(self, *_: Any) -> int:
+        """Return -1, whatever is looked for."""
+        return -1
+
+
 def read_json(text: str, start: int) -> JsonValue:
-    """Read one strict JSON value at `start`: no NaN, no infinity, no lone surrogate."""
+    """Read one strict JSON value at `start`: no NaN, no infinity, no lone surrogate.
+
+    Args:
+        text: as `JsonText` where many values may be read from it.
+        start: first character of the value.
+    """
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        cut_off = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        cut_off = _skip(text, error.pos) == len(text) or error.msg.startswith("Unterminated")
         message = f"{error.msg} at character {max(0, error.pos - start)} of the JSON"
         return JsonValue(end=error.pos, error=message, cut_off=cut_off)
-    except (ValueError, RecursionError) as error:
-        # Numbers out of range, too many digits, too deeply nested.
+    except RecursionError as error:
+        return JsonValue(end=_too_deep(text, start), error=f"not usable JSON: {str(error)[:120]}")
+    except ValueError as error:  # numbers out of range, or with too many digits
         return JsonValue(end=start, error=f"not usable JSON: {str(error)[:120]}")
     written = text[start:end]
     if "\\u" in written and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
@@ -51,6 +75,16 @@ def read_json(text: str, start: int) -> JsonValue:
     if _depth(written) > MAX_DEPTH:
         return JsonValue(end=end, error=f"nested more than {MAX_DEPTH} levels deep")
     return JsonValue(value=value, end=end)
+
+
+def _too_deep(text: str, start: int) -> int:
+    """Where a text from `start` is nested deeper than `MAX_DEPTH`."""
+    depth = 0
+    for match in _BRACKET.finditer(text, start):
+        depth += (match[1] is not None) - (match[2] is not None)
+        if depth > MAX_DEPTH:
+            return match.end()
+    return len(text)
 
 
 def _depth(written: str) -> int:
@@ -123,6 +157,7 @@ class HermesParser(ToolCallParser):
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
         """Do what `ToolCallParser.find` says."""
+        text = JsonText(text)
         at = text.find(self._open, start)
         while at >= 0:
             found = self._read(text, at)
@@ -164,9 +199,9 @@ class Llama3JsonParser(ToolCallParser):
         '{"name": "TOOL", "parameters": {"ARGUMENT": VALUE}}'
     )
     _keys = ("parameters", "arguments")
-    _start = re.compile(r"<\|python_tag\|>|\{(?=\s*\")")
-    _key = re.compile(r"\{\s*\"(?:name|parameters|arguments|type|function)\"\s*:")
-    _meant = re.compile(rf"<\|python_tag\|>|^[ \t]*(?={_key.pattern})", re.MULTILINE)
+    _start = re.compile(r"<\|python_tag\|>|\{(?=\s*+\")")
+    _key = re.compile(r"\{\s*+\"(?:name|parameters|arguments|type|function)\"\s*+:")
+    _meant = re.compile(rf"<\|python_tag\|>|^[ \t]*+(?={_key.pattern})", re.MULTILINE)
 
     def write(self, call: ToolCall) -> str:
         """Do what `CallSyntax.write` says."""
@@ -174,6 +209,7 @@ class Llama3JsonParser(ToolCallParser):
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
         """Do what `ToolCallParser.find` says."""
+        text = JsonText(text)
         at = start
         while match := self._start.search(text, at):
             tagged = match[0] != "{"
@@ -226,7 +262,7 @@ class MistralParser(ToolCallParser):
         'To call a tool, write:\n[TOOL_CALLS] [{"name": "TOOL", "arguments": {"ARGUMENT": VALUE}}]'
     )
     _open = "[TOOL_CALLS]"
-    _named = re.compile(r"([\w.:-]*)\s*(?:\[CALL_ID\]\s*(\w*)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+    _named = re.compile(r"([\w.:-]*+)\s*+(?:\[CALL_ID\]\s*+(\w*+)\s*+)?+(?:\[ARGS\])?+\s*+(?=\{)")
     _own_id = re.compile(r"[A-Za-z0-9]{9}")
 
     def write(self, call: ToolCall) -> str:
@@ -235,17 +271,16 @@ class MistralParser(ToolCallParser):
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
         """Do what `ToolCallParser.find` says."""
+        text = JsonText(text)
         at = text.find(self._open, start)
         while at >= 0:
             inside = _skip(text, at + len(self._open))
-            following = text.find(self._open, inside)
             if text.startswith("[", inside):
                 calls = self._read_list(text, at, inside + 1)
             else:
                 calls = [self._read_named(text, at, inside)]
             yield from calls
-            following = text.find(self._open, calls[-1].end)
-            at = following
+            at = text.find(self._open, calls[-1].end)
 
     def _read_list(self, text: str, at: int, inside: int) -> list[Found]:
         calls: list[Found] = []
@@ -307,12 +342,11 @@ def _unclosed(found: Found, error: str) -> Found:
 
 
 def _beyond(text: str, inside: int, read: JsonValue) -> int:
-    """Where to go on behind `{`, which is no call."""
-    if not read.error:
-        return read.end
+    """Where to go on behind `{`, which is no call: never inside what has been read, since text
+    that opens object after object would be read again from each of them."""
     if read.end > inside:
-        return inside + 1
-    # Too deep to be read: what is inside is as deep, and trying all of it would take too long.
+        return read.end
+    # A number that cannot be used, somewhere in this line.
     line = text.find("\n", inside)
     return line if line >= 0 else len(text)
 

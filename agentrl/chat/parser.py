@@ -12,12 +12,17 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.format import ChatFormat
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
+
+MAX_CALLS = 128
+"""Calls that are read in one turn. What follows is one malformed call, so that neither reading a
+turn nor answering its calls can take longer than its length allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +89,7 @@ class ToolCallParser(CallSyntax):
         while body and body[-1] in chat.stop_token_ids:
             body.pop()
         raw = chat.decode_raw(body)
-        found = list(self.find(raw, _after_reasoning(raw, chat.reasoning_prefilled), tools))
+        found = self._bounded(raw, _after_reasoning(raw, chat.reasoning_prefilled), tools)
         text = chat.decode(body) if chat.has_specials(body) else raw
         if not found:
             return ParsedTurn(text=text, content=text.strip(), calls=())
@@ -92,13 +97,13 @@ class ToolCallParser(CallSyntax):
         fresh = _call_ids(body, turn, len(found))
         calls: list[ToolCall] = []
         outside: list[str] = []
+        given_ids: set[str] = set()
         done = 0
         for index, item in enumerate(found):
             outside.append(raw[done : item.start])
             done = item.end
-            own = item.call_id
-            if own is not None and any(call.id == own for call in calls):
-                own = None
+            own = item.call_id if item.call_id not in given_ids else None
+            given_ids.add(own or fresh[index])
             calls.append(
                 ToolCall(
                     id=own or fresh[index],
@@ -114,6 +119,18 @@ class ToolCallParser(CallSyntax):
         content = chat.drop_specials("".join(outside)).strip()
         return ParsedTurn(text=text, content=content, calls=tuple(calls))
 
+    def _bounded(self, text: str, start: int, tools: Sequence[Tool]) -> list[Found]:
+        """The calls of a turn; beyond `MAX_CALLS`, all that follows is one malformed call."""
+        found = list(islice(self.find(text, start, tools), MAX_CALLS + 1))
+        if len(found) > MAX_CALLS:
+            found[-1] = Found(
+                start=found[-1].start,
+                end=len(text),
+                status=CallStatus.MALFORMED,
+                error=f"more than {MAX_CALLS} calls in one turn; what follows was not read",
+            )
+        return found
+
     @abstractmethod
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterable[Found]:
         """Calls in `text[start:]`, in order and without overlap.
@@ -122,6 +139,10 @@ class ToolCallParser(CallSyntax):
             text: the turn with special tokens written out.
             start: where reasoning ends; calls before it are only thought of.
             tools: see `parse`.
+
+        Between two calls it may take time in proportion to the length of the text, and no more: a
+        model can write any character a million times. Possessive quantifiers (`*+`) keep patterns
+        from trying the same characters again.
         """
 
 
@@ -139,7 +160,8 @@ def _after_reasoning(text: str, prefilled: bool) -> int:
 def _call_ids(ids: Sequence[int], turn: int, count: int) -> list[str]:
     """Nine hexadecimal digits each, a form that every template accepts; the same for the same
     arguments."""
-    digits = blake2b(array("q", (turn, *ids))).hexdigest()
-    while len(digits) < 9 * count:
-        digits += blake2b(digits.encode()).hexdigest()
+    parts = [blake2b(array("q", (turn, *ids))).hexdigest()]
+    while len(parts[0]) * len(parts) < 9 * count:
+        parts.append(blake2b(parts[-1].encode()).hexdigest())
+    digits = "".join(parts)
     return [digits[9 * index : 9 * index + 9] for index in range(count)]

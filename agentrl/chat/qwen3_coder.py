@@ -16,11 +16,11 @@ _CLOSE = "</tool_call>"
 _END_PARAMETER = "</parameter>"
 _END_FUNCTION = "</function>"
 _START = re.compile(r"<tool_call>|<function=")
-_FUNCTION = re.compile(r"\s*<function=([^<>\n]*)>\s*")
-_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]*)>")
-_GOES_ON = re.compile(r"<parameter=[^<>\n]*>|</function>\s*</tool_call>")
+_FUNCTION = re.compile(r"<function=([^<>\n]*+)>\s*+")
+_PARAMETER = re.compile(r"<parameter=([^<>\n]*+)>")
+_GOES_ON = re.compile(r"<parameter=[^<>\n]*+>|</function>\s*+</tool_call>")
 """What stands behind a value and the space after it, and never in one."""
-_SPACE = re.compile(r"\s*")
+_SPACE = re.compile(r"\s*+")
 
 
 class _Broken(Exception):
@@ -94,9 +94,10 @@ class Qwen3CoderParser(ToolCallParser):
 
 
 def _read_name(text: str, at: int) -> tuple[str, int]:
+    at = _skip(text, at)
     match = _FUNCTION.match(text, at)
     if match is None:
-        raise _Broken(_skip(text, at), "expected <function=NAME> after <tool_call>")
+        raise _Broken(at, "expected <function=NAME> after <tool_call>")
     return match[1].strip(), match.end()
 
 

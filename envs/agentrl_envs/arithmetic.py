@@ -22,8 +22,8 @@ from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, choices
 from agentrl.types import Task
 
-_NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
-_ANSWER = re.compile(rf"answer\s*(?:is|=|:)?\s*\$?({_NUMBER})", re.IGNORECASE)
+_NUMBER = r"-?\d[\d,]*+(?:\.\d++)?+"
+_ANSWER = re.compile(rf"answer\s*+(?:is|=|:)?+\s*+\$?+({_NUMBER})", re.IGNORECASE)
 _ANY = re.compile(rf"(?<![\w.]){_NUMBER}")
 _TAIL_CHARS = 2000
 _NAMES = ("Ann", "Ben", "Cara", "Dan", "Eva", "Finn", "Mia", "Tom")

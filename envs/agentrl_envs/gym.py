@@ -25,11 +25,11 @@ from typing import Any
 from agentrl.distribution import install_command
 from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
 from agentrl.errors import ConfigError, EnvError
+from agentrl.marked_text import last_between
 from agentrl.types import Task
 from agentrl_envs.gym_plan import best_moves
 from agentrl_envs.gym_price import price_of_idling
 
-_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+")
 _TEXT_CHARS = 8000
 
@@ -184,15 +184,15 @@ class GymTask(AgentInstance):
 
     def _read(self, text: str) -> Any:
         """The action a turn names; None if it names none."""
-        found = _ACTION.findall(text)
-        said = (found[-1] if found else text).strip()
+        found = last_between(text, "<action>", "</action>")
+        said = (text if found is None else found).strip()
         space = self._game.action_space
         if type(space).__name__ == "Text":
             return said if space.contains(said) else None
         word = said.lower().strip(" .!\"'`")
         if word in self._names:
             return self._names.index(word) + int(space.start)
-        if not found:
+        if found is None:
             named = [name for name in re.findall(r"[\w-]+", said.lower()) if name in self._names]
             if named:
                 return self._names.index(named[-1]) + int(space.start)

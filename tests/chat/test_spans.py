@@ -58,10 +58,56 @@ def test_the_smallest_span_is_found(name: str, before: str, inside: str) -> None
         assert len(chat.decode_raw(ids[:j]).rstrip("\ufffd")) < at + len(inside) or i > start
 
 
-def test_invalid_bytes_do_not_break_the_map() -> None:
-    chat = chat_of("qwen2_5")
-    ids = [*chat.encode_plain("\u4e16"), *chat.encode_plain("\u4e16")[:1], *chat.encode_plain("ab")]
+BROKEN = [
+    b"\xe4",
+    b"\xe4\xb8",
+    b"\xe4\xb8\xe4\xb8",
+    b"\xe4\xf0\x9f\x8e\x89",
+    b"\xf0\x9f\x8e",
+    b"\xff" * 5,
+    b"\x80\xe4\xb8\x96\x80",
+    b"\xef\xbf\xbd",
+    b"\xed\xa0\x80",
+    b"\xc3\xa9\xc3",
+]
+
+
+@pytest.mark.parametrize("named", [True, False])
+@settings(max_examples=200, deadline=None)
+@given(
+    before=st.lists(st.sampled_from(BROKEN) | st.binary(max_size=4), max_size=5),
+    after=st.binary(max_size=6),
+)
+def test_bytes_that_are_no_text_move_no_span(
+    named: bool, before: list[bytes], after: bytes
+) -> None:
+    # Fails if characters are counted where U+FFFD stands for one, two or three bytes.
+    front, call = b"".join(before), b"<call>"
+    ids = list(front + call + after)
+    text = bytes(ids).decode("utf-8", "replace")
+    at = len(front.decode("utf-8", "replace"))
+    found = build(ids, text, named=named).span(at, at + len(call))
+    assert found == (len(front), len(front) + len(call))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "mistral_v3", "llama3_1"])
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_the_smallest_span_is_found_behind_any_tokens(name: str, data: st.DataObject) -> None:
+    """Fails if half characters before a call are not counted as the decoder writes them."""
+    chat, tokenizer = chat_of(name), model(name)
+    call = list(tokenizer.encode("<call>", add_special_tokens=False))
+    some = st.lists(st.integers(0, len(tokenizer) - 1), max_size=8)
+    # Half characters, more often than chance would draw them.
+    half = st.sampled_from(list(tokenizer.encode("\u4e16\U0001f389", add_special_tokens=False)))
+    front = data.draw(some) + data.draw(st.lists(half, max_size=6))
+    ids = [*front, *call, *data.draw(some)]
     text = chat.decode_raw(ids)
-    at = text.index("ab")
-    start, end = chat.token_map(ids, text).span(at, at + 2)
-    assert "ab" in chat.decode_raw(ids[start:end])
+    inside = chat.decode_raw(call).strip()
+    if text.count(inside) != 1:
+        return
+    at = text.index(inside)
+    start, end = chat.token_map(ids, text).span(at, at + len(inside))
+    assert inside in chat.decode_raw(ids[start:end])
+    for narrower in (ids[start + 1 : end], ids[start : end - 1]):
+        assert inside not in chat.decode_raw(narrower)

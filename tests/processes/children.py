@@ -98,3 +98,12 @@ def forks_and_exits(channel: ChildChannel) -> None:
 def describes_itself(channel: ChildChannel) -> None:
     """Sends what it has of its parent."""
     channel.send({"path": sys.path, "hash": hash("text")})
+
+
+class PowerHost:
+    """Computes without a bound of its own."""
+
+    OPERATIONS = ("power",)
+
+    def power(self, base: int, exponent: int) -> int:
+        return base**exponent

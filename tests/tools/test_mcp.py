@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -188,6 +189,86 @@ async def test_a_server_that_dies_is_infrastructure_and_comes_back(script):
         with pytest.raises(EnvError, match="failed in 'hang'"):
             await waiting
         assert (await tools["pid"].call({}, None)).text.isdigit()
+
+
+async def test_a_tool_that_ends_its_server_ends_no_other_rollout(script):
+    """Fails if rollouts share a connection: what waits in the others would fail with it."""
+    async with opened(command=script(ODD)) as tools:
+        rollouts = [{name: tool.fresh() for name, tool in tools.items()} for _ in range(3)]
+        pids = [int((await rollout["pid"].call({}, None)).text) for rollout in rollouts]
+        assert len(set(pids)) == 3
+        waiting = asyncio.create_task(rollouts[1]["hang"].call({}, None))
+        await asyncio.sleep(0.05)
+        # The server starts again and works: the call was at fault, and the model reads it.
+        with pytest.raises(ToolError, match=r"(?s)ended the server.*last words"):
+            await rollouts[0]["die"].call({}, None)
+        again = int((await rollouts[0]["pid"].call({}, None)).text)
+        assert again not in pids
+        assert not waiting.done()
+        for rollout, pid in zip(rollouts[1:], pids[1:], strict=True):
+            assert (await rollout["pid"].call({}, None)).text == str(pid)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        for rollout in rollouts[:2]:
+            await asyncio.gather(*(tool.close() for tool in rollout.values()))
+        assert await ended(again)
+        assert await ended(pids[1])
+        assert alive(pids[2])
+    assert await ended(pids[2])
+
+
+async def test_a_server_that_does_not_come_back_is_infrastructure(script, tmp_path):
+    once = ODD.replace('print("last words"', 'open(sys.argv[0], "w").write("exit(1)"); print("no"')
+    async with opened(command=script(once)) as tools:
+        mine = tools["die"].fresh()
+        with pytest.raises(EnvError, match="failed in 'die'"):
+            await mine.call({}, None)
+        await mine.close()
+
+
+async def test_an_answer_that_is_an_error_is_for_the_model(script):
+    """Fails if a call that a living server cannot do costs the rollout."""
+    odd = ODD.replace('if called == "die":', 'if called == "die" and 0:').replace(
+        '    if called:\n', '    if called == "die":\n        answer["error"] = {"code": -32603, '
+        '"message": "it broke"}\n    elif called:\n'
+    )  # fmt: skip
+    for shared in (True, False):
+        async with opened(command=script(odd), shared=shared) as tools:
+            mine = {name: tool.fresh() for name, tool in tools.items()}
+            with pytest.raises(ToolError, match="call of die failed: MCPError: it broke"):
+                await mine["die"].call({}, None)
+            assert (await mine["pid"].call({}, None)).text.isdigit()
+            await mine["pid"].close()
+
+
+async def test_a_shared_server_is_one_for_all_rollouts(script):
+    async with opened(command=script(ODD), shared=True) as tools:
+        texts = [(await tools["pid"].fresh().call({}, None)).text for _ in range(3)]
+        assert len(set(texts)) == 1
+
+
+async def test_no_schema_of_a_server_makes_the_check_slow(script):
+    """Fails if a pattern that backtracks meets what a model wrote on the event loop."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string", "pattern": "^(a+)+$"},
+            "b": {"type": "array", "uniqueItems": True},
+        },
+        "patternProperties": {"^(x+)+$": {"type": "string"}},
+        "additionalProperties": False,
+        "required": ["a"],
+    }
+    tools = json.dumps([{"name": "pid", "inputSchema": schema}])
+    async with opened(command=script(ODD, tools)) as found:
+        started = time.thread_time()
+        many = [{"n": n} for n in range(5000)]
+        found["pid"].validate({"a": "a" * 40 + "!", "b": many, "x" * 40 + "!": "y"})
+        assert time.thread_time() - started < 1
+        with pytest.raises(ToolError, match="'a' is a required property"):
+            found["pid"].validate({"b": []})
+        with pytest.raises(ToolError, match="a: 3 is not of type 'string'"):
+            found["pid"].validate({"a": 3})
 
 
 async def test_a_call_that_hangs_does_not_hold_up_others(script):

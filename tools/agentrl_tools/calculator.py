@@ -1,8 +1,13 @@
-"""A calculator: one expression in, one number out, and nothing an expression can break."""
+"""A calculator: one expression in, one number out, and nothing an expression can break.
+
+Every operation is bounded in size before it is computed, and the whole runs in a process of its
+own, bounded in processor time and memory: what a model writes never holds up the event loop.
+"""
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import math
 import operator
 import re
@@ -10,12 +15,27 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrl.errors import ToolError
+from agentrl.processes.shared_host import HostLimitReached, SharedHost
 
 MAX_CHARS = 300
 MAX_BITS = 4096
 """Whole numbers beyond this many bits are refused before they are computed."""
+MAX_DIGITS = 400
+"""Digits that `round` may keep or drop; a float has 324 behind its point."""
+CPU_S = 2
+"""Processor seconds of one call; it takes microseconds."""
+MEMORY_BYTES = 1 << 29
+"""Address space of the process that computes."""
 
 Number = int | float
+
+
+def _rounded(value: Number, digits: Number = 0) -> Number:
+    """Python's `round`, which computes 10 to the power of `-digits` whatever that takes."""
+    if not isinstance(digits, int) or abs(digits) > MAX_DIGITS:
+        raise ToolError(f"round takes a whole number of digits, at most {MAX_DIGITS}.")
+    return round(value, digits) if digits else round(value)
+
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -32,20 +52,55 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "floor": math.floor,
     "max": max,
     "min": min,
-    "round": round,
+    "round": _rounded,
     "sqrt": math.sqrt,
 }
+"""None may compute a number that is larger than all of its arguments."""
 _CONSTANTS = {"pi": math.pi, "e": math.e}
 _GLUED = re.compile(r"\d(?!e[+-]?\d)[A-Za-z_]|\d\s*\(|\)\s*[\dA-Za-z_(]")
 
 
-def calculator(expression: str) -> str:
+async def calculator(expression: str) -> str:
     """Compute an arithmetic expression.
 
     Args:
         expression: numbers, + - * / // % ** and parentheses, such as (3 + 4) * 5; also sqrt,
             abs, round, min, max, floor and ceil
     """
+    _check_length(expression)
+    try:
+        answer = await asyncio.to_thread(_process.ask, "compute", {"expression": expression})
+    except HostLimitReached as error:
+        raise ToolError(f"The expression {error}.") from None
+    if "refused" in answer:
+        raise ToolError(answer["refused"])
+    return answer["text"]
+
+
+class ArithmeticHost:
+    """Computes in the process of `calculator`."""
+
+    OPERATIONS = ("compute",)
+
+    def compute(self, expression: str) -> dict[str, str]:
+        """The text of a value, or why there is none."""
+        try:
+            return {"text": computed(expression)}
+        except ToolError as error:
+            return {"refused": str(error).encode("utf-8", "replace").decode()}
+
+
+_process = SharedHost(
+    "agentrl_tools.calculator:ArithmeticHost",
+    what="the calculator",
+    cpu_s=CPU_S,
+    memory_bytes=MEMORY_BYTES,
+    wall_s=20.0,
+)
+
+
+def computed(expression: str) -> str:
+    """The value of an expression as text; see `evaluate`."""
     return _text(evaluate(expression))
 
 
@@ -59,8 +114,7 @@ def evaluate(expression: str) -> Number:
         >>> evaluate("(3 + 4) * 5")
         35
     """
-    if len(expression) > MAX_CHARS:
-        raise ToolError(f"The expression has {len(expression)} characters, at most {MAX_CHARS}.")
+    _check_length(expression)
     source = expression.strip().replace("^", "**")
     # Python would warn about `2x` and offer to call `2 (3)`; both are a forgotten operator.
     if glued := _GLUED.search(source):
@@ -73,6 +127,11 @@ def evaluate(expression: str) -> Number:
     except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as e:
         reason = e.msg if isinstance(e, SyntaxError) else str(e)
         raise ToolError(f"Cannot compute {_shown(expression)}: {reason}.") from None
+
+
+def _check_length(expression: str) -> None:
+    if len(expression) > MAX_CHARS:
+        raise ToolError(f"The expression has {len(expression)} characters, at most {MAX_CHARS}.")
 
 
 def _value(node: ast.expr) -> Number:

@@ -19,6 +19,8 @@ SHOWN_LINES = 400
 """Lines one view shows."""
 SHOWN_COLUMNS = 1000
 """Longer lines are shown truncated, with a note."""
+MOST_PLACES = 20
+"""Places of a text that occurs several times; more are not looked for."""
 AROUND = 4
 """Lines shown above and below a change."""
 
@@ -141,9 +143,11 @@ def _replaced(path: str, text: str, old: str, new: str) -> tuple[str, int, int]:
     if not positions:
         raise ToolError(f"Error: old_str does not occur in {path}.{_nearly(text, old)}")
     if len(positions) > 1:
-        lines = ", ".join(str(_line(text, position)) for position in positions[:20])
+        lines = ", ".join(str(_line(text, position)) for position in positions[:MOST_PLACES])
+        many = len(positions) > MOST_PLACES
+        count = f"more than {MOST_PLACES}" if many else str(len(positions))
         raise ToolError(
-            f"Error: old_str occurs {len(positions)} times in {path}, beginning in lines {lines}; "
+            f"Error: old_str occurs {count} times in {path}, beginning in lines {lines}; "
             "add lines around it until it occurs only once"
         )
     at = positions[0]
@@ -168,10 +172,14 @@ def _inserted(path: str, text: str, line: int, new: str) -> tuple[str, int, int]
 
 
 def _positions(text: str, old: str) -> list[int]:
-    """Offsets at which `old` begins, overlapping ones too: which is meant is as unclear."""
+    """Offsets at which `old` begins, overlapping ones too: which is meant is as unclear.
+
+    One more than `MOST_PLACES` at most: half a megabyte of spaces is found in a megabyte of them
+    half a million times, and each time takes as long as it is.
+    """
     positions: list[int] = []
     at = text.find(old)
-    while at >= 0:
+    while at >= 0 and len(positions) <= MOST_PLACES:
         positions.append(at)
         at = text.find(old, at + 1)
     return positions
@@ -182,11 +190,14 @@ def _nearly(text: str, old: str) -> str:
     wanted = [" ".join(line.split()) for line in old.strip("\n").split("\n")]
     lines = [" ".join(line.split()) for line in text.split("\n")]
     size = len(wanted)
-    found = [at + 1 for at in range(len(lines) - size + 1) if lines[at : at + size] == wanted]
-    if found and any(wanted):
+    # One search in one text: comparing as many lines at each line takes time with their square.
+    whole = "\n".join(("", *lines, ""))
+    at = whole.find("\n".join(("", *wanted, ""))) if any(wanted) else -1
+    if at >= 0:
+        first_line = whole.count("\n", 0, at) + 1
         return (
-            f" But for white space it is in lines {found[0]} to {found[0] + size - 1}; view them "
-            "and copy them exactly"
+            f" But for white space it is in lines {first_line} to {first_line + size - 1}; view "
+            "them and copy them exactly"
         )
     first = next((line for line in wanted if line), "")
     starts = [at + 1 for at, line in enumerate(lines) if line == first][:5] if first else []

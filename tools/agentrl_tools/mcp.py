@@ -7,14 +7,21 @@ In a run file:
         - target: agentrl_tools.mcp:McpServer
           args: {command: [uvx, mcp-server-time]}
 
-One connection serves all rollouts of a process, so the server must keep their work apart if it
-keeps anything. What a tool answers is for the model, its errors too; a server that dies is
-infrastructure: the rollout fails without a reward, and the next call opens a new connection.
+Each rollout has a connection of its own, opened at its first call, so a server that one rollout
+ends or confuses is nobody else's. What a tool answers is for the model, its errors too. Where a
+call fails in another way, the server is asked for its tools once more, after a new start if it has
+ended: if it lists them, the call was at fault and the model reads that; if not, the server is, and
+the rollout fails without a reward.
+
+With `shared: true` one connection serves all rollouts of a process, which saves starting servers;
+the server must then keep their work apart, and when it ends, all rollouts that wait for an answer
+fail without a reward.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,6 +51,7 @@ class McpServer(ToolSet):
         prefix: str = "",
         timeout_s: float = 30.0,
         open_s: float = 30.0,
+        shared: bool = False,
     ) -> None:
         """Say where the server is; nothing is started yet.
 
@@ -57,6 +65,8 @@ class McpServer(ToolSet):
             prefix: put before the names the model sees, where two servers share one.
             timeout_s: wall-clock limit of one call in seconds.
             open_s: seconds the server may take until it answers.
+            shared: one connection for all rollouts of a process, for servers that are slow to start
+                and keep nothing.
 
         Raises:
             ConfigError: not exactly one of `command` and `url`.
@@ -72,6 +82,7 @@ class McpServer(ToolSet):
             command=tuple(command), env=env or {}, cwd=cwd, url=url, headers=headers or {}
         )
         self._connection = Connection(address, open_s=open_s)
+        self._rollouts = None if shared else RolloutConnections(address, open_s=open_s)
         self._only = tuple(only)
         self._prefix = prefix
         self._timeout_s = timeout_s
@@ -94,6 +105,7 @@ class McpServer(ToolSet):
                 description=tool.description or "",
                 parameters=tool.input_schema,
                 timeout_s=self._timeout_s,
+                rollouts=self._rollouts,
             )
             for name, tool in listed.items()
             if name in self._only or not self._only
@@ -102,6 +114,8 @@ class McpServer(ToolSet):
     async def close(self) -> None:
         """Disconnect, and end a server that we started."""
         await self._connection.close()
+        if self._rollouts is not None:
+            await self._rollouts.close()
 
     async def _listed(self) -> list[Any]:
         client = await self._connection.client()
@@ -134,8 +148,18 @@ class McpTool(Tool):
         description: str,
         parameters: Mapping[str, Any],
         timeout_s: float,
+        rollouts: RolloutConnections | None = None,
     ) -> None:
         """Take what the server says of it.
+
+        Args:
+            connection: what it is called over.
+            name: the server's name of it.
+            shown: the name the model calls it by.
+            description: for the model.
+            parameters: the server's JSON schema of its arguments.
+            timeout_s: wall-clock limit of one call in seconds.
+            rollouts: gives each rollout a connection; None shares this one.
 
         Raises:
             ConfigError: its arguments are not described by a JSON schema of an object.
@@ -162,7 +186,22 @@ class McpTool(Tool):
         self.timeout_s = timeout_s
         self._connection = connection
         self._its_name = name
-        self._validator = Draft202012Validator(parameters)
+        self._validator = _linear_validator(Draft202012Validator)(parameters)
+        self._rollouts = rollouts
+        self._own = False
+
+    def fresh(self) -> McpTool:
+        """The tool over the connection of one rollout, which its tools share."""
+        if self._rollouts is None:
+            return self
+        other = copy.copy(self)
+        other._connection, other._own = self._rollouts.of(self.name), True
+        return other
+
+    async def close(self) -> None:
+        """End the connection of the rollout, and the server if we started it."""
+        if self._own and self._rollouts is not None:
+            await self._rollouts.end(self._connection)
 
     def validate(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Check against the server's schema; see `Tool.validate`."""
@@ -176,7 +215,7 @@ class McpTool(Tool):
         """Call the tool on its server.
 
         Raises:
-            ToolError: the server refuses the arguments.
+            ToolError: the server refuses the arguments, or cannot do with them and works without.
             EnvError: the server is gone or does not speak as one; the next call connects anew.
         """
         client = await self._connection.client()
@@ -186,20 +225,82 @@ class McpTool(Tool):
             self._connection.doubt(client)
             raise
         except Exception as error:  # boundary to the SDK, which raises many kinds
-            from mcp import MCPError
-            from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS
-
-            code = error.code if isinstance(error, MCPError) else CONNECTION_CLOSED
-            if isinstance(error, MCPError) and code == INVALID_PARAMS:
-                raise ToolError(f"Error: {error.message}") from error
-            if code == CONNECTION_CLOSED:
-                await self._connection.lose(client)
-            raise EnvError(
-                f"{self._connection.address} failed in {self._its_name!r}: "
-                f"{type(error).__name__}: {error}{self._connection.last_words()}"
-            ) from error
+            raise await self._failure(error, client) from error
         status = ToolStatus.ERROR if answer.is_error else ToolStatus.OK
         return ToolResult(text=_text(answer), status=status, data=answer.structured_content)
+
+    async def _failure(self, error: Exception, client: Any) -> ToolError | EnvError:
+        """The error to raise for one of the SDK's: the model's where the call was at fault."""
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS
+
+        code = error.code if isinstance(error, MCPError) else CONNECTION_CLOSED
+        if isinstance(error, MCPError) and code == INVALID_PARAMS:
+            return ToolError(f"Error: {error.message}")
+        said = f"{type(error).__name__}: {error}{self._connection.last_words()}"
+        ended = code == CONNECTION_CLOSED
+        if ended:
+            await self._connection.lose(client)
+        # The answers of a shared connection stop for all when one call ends the server.
+        if (self._own or not ended) and await self._connection.works():
+            what = "ended the server, which has forgotten what it kept" if ended else "failed"
+            return ToolError(f"Error: the call of {self.name} {what}: {said}")
+        return EnvError(f"{self._connection.address} failed in {self._its_name!r}: {said}")
+
+
+class RolloutConnections:
+    """The connections of the rollouts under way; all tools of a rollout use the same."""
+
+    def __init__(self, address: ServerAddress, *, open_s: float) -> None:
+        self._address = address
+        self._open_s = open_s
+        self._open: set[Connection] = set()
+        self._newest: Connection | None = None
+        self._given: set[str] = set()
+
+    def of(self, tool: str) -> Connection:
+        """The connection for a tool of the rollout that is being made.
+
+        A rollout asks for each tool once and for all of them without a pause, so a tool that is
+        asked for again begins the next rollout.
+        """
+        if self._newest is None or tool in self._given:
+            self._newest = Connection(self._address, open_s=self._open_s)
+            self._open.add(self._newest)
+            self._given.clear()
+        self._given.add(tool)
+        return self._newest
+
+    async def end(self, connection: Connection) -> None:
+        """Close the connection of a rollout that is over. Idempotent."""
+        self._open.discard(connection)
+        await connection.close()
+
+    async def close(self) -> None:
+        """Close what is left."""
+        self._newest = None
+        await asyncio.gather(*(self.end(connection) for connection in tuple(self._open)))
+
+
+def _linear_validator(base: Any) -> Any:
+    """A validator without the checks that take longer than what they check is long.
+
+    A pattern of the schema may backtrack on what a model wrote, and Python's patterns cannot be
+    interrupted; items that must differ are compared pair by pair. The server checks them itself.
+    """
+    from jsonschema import validators
+
+    def known_properties(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+        if "patternProperties" not in schema:
+            yield from base.VALIDATORS["additionalProperties"](validator, value, instance, schema)
+
+    def nothing(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+        return ()
+
+    left_out = ("pattern", "patternProperties", "uniqueItems", "unevaluatedProperties")
+    return validators.extend(
+        base, {**dict.fromkeys(left_out, nothing), "additionalProperties": known_properties}
+    )
 
 
 def _text(answer: Any) -> str:

@@ -92,6 +92,17 @@ class Connection:
         """Record that a call timed out: the next one asks first whether the server still lives."""
         self._doubted = self._doubted or client is self._client
 
+    async def works(self) -> bool:
+        """True if the server lists its tools now; it is started again if it has ended."""
+        try:
+            client = await self.client()
+            async with asyncio.timeout(ALIVE_S):
+                await client.list_tools()
+        except Exception:  # whatever the SDK makes of a broken server
+            logger.debug("%s: does not list its tools", self.address, exc_info=True)
+            return False
+        return True
+
     async def _answers(self) -> bool:
         self._doubted = False
         try:

@@ -9,25 +9,25 @@ import keyword
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 from rich.console import Console
 from rich.text import Text
 
+from agentrl.cli.env.attack import attack
 from agentrl.cli.env.scaffold import TASKS_FILE, scaffold
-from agentrl.config import resolve
+from agentrl.cli.env.target import arguments_of, dataset_of, with_class
 from agentrl.config.sandboxes import sandbox_section
 from agentrl.config.schema import DatasetSection, EnvSection
-from agentrl.errors import AgentrlError, ConfigError
+from agentrl.errors import ConfigError
 from agentrl.finding import Finding
-from agentrl.imports import load_module
 from agentrl.testing.env_check.episode import CheckLimits, TriedCounts
 from agentrl.testing.env_check.suite import check_env
 from agentrl.types import Task
 
 app = typer.Typer(help="Make and check environments.", no_args_is_help=True)
+app.command()(attack)
 
 _SAMPLE_TASKS = (
     Task(id="sample-0", prompt="What is 2 + 2?", label="4"),
@@ -84,9 +84,9 @@ def check(
 ) -> None:
     """Fuzz an environment. Exit status 0 if nothing is wrong, 1 with findings, 2 if it cannot be
     loaded."""
-    target = _with_class(target)
+    target = with_class(target)
     tasks, origin = _tasks(target, dataset)
-    section = EnvSection(target=target, args=_arguments(args or ()), tools=tuple(tools or ()))
+    section = EnvSection(target=target, args=arguments_of(args or ()), tools=tuple(tools or ()))
     limits, tried = CheckLimits(step_s=timeout_s), TriedCounts()
     with _quiet():
         findings = asyncio.run(_check(section, tasks, sandbox, limits, seed, tried))
@@ -143,64 +143,14 @@ async def _check(
             await backend.close()
 
 
-def _with_class(target: str) -> str:
-    """`file.py` becomes `file.py:Class` if exactly one class in it can be an environment."""
-    if ":" in target or not target.endswith(".py"):
-        return target
-    from agentrl.rollout.adapters.text_envs import text_env_of
-
-    module = load_module(target)
-    names = [
-        name
-        for name, value in vars(module).items()
-        if isinstance(value, type)
-        and value.__module__ == module.__name__
-        and (_is_gym(value) or text_env_of(value) is not None)
-    ]
-    if len(names) != 1:
-        raise ConfigError(
-            f"{target} has {len(names)} classes with reset and step, or with the methods of a "
-            f"SkyRL-gym environment or a verl interaction ({', '.join(names) or 'none'}); name one "
-            f"as {target}:CLASS"
-        )
-    return f"{target}:{names[0]}"
-
-
-def _is_gym(value: type) -> bool:
-    return all(callable(getattr(value, name, None)) for name in ("reset", "step"))
-
-
-def _arguments(pairs: Sequence[str]) -> dict[str, Any]:
-    arguments = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.isidentifier():
-            raise ConfigError(f"--args {pair!r}: expected key=value")
-        arguments[key] = yaml.safe_load(value)
-    return arguments
-
-
 def _tasks(target: str, dataset: str | None) -> tuple[Sequence[Task], str]:
-    """The tasks asked for; else `tasks.jsonl` or `make_tasks` beside the class; else samples."""
+    """The tasks asked for; else those beside the class; else samples."""
     from agentrl.data import load_tasks
 
-    module = target.rpartition(":")[0]
-    if dataset is None:
-        beside = Path(module).parent / TASKS_FILE
-        if module.endswith(".py") and beside.is_file():
-            dataset = str(beside)
-        elif _has(f"{module}:make_tasks"):
-            dataset = f"{module}:make_tasks"
-    if dataset is None:
+    source = dataset if dataset is not None else dataset_of(target)
+    if source is None:
         return _SAMPLE_TASKS, "a built-in sample (name yours with --dataset)"
-    return load_tasks(DatasetSection(source=dataset, limit=16), base=Path.cwd()), dataset
-
-
-def _has(target: str) -> bool:
-    try:
-        return callable(resolve(target))
-    except AgentrlError:
-        return False
+    return load_tasks(DatasetSection(source=source, limit=16), base=Path.cwd()), source
 
 
 def _as_dict(finding: Finding) -> dict[str, str]:

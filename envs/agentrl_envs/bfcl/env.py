@@ -32,8 +32,9 @@ class BfclTask(AgentInstance):
 
     Args:
         reward: `all` gives 1 if every user turn was right, `fraction` the share of user turns
-            before the first one that was not. A user turn that expects no call is no share:
-            BFCL takes it for right whatever happens.
+            before the first one that was not. A user turn is no share if it expects no call, as
+            BFCL takes it for right whatever happens, nor if no function it expects has to be given
+            an argument: a model that calls all such functions would be paid for it.
         max_steps: model turns with calls in one user turn; one more ends the episode.
         system_prompt: said before the first turn; BFCL says nothing.
         cpu_s: processor seconds one call may use.
@@ -104,7 +105,13 @@ class BfclTask(AgentInstance):
         }
         self._turn = self._right = self._steps = self._attempted = self._calls = self._failed = 0
         self._error = ""
-        self._shares = [bool(calls) for calls in expected]
+        asking = {
+            item["name"]
+            for backend in classes
+            for item in documents(backend)
+            if item["parameters"].get("required")
+        }
+        self._shares = [any(text.split("(")[0] in asking for text in calls) for calls in expected]
         self._done = False
         said = (Message(role="user", content=self._turns[0]["text"]),)
         system = (Message(role="system", content=self.system_prompt),) if self.system_prompt else ()
@@ -144,9 +151,10 @@ class BfclTask(AgentInstance):
 
     def _final(self, termination: Termination) -> StepResult:
         self._done = True
-        share = self._right / max(1, sum(self._shares))
         unfinished = self._turn < len(self._turns)
         solved = not unfinished and not self._error
+        shares = sum(self._shares)
+        share = self._right / shares if shares else float(solved)
         return StepResult(
             rewards=float(solved) if self.reward == "all" else share,
             done=True,

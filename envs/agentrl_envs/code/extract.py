@@ -12,7 +12,8 @@ MAX_CODE_CHARS = 50_000
 """Longer code is no answer to a small task; it is treated as no code at all."""
 
 _FENCE = re.compile(
-    r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(?P<code>.*?)(?P<end>```|\Z)", re.DOTALL | re.IGNORECASE
+    r"```[ \t]*+(?:python3?|py)?+[ \t]*+\r?\n(?P<code>.*?)(?P<end>```|\Z)",
+    re.DOTALL | re.IGNORECASE,
 )
 
 
@@ -42,7 +43,9 @@ def extract_code(text: str, calls: Sequence[ToolCall], entry_point: str) -> str 
 
 def defines(code: str, name: str) -> bool:
     """True if the text seems to define a function of that name; it need not parse."""
-    return re.search(rf"^\s*(?:async\s+)?def\s+{re.escape(name)}\b", code, re.MULTILINE) is not None
+    # Spaces of one line and possessive: from each of many empty lines, `\s*` would try them all.
+    pattern = rf"^[^\S\n]*+(?:async\s++)?+def\s++{re.escape(name)}\b"
+    return re.search(pattern, code, re.MULTILINE) is not None
 
 
 def parses(code: str) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 from agentrl.errors import ConfigError
+from agentrl.marked_text import last_between
 from agentrl_envs.openenv.session import ActionRefused
 
-_MARKED = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _PLACEHOLDER = re.compile(r"\{(text|action)\}")
 _FIELD = re.compile(r"\{(\w[\w.]*)\}")
 _OF_SERVER = "metadata"
@@ -85,8 +85,8 @@ class Actions:
         Raises:
             ActionRefused: it asks for none.
         """
-        marked = _MARKED.findall(text)
-        inner = marked[-1].strip() if marked else None
+        marked = last_between(text, "<action>", "</action>")
+        inner = None if marked is None else marked.strip()
         if self._form == "json":
             action = _json_object(text if inner is None else inner)
         else:

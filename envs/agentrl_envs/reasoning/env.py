@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError
+from agentrl.marked_text import last_between
 from agentrl.types import Task
 from agentrl_envs.reasoning.judge import judge
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 LONGEST = 20_000
 """Characters of an answer that are judged; a longer one is wrong."""
 
@@ -102,5 +101,5 @@ def final_answer(text: str) -> str | None:
         >>> final_answer("Is it <answer>3</answer>? No: <answer> 4 </answer>.")
         '4'
     """
-    found = _ANSWER.findall(text)
-    return found[-1].strip() if found else None
+    found = last_between(text, "<answer>", "</answer>")
+    return None if found is None else found.strip()

@@ -50,8 +50,8 @@ class Tau2Task(AgentInstance):
 
     Parts are tau2's: `DB`, `ENV_ASSERTION`, `ACTION` and `COMMUNICATE`, of which a task names
     those that count. tau2 also has sentences about the conversation that a language model judges;
-    they count for no task here. A user reads the last 4,000 characters of a message, so an
-    agent cannot communicate a number by listing all of them.
+    they count for no task here. A user reads the last 4,000 characters of a message, and who says
+    more than 100 different numbers, or 20 that stand in nothing it read, has told none of them.
 
     Args:
         user_url: where a model that plays the user is served, such as `http://host:8000/v1`; empty
@@ -109,6 +109,7 @@ class Tau2Task(AgentInstance):
             ) from None
         self._task_id = task.id
         self._said: list[str] = []
+        self._shown: list[str] = []
         self._calls = self._failed = 0
         self._acted = self._done = False
         await self.close()
@@ -121,6 +122,7 @@ class Tau2Task(AgentInstance):
         else:
             self._user = self._make_user(scenario)
             how, opening = _TALKING, await self._user.reply("", acted=False) or ""
+            self._shown.append(opening)
         system = _SYSTEM.format(how=how, policy=policy(scene["domain"]))
         return Observation(
             content=(
@@ -160,11 +162,13 @@ class Tau2Task(AgentInstance):
                 answer = await self._user.reply(self._said[-1] or "(silence)", acted=self._acted)
         self._acted = False
         if answer is not None:
+            self._shown.append(answer)
             return StepResult(environment_feedback=answer)
         try:
             found = await self.world.ask(
                 "verdict",
                 said="\n".join(self._said),
+                shown="\n".join(self._shown),
                 right_hash=_right_hashes.get(self._task_id, ""),
             )
         except ToolError:

@@ -13,10 +13,12 @@ import importlib
 import importlib.util
 import inspect
 import json
+import re
 import sys
 import tomllib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,12 @@ _STATES = {
 }
 _WITHOUT_EFFECT = ("calculate", "transfer_to_human_agents")
 _MOST_CHARS = 200_000
+_NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?+(?!\w)")
+MOST_NUMBERS = 100
+"""Different numbers an agent may say to the user; if it says more, it has told none of them."""
+MOST_GUESSED = 20
+"""Of these, how many may be in nothing that it read: sums and counts, not a list of all there are.
+No task asks for more than seven."""
 
 
 class _Refused(Exception):
@@ -134,6 +142,7 @@ class Tau2Host:
             self._state = _store_as(getattr(load(module), kind), instance)
             self._state.initialize()
         self._calls: list[tuple[str, dict[str, Any]]] = []
+        self._read: set[Decimal] = set()
 
     def _side(self, world: Any, item: dict[str, Any]) -> Any:
         return world.user_tools if item["env_type"] == "user" else world.tools
@@ -170,23 +179,25 @@ class Tau2Host:
         except Exception as error:
             # tau2's own runner shows whatever its tools raise over strange arguments, too.
             return {"status": "error", "text": f"Error: {type(error).__name__}: {error}"}
-        return {"status": "ok", "text": text[:_MOST_CHARS]}
+        text = text[:_MOST_CHARS]
+        self._read |= numbers_in(text)
+        return {"status": "ok", "text": text}
 
-    def verdict(self, said: str, right_hash: str) -> dict[str, Any]:
+    def verdict(self, said: str, shown: str, right_hash: str) -> dict[str, Any]:
         """Results of the checks that tau2 makes in the end.
 
         Args:
             said: all text the user received.
+            shown: all text the user wrote.
             right_hash: of the database as it should be, from an earlier verdict on this task;
                 empty to work it out, which takes longer than all else here.
 
         Returns:
             `parts` by the names tau2 gives to the parts of the reward, and `right_hash`.
         """
-        heard = said.lower().replace(",", "")
         parts = {
             "ACTION": all(map(self._was_done, self._expected)),
-            "COMMUNICATE": all(item.lower() in heard for item in self._told),
+            "COMMUNICATE": was_told(self._told, said, self._read | numbers_in(shown)),
         }
         if self._environment is None:
             right_hash = right_hash or self._hash_when_right()
@@ -218,6 +229,42 @@ class Tau2Host:
             if self._same(given, wanted):
                 return True
         return False
+
+
+def numbers_in(text: str) -> set[Decimal]:
+    """The numbers that stand alone in a text, by value.
+
+    Example:
+        >>> sorted(numbers_in("$1,628.50 for #W12, 3 of 4.")) == [3, 4, Decimal("1628.5")]
+        True
+    """
+    return {Decimal(found.replace(",", "")) for found in _NUMBER.findall(text)}
+
+
+def was_told(wanted: Sequence[str], said: str, read: Collection[Decimal]) -> bool:
+    """True if every answer was given to the user, and not by saying all there could be.
+
+    tau2 looks for each answer anywhere in the text, also inside a longer number. Here a number
+    counts by its value, anything else as whole words; and no number has been told by an agent that
+    said more than `MOST_NUMBERS` different ones, or more than `MOST_GUESSED` that it never read.
+
+    Args:
+        wanted: the answers, as tau2 writes them.
+        said: all text the user received.
+        read: numbers in what the agent read.
+    """
+    numbers = numbers_in(said)
+    listed = len(numbers) > MOST_NUMBERS or len(numbers.difference(read)) > MOST_GUESSED
+    heard = said.lower()
+
+    def told(item: str) -> bool:
+        if listed and any(map(str.isdigit, item)):
+            return False
+        if _NUMBER.fullmatch(item):
+            return Decimal(item.replace(",", "")) in numbers
+        return re.search(rf"(?<!\w){re.escape(item.lower())}(?!\w)", heard) is not None
+
+    return all(map(told, wanted))
 
 
 def _tool(make: Callable[[], Any]) -> FunctionTool:

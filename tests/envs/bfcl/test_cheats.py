@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("bfcl_eval")
 
-from agentrl_envs.bfcl.functions import owners
+from agentrl_envs.bfcl.functions import DOCUMENTS, documents, owners
 
 from agentrl.types import Termination
 from tests.envs.bfcl.test_env import TASKS, expected_calls, play
@@ -103,14 +103,54 @@ def nested(depth):
     return value
 
 
+FREE = {
+    item["name"]
+    for backend in DOCUMENTS
+    for item in documents(backend)
+    if not item["parameters"].get("required")
+}
+
+
+def without_arguments(task):
+    """A call of every function that can be called without knowing anything."""
+    return [
+        call(item["name"])
+        for backend in task.metadata["classes"]
+        for item in documents(backend)
+        if not item["parameters"].get("required")
+    ]
+
+
+EASY = [
+    task
+    for task in TASKS.values()
+    if any(
+        calls and all(text.split("(")[0] in FREE for text in calls)
+        for calls in task.label["expected"]
+    )
+]
+
+
+@pytest.mark.parametrize("task", EASY[:: max(1, len(EASY) // 8)], ids=lambda task: task.id)
+async def test_calling_all_that_takes_no_argument_earns_nothing(task):
+    """Fails if a user turn counts that wants nothing but to be told `fuelLevel()`."""
+    blind = without_arguments(task)
+    turns = [part for _ in task.metadata["turns"] for part in (*blind, "Done.")]
+    row, _ = await play(task, iter(turns), max_steps=60, reward="fraction")
+    assert row.termination is Termination.ENV_DONE, row
+    assert (row.reward, row.score) == (0.0, 0.0), row.extra_logs
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
         ("power", {"base": 10, "exponent": 5000}),
         ("power", {"base": nested(600), "exponent": 2}),
         ("power", {"base": "x" * 40_000, "exponent": nested(100)}),
+        ("multiply", {"a": 10**3000, "b": 10**3000}),
+        ("sum_values", {"numbers": [10**4000, 10**4299]}),
     ],
-    ids=["a number too long for a text", "deep arguments", "arguments of other types"],
+    ids=["a power too long for a text", "deep arguments", "other types", "a product", "a sum"],
 )
 async def test_a_call_that_our_own_code_cannot_word_is_the_models_doing(name, arguments):
     """Caught: a reward that is dropped, so that a wrong conversation does not count."""
@@ -137,4 +177,20 @@ async def test_a_state_that_cannot_be_compared_is_wrong():
             yield "Done."
 
     row, _ = await play(TASK, replies(), max_steps=60)
+    assert (row.reward, row.termination) == (0.0, Termination.ENV_DONE), row
+
+
+async def test_names_and_contents_that_cannot_be_written_are_wrong():
+    """Fails if a checker that stumbles over what the model stored drops the rollout."""
+    deep: list = []
+    for _ in range(60):
+        deep = [deep]
+    strange = [
+        call("mkdir", dir_name=deep),
+        call("touch", file_name="\ud800"),
+        call("echo", content=deep, file_name="a"),
+        call("echo", content="\ud800", file_name="b"),
+        call("cd", folder=None),
+    ]
+    row, _ = await play(TASK, iter([*strange, *["x"] * 9]), max_steps=60, reward="fraction")
     assert (row.reward, row.termination) == (0.0, Termination.ENV_DONE), row

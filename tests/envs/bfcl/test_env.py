@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("bfcl_eval")
 
 from agentrl_envs.bfcl import CATEGORIES, BfclTask, expected_calls, multi_turn_tasks
-from agentrl_envs.bfcl.functions import documents, owners
+from agentrl_envs.bfcl.functions import DOCUMENTS, documents, owners
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config import load_config
@@ -28,6 +28,13 @@ from agentrl.types import SamplingParams, Task, Termination, ToolStatus
 from tests.envs.test_solutions import solve
 
 TASKS = {task.id: task for task in multi_turn_tasks("all")}
+ASKING = {
+    item["name"]
+    for backend in DOCUMENTS
+    for item in documents(backend)
+    if item["parameters"].get("required")
+}
+"""Functions that cannot be called without an argument."""
 
 
 def script(task: Task, stop: int | None = None):
@@ -89,8 +96,8 @@ async def test_the_answers_of_the_benchmark_earn_everything_and_a_part_earns_a_s
     assert not env.backends.alive
     turns = len(task.label["expected"])
     row, _ = await play(task, script(task, stop=turns - 1), reward="fraction")
-    shares = sum(map(bool, task.label["expected"]))
-    assert (row.reward, row.score) == ((shares - 1) / shares, 0.0)
+    shares = [any(text.split("(")[0] in ASKING for text in turn) for turn in task.label["expected"]]
+    assert (row.reward, row.score) == (sum(shares[:-1]) / sum(shares), 0.0)
     assert row.extra_logs["wrong_empty"] == 1.0
 
 

@@ -47,3 +47,9 @@ def test_a_megabyte_is_refused_quickly():
         assert len(text) > MAX_CODE_CHARS
         assert extract_code(text, (), "f") is None
         assert time.perf_counter() - started < 0.5
+
+
+def test_what_a_model_wrote_prints_no_warning(recwarn):
+    text = "def f(x):\n    return x is 2 or 1if x else '\\d'"
+    assert extract_code(text, (), "f") == text
+    assert not list(recwarn)

@@ -226,14 +226,58 @@ UNEARNED = {
     "intermediate_integration": ("Integral({integrand}, {variable})",),
     "n_queens": ("entry['metadata']['solutions'][0]",),
     "spiral_matrix": ("entry['answer'].split()", "[oracle_answer]"),
+    "coin_flip": ("0", "0.", "0.0", "0/1", "0e0", "0.3", "1e-9"),
+    "number_sorting": ("{nan}", "{wrapped}"),
+    "gsm_symbolic": ("-{answer}", "17 or {answer}", "{answer} or 17"),
+    "rush_hour": ("A+5 " * 500, "{cars}"),
+    "sokoban": ("LRUD" * 4000,),
+    "boxnet": ("{sweep}",),
 }
+
+
+def sweep(facts: dict) -> str:
+    """Plans that carry every box over every square of a board, without a look at it."""
+    columns, rows = facts["column_num"], facts["row_num"]
+    squares = [(r + 0.5, c + 0.5) for r in range(rows) for c in range(columns)]
+    plans = []
+    for colour in ("red", "blue", "green"):
+        for row, column in squares:
+            here = f"Agent[{row}, {column}]"
+            plans.append({here: f"move(box_{colour}, target_{colour})"})
+            for to in ((row, column + 1), (row + 1, column), (row, column - 1), (row - 1, column)):
+                plans.append({here: f"move(box_{colour}, square[{to[0]}, {to[1]}])"})
+    return json.dumps(plans * 4)
+
+
+PAID_ALONE = [
+    ("calendar_arithmetic", "-1", {"task": "recurring_event_day"}, "0", "-1"),
+    ("calendar_arithmetic", "-1", {"task": "recurring_event_day"}, "31", "-1"),
+    ("polynomial_equations", '""', {}, "x", '""'),
+    ("polynomial_equations", '""', {}, "", '""'),
+    ("polynomial_equations", '""', {}, "no idea", '""'),
+]
+
+
+@pytest.mark.parametrize(("family", "right", "facts", "cheat", "good"), PAID_ALONE)
+def test_what_a_verifier_pays_where_the_right_answer_is_odd(
+    family: str, right: str, facts: dict, cheat: str, good: str
+) -> None:
+    entry = {"question": "?", "answer": right, "metadata": facts}
+    assert judge(family, cheat, entry).score == 0.0
+    assert judge(family, good, entry).score == 1.0
 
 
 @pytest.mark.parametrize("family", UNEARNED)
 def test_an_answer_without_the_work_earns_nothing(family: str) -> None:
     task = draw(family, seed=5)
     facts = dict(task.label["metadata"])
-    facts["sum"] = "+".join(map(str, facts.get("numbers", ())))
+    numbers = facts.get("numbers", ())
+    facts["sum"] = "+".join(map(str, numbers)) if isinstance(numbers, list) else ""
+    facts["answer"] = task.label["answer"]
+    facts["nan"] = json.dumps([float("nan")] * len(facts.get("original_numbers", ())))
+    facts["wrapped"] = json.dumps(["nan"] * len(facts.get("original_numbers", ())))
+    facts["cars"] = " ".join(f"{c}{s}1" for _ in range(80) for s in "+-" for c in "ABCDEFGH")
+    facts["sweep"] = sweep(facts) if family == "boxnet" else ""
     for cheat in UNEARNED[family]:
         assert judge(family, cheat.format(**facts), task.label).score == 0.0, cheat
 
@@ -245,6 +289,15 @@ def test_what_looks_different_is_still_right() -> None:
     assert judge("intermediate_integration", answer, task.label).score == 1.0
     task = draw("countdown", seed=5)
     assert judge("countdown", f"(({task.label['answer']}))", task.label).score == 1.0
+    # As people write them: a fraction, no zero in front, dollars, single quotes.
+    task = draw("coin_flip", seed=5)
+    half = task.label["metadata"]["rational"]
+    fraction = f"{half['numerator']}/{half['denominator']}"
+    assert judge("coin_flip", fraction, task.label).score == 1.0
+    task = draw("gsm_symbolic", seed=5)
+    assert judge("gsm_symbolic", f"${task.label['answer']}.", task.label).score == 1.0
+    task = draw("number_sorting", seed=5)
+    assert judge("number_sorting", task.label["answer"], task.label).score == 1.0
 
 
 def test_words_of_every_length_are_judged() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("inspect_evals")
 
 from agentrl_envs.tau2 import Tau2Task, tau2_tasks
+from agentrl_envs.tau2.host import was_told
 from agentrl_envs.tau2.tasks import is_idle
 from aiohttp import web
 
@@ -154,17 +156,55 @@ async def test_a_task_cannot_be_cheated(name, domain):
     assert (row.reward, row.score) == (0.0, 0.0)
 
 
-async def test_numbers_cannot_be_told_by_telling_all_of_them():
-    """Fails if the whole of a message is searched for what had to be told."""
-    task = next(
-        task
-        for task in TASKS.values()
-        if task.id.startswith("retail")
-        and all(item.isdigit() for item in task.label["told"])
-        and task.label["told"]
-    )
-    row = await play(task, [*expected(task), " ".join(map(str, range(3000))) + " x" * 2000])
+def every_number(message: int) -> str:
+    """A part of all numbers of four digits, in so few characters that a user would read them."""
+    first = 1000 + 500 * message
+    return " ".join(map(str, range(first, first + 500)))
+
+
+LISTS = {
+    "in one long message": [" ".join(map(str, range(3000))) + " x" * 2000],
+    "all of four digits, in many messages": [every_number(n) for n in range(18)],
+    "all of four digits, one inside the other": [
+        "".join(map(str, range(1000 + 900 * n, 1000 + 900 * (n + 1)))) for n in range(10)
+    ],
+    "all of four digits, with prices": [every_number(n).replace(" ", ".00 ") for n in range(18)],
+}
+
+
+@pytest.mark.parametrize("how", LISTS)
+async def test_numbers_cannot_be_told_by_telling_all_of_them(how):
+    """Fails if the text is searched for what had to be told, whatever else is in it."""
+    task = TASKS["airline-11"]
+    assert task.label["told"] == ["5244"]
+    # Between two messages something is done, so that the user does not hang up.
+    work = [turn for message in LISTS[how] for turn in (message, call("list_all_airports"))]
+    row = await play(task, [*expected(task), *work])
     assert (row.extra_logs["db"], row.extra_logs["communicate"]) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "said", "right"),
+    [
+        (["481.50"], "You get $481.5 back.", True),
+        (["481.5"], "You get $481.50 back.", True),
+        (["1628"], "It is $1,628.", True),
+        (["1628"], "Order 91628 and 16281.", False),
+        (["54.04"], "I took 54.04 off.", True),
+        (["10"], "There are 10.", True),
+        (["camera"], "Your Camera is on its way", True),
+        (["IL"], "It will be fine", False),
+        (["943 Maple Drive", "60621"], "943 maple drive, Chicago, IL 60621", True),
+        (["20 hours"], "It lasts 20 hours.", True),
+        (["20 hours"], " ".join(f"{n} hours" for n in range(40)), False),
+        (["10"], " ".join(map(str, range(22))), False),
+        (["10"], " ".join(map(str, range(20))), True),
+        (["10"], " ".join(map(str, range(500, 570))) + " 10", True),
+        (["10"], " ".join(map(str, range(500, 601))) + " 10", False),
+    ],
+)
+def test_what_counts_as_telling(told, said, right):
+    assert was_told(told, said, set(map(Decimal, range(500, 700)))) is right
 
 
 async def test_the_scripted_user_agrees_and_hangs_up_when_nothing_is_done():

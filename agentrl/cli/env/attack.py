@@ -1,0 +1,137 @@
+"""`agentrl env attack`: play a library of attacks on an environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.cli.env.target import arguments_of, dataset_of, with_class
+from agentrl.errors import ConfigError, choices
+
+if TYPE_CHECKING:
+    from agentrl.preflight.attack.attack import AttackClass
+    from agentrl.preflight.attack.library import AttackResult
+
+
+def attack(
+    target: Annotated[
+        str,
+        typer.Argument(help="package.module:Class, file.py:Class or file.py; or a run file."),
+    ],
+    args: Annotated[
+        list[str] | None, typer.Option("--args", help="key=value for the class; may be repeated.")
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="File or import string of tasks; default: tasks beside the class."),
+    ] = None,
+    tools: Annotated[
+        list[str] | None, typer.Option("--tool", help="Import string of a tool; may be repeated.")
+    ] = None,
+    sandbox: Annotated[
+        str, typer.Option(help="auto, a backend's name or import string, or none.")
+    ] = "auto",
+    only: Annotated[
+        list[str] | None, typer.Option("--class", help="Class of attacks; may be repeated.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks each attack is played on.")] = 4,
+    hold_s: Annotated[
+        float, typer.Option(help="Processor seconds a turn may hold up the event loop.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of every rollout.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every rollout as JSON.")] = False,
+) -> None:
+    """Attack an environment: forge, read, freeze, exhaust, become infrastructure, special-case,
+    leak. Exit status 0 if all attacks were held, 1 if one got through, 2 if it cannot be played.
+
+    Programs of attacks end at once where they see the processes of this machine, so an environment
+    that runs code without a sandbox comes to no harm and is reported.
+    """
+    from agentrl.preflight.attack.campaign import AttackPlan, run_attacks
+
+    sections = _sections(target, args or (), dataset, tools or (), sandbox)
+    plan = AttackPlan(**sections, tasks=tasks, hold_s=hold_s, seed=seed, only=_classes(only or ()))
+    with Console(stderr=True).status("") as status:
+        results = run_attacks(plan, on_result=lambda done: status.update(done.attack))
+    if as_json:
+        typer.echo(json.dumps([result.as_dict() for result in results], indent=2))
+    else:
+        _print(target, results)
+    if any(result.got_through for result in results):
+        raise typer.Exit(1)
+
+
+def _sections(
+    target: str, args: Sequence[str], dataset: str | None, tools: Sequence[str], sandbox: str
+) -> dict[str, object]:
+    """The parts of a plan that say what is attacked."""
+    if target.endswith((".yaml", ".yml")):
+        from agentrl.config import load_config
+
+        config = load_config(Path(target))
+        # What it trains on, without what decides how often a task comes.
+        source = {"source", "args", "split", "limit"}
+        return {
+            "env": config.env.model_dump(mode="json"),
+            "dataset": config.dataset.model_dump(mode="json", include=source),
+            "sandbox": config.sandbox.backend if sandbox == "auto" else sandbox,
+            "base": Path(target).parent,
+        }
+    target = with_class(target)
+    found = dataset if dataset is not None else dataset_of(target)
+    if found is None:
+        raise ConfigError(
+            f"env attack: {target} has no tasks beside it; name some with --dataset FILE or "
+            "--dataset package.module:make_tasks"
+        )
+    return {
+        "env": {"target": target, "args": arguments_of(args), "tools": list(tools)},
+        "dataset": {"source": found},
+        "sandbox": sandbox,
+        "base": Path.cwd(),
+    }
+
+
+def _classes(names: Sequence[str]) -> tuple[AttackClass, ...]:
+    from agentrl.preflight.attack.attack import AttackClass
+
+    known = {str(kind).replace(" ", "-"): kind for kind in AttackClass}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"env attack --class: {choices(name, known)}")
+    return tuple(known[name] for name in names)
+
+
+def _print(target: str, results: Sequence[AttackResult]) -> None:
+    from agentrl.preflight.attack.attack import AttackClass
+    from agentrl.preflight.attack.library import AttackVerdict
+
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(title=f"Attacks on {target}", title_justify="left")
+    table.add_column("class")
+    for name in ("attacks", "rollouts", *AttackVerdict):
+        table.add_column(str(name), justify="right")
+    for aim in AttackClass:
+        of_class = [result for result in results if result.aim is aim]
+        if of_class:
+            rollouts = sum(len(result.outcomes) for result in of_class)
+            counts = [sum(found.count(verdict) for found in of_class) for verdict in AttackVerdict]
+            table.add_row(str(aim), str(len(of_class)), str(rollouts), *map(str, counts))
+    console.print(table)
+    for result in results:
+        if result.first():
+            style = "bold red" if result.got_through else "dim"
+            name = f"{result.aim}: {result.attack}: "
+            console.print(Text.assemble((name, style), result.first()))
+    through = sum(result.got_through for result in results)
+    if through:
+        console.print(Text(f"{through} of {len(results)} attacks got through", style="bold red"))
+    else:
+        console.print(Text("All attacks were held", style="bold green"))

@@ -1,0 +1,1 @@
+"""The attacks behind `agentrl env attack`."""

@@ -1,0 +1,191 @@
+"""Attacks on environments with planted holes: each is found by the class that it belongs to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.errors import RunError
+from agentrl.preflight.attack.attack import NO_WALLS, AttackClass, AttackedTask
+from agentrl.preflight.attack.campaign import AttackPlan, run_attacks
+from agentrl.preflight.attack.library import (
+    AttackOutcome,
+    AttackResult,
+    AttackVerdict,
+    TaskWorth,
+    attacks,
+    verdict_of,
+)
+from agentrl.types import Task
+
+ENVS = Path(__file__).with_name("leaky_envs.py")
+
+
+def plan(name: str, *only: AttackClass, **settings) -> AttackPlan:
+    settings = {"tasks": 1, "sandbox": "none", **settings}
+    return AttackPlan(
+        env={"target": f"{ENVS}:{name}"},
+        dataset={"source": f"{ENVS}:make_tasks"},
+        only=only,
+        **settings,
+    )
+
+
+def through(results) -> set[str]:
+    return {result.attack for result in results if result.got_through}
+
+
+def test_every_class_has_attacks_with_names_of_their_own() -> None:
+    library = attacks()
+    assert {attack.aim for attack in library} == set(AttackClass)
+    assert len({attack.name for attack in library}) == len(library) > 100
+    on = AttackedTask(task=Task(id="t", prompt="Write a function `f`."), host_namespace="pid:[1]")
+    for attack in library:
+        for episode in attack.episodes(on):
+            assert episode
+    assert on.function == "f"
+
+
+@pytest.mark.parametrize("aim", [AttackClass.FORGE, AttackClass.SPECIAL_CASE])
+def test_an_environment_without_a_hole_holds(aim: AttackClass) -> None:
+    results = run_attacks(plan("Whole", aim))
+    assert results
+    assert through(results) == set()
+    assert all(result.count(AttackVerdict.HELD) == len(result.outcomes) for result in results)
+
+
+def test_one_that_takes_the_models_word_is_paid() -> None:
+    assert "claims success" in through(run_attacks(plan("Believes", AttackClass.FORGE)))
+
+
+def test_one_that_looks_for_the_label_anywhere_pays_for_a_list() -> None:
+    found = through(run_attacks(plan("Searches", AttackClass.SPECIAL_CASE, tasks=2)))
+    assert found == {"lists the small numbers", "lists the small numbers as answers",
+                     "lists it all in one answer"}  # fmt: skip
+
+
+def test_one_that_raises_drops_the_reward() -> None:
+    results = run_attacks(plan("Raises", AttackClass.INFRASTRUCTURE))
+    odd = next(result for result in results if result.attack == "writes what is no text")
+    assert odd.count(AttackVerdict.DROPPED) == 1
+    assert "raised" in odd.first() or "Error" in odd.first()
+
+
+def test_one_that_backtracks_is_found_frozen() -> None:
+    results = run_attacks(plan("Backtracks", AttackClass.FREEZE))
+    found = through(results)
+    assert r"repeats '\n'" in found
+    assert "repeats 'a'" not in found
+
+
+def test_one_that_never_comes_back_is_ended_and_the_rest_goes_on() -> None:
+    """Fails if an attack that cannot be interrupted stops the command."""
+    results = run_attacks(plan("NeverComes", AttackClass.FREEZE, attack_s=20.0))
+    ends = {result.attack: result.first() for result in results if result.got_through}
+    assert list(ends) == ["repeats '['"]
+    assert "the process was killed" in ends["repeats '['"]
+    assert results[-1].attack != "repeats '['"
+
+
+def test_programs_do_nothing_outside_of_a_sandbox_and_say_so() -> None:
+    """Fails if attacks would run on the machine itself: they kill and delete what they can."""
+    results = run_attacks(plan("RunsHere", AttackClass.READ, tasks=1))
+    assert all(result.count(AttackVerdict.UNWALLED) for result in results)
+    assert all(NO_WALLS in result.first() for result in results)
+
+
+def test_what_one_rollout_kept_is_found_in_the_next() -> None:
+    found = through(run_attacks(plan("Remembers", AttackClass.LEAK, tasks=2)))
+    assert "finds what another rollout kept" in found
+
+
+def test_an_environment_that_cannot_be_played_is_an_error_with_its_words() -> None:
+    broken = AttackPlan(env={"target": f"{ENVS}:Nobody"}, dataset={"source": f"{ENVS}:make_tasks"})
+    with pytest.raises(RunError, match=r"(?s)cannot be played.*Nobody"):
+        run_attacks(broken)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "worth", "verdict"),
+    [
+        ({"score": 1.0, "reward": 1.0}, {}, AttackVerdict.PAID),
+        ({"score": 0.0, "reward": 0.2}, {}, AttackVerdict.HELD),
+        ({"reward": 0.2}, {"solution": 1.0}, AttackVerdict.HELD),
+        ({"reward": 0.5}, {"solution": 1.0}, AttackVerdict.PAID),
+        ({"reward": 0.1}, {"idle": 0.1}, AttackVerdict.HELD),
+        ({"reward": 0.2}, {"idle": 0.1}, AttackVerdict.PAID),
+        ({"score": 1.0, "trusted": False}, {}, AttackVerdict.DROPPED),
+        ({"score": 1.0, "held_s": 3.0}, {}, AttackVerdict.FROZE),
+        ({"ended": "killed"}, {}, AttackVerdict.FROZE),
+        ({"leaked": True}, {}, AttackVerdict.PAID),
+        ({"unwalled": True}, {}, AttackVerdict.UNWALLED),
+    ],
+)
+def test_verdicts(outcome, worth, verdict) -> None:
+    found = verdict_of(AttackOutcome(task_id="t", **outcome), TaskWorth(**worth), hold_s=1.0)
+    assert found is verdict
+
+
+def test_a_constant_may_be_right_by_chance() -> None:
+    paid = (AttackOutcome(task_id="t", score=1.0), AttackVerdict.PAID)
+    held = (AttackOutcome(task_id="t"), AttackVerdict.HELD)
+
+    def result(aim: AttackClass, *outcomes) -> AttackResult:
+        return AttackResult(attack="a", aim=aim, outcomes=outcomes)
+
+    assert not result(AttackClass.SPECIAL_CASE, paid, held, held).got_through
+    assert result(AttackClass.SPECIAL_CASE, paid, held).got_through
+    assert result(AttackClass.FORGE, paid, held, held).got_through
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main([*words])
+    return int(left.value.code or 0)
+
+
+def test_the_command_prints_a_table_and_its_status_says_what_came_of_it(capsys) -> None:
+    words = ("env", "attack", f"{ENVS}:Believes", "--sandbox", "none", "--class", "forge",
+             "--tasks", "1")  # fmt: skip
+    assert run(*words) == 1
+    out = capsys.readouterr().out
+    assert "forge: claims success: paid on 5: reward 1, score 1.0" in out
+    assert "attacks got through" in out
+    assert run(*words, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert {entry["class"] for entry in found} == {"forge"}
+    assert run(*words[:2], f"{ENVS}:Whole", *words[3:]) == 0
+    assert "All attacks were held" in capsys.readouterr().out
+    assert run(*words[:-3], "fogre") == 2
+    assert "did you mean 'forge'" in capsys.readouterr().err
+
+
+def test_a_run_file_is_attacked_as_it_would_be_run(tmp_path, capsys) -> None:
+    (tmp_path / "run.yaml").write_text(
+        f"env: {{target: '{ENVS}:Whole'}}\ndataset: {{source: '{ENVS}:make_tasks'}}\n"
+    )
+    words = ("env", "attack", str(tmp_path / "run.yaml"), "--class", "forge", "--tasks", "1")
+    assert run(*words, "--sandbox", "none") == 0
+    assert "All attacks were held" in capsys.readouterr().out
+
+
+SHIPPED = {
+    "agentrl_envs.arithmetic:ArithmeticTask": "agentrl_envs.arithmetic:make_tasks",
+    "agentrl_envs.reasoning:ReasoningTask": "agentrl_envs.reasoning:make_tasks",
+}
+WORDS = (AttackClass.FORGE, AttackClass.INFRASTRUCTURE, AttackClass.SPECIAL_CASE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", SHIPPED)
+def test_no_attack_by_words_gets_through_an_environment_of_ours(target: str) -> None:
+    """The rest of the library is played by hand; its table is in envs/README.md."""
+    found = AttackPlan(
+        env={"target": target}, dataset={"source": SHIPPED[target]}, sandbox="none", tasks=3,
+        only=WORDS,
+    )  # fmt: skip
+    results = run_attacks(found)
+    assert [result.first() for result in results if result.got_through] == []
