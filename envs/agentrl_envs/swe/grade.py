@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from agentrl.errors import GraderError, SandboxError
 from agentrl.sandbox import Sandbox
-from agentrl_envs.fault import graded
+from agentrl_envs.fault import Left, graded
 from agentrl_envs.swe.changes import Changes, source_changes
 from agentrl_envs.swe.claims import Claims, any_ran
 from agentrl_envs.swe.controls import Control, Controls, Doubt
@@ -108,7 +108,8 @@ class RepairGrader:
             GraderError: the tests cannot be run even without the agent's change, or the row is no
                 task.
         """
-        found = await graded(lambda: self._grade(agent), lambda: self._untouched(agent))
+        left = Left(read=lambda: self._changes(agent), sandbox=agent)
+        found = await graded(lambda: self._grade(agent, left), lambda: self._untouched(agent))
         if found.verdict is None:
             return self._verdict(Reason.RUINED, None)
         return dataclasses.replace(found.verdict, repeated=found.repeated)
@@ -122,8 +123,8 @@ class RepairGrader:
             await fresh.close()
         await self._run(agent, Changes(written={}))
 
-    async def _grade(self, agent: Sandbox) -> RepairVerdict:
-        changes = await self._changes(agent)
+    async def _grade(self, agent: Sandbox, left: Left[Changes | None]) -> RepairVerdict:
+        changes = await left.get()
         if changes is None or changes.too_large:
             return self._verdict(Reason.UNREADABLE, changes)
         if not changes:
@@ -213,11 +214,9 @@ class RepairGrader:
             return await run_tests(
                 sandbox,
                 command=task.test_command,
-                names=(
-                    *task.FAIL_TO_PASS,
-                    *task.PASS_TO_PASS,
-                    *control.cannot,
-                    *control.twins,
+                # Sorted: in a control the order would say which tests cannot pass.
+                names=sorted(
+                    {*task.FAIL_TO_PASS, *task.PASS_TO_PASS, *control.cannot, *control.twins}
                 ),
                 cwd=REPO_FOLDER,
                 env=task.variables(root, environment),
