@@ -80,8 +80,8 @@ def swe_bench(
         runners: by repository, how its tests are run and their results are read; see `runners`.
 
     Raises:
-        DataError: no such file, or a row that cannot be played; names the row and the column.
-        ConfigError: a runner that says nothing of use.
+        DataError: no such file, a row that cannot be played, or a runner that says nothing of use;
+            names the row and the column, or the repository and the key.
     """
     check_runners(runners or {})
 
@@ -125,7 +125,6 @@ def swe_smith(
 
     Raises:
         DataError: as for `swe_bench`; also a row without a problem statement.
-        ConfigError: as for `swe_bench`.
     """
     check_runners(runners or {})
 

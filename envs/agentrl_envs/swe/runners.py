@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from agentrl.errors import ConfigError, DataError, choices
+from agentrl.errors import DataError, choices
 from agentrl_envs.swe.record import SweTask
 
 CONDA = "/opt/miniconda3/envs/testbed/bin"
@@ -62,26 +62,26 @@ def check_runners(runners: RunnersByRepo) -> None:
     """Refuse runners of a config that say nothing of use.
 
     Raises:
-        ConfigError: names the repository and the key.
+        DataError: names the repository and the key.
     """
     for repo, made in runners.items():
         where = f"runners, {repo!r}"
         if not isinstance(made, Mapping) or set(made) - set(_KEYS):
             got = sorted(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
-            raise ConfigError(f"{where}: expected an object with {', '.join(_KEYS)}; got {got}")
+            raise DataError(f"{where}: expected an object with {', '.join(_KEYS)}; got {got}")
         command = made.get("command")
         if not isinstance(command, Sequence) or isinstance(command, str) or not command:
-            raise ConfigError(f"{where}: command is {command!r}; expected a list of words")
+            raise DataError(f"{where}: command is {command!r}; expected a list of words")
         _check_log(made.get("log", "pytest"), where)
 
 
 def _check_log(log: Any, where: str) -> None:
     if isinstance(log, str):
         if log not in _LOGS:
-            raise ConfigError(f"{where}: log: {choices(log, _LOGS)}, or patterns by state")
+            raise DataError(f"{where}: log: {choices(log, _LOGS)}, or patterns by state")
         return
     if not isinstance(log, Mapping) or set(log) - set(_STATES) or "passed" not in log:
-        raise ConfigError(
+        raise DataError(
             f"{where}: log is {log!r}; expected one of {', '.join(_LOGS)}, or patterns by "
             f"{', '.join(_STATES)}, of which passed is needed"
         )
@@ -89,9 +89,9 @@ def _check_log(log: Any, where: str) -> None:
         try:
             pattern = re.compile(str(text))
         except re.error as error:
-            raise ConfigError(f"{where}: log.{state}: {text!r} is no pattern: {error}") from None
+            raise DataError(f"{where}: log.{state}: {text!r} is no pattern: {error}") from None
         if "name" not in pattern.groupindex:
-            raise ConfigError(f"{where}: log.{state}: {text!r} has no group (?P<name>...)")
+            raise DataError(f"{where}: log.{state}: {text!r} has no group (?P<name>...)")
 
 
 def _configured(
