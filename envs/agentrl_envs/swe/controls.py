@@ -32,6 +32,8 @@ _MOST_TESTS = 12
 """Test functions of `FAIL_TO_PASS` that values are asked of; one has a dozen cases or more."""
 _SPOT_CHECKS = 12
 """Test functions of `PASS_TO_PASS` that values are asked of."""
+_SABOTAGED_SPOTS = 3
+"""Those that are sabotaged where values can be asked of none."""
 _MOST_PLANS = 256
 _PLANS: OrderedDict[str, Plan] = OrderedDict()
 """Plans by task: its rollouts share one, and the code of none can reach it."""
@@ -57,6 +59,10 @@ class SecondLook:
     """Of the passes as a whole."""
     unearned: frozenset[str] = frozenset()
     """Names that passed though the code gives too few of their values; they do not count."""
+    proven: bool = False
+    """Whether values show it of a test of `FAIL_TO_PASS`, and not sabotage alone."""
+    provable: bool = False
+    """Whether values can show it of any test of `FAIL_TO_PASS`, whatever passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +125,12 @@ class Controls:
         weak = {name: test for name, test in fixing.items() if name in now and test not in proven}
         if not spots:
             more = [name for name in keeping if name in now]
-            drawn = secrets.SystemRandom().sample(more, min(_SPOT_CHECKS, len(more)))
+            drawn = secrets.SystemRandom().sample(more, min(_SABOTAGED_SPOTS, len(more)))
             weak |= {name: keeping[name] for name in drawn}
         control = _control(index, plan, (*proven, *spots), weak)
+        provable = any(map(plan.proves, set(fixing.values())))
         if not proven and not control.cannot:
-            return SecondLook(doubt=Doubt.UNKNOWN)
+            return SecondLook(doubt=Doubt.UNKNOWN, provable=provable)
         second = await self.run(changes, control)
         impossible = [name for name in control.cannot if second.passed(name)]
         if impossible and gold is None:
@@ -131,7 +138,7 @@ class Controls:
         lost = [twin for twin in control.twins if not second.passed(twin)]
         wrong = _wrong(plan, shares, spots, second)
         if gold is None or not (impossible or lost or wrong):
-            return SecondLook(doubt=Doubt.NONE)
+            return SecondLook(doubt=Doubt.NONE, proven=bool(proven), provable=provable)
         # Some tests cannot run under another name or twice, some compare what is nearly equal, and
         # some values differ in every run.
         third = await self.run(gold, control)
@@ -146,7 +153,9 @@ class Controls:
             return SecondLook(doubt=Doubt.FORGED)
         places = {**keeping, **fixing}
         unearned = frozenset(name for name in now if places.get(name) in wrong)
-        return SecondLook(doubt=Doubt.NONE, unearned=unearned)
+        return SecondLook(
+            doubt=Doubt.NONE, unearned=unearned, proven=bool(proven), provable=provable
+        )
 
     async def gold(self) -> Changes | None:
         """The gold change; None where the row has none that fits."""

@@ -63,7 +63,7 @@ async def test_every_style_is_paid_for_what_the_code_gives(style, shelf, backend
     """Caught: probes in the bodies of tests alone, and inputs that no variant changes."""
     task = shelf[style]
     step = await play(backend, task, OTHER, reward="fraction")
-    assert (step.rewards, step.extra_logs["controlled"]) == (1.0, 1.0), step.extra_logs
+    assert (step.rewards, step.extra_logs["proven"]) == (1.0, 1.0), step.extra_logs
     for trick in (TABLE, FORGES.format(spares="return None")):
         step = await play(backend, task, source(trick), reward="fraction")
         assert (step.rewards, step.scores) == (0.0, 0.0), (trick, step.extra_logs)
