@@ -1,4 +1,4 @@
-"""Whose doing it is that a grading failed: the model's, or that of what carries the run.
+"""The side at fault when a grading fails: the model, or what carries the run.
 
 After a model has acted in a sandbox, or its code runs in one, the error of that sandbox says
 nothing by itself: a program may end its supervisor, fill what a limit does not count or leave the
