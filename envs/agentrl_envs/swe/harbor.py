@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import errno
 import json
 import re
 import tempfile
@@ -225,25 +224,11 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 async def _lay_out(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
-    """Put files into a sandbox.
-
-    Raises:
-        SandboxError: they do not fit, or a name is too long; the control says whose doing that is.
-        OSError: this machine has no space left.
-    """
     with tempfile.TemporaryDirectory(prefix="agentrl-harbor-") as folder:
-        try:
-            # In a thread: as many files as an agent likes to make.
-            await asyncio.to_thread(_write, Path(folder), files)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-                raise
-            raise SandboxError(f"the agent's folder cannot be written: {error}") from error
-        try:
-            for top in sorted({name.split("/")[0] for name in files}):
-                await sandbox.upload(Path(folder) / top, top)
-        except OSError as error:
-            raise SandboxError(f"the agent's folder does not fit: {error}") from error
+        # In a thread: as many files as an agent likes to make.
+        await asyncio.to_thread(_write, Path(folder), files)
+        for top in sorted({name.split("/")[0] for name in files}):
+            await sandbox.upload(Path(folder) / top, top)
 
 
 async def _reward(sandbox: Sandbox) -> float | None:
