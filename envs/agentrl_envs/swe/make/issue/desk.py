@@ -30,7 +30,7 @@ from agentrl_envs.swe.make.suite import Suite, SuiteRunner
 _PROGRAM = Path(__file__).parent.parent / "inside" / "observe.py"
 _MOST_TESTS = 8
 """Failing test functions that are looked at for a report."""
-_MOST_WAYS = 6
+_MOST_WAYS = 8
 """Ways to show one of them."""
 _MOST_VALUE = 500
 """Characters of a value that someone would still paste."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import symtable
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ _BOTH_SIDES = frozenset(
 )  # fmt: skip
 _ONE = frozenset(("assertTrue", "assertFalse", "assertIsNone", "assertIsNotNone", "assert_"))
 _INSIDE = {"assertIn": ast.In, "assertNotIn": ast.NotIn}
-_BUILTINS = frozenset(dir(builtins))
+BUILTINS = frozenset(dir(builtins))
 
 
 class NoScriptError(Exception):
@@ -112,7 +113,7 @@ def needed(definitions: Sequence[Definition], names: Collection[str]) -> list[De
         name = todo.pop()
         done.add(name)
         found = [i for i, one in enumerate(definitions) if name in one.names]
-        if not found and name not in _BUILTINS:
+        if not found and name not in BUILTINS:
             if not stars:
                 raise NoScriptError(f"nothing defines {name}")
             found = [i for i, one in enumerate(definitions) if "*" in one.names]
@@ -131,16 +132,23 @@ def definitions_of(source: str) -> tuple[Definition, ...]:
         elif not isinstance(node, ast.Expr):
             found.append(
                 Definition(names=frozenset(_bound(node)), code=ast.unparse(node),
-                           uses=frozenset(names_read(node)))
+                           uses=frozenset(free_names(ast.unparse(node))))
             )  # fmt: skip
     return tuple(found)
 
 
-def names_read(node: ast.AST) -> Iterator[str]:
-    """Names that a piece of code reads, those that it binds itself among them."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
-            yield part.id
+def free_names(code: str) -> set[str]:
+    """Names that a piece of code reads and does not bind itself."""
+    top = symtable.symtable(code, "<snippet>", "exec")
+    bound = {it.get_name() for it in top.get_symbols() if it.is_assigned() or it.is_imported()}
+    found = {it.get_name() for it in top.get_symbols() if it.is_referenced()}
+    inner = top.get_children()
+    while inner:
+        table = inner.pop()
+        inner += table.get_children()
+        found |= {it.get_name() for it in table.get_symbols()
+                  if it.is_global() and it.is_referenced()}  # fmt: skip
+    return found - bound
 
 
 def names_of(node: ast.AST) -> set[str]:
@@ -207,14 +215,11 @@ def script_of(
     if set(arguments) - given or function.args.kwonlyargs or function.args.vararg:
         raise NoScriptError(f"it takes {', '.join(set(arguments) - given)}")
     steps = (*(Step(do="run", code=ast.unparse(node)) for node in before), *_steps(body))
-    read = set[str]()
+    code = "\n".join(ast.unparse(node) for node in (*before, *body))
+    # What is left of the object makes its step fail, and no report of it.
+    read = free_names(code) - given - {"pytest", "self"}
     for case in cases:
-        read.update(names_of(ast.parse(case.over)))
-    bound = set(given)
-    for node in (*before, *body):
-        read.update(names_of(node))
-        bound.update(_bound(node))
-    read -= bound | {"pytest"}
+        read |= free_names(case.over)
     prelude = needed(definitions, sorted(read))
     return Script(
         test=test, prelude=tuple(one.code for one in prelude), cases=cases, steps=steps,
@@ -303,6 +308,8 @@ def _steps(body: Sequence[ast.stmt]) -> tuple[Step, ...]:
 
 def _step(node: ast.stmt) -> Sequence[Step]:
     if isinstance(node, ast.Assert):
+        if _called(node.test) in _RAISES and isinstance(node.test, ast.Call):
+            return _asserting(node.test) or ()
         return [Step(do="probe", code=text) for text in _probes(node.test)]
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         asked = _asserting(node.value)

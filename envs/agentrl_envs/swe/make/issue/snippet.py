@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl_envs.swe.make.issue.scripts import (
+    BUILTINS,
     Definition,
     NoScriptError,
     Script,
     Step,
     foreign,
+    free_names,
     names_of,
     needed,
 )
@@ -80,8 +82,7 @@ def snippets(
             if made is None or foreign(made[1], modules):
                 continue
             snippet, chosen = made
-            plain = tuple(one.code for one in chosen if one.root)
-            for codes in (tuple(_shorter(code, short) for code in plain), plain):
+            for codes in _importing([one.code for one in chosen if one.root], short):
                 rest = tuple(one.code for one in chosen if not one.root)
                 whole = Snippet(imports=tuple(dict.fromkeys(codes)), setup=(*rest, *snippet.setup),
                                 call=snippet.call, is_value=snippet.is_value)  # fmt: skip
@@ -95,6 +96,15 @@ def _fits(snippet: Snippet) -> bool:
     return lines <= _MOST_LINES and len(snippet.call) <= _MOST_CALL and "self" not in names_of(
         ast.parse("\n".join((*snippet.setup, snippet.call)))
     )  # fmt: skip
+
+
+def _importing(codes: Sequence[str], short: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Imports of packages where they may do, all but one, and as in the test."""
+    shorter = [_shorter(code, short) for code in codes]
+    yield tuple(shorter)
+    for at in range(len(codes)):
+        yield (*shorter[:at], codes[at], *shorter[at + 1 :])
+    yield tuple(codes)
 
 
 def _shorter(code: str, short: Mapping[str, str]) -> str:
@@ -184,18 +194,29 @@ def _assemble(
         node, kept = _joined(node, kept)
     text = ast.unparse(ast.fix_missing_locations(node))
     setup = tuple(ast.unparse(ast.fix_missing_locations(one)) for one in kept)
-    names = set[str]().union(*(names_of(one) for one in (*kept, node)))
-    bound = {part.id for one in (*kept, node) for part in ast.walk(one)
-             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}  # fmt: skip
-    arguments = {part.arg for one in (*kept, node) for part in ast.walk(one)
-                 if isinstance(part, ast.arg)}  # fmt: skip
-    defined = {one.name for one in kept if isinstance(one, ast.FunctionDef | ast.ClassDef)}
     try:
-        chosen = needed(script.definitions, names - bound - arguments - defined)
+        chosen = _imported(script.definitions, free_names("\n".join((*setup, text))))
     except NoScriptError:
         return None
     made = Snippet(imports=(), setup=setup, call=text, is_value=isinstance(node, ast.Expr))
     return made, chosen
+
+
+def _imported(definitions: Sequence[Definition], names: set[str]) -> list[Definition]:
+    """What some names need, without an import of everything where one name will do."""
+    found: list[Definition] = []
+    for one in needed(definitions, names):
+        if "*" not in one.names:
+            found.append(one)
+            continue
+        module = one.code.removesuffix("*")
+        defined = set[str]().union(*(it.names for it in definitions))
+        found += [
+            Definition(names=frozenset((name,)), code=f"{module}{name}", uses=frozenset(),
+                       root=one.root)
+            for name in sorted(names - defined - BUILTINS)
+        ]  # fmt: skip
+    return found
 
 
 class _Inlined(ast.NodeTransformer):

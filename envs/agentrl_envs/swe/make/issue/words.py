@@ -115,7 +115,7 @@ def _opening(story: Story, draw: random.Random, missing: bool) -> list[str]:
     return [draw.choice((
         f"I'm using {name} {version} and ran into this:",
         f"This is with {name} {version} on Python {story.python}.",
-        f"Hi, I get a strange result with {name} {version}. A small example:",
+        f"Hi, something is odd with {name} {version}. A small example:",
         "Smallest example I could come up with:",
         f"One of my scripts that uses {name} misbehaves. Stripped down:",
         "Here is what I see:",
@@ -187,9 +187,8 @@ def _said(effect: Effect) -> str:
 def _got(one: Reported, draw: random.Random) -> list[str]:
     last = draw.choice(("The last line", "This"))
     if _brief(one.actual):
-        return [
-            f"{last} {_said(one.actual).replace('returns', draw.choice(('gives', 'returns')))}."
-        ]
+        said = _said(one.actual).replace("returns", draw.choice(("gives", "returns")), 1)
+        return [f"{last} {said}."]
     return [f"{last} gives", "", *_block(_printed(one.actual), "")]
 
 
@@ -249,11 +248,15 @@ def _prompted(code: str) -> list[str]:
 def _lines(one: Reported, *, shown: bool) -> list[str]:
     """The lines as a file; with `shown` the last value is printed."""
     snippet = one.snippet
-    call = f"print(repr({snippet.call}))" if shown and snippet.is_value else snippet.call
-    if one.actual.error and snippet.is_value:
-        call = snippet.call
-    lines = [*snippet.imports, *([""] if snippet.imports else []), *snippet.setup, call]
-    return [line for code in lines for line in (code.splitlines() or [""])]
+    call = snippet.call
+    if shown and snippet.is_value and not one.actual.error:
+        # What is printed of a text has no quotes.
+        call = f"print(repr({call}))" if one.actual.type == "str" else f"print({call})"
+    lines = [*snippet.imports, *([""] if snippet.imports else [])]
+    for code in (*snippet.setup, call):
+        block = code.splitlines()
+        lines += block if len(block) == 1 else [*([""] if lines and lines[-1] else []), *block, ""]
+    return lines if lines[-1] else lines[:-1]
 
 
 def _block(lines: Sequence[str], language: str = "python") -> list[str]:
