@@ -94,6 +94,10 @@ def test_a_test_becomes_a_script_that_asks_for_values():
     made = script(PLAIN)
     assert made.cases[0].sources == ("(9, 3)", "(8, 2)")
     assert [step.do for step in made.steps] == ["run", "loop"]
+    block = "with a() as b:\n            self.assertTrue(b)\n"
+    block = f"class T(B):\n    def test_it(self):\n        {block}"
+    made = script(f"from x import a, B\n{block}", owner="T")
+    assert made.steps[0].code == "with a() as b:\n    (b,)"
     with pytest.raises(NoScriptError, match="tmp_path"):
         script("def test_it(tmp_path):\n    assert tmp_path\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ from agentrl_envs.swe.make.suite import Suite, SuiteRunner
 _PROGRAM = Path(__file__).parent.parent / "inside" / "observe.py"
 _MOST_TESTS = 8
 """Failing test functions that are looked at for a report."""
+_MOST_READ = 64
+"""Failing test functions of which the shortest are looked for."""
 _MOST_WAYS = 8
 """Ways to show one of them."""
 _MOST_VALUE = 500
@@ -153,13 +156,13 @@ class IssueDesk:
         files = {path: entry.data for path, entry in self._project.tree.items()}
         index = TestIndex(files, tests)
         found: dict[str, Script] = {}
-        for test in tests:
-            name = test.partition("[")[0]
-            if name not in found and len(found) < 4 * _MOST_TESTS:
-                try:
-                    found[name] = _script(test, index)
-                except (NoScriptError, SyntaxError, RecursionError):
-                    continue
+        # One set of parameters stands for all: they are in the script.
+        named = {test.partition("[")[0]: test for test in tests}
+        for name in sorted(named)[:_MOST_READ]:
+            try:
+                found[name] = _script(named[name], index)
+            except (NoScriptError, SyntaxError, RecursionError):
+                continue
         ordered = sorted(found.values(), key=lambda script: len(repr(script.steps)))
         return ordered[:_MOST_TESTS]
 
@@ -170,7 +173,7 @@ def _script(test: str, index: TestIndex) -> Script:
         raise NoScriptError("its definition is not found")
     own, _, rest = test.partition("::")
     classes = rest.partition("[")[0].split("::")[:-1]
-    module = ast.parse(index.sources[where.path])
+    module = _module(index.sources[where.path])
     definitions = definitions_of(index.sources[where.path])
     if not classes:
         function = _named(module.body, ast.FunctionDef, where.function)
@@ -178,7 +181,7 @@ def _script(test: str, index: TestIndex) -> Script:
     around: list[ast.ClassDef] = []
     if where.path != own:
         definitions = (*definitions_of(index.sources[own]), *definitions)
-    first = _named(ast.parse(index.sources[own]).body, ast.ClassDef, classes[-1])
+    first = _named(_module(index.sources[own]).body, ast.ClassDef, classes[-1])
     around.append(first)
     function = next((node for node in first.body if _is(node, where.function)), None)
     if function is None:
@@ -190,6 +193,11 @@ def _script(test: str, index: TestIndex) -> Script:
         function = next(node for node in owners[0].body if _is(node, where.function))
     assert isinstance(function, ast.FunctionDef)
     return script_of(test, function, around, definitions)
+
+
+@functools.lru_cache(maxsize=32)
+def _module(source: str) -> ast.Module:
+    return ast.parse(source)
 
 
 def _is(node: ast.stmt, name: str) -> bool:

@@ -66,7 +66,7 @@ def leaks(text: str, secrets: Secrets, facts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _word(name: str, text: str) -> bool:
-    return re.search(rf"(?<![\w/.]){re.escape(name)}(?!\w)", text) is not None
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
 
 
 def _squeeze(text: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
+import functools
 import symtable
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,6 +125,7 @@ def needed(definitions: Sequence[Definition], names: Collection[str]) -> list[De
     return [definitions[index] for index in sorted(chosen)]
 
 
+@functools.lru_cache(maxsize=32)
 def definitions_of(source: str) -> tuple[Definition, ...]:
     """The statements of a module on which its functions may rest."""
     found: list[Definition] = []
@@ -198,7 +201,8 @@ def script_of(
         NoScriptError: there is none.
     """
     arguments = [arg.arg for arg in function.args.args]
-    body = [node for node in function.body if not _is_text(node)]
+    # What is read once serves many tests, so it is not to be changed.
+    body = [copy.deepcopy(node) for node in function.body if not _is_text(node)]
     before: list[ast.stmt] = []
     decorators = list(function.decorator_list)
     if around:
@@ -207,7 +211,7 @@ def script_of(
         known, before = _of_class(around)
         fixed = _NoSelf(arguments[0], known)
         body = [fixed.visit(node) for node in body]
-        before = [fixed.visit(node) for node in before]
+        before = [fixed.visit(copy.deepcopy(node)) for node in before]
         arguments = arguments[1:]
         decorators += [one for node in around for one in node.decorator_list]
     cases = tuple(case for one in decorators if (case := _cases(one)) is not None)
@@ -326,7 +330,22 @@ def _step(node: ast.stmt) -> Sequence[Step]:
     if isinstance(node, ast.For) and not node.orelse and _asks(node):
         return [Step(do="loop", code=ast.unparse(node.iter), target=ast.unparse(node.target),
                      steps=_steps(node.body))]  # fmt: skip
-    return [Step(do="run", code=ast.unparse(node))]
+    return [Step(do="run", code=ast.unparse(ast.fix_missing_locations(_Silent().visit(node))))]
+
+
+class _Silent(ast.NodeTransformer):
+    """Assertions inside a block become what they look at."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        """Keep what is looked at: that may change it."""
+        return ast.Expr(value=node.test)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        """The same for methods of a `TestCase`."""
+        call = node.value
+        if isinstance(call, ast.Call) and _called(call) in _BOTH_SIDES | _ONE | {*_INSIDE}:
+            return ast.Expr(value=ast.Tuple(elts=call.args, ctx=ast.Load()))
+        return node
 
 
 def _asks(node: ast.AST) -> bool:

@@ -24,7 +24,7 @@ from agentrl_envs.swe.make.issue.scripts import (
 )
 
 _INLINE = 70
-_MOST_LINES = 14
+_MOST_LINES = 24
 _MOST_CALL = 300
 
 

@@ -73,6 +73,8 @@ def written(story: Story, seed: str) -> str:
     found = difference(first.actual, first.expected)
     missing = story.missing and _is_absence(first)
     title = _title(subject, found, draw, missing)
+    if missing:
+        found = Difference(titles=found.titles)
     voice = draw.choice((_in_sections, _as_session, _as_message, _as_session, _as_message))
     body = voice(first, found, subject, draw)
     parts = [title, "", *_opening(story, draw, missing), *body]
@@ -143,6 +145,7 @@ def _second(other: Reported, story: Story, draw: random.Random, number: int) -> 
     ))  # fmt: skip
     if story.missing and _is_absence(other):
         lead = draw.choice(("The same goes for:", "Another example:", "And likewise:"))
+        found = Difference(titles=found.titles)
     return [lead, "", *_as_session(other, found, subject, draw)]
 
 
