@@ -58,7 +58,7 @@ async def procedural_rows(
         progress.phase(release, "running its tests")
         baseline = await shop.baseline(project, snapshot, journal, cover=True)
         progress.baseline(release, project.license, baseline)
-        line = _Line(
+        trial = _Trial(
             shop=shop, store=store, project=project, baseline=baseline, snapshot=snapshot,
             journal=journal, telling=telling,
         )  # fmt: skip
@@ -67,7 +67,7 @@ async def procedural_rows(
             f"{seed}:{release.name}",
         )  # fmt: skip
         return await _accept(
-            line, bugs, count=count, per_function=per_function, jobs=jobs, progress=progress,
+            trial, bugs, count=count, per_function=per_function, jobs=jobs, progress=progress,
             keep=keep,
         )  # fmt: skip
     finally:
@@ -75,7 +75,7 @@ async def procedural_rows(
 
 
 async def _accept(
-    line: _Line, bugs: Iterator[Bug], *, count: int, per_function: int, jobs: int,
+    trial: _Trial, bugs: Iterator[Bug], *, count: int, per_function: int, jobs: int,
     progress: MakeProgress, keep: Keep,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The first bugs, in their order, that make tasks; tried side by side."""
@@ -88,21 +88,21 @@ async def _accept(
     if count <= 0:
         return rows
     wanted = (bug for bug in bugs if is_open(bug))
-    async with contextlib.aclosing(in_order(wanted, line.tried, jobs)) as found:
+    async with contextlib.aclosing(in_order(wanted, trial.tried, jobs)) as found:
         async for bug, reason, row in found:
             # In the order of the bugs, not of the answers: the same tasks whatever was faster.
             if row is not None and is_open(bug):
                 functions.update(bug.places)
                 rows.append(row)
                 keep(rows)
-            progress.tried(line.project.release, reason, len(rows), count)
+            progress.tried(trial.project.release, reason, len(rows), count)
             if len(rows) >= count:
                 break
     return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class _Trial:
     """All that is needed to try the bugs of one library."""
 
     shop: Workshop

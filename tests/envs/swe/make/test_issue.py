@@ -10,10 +10,11 @@ from agentrl_envs.served_model import ServedModel
 from agentrl_envs.swe import TreeStore, read_tasks, swe_tasks
 from agentrl_envs.swe.make.difficulty import figures, level, record_rates, summary
 from agentrl_envs.swe.make.issue import Secrets, ServedWriter, Story, hide_tests, write_issue
+from agentrl_envs.swe.make.issue.definitions import NoScriptError, definitions_of
 from agentrl_envs.swe.make.issue.differences import difference
 from agentrl_envs.swe.make.issue.leaks import leaks
 from agentrl_envs.swe.make.issue.observe import Effect
-from agentrl_envs.swe.make.issue.scripts import NoScriptError, definitions_of, script_of
+from agentrl_envs.swe.make.issue.scripts import script_of
 from agentrl_envs.swe.make.issue.snippet import Moment, Snippet, snippets
 from agentrl_envs.swe.make.issue.words import Reported, written
 from agentrl_envs.swe.make.mutation.removal import merged, removals

@@ -14,14 +14,10 @@ from typing import Any
 
 from agentrl.sandbox import Snapshot
 from agentrl_envs.swe.locate import TestIndex
+from agentrl_envs.swe.make.issue.definitions import NoScriptError, definitions_of
 from agentrl_envs.swe.make.issue.leaks import Secrets, leaks
 from agentrl_envs.swe.make.issue.observe import Effect, first_difference, last_effect
-from agentrl_envs.swe.make.issue.scripts import (
-    NoScriptError,
-    Script,
-    definitions_of,
-    script_of,
-)
+from agentrl_envs.swe.make.issue.scripts import Script, script_of
 from agentrl_envs.swe.make.issue.snippet import Snippet, snippets
 from agentrl_envs.swe.make.issue.words import Reported, Story, written
 from agentrl_envs.swe.make.issue.writer import ServedWriter

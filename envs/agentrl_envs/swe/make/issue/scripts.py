@@ -8,13 +8,19 @@ none that a user could have typed, and gives no script.
 from __future__ import annotations
 
 import ast
-import builtins
 import copy
-import functools
-import symtable
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from agentrl_envs.swe.make.issue.definitions import (
+    Definition,
+    NoScriptError,
+    bound_names,
+    free_names,
+    names_of,
+    needed,
+)
 
 _RAISES = ("raises", "assertRaises", "assertRaisesRegex")
 _BOTH_SIDES = frozenset(
@@ -25,11 +31,6 @@ _BOTH_SIDES = frozenset(
 )  # fmt: skip
 _ONE = frozenset(("assertTrue", "assertFalse", "assertIsNone", "assertIsNotNone", "assert_"))
 _INSIDE = {"assertIn": ast.In, "assertNotIn": ast.NotIn}
-BUILTINS = frozenset(dir(builtins))
-
-
-class NoScriptError(Exception):
-    """A test that cannot be turned into a script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +50,6 @@ class Step:
         """As `inside/observe.py` reads it."""
         steps = [step.request() for step in self.steps]
         return {"do": self.do, "code": self.code, "target": self.target, "steps": steps}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Definition:
-    """A statement of a test module that scripts may need."""
-
-    names: frozenset[str]
-    """Names that it binds; `*` for an import of everything."""
-    code: str
-    """Source of it."""
-    uses: frozenset[str]
-    """Names that it reads."""
-    root: str = ""
-    """First part of the module that it imports; empty if it imports nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,89 +87,6 @@ class Script:
         ]
         return {"prelude": list(self.prelude), "cases": cases, "marks": [list(m) for m in marks],
                 "steps": [step.request() for step in self.steps]}  # fmt: skip
-
-
-def needed(definitions: Sequence[Definition], names: Collection[str]) -> list[Definition]:
-    """The definitions that some names need, in the order of the module.
-
-    Raises:
-        NoScriptError: a name is defined nowhere.
-    """
-    stars = [one for one in definitions if "*" in one.names]
-    chosen: set[int] = set()
-    todo, done = set(names), set[str]()
-    while todo:
-        name = todo.pop()
-        done.add(name)
-        found = [i for i, one in enumerate(definitions) if name in one.names]
-        if not found and name not in BUILTINS:
-            if not stars:
-                raise NoScriptError(f"nothing defines {name}")
-            found = [i for i, one in enumerate(definitions) if "*" in one.names]
-        for index in found:
-            chosen.add(index)
-            todo |= definitions[index].uses - done
-    return [definitions[index] for index in sorted(chosen)]
-
-
-@functools.lru_cache(maxsize=32)
-def definitions_of(source: str) -> tuple[Definition, ...]:
-    """The statements of a module on which its functions may rest."""
-    found: list[Definition] = []
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            found += _imports(node)
-        elif not isinstance(node, ast.Expr):
-            found.append(
-                Definition(names=frozenset(_bound(node)), code=ast.unparse(node),
-                           uses=frozenset(free_names(ast.unparse(node))))
-            )  # fmt: skip
-    return tuple(found)
-
-
-def free_names(code: str) -> set[str]:
-    """Names that a piece of code reads and does not bind itself."""
-    top = symtable.symtable(code, "<snippet>", "exec")
-    bound = {it.get_name() for it in top.get_symbols() if it.is_assigned() or it.is_imported()}
-    found = {it.get_name() for it in top.get_symbols() if it.is_referenced()}
-    inner = top.get_children()
-    while inner:
-        table = inner.pop()
-        inner += table.get_children()
-        found |= {it.get_name() for it in table.get_symbols()
-                  if it.is_global() and it.is_referenced()}  # fmt: skip
-    return found - bound
-
-
-def names_of(node: ast.AST) -> set[str]:
-    """All names of a piece of code."""
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-
-
-def _imports(node: ast.Import | ast.ImportFrom) -> Iterator[Definition]:
-    for alias in node.names:
-        if isinstance(node, ast.Import):
-            one = ast.Import(names=[alias])
-            root = alias.name.partition(".")[0]
-            name = alias.asname or root
-        else:
-            one = ast.ImportFrom(module=node.module, names=[alias], level=node.level)
-            root = "." if node.level else (node.module or "").partition(".")[0]
-            name = alias.asname or alias.name
-        yield Definition(
-            names=frozenset((name,)), code=ast.unparse(one), uses=frozenset(), root=root
-        )
-
-
-def _bound(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-        return
-    for part in ast.walk(node):
-        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-            yield part.id
-        elif isinstance(part, ast.alias):
-            yield part.asname or part.name.partition(".")[0]
 
 
 def script_of(
@@ -243,7 +147,7 @@ def _of_class(around: Sequence[ast.ClassDef]) -> tuple[set[str], list[ast.stmt]]
         for node in owner.body:
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 before.append(node)
-                known.update(_bound(node))
+                known.update(bound_names(node))
         for node in owner.body:
             if isinstance(node, ast.FunctionDef) and node.name in ("setUp", "setup_method"):
                 before += [part for part in node.body if not _is_text(part)]
@@ -330,10 +234,10 @@ def _step(node: ast.stmt) -> Sequence[Step]:
     if isinstance(node, ast.For) and not node.orelse and _asks(node):
         return [Step(do="loop", code=ast.unparse(node.iter), target=ast.unparse(node.target),
                      steps=_steps(node.body))]  # fmt: skip
-    return [Step(do="run", code=ast.unparse(ast.fix_missing_locations(_Silent().visit(node))))]
+    return [Step(do="run", code=ast.unparse(ast.fix_missing_locations(_Unasserted().visit(node))))]
 
 
-class _Silent(ast.NodeTransformer):
+class _Unasserted(ast.NodeTransformer):
     """Assertions inside a block become what they look at."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
@@ -413,8 +317,3 @@ def _is_literal(node: ast.expr) -> bool:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     return True
-
-
-def foreign(definitions: Sequence[Definition], allowed: Mapping[str, Any] | Collection[str]) -> str:
-    """The first module that is neither the library nor of the standard library; empty if none."""
-    return next((one.root for one in definitions if one.root and one.root not in allowed), "")

@@ -11,17 +11,16 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentrl_envs.swe.make.issue.scripts import (
+from agentrl_envs.swe.make.issue.definitions import (
     BUILTINS,
     Definition,
     NoScriptError,
-    Script,
-    Step,
     foreign,
     free_names,
     names_of,
     needed,
 )
+from agentrl_envs.swe.make.issue.scripts import Script, Step
 
 _INLINE = 70
 _MOST_LINES = 24
@@ -92,10 +91,12 @@ def snippets(
 
 
 def _fits(snippet: Snippet) -> bool:
+    """True if someone would still type it, and nothing in it needs the test's own object."""
     lines = "\n".join((*snippet.imports, *snippet.setup)).count("\n") + 1
-    return lines <= _MOST_LINES and len(snippet.call) <= _MOST_CALL and "self" not in names_of(
-        ast.parse("\n".join((*snippet.setup, snippet.call)))
-    )  # fmt: skip
+    typed = "\n".join((*snippet.setup, snippet.call))
+    return (
+        lines <= _MOST_LINES and len(snippet.call) <= _MOST_CALL and "self" not in free_names(typed)
+    )
 
 
 def _importing(codes: Sequence[str], short: Mapping[str, str]) -> Iterator[tuple[str, ...]]:

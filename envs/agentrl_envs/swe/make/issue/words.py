@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl_envs.swe.make.issue.differences import Difference, difference
+from agentrl_envs.swe.make.issue.differences import Contrast, difference
 from agentrl_envs.swe.make.issue.observe import Effect
 from agentrl_envs.swe.make.issue.snippet import Snippet
 
@@ -74,7 +74,7 @@ def written(story: Story, seed: str) -> str:
     missing = story.missing and _is_absence(first)
     title = _title(subject, found, draw, missing)
     if missing:
-        found = Difference(titles=found.titles)
+        found = Contrast(titles=found.titles)
     voice = draw.choice((_in_sections, _as_session, _as_message, _as_session, _as_message))
     body = voice(first, found, subject, draw)
     parts = [title, "", *_opening(story, draw, missing), *body]
@@ -94,7 +94,7 @@ def _is_absence(one: Reported) -> bool:
     return one.actual.error in ("NotImplementedError", "AttributeError")
 
 
-def _title(subject: str, found: Difference, draw: random.Random, missing: bool) -> str:
+def _title(subject: str, found: Contrast, draw: random.Random, missing: bool) -> str:
     if missing:
         return draw.choice((
             f"{subject} is not implemented", f"{subject} cannot be used",
@@ -145,11 +145,11 @@ def _second(other: Reported, story: Story, draw: random.Random, number: int) -> 
     ))  # fmt: skip
     if story.missing and _is_absence(other):
         lead = draw.choice(("The same goes for:", "Another example:", "And likewise:"))
-        found = Difference(titles=found.titles)
+        found = Contrast(titles=found.titles)
     return [lead, "", *_as_session(other, found, subject, draw)]
 
 
-def _in_sections(one: Reported, found: Difference, subject: str, draw: random.Random) -> list[str]:
+def _in_sections(one: Reported, found: Contrast, subject: str, draw: random.Random) -> list[str]:
     heads = draw.choice((
         ("### Steps to reproduce", "### What happens", "### What I expected"),
         ("**To reproduce**", "**Actual behaviour**", "**Expected behaviour**"),
@@ -162,14 +162,14 @@ def _in_sections(one: Reported, found: Difference, subject: str, draw: random.Ra
     ]  # fmt: skip
 
 
-def _as_session(one: Reported, found: Difference, subject: str, draw: random.Random) -> list[str]:
+def _as_session(one: Reported, found: Contrast, subject: str, draw: random.Random) -> list[str]:
     lines = [line for code in (*one.snippet.imports, *one.snippet.setup, one.snippet.call)
              for line in _prompted(code)]  # fmt: skip
     lines += _printed(one.actual)
     return [*_block(lines, ""), "", *_wish(one, draw), *_note(found, draw)]
 
 
-def _as_message(one: Reported, found: Difference, subject: str, draw: random.Random) -> list[str]:
+def _as_message(one: Reported, found: Contrast, subject: str, draw: random.Random) -> list[str]:
     wish = _wish(one, draw)
     if not one.snippet.setup and len(one.snippet.call) <= _LONG and _brief(one.actual):
         call = one.snippet.call
@@ -215,7 +215,7 @@ def _wish(one: Reported, draw: random.Random) -> list[str]:
     ))]  # fmt: skip
 
 
-def _note(found: Difference, draw: random.Random) -> list[str]:
+def _note(found: Contrast, draw: random.Random) -> list[str]:
     return ["", draw.choice(found.notes)] if found.notes and draw.random() < 0.7 else []
 
 
