@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.sandbox import Snapshot
 from agentrl_envs.swe.make.in_order import in_order
+from agentrl_envs.swe.make.issue.parsing import one_by_one, parsing
 from agentrl_envs.swe.make.journal import MakeJournal
 from agentrl_envs.swe.make.library import Workshop, pick_release
 from agentrl_envs.swe.make.mutation.bugs import Bug, bugs_of, without
@@ -62,7 +63,7 @@ async def procedural_rows(
             shop=shop, store=store, project=project, baseline=baseline, snapshot=snapshot,
             journal=journal, telling=telling,
         )  # fmt: skip
-        bugs = await asyncio.to_thread(
+        bugs = await parsing(
             bugs_of, kinds, project.tree, project.sources(), baseline.covered,
             f"{seed}:{release.name}",
         )  # fmt: skip
@@ -87,7 +88,7 @@ async def _accept(
 
     if count <= 0:
         return rows
-    wanted = (bug for bug in bugs if is_open(bug))
+    wanted = (bug for bug in one_by_one(bugs) if is_open(bug))
     async with contextlib.aclosing(in_order(wanted, trial.tried, jobs)) as found:
         async for bug, reason, row in found:
             # In the order of the bugs, not of the answers: the same tasks whatever was faster.

@@ -23,6 +23,7 @@ from agentrl_envs.swe.make.issue import (
     symptoms_to_keep,
     write_issue,
 )
+from agentrl_envs.swe.make.issue.parsing import parsing
 from agentrl_envs.swe.make.journal import MakeJournal
 from agentrl_envs.swe.make.library import Workshop
 from agentrl_envs.swe.make.project import TEST_ENV, Project
@@ -117,7 +118,7 @@ class Telling:
             return trees | {"problem_statement": text} | self._figures(broken, None)
         start = broken.start
         if start is None:
-            start = hide_tests(broken.graded, verdict.fail_to_pass)
+            start = await parsing(hide_tests, broken.graded, verdict.fail_to_pass)
         told = None if start is None else await self._told(shop, project, journal, fixed, broken)
         if told is None or start is None:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import itertools
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from agentrl_envs.swe.locate import TestIndex
 from agentrl_envs.swe.make.issue.definitions import NoScriptError, definitions_of
 from agentrl_envs.swe.make.issue.leaks import Secrets, leaks
 from agentrl_envs.swe.make.issue.observe import Effect, first_difference, last_effect
+from agentrl_envs.swe.make.issue.parsing import parsing
 from agentrl_envs.swe.make.issue.scripts import Script, script_of
 from agentrl_envs.swe.make.issue.snippet import Snippet, snippets
 from agentrl_envs.swe.make.issue.words import Reported, Story, written
@@ -96,7 +98,7 @@ class IssueDesk:
         Raises:
             SandboxError: the sandboxes failed.
         """
-        scripts = self._scripts(tests)
+        scripts = await parsing(self._scripts, tests)
         if not scripts:
             return []
         request = [script.request() for script in scripts]
@@ -104,24 +106,28 @@ class IssueDesk:
         bad = await self._answer(defect.snapshot, defect.changed, request)
         if good is None or bad is None:
             return []
-        ways: list[Snippet] = []
-        of: list[int] = []
-        for number, script in enumerate(scripts):
-            found = first_difference(script, good[number], bad[number])
-            if found is None:
-                continue
-            made = list(snippets(script, found.moment, self._modules, self._short))[:_MOST_WAYS]
-            ways += made
-            of += [number] * len(made)
+        ways = await parsing(self._ways, scripts, good, bad)
         if not ways:
             return []
-        shown = await self._shown(ways, defect, whole, marks)
+        shown = await self._shown([way for _, way in ways], defect, whole, marks)
         best: dict[int, Reported] = {}
-        for number, reported in zip(of, shown, strict=True):
+        for (number, _), reported in zip(ways, shown, strict=True):
             if reported is not None:
                 best.setdefault(number, reported)
         unique = {one.snippet.call: one for one in best.values()}
         return sorted(unique.values(), key=lambda one: one.size)
+
+    def _ways(
+        self, scripts: Sequence[Script], good: Sequence[Any], bad: Sequence[Any]
+    ) -> list[tuple[int, Snippet]]:
+        """Ways to show where scripts differ, each with the number of its script."""
+        found: list[tuple[int, Snippet]] = []
+        for number, script in enumerate(scripts):
+            symptom = first_difference(script, good[number], bad[number])
+            if symptom is not None:
+                made = snippets(script, symptom.moment, self._modules, self._short)
+                found += [(number, way) for way in itertools.islice(made, _MOST_WAYS)]
+        return found
 
     async def _shown(
         self, ways: Sequence[Snippet], defect: Defect, whole: Defect | None,
@@ -308,7 +314,7 @@ async def write_issue(
         text, refused = await writer.write(story, secrets)
         if text:
             return WrittenIssue(text=text)
-    text = written(story, seed)
+    text = await parsing(written, story, seed)
     facts = [story.manual, *(part for one in story.symptoms for part in one.facts())]
     if leaks(text, secrets, facts):
         return None
