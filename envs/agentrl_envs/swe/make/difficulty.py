@@ -25,7 +25,7 @@ def figures(
     *, style: str, patch: str, places: Sequence[tuple[str, str]], fail_to_pass: Sequence[str],
     pass_to_pass: Sequence[str], depth: int | None,
 ) -> dict[str, float]:  # fmt: skip
-    """What is known of a task once it was validated; fields of `SweTask.figures`.
+    """The figures of a task that are known once it was validated; entries of `SweTask.figures`.
 
     Args:
         style: of `STYLES`.
@@ -48,7 +48,7 @@ def figures(
 
 
 def level(style: str, found: Mapping[str, float]) -> int:
-    """How many of four things make a task harder, from 0 to 4. Counted, not weighed.
+    """Count the things out of four that make a task harder; none weighs more than another.
 
     The text is a user's report and the failing tests are hidden; there is more than one site to
     mend; the defect lies three calls or more below the line that shows it; the fix removes and adds

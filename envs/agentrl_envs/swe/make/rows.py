@@ -88,7 +88,7 @@ class Broken:
 
 @dataclass(slots=True, kw_only=True)
 class Telling:
-    """How the problems of a data set are put into words, and what became of it."""
+    """The way the problems of a data set are put into words, and counts of who wrote them."""
 
     style: str = "tests"
     """One of `difficulty.STYLES`."""

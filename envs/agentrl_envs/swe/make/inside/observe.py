@@ -27,7 +27,7 @@ class Slow(BaseException):
 
 
 def main():
-    """Answer the request."""
+    """Answer the request of the first file in the second."""
     with open(sys.argv[1], encoding="utf-8") as file:  # noqa: PTH123
         scripts = json.load(file)
     signal.signal(signal.SIGALRM, _too_slow)

@@ -53,7 +53,7 @@ class Defect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenIssue:
-    """A problem text."""
+    """A problem text and who wrote it."""
 
     text: str
     """The text."""

@@ -1,4 +1,4 @@
-"""How a wrong result differs from the right one, in a user's words."""
+"""Differences between a wrong result and the right one, in a user's words."""
 
 from __future__ import annotations
 

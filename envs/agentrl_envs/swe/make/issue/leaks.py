@@ -1,4 +1,4 @@
-"""What a problem text must not say: the place of the defect, the fix, or the tests."""
+"""Words that a problem text must not hold: the place of the defect, the fix, or the tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _IMPORT = re.compile(r"^\W*(from\s+\S+\s+import|import)\s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secrets:
-    """What is known of a task and not to be told."""
+    """Facts of a task that its text must not tell."""
 
     paths: tuple[str, ...]
     """Changed files."""

@@ -1,4 +1,4 @@
-"""What scripts give with a defect and without it, and the first step at which they differ."""
+"""Answers of scripts with a defect and without it, and the first step at which they differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]{5,}| object at |<(function|generator|bound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """What one line gives."""
+    """The value or the exception of one line."""
 
     value: str = ""
     """Its value as Python writes it; empty where it has none."""
@@ -111,7 +111,7 @@ def _at(steps: Sequence[Step], path: Sequence[int]) -> Step | None:
 
 
 def last_effect(answer: Mapping[str, Any], steps: int) -> Shown | None:
-    """What the last step of a script gave; None if it was not reached."""
+    """The effect of the last step of a script; None if it was not reached."""
     if answer["error"] or len(answer["runs"]) != 1:
         return None
     run = answer["runs"][0]

@@ -49,7 +49,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """What a text is made of."""
+    """All that a problem text is made of."""
 
     library: str
     """Name of the library."""
