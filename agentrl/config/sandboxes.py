@@ -53,6 +53,13 @@ class ContainerPool(PoolSection):
     """Containers started at the same time; a daemon saturates early."""
 
 
+class PodPool(ContainerPool):
+    """Numbers of pods; a cluster starts many at once."""
+
+    starts_at_once: int = Field(default=16, ge=1)
+    """Pods started at the same time."""
+
+
 class HostSandbox(KindSection):
     """Sandboxes of this machine's own kernel, without a daemon."""
 
@@ -120,7 +127,7 @@ class PodSandbox(KindSection):
     `imagePullSecrets` and others that say where it runs."""
     limits: ContainerLimits = ContainerLimits()
     """Hard limits of every sandbox."""
-    pool: ContainerPool = ContainerPool(starts_at_once=16)
+    pool: PodPool = PodPool()
     """How many sandboxes there are."""
 
 

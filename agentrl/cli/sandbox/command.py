@@ -145,6 +145,6 @@ async def _probe_all() -> dict[str, Probe]:
     found: dict[str, Probe] = {}
     for name, kind in resolve(KINDS).items():
         backend = kind()
-        found[name] = await backend.probe()
+        found[name] = await backend.glance()
         await backend.close()
     return found

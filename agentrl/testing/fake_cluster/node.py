@@ -218,13 +218,13 @@ def _request(
 ) -> dict[str, Any]:
     """The container, as a kubelet and its runtime would make it."""
     spec = pod["spec"]
-    container, pod_wide = spec["containers"][0], spec["securityContext"]
+    container = spec["containers"][0]
     own, limits = container["securityContext"], container["resources"]["limits"]
     sizes = {
         volume["name"]: int(amount(volume["emptyDir"]["sizeLimit"])) for volume in spec["volumes"]
     }
     # A file system in memory comes without restrictions, and everybody may write.
-    options = "rw,exec,suid,dev,mode=777"
+    options = "rw,exec,suid,dev,mode=1777"
     tmpfs = {
         m["mountPath"]: f"{options},size={sizes[m['name']]}" for m in container["volumeMounts"]
     }
@@ -235,7 +235,7 @@ def _request(
         "Entrypoint": [],
         "Cmd": container["command"],
         "Env": [*variables, f"KUBERNETES_SERVICE_PORT={port}"],
-        "User": f"{pod_wide['runAsUser']}:{pod_wide['runAsGroup']}",
+        "User": f"{own['runAsUser']}:{own['runAsGroup']}",
         "WorkingDir": container["workingDir"],
         "Hostname": "" if open_network else spec["hostname"],
         "OpenStdin": container["stdin"],

@@ -111,10 +111,10 @@ def _of_restricted(spec: Mapping[str, Any]) -> Iterator[str]:
     broken += [name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
     if pod.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
         broken.append("seccompProfile")
-    if not 0 < pod.get("runAsUser", 1) <= MAX_ID:
-        broken.append("runAsUser=0")
     for container in spec["containers"]:
         own = container.get("securityContext", {})
+        if not 0 < own.get("runAsUser", pod.get("runAsUser", 1)) <= MAX_ID:
+            broken.append("runAsUser=0")
         if own.get("allowPrivilegeEscalation") is not False:
             broken.append("allowPrivilegeEscalation != false")
         if own.get("capabilities", {}).get("drop") != ["ALL"]:

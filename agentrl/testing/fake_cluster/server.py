@@ -233,6 +233,8 @@ class FakeCluster:
     async def _attach(self, request: web.Request) -> web.StreamResponse:
         pod = self._found(request)
         name = pod["metadata"]["name"]
+        if request.headers.get("Accept", "*/*") != "*/*":
+            return status(406, "NotAcceptable", "only the following media types are accepted: */*")
         if pod["status"]["phase"] != "Running":
             container = request.query["container"]
             return status(400, "BadRequest", f"container {container} not found in pod {name}")

@@ -86,11 +86,7 @@ class LimitWatch:
             max(running, key=lambda c: used[c.ident]).kill(wire.OOM)
             # What it has left would outlive it.
             self.remove_ipc()
-        files = sum(map(held.inodes, self.tmpfs))
-        # As for bytes, one that deletes what others have left may go on.
-        for command in running if files > max(self.most_inodes, self.files_seen) else ():
-            command.kill(wire.DISK)
-        self.files_seen = files
+        self.look_at_files(running)
         # One process fills memory at some 4 GB/s at most, so a look can wait until it could have
         # run out; many together are faster.
         gap = min(0.25, max(0.01, min(left / 4e9, room / 2e10)))
@@ -118,6 +114,13 @@ class LimitWatch:
         if self.knows_ipc and any(held.ipc_bytes(self.creator)):
             for kind in reset.IPC:
                 reset.remove_ipc(kind, self.creator)
+
+    def look_at_files(self, running: list[Command]) -> None:
+        """End commands that make files where there are too many; see `look_at_disk`."""
+        files = sum(map(held.inodes, self.tmpfs))
+        for command in running if files > max(self.most_inodes, self.files_seen) else ():
+            command.kill(wire.DISK)
+        self.files_seen = files
 
     def look_at_disk(self, running: list[Command]) -> float:
         """End commands that write to a disk that is full; one that frees it may go on.

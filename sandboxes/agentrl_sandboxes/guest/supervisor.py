@@ -188,8 +188,10 @@ class GuestSupervisor:
             command = Command(ident, request, self.limits.limits["output"])
         else:
             command = Session(ident, request, self.poll, self.send)
-        if not self.commands and (self.config["watch"] or self.config["places"]):
-            self.limits.look_at_disk([])
+        if not self.commands:
+            self.limits.look_at_files([])
+            if self.config["watch"] or self.config["places"]:
+                self.limits.look_at_disk([])
         command.oom_kills = self.limits.oom_kills()
         pipes: dict[str, tuple[int, int]] = {}
         try:

@@ -31,6 +31,8 @@ CHUNK = 2**16
 """Bytes of a message; servers bound them, some at a megabyte."""
 WINDOW = 2**20
 """Bytes that may wait to be sent before `drain` waits."""
+CLOSE_S = 2.0
+"""How long a server may take to agree to the end."""
 HEARTBEAT_S = 30.0
 """Between two pings; half as long is waited for the answer. Proxies drop connections that idle."""
 
@@ -147,7 +149,10 @@ class PodStreams:
         self.close()
         self._sender.cancel()
         await asyncio.wait([self._sender])
-        await self._socket.close()
+        with contextlib.suppress(TimeoutError):
+            # A server that is gone says nothing to it.
+            async with asyncio.timeout(CLOSE_S):
+                await self._socket.close()
 
 
 async def attach(

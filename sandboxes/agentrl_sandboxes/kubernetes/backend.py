@@ -19,7 +19,7 @@ from agentrl_sandboxes.host.identity import FIRST_UID
 from agentrl_sandboxes.host.interpreter import PACKED_FLAGS
 from agentrl_sandboxes.host.leases import labels
 from agentrl_sandboxes.host.supervised import Started, SupervisedBackend, SupervisedSandbox
-from agentrl_sandboxes.kubernetes.client import Cluster
+from agentrl_sandboxes.kubernetes.client import IN_CLUSTER, Cluster, in_cluster, kubeconfig
 from agentrl_sandboxes.kubernetes.manifest import (
     TERMINATION_LOG,
     WRITABLE,
@@ -120,6 +120,17 @@ class KubernetesBackend(SupervisedBackend):
         kept = "there are no internet sockets" if self._network == "none" else "it has no network"
         detail = f"{ran}; {kept}; {self.memory_holder()}"
         return Probe(available=True, isolation=self.isolation, detail=detail)
+
+    async def glance(self) -> Probe:
+        """Say whether there is a kubeconfig; a pod in its cluster is for those who ask for one."""
+        found = kubeconfig() or (str(IN_CLUSTER) if in_cluster() else "")
+        if not found:
+            return await self.probe()
+        detail = (
+            f"not tried, because it would start a pod in the cluster of {found}: `agentrl sandbox "
+            "check kubernetes` does"
+        )
+        return Probe(available=False, isolation=self.isolation, detail=detail)
 
     async def create(
         self, limits: SandboxLimits, snapshot: Snapshot | None = None, *, image: str = ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CALL_S = 30.0
 """How long the API may take for one request; some 10 ms where it is near and idle."""
+CONNECT_S = 5.0
+"""How long a connection may take to be made; a cluster behind a closed tunnel never answers."""
 TRIES = 4
 """How often a request is sent that the API is too busy to take."""
 PAUSE_S = 5.0
@@ -51,6 +53,11 @@ def kubeconfig() -> str:
     if not named and usual.is_file():
         found.append(str(usual))
     return os.pathsep.join(found)
+
+
+def in_cluster() -> bool:
+    """True in a pod of a cluster, with an account of its own."""
+    return (IN_CLUSTER / "token").is_file()
 
 
 class Cluster:
@@ -79,8 +86,7 @@ class Cluster:
 
     async def _connect(self) -> ApiClient:
         files = kubeconfig()
-        inside = (IN_CLUSTER / "token").is_file()
-        if not files and not inside:
+        if not files and not in_cluster():
             named = os.environ.get("KUBECONFIG")
             raise SandboxUnavailable(
                 f"kubernetes: there is no kubeconfig at {named or '~/.kube/config'}; set KUBECONFIG"
@@ -98,7 +104,7 @@ class Cluster:
         await self._configure(settings, files)
         # Each open sandbox holds a connection.
         settings.connection_pool_maxsize = 0
-        self.where = settings.host
+        self.where = str(settings.host)
         return ApiClient(settings)
 
     async def _configure(self, settings: Configuration, files: str) -> None:
@@ -195,6 +201,8 @@ class Cluster:
         fresh: bool = False,
         timeout_s: float = CALL_S,
     ) -> aiohttp.ClientResponse:
+        # To be connected, and to say something.
+        limits: Any = (CONNECT_S, timeout_s)
         api = await self.open()
         if fresh:
             # Into the same settings: its other connections are those of open sandboxes.
@@ -202,12 +210,12 @@ class Cluster:
         headers = await self._headers(api)
         return await api.rest_client.request(
             method,
-            api.configuration.host + path,
+            self.where + path,
             query_params=dict(query or {}),
             headers=headers,
             body=body,
             _preload_content=False,
-            _request_timeout=timeout_s,
+            _request_timeout=limits,
         )
 
     async def _headers(self, api: ApiClient) -> dict[str, str]:
@@ -215,7 +223,7 @@ class Cluster:
         await api.update_params_for_auth(headers, [], ["BearerToken"])
         return headers
 
-    async def watch(self, what: str, name: str) -> AsyncIterator[dict[str, Any]]:
+    async def watch(self, what: str, name: str) -> AsyncGenerator[dict[str, Any]]:
         """A pod as it is now and after each change, for ever; ends when it is deleted.
 
         Raises:
@@ -263,19 +271,20 @@ class Cluster:
 
         api = await self.open()
         rest = api.rest_client
-        url = URL(api.configuration.host + self._path(path)).with_query(dict(query))
+        url = URL(self.where + self._path(path)).with_query(dict(query))
         try:
-            return await rest.pool_manager.ws_connect(
-                url.with_scheme("wss" if url.scheme == "https" else "ws"),
-                protocols=protocols,
-                headers=await self._headers(api),
-                heartbeat=heartbeat_s,
-                max_msg_size=0,
-                proxy=rest.proxy,
-                proxy_headers=rest.proxy_headers,
-                server_hostname=rest.server_hostname,
-                timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
-            )
+            async with asyncio.timeout(CALL_S):
+                return await rest.pool_manager.ws_connect(
+                    url.with_scheme("wss" if url.scheme == "https" else "ws"),
+                    protocols=protocols,
+                    # An attach has no type of content; servers refuse (406) who names one.
+                    headers=await self._headers(api) | {"Accept": "*/*"},
+                    heartbeat=heartbeat_s,
+                    max_msg_size=0,
+                    proxy=rest.proxy,
+                    proxy_headers=rest.proxy_headers,
+                    server_hostname=rest.server_hostname,
+                )
         except aiohttp.WSServerHandshakeError as error:
             # The words of the answer are lost with it.
             said = f"attach to a pod: status {error.status}"

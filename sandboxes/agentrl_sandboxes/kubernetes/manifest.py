@@ -104,8 +104,6 @@ def pod_manifest(wish: PodWish) -> dict[str, Any]:
         "dnsConfig": {"nameservers": ["127.0.0.1"]},
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": wish.uid,
-            "runAsGroup": wish.uid,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(wish, volumes)],
@@ -147,6 +145,9 @@ def _container(wish: PodWish, volumes: Mapping[str, str]) -> dict[str, Any]:
             "privileged": False,
             "readOnlyRootFilesystem": True,
             "runAsNonRoot": True,
+            # Not for the pod: its first process, which holds the namespaces, would be one of ours.
+            "runAsUser": wish.uid,
+            "runAsGroup": wish.uid,
             "capabilities": {"drop": ["ALL"]},
         },
         "resources": {

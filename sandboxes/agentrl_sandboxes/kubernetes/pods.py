@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
@@ -96,14 +97,16 @@ async def _until_running(
     start, seen = loop.time(), None
     try:
         async with asyncio.timeout(place_s) as scope:
-            async for pod in cluster.watch(f"sandbox image {image!r}", name):
-                seen = pod
-                if verdicts.is_running(pod):
-                    return pod
-                if trouble := verdicts.start_trouble(pod, image):
-                    raise trouble
-                if verdicts.is_placed(pod):
-                    scope.reschedule(start + START_S)
+            changes = cluster.watch(f"sandbox image {image!r}", name)
+            async with contextlib.aclosing(changes):
+                async for pod in changes:
+                    seen = pod
+                    if verdicts.is_running(pod):
+                        return pod
+                    if trouble := verdicts.start_trouble(pod, image):
+                        raise trouble
+                    if verdicts.is_placed(pod):
+                        scope.reschedule(start + START_S)
     except TimeoutError:
         raise verdicts.not_in_time(seen, image, loop.time() - start, fits=fits) from None
     raise SandboxError(f"sandbox image {image!r}: the pod was deleted before it was ready")
@@ -114,11 +117,18 @@ async def _attached(cluster: Cluster, name: str, image: str) -> PodStreams:
     import aiohttp
 
     async def why() -> str:
+        # A node says that a container has ended a second after it has.
+        seen = False
         try:
             async with asyncio.timeout(LOOK_S):
-                return verdicts.why_ended(await look(cluster, name))
+                while True:
+                    pod = await look(cluster, name)
+                    if pod is None or not verdicts.is_running(pod) or verdicts.why_ended(pod):
+                        return verdicts.why_ended(pod)
+                    seen = True
+                    await asyncio.sleep(0.2)
         except (SandboxError, ApiRefusal, TimeoutError):
-            return "the API does not answer"
+            return "" if seen else "the API does not answer"
 
     loop = asyncio.get_running_loop()
     give_up, pause = loop.time() + ATTACH_S, 0.05

@@ -49,6 +49,14 @@ def test_list_shows_every_backend_and_why_one_does_not_work(no_daemon: Path) -> 
     assert "kubernetes does not work here: kubernetes: there is no kubeconfig" in shown.output
 
 
+def test_list_starts_nothing_in_a_cluster(no_daemon: Path) -> None:
+    # Fails if looking at what there is makes pods in whatever cluster a kubeconfig leads to.
+    config = no_daemon / "no-kubeconfig"
+    config.write_text("not read")
+    shown = CliRunner().invoke(app, ["list"])
+    assert f"not tried, because it would start a pod in the cluster of {config}" in shown.output
+
+
 def test_check_refuses_options_that_a_backend_does_not_have(no_daemon: Path) -> None:
     # Fails if --image is dropped in silence, and another sandbox is proved than the one meant.
     found = CliRunner().invoke(app, ["check", "process", "--image", "python:3.12"])
