@@ -1,4 +1,4 @@
-"""Whose doing it is that a grading failed: the model's, or that of what carries the run.
+"""The side at fault when a grading fails: the model, or what carries the run.
 
 After a model has acted in a sandbox, or its code runs in one, the error of that sandbox says
 nothing by itself: a program may end its supervisor, fill what a limit does not count or leave the
@@ -22,6 +22,9 @@ from typing import Generic, TypeVar
 from agentrl.errors import SandboxError, SandboxUnavailable
 
 T = TypeVar("T")
+
+_FAILURES = (SandboxError, OSError)
+"""The second is what a sandbox without space raises, which may be full of what the model left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +55,21 @@ async def graded(
         control: the same on what the model was given, in fresh sandboxes.
 
     Raises:
-        SandboxError: the control fails as well, so it is no doing of the model.
+        SandboxError, OSError: the control fails as well, so it is no doing of the model.
         SandboxUnavailable: at once; what a kind of sandbox does not offer is nobody's doing.
     """
     try:
         return Graded(verdict=await grade())
     except SandboxUnavailable:
         raise
-    except SandboxError:
+    except _FAILURES:
         try:
             return Graded(verdict=await grade(), repeated=True)
         except SandboxUnavailable:
             raise
-        except SandboxError as error:
+        except _FAILURES as error:
             try:
                 await control()
-            except SandboxError:
+            except _FAILURES:
                 raise error from None
     return Graded(verdict=None)

@@ -18,7 +18,7 @@ CONDA = "/opt/miniconda3/envs/testbed/bin"
 """Programs of the repository in images of SWE-bench."""
 PYTEST = ("-m", "pytest", "-rA", "-p", "no:cacheprovider")
 _PATH = f"{CONDA}:/usr/local/bin:/usr/bin:/bin"
-_DJANGO_NAME = re.compile(r"(\w+) \(([\w.]+)\)")
+_DJANGO_NAME = re.compile(r"(\w++) \(([\w.]++)\)")
 
 
 class UnsupportedRow(DataError):
