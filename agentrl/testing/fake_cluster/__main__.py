@@ -27,7 +27,8 @@ async def main(path: Path, port: int) -> None:
     folder = Path(tempfile.mkdtemp(prefix="fake-cluster-"))
     cluster.node = Node(store, folder, (bound[0], bound[1]))
     path.write_text(kubeconfig(f"http://{bound[0]}:{bound[1]}"), encoding="utf-8")
-    print(f"http://{bound[0]}:{bound[1]}", flush=True)
+    sys.stdout.write(f"http://{bound[0]}:{bound[1]}\n")
+    sys.stdout.flush()
     try:
         await asyncio.to_thread(sys.stdin.buffer.read)
     finally:

@@ -46,7 +46,7 @@ class Node:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End every pod."""
+        """End every pod that runs."""
         for pod in list(self._store.pods.values()):
             await self.delete(pod, 0.0)
         for task in list(self._tasks):

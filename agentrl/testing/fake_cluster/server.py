@@ -69,7 +69,7 @@ class FakeCluster:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def application(self) -> web.Application:
-        """The routes."""
+        """The routes of the server."""
         app = web.Application(middlewares=[self._guard], client_max_size=2**22)
         pods = "/api/v1/namespaces/{namespace}/pods"
         app.add_routes(

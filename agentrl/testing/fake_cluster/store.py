@@ -28,7 +28,7 @@ class Store:
             self._tell("MODIFIED", pod)
 
     def remove(self, pod: dict[str, Any]) -> None:
-        """Forget a pod."""
+        """Forget a pod that has ended."""
         if self.pods.pop(key(pod), None):
             self._tell("DELETED", pod)
 
@@ -39,7 +39,7 @@ class Store:
         return queue
 
     def unwatch(self, queue: asyncio.Queue[tuple[str, dict[str, Any]]]) -> None:
-        """End a watch."""
+        """End a watch of ours."""
         self._watchers.discard(queue)
 
     def _tell(self, kind: str, pod: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a supervisor says of its surroundings where its host has not made them."""
+"""The surroundings of a supervisor, as it reports them where its host has not made them."""
 
 from __future__ import annotations
 

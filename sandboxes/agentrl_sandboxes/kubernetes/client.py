@@ -46,7 +46,7 @@ CORE = "/api/v1"
 
 
 def kubeconfig() -> str:
-    """What kubectl would read: the files of KUBECONFIG, or that of the home directory; or empty."""
+    """Paths that kubectl would read: those of KUBECONFIG, or the usual one; empty for none."""
     named = os.environ.get("KUBECONFIG", "")
     found = [part for part in named.split(os.pathsep) if part and Path(part).is_file()]
     usual = Path("~/.kube/config").expanduser()
@@ -73,7 +73,7 @@ class Cluster:
         self._opening = asyncio.Lock()
 
     async def open(self) -> ApiClient:
-        """The connection.
+        """The connection to the API, made once.
 
         Raises:
             ConfigError: the library is missing, or the kubeconfig is wrong.
