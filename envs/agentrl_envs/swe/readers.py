@@ -34,28 +34,41 @@ from agentrl_envs.swe.runners import (
 logger = logging.getLogger(__name__)
 
 
-def swe_tasks(path: str, split: str = "train", base_dir: Path | None = None) -> Iterator[Task]:
+def swe_tasks(
+    path: str, split: str = "train", base_dir: Path | None = None,
+    levels: Sequence[int] | None = None, kinds: Sequence[str] | None = None,
+) -> Iterator[Task]:  # fmt: skip
     """Tasks made by `agentrl tasks make swe`: the folder it wrote.
 
     Args:
         path: the folder, or its `tasks.jsonl`.
         split: `train` or `test`; no library is in both. `all` takes both.
         base_dir: where a relative `path` starts.
+        levels: only tasks of these levels, 0 to 4, see `make/difficulty.py`; None takes all.
+        kinds: only tasks of these kinds, such as `several`; None takes all.
 
     Raises:
-        DataError: no such file, a broken row, or no task of this split.
+        DataError: no such file, a broken row, or no task of this split, these levels and kinds.
     """
     file = absolute(path, base_dir)
     folder = file if file.is_dir() else file.parent
-    seen: set[str] = set()
+    seen: dict[str, set[object]] = {"splits": set(), "levels": set(), "kinds": set()}
     found = False
     for record in read_tasks(file):
-        seen.add(record.split)
-        if split in (record.split, "all"):
+        level = int(record.figures.get("level", 0))
+        for name, value in (("splits", record.split), ("levels", level), ("kinds", record.kind)):
+            seen[name].add(value)
+        if split not in (record.split, "all"):
+            continue
+        if (levels is None or level in levels) and (kinds is None or record.kind in kinds):
             found = True
             yield _task(record, record.split, {"folder": str(folder.resolve())})
     if not found:
-        raise DataError(f"{file}: no tasks of split {split!r}; splits here: {sorted(seen)}")
+        asked = [f"split {split!r}"]
+        asked += [] if levels is None else [f"levels {list(levels)}"]
+        asked += [] if kinds is None else [f"kinds {list(kinds)}"]
+        here = ", ".join(f"{name} here: {sorted(map(str, there))}" for name, there in seen.items())
+        raise DataError(f"{file}: no tasks of {', '.join(asked)}; {here}")
 
 
 def swe_bench(
@@ -264,13 +277,17 @@ def _swapped_name(line: str) -> str:
 
 
 def _task(record: SweTask, split: str, workspace: Mapping[str, Any]) -> Task:
+    row = record.to_row()
+    # Not of the label: a task whose solve rate was written down is still the same task.
+    figures = {name: int(n) if n == int(n) else n for name, n in row.pop("figures").items()}
     return Task(
         id=record.instance_id,
         prompt=record.problem_statement,
-        label={**record.to_row(), "workspace": dict(workspace)},
-        metadata={"repo": record.repo, "kind": record.kind, "operator": record.operator},
+        label={**row, "workspace": dict(workspace)},
+        metadata={"repo": record.repo, "kind": record.kind, "operator": record.operator,
+                  "style": record.style, **figures},
         split=split,
-    )
+    )  # fmt: skip
 
 
 def _in_image(record: SweTask, image: str, where: str, runners: RunnersByRepo) -> SweTask:
