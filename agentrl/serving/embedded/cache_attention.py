@@ -81,7 +81,7 @@ class PrefillAttention:
         value: torch.Tensor,
         scale: float | None,
     ) -> torch.Tensor:
-        """As `CacheAttention.attend` says."""
+        """Attend as `CacheAttention.attend` says."""
         keys, values = self._data[layer, 0], self._data[layer, 1]
         share, dim = query.shape[1] // key.shape[1], query.shape[3]
         outputs = []
@@ -168,7 +168,7 @@ class DecodeAttention:
         value: torch.Tensor,
         scale: float | None,
     ) -> torch.Tensor:
-        """As `CacheAttention.attend` says."""
+        """Attend as `CacheAttention.attend` says."""
         keys, values = self._data[layer, 0], self._data[layer, 1]
         keys[self._rows_N, :, self.positions] = key[0].transpose(0, 1)
         values[self._rows_N, :, self.positions] = value[0].transpose(0, 1)
@@ -205,7 +205,7 @@ class PaddingAttention:
         value: torch.Tensor,
         scale: float | None,
     ) -> torch.Tensor:
-        """As `CacheAttention.attend` says."""
+        """Attend as `CacheAttention.attend` says."""
         return torch.zeros_like(query).transpose(1, 2)
 
 
@@ -226,7 +226,7 @@ class MixedAttention:
         value: torch.Tensor,
         scale: float | None,
     ) -> torch.Tensor:
-        """As `CacheAttention.attend` says."""
+        """Attend as `CacheAttention.attend` says."""
         outputs = [
             part.attend(layer, q, k, v, scale)
             for part, q, k, v in zip(
