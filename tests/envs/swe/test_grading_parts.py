@@ -177,12 +177,11 @@ def test_a_twin_is_the_test_as_it_was():
 
 
 def test_literals_differ_from_one_grading_to_the_next():
-    one, other = sabotage(TESTS, ["test_number"]), sabotage(TESTS, ["test_number"])
-    assert one is not None
-    assert other is not None
-    # Else code could learn which literals mean a sabotaged test.
-    assert one.source != other.source
-    assert "raise AssertionError" not in one.source
+    made = [sabotage(TESTS, ["test_number"]) for _ in range(20)]
+    texts = {one.source for one in made if one is not None}
+    # Else code could learn which literals mean a sabotaged test; two draws may be the same.
+    assert len(texts) > 1
+    assert not any("raise AssertionError" in text for text in texts)
 
 
 @pytest.mark.parametrize("source", ["def test_x(:", "x = 1", "\0"])
