@@ -263,7 +263,13 @@ def _relevant(lines: Sequence[ast.stmt], names: set[str]) -> list[ast.stmt]:
         mentioned = names_of(line) | _binds(line)
         if mentioned & wanted & local:
             kept.append(line)
-            wanted |= mentioned
+            if isinstance(line, ast.Assign):
+                # What the name stood for before no longer matters.
+                wanted -= {one.id for one in line.targets if isinstance(one, ast.Name)}
+                wanted |= {part.id for part in ast.walk(line) if isinstance(part, ast.Name)
+                           and isinstance(part.ctx, ast.Load)}  # fmt: skip
+            else:
+                wanted |= mentioned
     return kept[::-1]
 
 

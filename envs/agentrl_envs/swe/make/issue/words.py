@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import random
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -274,6 +275,7 @@ def subject_of(snippet: Snippet, library: str) -> str:
         for node in ast.parse(code).body
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
+        if _root(node, alias) not in sys.stdlib_module_names
     }
     classes: dict[str, str] = {}
     for code in snippet.setup:
@@ -290,6 +292,12 @@ def subject_of(snippet: Snippet, library: str) -> str:
             if isinstance(node, ast.Name) and node.id in classes:
                 return f"`{classes[node.id]}`"
     return library
+
+
+def _root(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
+    """The first part of the module that is imported."""
+    module = node.module or "" if isinstance(node, ast.ImportFrom) else alias.name
+    return module.partition(".")[0]
 
 
 _OF_PYTHON = frozenset(("list", "tuple", "dict", "set", "sorted", "len", "next", "iter", "repr"))
