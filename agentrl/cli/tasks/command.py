@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agentrl.cli.tasks import images as tasks_images
 from agentrl.cli.tasks import levels as tasks_levels
 from agentrl.cli.tasks import profile as tasks_profile
 from agentrl.config import resolve
@@ -27,6 +28,7 @@ make_app = typer.Typer(help="Make tasks.", no_args_is_help=True)
 app.add_typer(make_app, name="make")
 app.command("profile")(tasks_profile.command)
 app.command("levels")(tasks_levels.command)
+app.command("images")(tasks_images.command)
 
 _MAKER = "agentrl_envs.swe.make"
 _VALIDATE = "agentrl_envs.swe.make.validate:validate_tasks"

@@ -459,6 +459,33 @@ def test_declared_packages_are_those_of_run_time_and_of_tests(tmp_path):
     assert found == ("five==1", "one>=2", "three")
 
 
+REQUIRES = """face>=20
+# words
+[:python_version < "3"]
+old
+
+[test]
+tested
+
+[docs]
+sphinx
+"""
+
+
+def test_what_older_metadata_leave_out_is_read_beside_it(tmp_path):
+    """Caught: sdists of older setuptools, whose PKG-INFO names no requirement (glom)."""
+    files = {
+        **shapes(),
+        "PKG-INFO": "Metadata-Version: 2.1\nName: asks\nVersion: 1.0\nLicense: MIT\n",
+        "asks.egg-info/requires.txt": REQUIRES,
+        "requirements-test.txt": "-r other.txt\nplain  # words\n",
+        "requirements-docs.txt": "furo\n",
+    }
+    write_sdist(tmp_path / "index", "asks", "1.0", files)
+    index = Index(str(tmp_path / "index"), tmp_path / "downloads")
+    assert declared_packages(index, ("asks",)) == ("face>=20", "plain", "tested")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
