@@ -131,6 +131,13 @@ def test_a_difference_is_named_as_a_user_sees_it(got, want, words):
     assert words in " ".join(found.titles)
 
 
+def test_the_name_of_the_library_is_no_place():
+    """A package in `src` whose `__init__.py` is changed: its name is in every report."""
+    secrets = Secrets(paths=("src/pkg/__init__.py",), patch="", tests=(), functions=())
+    assert leaks("This is with pkg 1.0.", secrets, ()) == ()
+    assert leaks("This is in pkg.inner.", SECRETS, ()) != ()
+
+
 def test_a_text_is_about_the_library_and_of_what_a_name_stands_for_last():
     lines = ("import pickle", "from shapes import Box")
     made = Snippet(imports=lines, setup=(), call="pickle.loads(Box(1))", is_value=True)
