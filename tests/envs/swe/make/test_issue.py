@@ -142,18 +142,13 @@ def test_a_text_is_about_the_library_and_of_what_a_name_stands_for_last():
     lines = ("import pickle", "from shapes import Box")
     made = Snippet(imports=lines, setup=(), call="pickle.loads(Box(1))", is_value=True)
     assert subject_of(made, "shapes") == "`Box`"
-    body = "    b = Box(1)
-    b = Box(2)
-    b.put(3)
-    assert b.all() == 4
-"
-    source = f"from shapes import Box
-def test_it():
-{body}"
+    body = "    b = Box[int](1)\n    b = Box[int](2)\n    b.put(3)\n    assert b.all() == 4\n"
+    source = f"from shapes import Box\ndef test_it():\n{body}"
     moment = Moment(bound=(), path=(3,))
     first, *_ = snippets(script(source), moment,
                          frozenset(("shapes",)), {})  # fmt: skip
-    assert first.setup == ("b = Box(2)", "b.put(3)")
+    assert first.setup == ("b = Box[int](2)", "b.put(3)")
+    assert subject_of(first, "shapes") == "`Box.all`"
 
 
 def test_texts_vary_by_seed_and_say_what_was_seen():

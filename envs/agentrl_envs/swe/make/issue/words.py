@@ -164,6 +164,9 @@ def _in_sections(one: Reported, found: Contrast, subject: str, draw: random.Rand
 
 
 def _as_session(one: Reported, found: Contrast, subject: str, draw: random.Random) -> list[str]:
+    if any(isinstance(ast.parse(code).body[0], ast.Expr) for code in one.snippet.setup):
+        # An interpreter would show what these give as well.
+        return _as_message(one, found, subject, draw)
     lines = [line for code in (*one.snippet.imports, *one.snippet.setup, one.snippet.call)
              for line in _prompted(code)]  # fmt: skip
     lines += _printed(one.actual)
@@ -307,6 +310,8 @@ def _callee(node: ast.AST, imported: dict, classes: dict[str, str]) -> str:
     if not isinstance(node, ast.Call):
         return ""
     func = node.func
+    if isinstance(func, ast.Subscript):
+        func = func.value  # `Box[int](2)`
     if isinstance(func, ast.Name):
         return func.id if func.id in imported and func.id not in _OF_PYTHON else ""
     if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
