@@ -46,8 +46,8 @@ class Graded(Generic[T]):
         }
 
 
-class Left(Generic[T]):
-    """What a model left in its sandbox: read once, after which that sandbox is closed.
+class ReadOnce(Generic[T]):
+    """The files that a model left in its sandbox: read once, after which that sandbox is closed.
 
     Its programs may still run there, and would make the machine slow for the gradings that decide
     whether the machine is too slow.
@@ -65,7 +65,7 @@ class Left(Generic[T]):
         self._found: list[T] = []
 
     async def get(self) -> T:
-        """What was read.
+        """The files, read at the first call.
 
         Raises:
             SandboxError: it could not be read.

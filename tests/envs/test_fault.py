@@ -6,7 +6,7 @@ import errno
 
 import pytest
 from agentrl_envs.clean_sandbox import CleanSandbox
-from agentrl_envs.fault import Left, graded
+from agentrl_envs.fault import ReadOnce, graded
 from agentrl_envs.reasoning import ReasoningProgram, make_tasks
 
 from agentrl.env import Action, EnvContext
@@ -102,7 +102,7 @@ async def test_what_was_left_is_read_once_and_nothing_runs_there_any_more() -> N
             raise SandboxError("broken")
         return "left"
 
-    left = Left(read, sandbox)
+    left = ReadOnce(read, sandbox)
     with pytest.raises(SandboxError):
         await left.get()
     assert not sandbox.closed

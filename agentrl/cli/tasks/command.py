@@ -27,8 +27,8 @@ app = typer.Typer(help="Make data sets of tasks, and check them.", no_args_is_he
 make_app = typer.Typer(help="Make tasks.", no_args_is_help=True)
 app.add_typer(make_app, name="make")
 app.command("profile")(tasks_profile.command)
-app.command("levels")(tasks_levels.command)
 app.command("images")(tasks_images.command)
+app.command("levels")(tasks_levels.command)
 
 _MAKER = "agentrl_envs.swe.make"
 _VALIDATE = "agentrl_envs.swe.make.validate:validate_tasks"
@@ -237,11 +237,13 @@ async def _with_sandboxes(name: str, shown: Path, work: Any) -> Any:
 
     hidden = any(shown.is_relative_to(path) for path in _HIDDEN)
     # What cannot be shown is copied into each sandbox instead.
-    section = sandbox_section(name, read_only=() if hidden else (str(shown),))
+    section = sandbox_section(name)
+    shows = not hidden and "read_only" in type(section).model_fields
+    section = sandbox_section(name, read_only=(str(shown),)) if shows else section
     try:
         backend = await open_sandboxes(section, base=Path.cwd())
     except ConfigError:
-        if not section.read_only:
+        if not shows:
             raise
         # A backend of the user's own need not be able to show folders.
         section = sandbox_section(name)

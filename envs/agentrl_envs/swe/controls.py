@@ -21,7 +21,7 @@ from agentrl_envs.swe.changes import Changes
 from agentrl_envs.swe.claims import row_key
 from agentrl_envs.swe.locate import TestIndex, TestLocation
 from agentrl_envs.swe.patches import apply_patch
-from agentrl_envs.swe.proof import Earned, Plan, make_plan
+from agentrl_envs.swe.proof import Earned, ProofPlan, make_plan
 from agentrl_envs.swe.proof.sabotage import sabotage, twin_mark, twin_name
 from agentrl_envs.swe.run_tests import TestRun
 from agentrl_envs.swe.runners import node_ids
@@ -35,7 +35,7 @@ _SPOT_CHECKS = 12
 _SABOTAGED_SPOTS = 3
 """Those that are sabotaged where values can be asked of none."""
 _MOST_PLANS = 256
-_PLANS: OrderedDict[str, Plan] = OrderedDict()
+_PLANS: OrderedDict[str, ProofPlan] = OrderedDict()
 """Plans by task: its rollouts share one, and the code of none can reach it."""
 _ASKING: dict[str, asyncio.Lock] = {}
 
@@ -53,7 +53,7 @@ class Doubt(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondLook:
-    """What a second run says of tests that passed in the first."""
+    """The result of a second run for tests that passed in the first."""
 
     doubt: Doubt
     """Of the passes as a whole."""
@@ -67,7 +67,7 @@ class SecondLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What a run adds to a tree, and what is asked of it."""
+    """Files that a run adds to a tree, and values it is asked for."""
 
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     """Test files as graded, but changed."""
@@ -112,7 +112,7 @@ class Controls:
         task = self.workspace.task
         index, fixing, keeping = await self._located()
         gold = await self.gold()
-        plan = await self._plan(index, fixing, keeping, gold) if gold else Plan()
+        plan = await self._plan(index, fixing, keeping, gold) if gold else ProofPlan()
         now = {name for name in (*task.FAIL_TO_PASS, *task.PASS_TO_PASS) if passed(name)}
         fixed = _tests(fixing, now)
         kept = _tests(keeping, now) - _tests(fixing, set(fixing))
@@ -186,7 +186,7 @@ class Controls:
 
     async def _plan(
         self, index: TestIndex, fixing: _Located, keeping: _Located, gold: Changes
-    ) -> Plan:
+    ) -> ProofPlan:
         """The plan of this task, made once in this process."""
         key = row_key(self.workspace)
         try:
@@ -203,7 +203,7 @@ class Controls:
                         index.sources, tests, functools.partial(self._probe, gold), draw
                     )
                     if made is None:
-                        return Plan()
+                        return ProofPlan()
                     _PLANS[key] = made
                     while len(_PLANS) > _MOST_PLANS:
                         _PLANS.popitem(last=False)
@@ -239,7 +239,7 @@ def _drawn(tests: set[TestLocation], most: int, draw: random.Random) -> list[Tes
 
 
 def _wrong(
-    plan: Plan,
+    plan: ProofPlan,
     proven: Mapping[TestLocation, float],
     spots: Sequence[TestLocation],
     run: TestRun,
@@ -252,7 +252,7 @@ def _wrong(
 
 
 def _control(
-    index: TestIndex, plan: Plan, proven: Sequence[TestLocation], weak: _Located
+    index: TestIndex, plan: ProofPlan, proven: Sequence[TestLocation], weak: _Located
 ) -> Control:
     """Files with the probes of a plan, and with tests that are sabotaged."""
     sources = {path: text for path, text in plan.sources.items() if any(

@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from agentrl.errors import GraderError, SandboxError
 from agentrl.sandbox import Sandbox
-from agentrl_envs.fault import Left, graded
+from agentrl_envs.fault import ReadOnce, graded
 from agentrl_envs.swe.changes import Changes, source_changes
 from agentrl_envs.swe.claims import Claims, any_ran
 from agentrl_envs.swe.controls import Control, Controls, Doubt, SecondLook
@@ -113,7 +113,7 @@ class RepairGrader:
             GraderError: the tests cannot be run even without the agent's change, or the row is no
                 task.
         """
-        left = Left(read=lambda: self._changes(agent), sandbox=agent)
+        left = ReadOnce(read=lambda: self._changes(agent), sandbox=agent)
         found = await graded(lambda: self._grade(agent, left), lambda: self._untouched(agent))
         if found.verdict is None:
             return self._verdict(Reason.RUINED, None)
@@ -128,7 +128,7 @@ class RepairGrader:
             await fresh.close()
         await self._run(agent, Changes(written={}))
 
-    async def _grade(self, agent: Sandbox, left: Left[Changes | None]) -> RepairVerdict:
+    async def _grade(self, agent: Sandbox, left: ReadOnce[Changes | None]) -> RepairVerdict:
         changes = await left.get()
         if changes is None or changes.too_large:
             return self._verdict(Reason.UNREADABLE, changes)

@@ -26,7 +26,7 @@ from agentrl.env import Observation, Solution, StepResult
 from agentrl.errors import DataError, GraderError, SandboxError
 from agentrl.sandbox import Sandbox, SandboxLimits, SandboxSpec
 from agentrl.types import Message, Task
-from agentrl_envs.fault import Left, graded
+from agentrl_envs.fault import ReadOnce, graded
 from agentrl_envs.swe.env import RepairTask
 from agentrl_envs.swe.gold import script_solution
 from agentrl_envs.swe.record import REPO_FOLDER
@@ -126,7 +126,7 @@ class HarborTask(RepairTask):
 
     async def _judge(self, sandbox: Sandbox, submitted: bool, spent: bool) -> StepResult:
         try:
-            left = Left(read=lambda: _left(sandbox), sandbox=sandbox)
+            left = ReadOnce(read=lambda: _left(sandbox), sandbox=sandbox)
             found = await graded(lambda: self._score(left, sandbox.limits), self._untouched)
         except _NoScore as error:
             raise GraderError(str(error)) from error
@@ -156,7 +156,9 @@ class HarborTask(RepairTask):
             await fresh.close()
         await self._tested(left, fresh.limits)
 
-    async def _score(self, left: Left[Mapping[str, bytes] | None], limits: SandboxLimits) -> float:
+    async def _score(
+        self, left: ReadOnce[Mapping[str, bytes] | None], limits: SandboxLimits
+    ) -> float:
         files = await left.get()
         return 0.0 if files is None else await self._tested(files, limits)
 

@@ -18,7 +18,7 @@ from agentrl_sandboxes.image.daemon import Daemon, daemon
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullProgress:
-    """What has come of one image so far."""
+    """The state of one image that is being fetched."""
 
     name: str
     """Name as asked for."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from agentrl_envs.swe.locate import TestLocation
-from agentrl_envs.swe.proof.probes import Probe, ProbeFile, probe_file
+from agentrl_envs.swe.proof.probes import ProbeFile, ValueProbe, probe_file
 from agentrl_envs.swe.run_tests import TestRun
 
 _PER_FILE = 10**6
@@ -72,7 +72,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ProofPlan:
     """The proof of one task; empty where no value can be asked for."""
 
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -138,13 +138,13 @@ class Plan:
         right = mended >= _TRUE_SHARE * passing and others >= _TRUE_SHARE
         return Earned.ALL if right else Earned.PART
 
-    def without(self, again: Mapping[str, str]) -> Plan:
+    def without(self, again: Mapping[str, str]) -> ProofPlan:
         """The plan less what a second run with the gold change gives another value for."""
         known = {
             test: one.without({key for key in one.right if again.get(key) != one.right[key]})
             for test, one in self.known.items()
         }
-        return Plan(sources=self.sources, names=self.names, known=known)
+        return ProofPlan(sources=self.sources, names=self.names, known=known)
 
 
 RunProbes = Callable[
@@ -159,7 +159,7 @@ async def make_plan(
     tests: Collection[TestLocation],
     run: RunProbes,
     draw: random.Random,
-) -> Plan | None:
+) -> ProofPlan | None:
     """Draw inputs for `tests` and find out what is right for them, in three runs.
 
     Args:
@@ -175,7 +175,7 @@ async def make_plan(
         # Some inputs have no end; those of the tests do.
         files = _probed(sources, tests, draw, variants)
         if not files:
-            return Plan()
+            return ProofPlan()
         texts = {path: made.source for path, made in files.items()}
         only = frozenset(name for made in files.values() for name in made.names)
         right = await run(texts, only, True, None)
@@ -208,14 +208,14 @@ def _plan(
     right: Mapping[str, str],
     again: Mapping[str, str],
     wrong: Mapping[str, str],
-) -> Plan:
+) -> ProofPlan:
     probes = {key: (path, it) for path, made in files.items() for key, it in made.probes.items()}
     # A function that several tests call has one number for all of them, and places of its own.
     places = {(path, it.function, it.variant, it.place): key for key, (path, it) in probes.items()}
     known = {
         test: _known(test, right, wrong, probes, places) for test in tests if test.path in files
     }
-    plan = Plan(
+    plan = ProofPlan(
         sources=texts,
         names={
             test: frozenset(
@@ -234,7 +234,7 @@ def _known(
     test: TestLocation,
     right: Mapping[str, str],
     wrong: Mapping[str, str],
-    probes: Mapping[str, tuple[str, Probe]],
+    probes: Mapping[str, tuple[str, ValueProbe]],
     places: Mapping[tuple[str, str, int, int], str],
 ) -> _Known:
     mine: dict[str, str] = {}
@@ -253,8 +253,8 @@ def _known(
 
 
 def _read(
-    values: Mapping[str, str], probes: Mapping[str, tuple[str, Probe]]
-) -> Iterator[tuple[str, str, Probe]]:
+    values: Mapping[str, str], probes: Mapping[str, tuple[str, ValueProbe]]
+) -> Iterator[tuple[str, str, ValueProbe]]:
     for key in values:
         prefix = key.partition(".")[0]
         if prefix in probes:

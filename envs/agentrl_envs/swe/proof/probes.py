@@ -46,7 +46,7 @@ _SHARED = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class ValueProbe:
     """One place that a value comes from."""
 
     function: str
@@ -64,14 +64,14 @@ class ProbeFile:
 
     source: str
     """To be put in place of the file."""
-    probes: dict[str, Probe]
+    probes: dict[str, ValueProbe]
     """By what a value is said with, less its case and count."""
     names: frozenset[str]
     """Test functions, variants included, to be run."""
 
 
 def function_mark(name: str) -> str:
-    """What tells test functions apart in the values of a function that several of them call.
+    """Marks that tell test functions apart in the values of a function that several of them call.
 
     `report_plugin` has the same one.
     """
@@ -104,7 +104,7 @@ def probe_file(
     except (SyntaxError, ValueError, RecursionError):
         return None
     numbers = count(first)
-    probes: dict[str, Probe] = {}
+    probes: dict[str, ValueProbe] = {}
     made: dict[str, tuple[str, int]] = {}
     known = {node.name for node in _functions(tree)}
     constants = _constant_displays(tree)
@@ -121,7 +121,7 @@ def probe_file(
                 body.name = _free(f"{node.name}_v{variant}", known)
             made[body.name] = (node.name, variant)
             probes |= {
-                str(key): Probe(function=node.name, variant=variant, place=place)
+                str(key): ValueProbe(function=node.name, variant=variant, place=place)
                 for place, key in enumerate(rewriting.places)
             }
             texts.append(ast.unparse(ast.fix_missing_locations(body)))
@@ -135,7 +135,7 @@ def probe_file(
             continue
         replaced.append(_replaced(node, [ast.unparse(ast.fix_missing_locations(body))]))
         probes |= {
-            f"{key}-{function_mark(name)}": Probe(
+            f"{key}-{function_mark(name)}": ValueProbe(
                 function=function, variant=variant, place=_SHARED + key - first
             )
             for key in rewriting.places
