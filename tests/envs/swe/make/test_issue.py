@@ -16,7 +16,7 @@ from agentrl_envs.swe.make.issue.leaks import leaks
 from agentrl_envs.swe.make.issue.observe import Effect
 from agentrl_envs.swe.make.issue.scripts import script_of
 from agentrl_envs.swe.make.issue.snippet import Moment, Snippet, snippets
-from agentrl_envs.swe.make.issue.words import Reported, written
+from agentrl_envs.swe.make.issue.words import Reported, subject_of, written
 from agentrl_envs.swe.make.mutation.removal import merged, removals
 from agentrl_envs.swe.make.validate import validate_tasks
 from agentrl_envs.swe.patches import apply_patch
@@ -129,6 +129,26 @@ def test_what_does_not_bear_on_the_step_is_left_out():
 def test_a_difference_is_named_as_a_user_sees_it(got, want, words):
     found = difference(Effect(value=got, type="t"), Effect(value=want, type="t"))
     assert words in " ".join(found.titles)
+
+
+def test_the_name_of_the_library_is_no_place():
+    """A package in `src` whose `__init__.py` is changed: its name is in every report."""
+    secrets = Secrets(paths=("src/pkg/__init__.py",), patch="", tests=(), functions=())
+    assert leaks("This is with pkg 1.0.", secrets, ()) == ()
+    assert leaks("This is in pkg.inner.", SECRETS, ()) != ()
+
+
+def test_a_text_is_about_the_library_and_of_what_a_name_stands_for_last():
+    lines = ("import pickle", "from shapes import Box")
+    made = Snippet(imports=lines, setup=(), call="pickle.loads(Box(1))", is_value=True)
+    assert subject_of(made, "shapes") == "`Box`"
+    body = "    b = Box[int](1)\n    b = Box[int](2)\n    b.put(3)\n    assert b.all() == 4\n"
+    source = f"from shapes import Box\ndef test_it():\n{body}"
+    moment = Moment(bound=(), path=(3,))
+    first, *_ = snippets(script(source), moment,
+                         frozenset(("shapes",)), {})  # fmt: skip
+    assert first.setup == ("b = Box[int](2)", "b.put(3)")
+    assert subject_of(first, "shapes") == "`Box.all`"
 
 
 def test_texts_vary_by_seed_and_say_what_was_seen():

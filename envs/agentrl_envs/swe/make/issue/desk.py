@@ -139,11 +139,11 @@ class IssueDesk:
         for tree in (defect, whole):
             if tree is not None:
                 answers.append(await self._answer(tree.snapshot, tree.changed, request))
-        if any(answer is None for answer in answers):
+        known = [answer for answer in answers if answer is not None]
+        if len(known) < len(answers):
             return [None] * len(ways)
         return [
-            _reported(way, [answer[number] for answer in answers])
-            for number, way in enumerate(ways)
+            _reported(way, [answer[number] for answer in known]) for number, way in enumerate(ways)
         ]
 
     async def _answer(
@@ -202,7 +202,7 @@ def _module(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def _is(node: ast.stmt, name: str) -> bool:
+def _is(node: Any, name: str) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name == name
 
 

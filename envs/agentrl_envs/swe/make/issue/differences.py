@@ -91,8 +91,8 @@ def _of_numbers(got: float, want: float) -> Contrast:
     if isinstance(got, bool) or isinstance(want, bool) or type(got) is not type(want):
         return _of_types(type(got).__name__, type(want).__name__)
     if abs(got - want) == 1:
-        return Contrast(titles=("is off by one", "counts one too "
-                                  + ("many" if got > want else "few")))  # fmt: skip
+        side = "high" if got > want else "low"
+        return Contrast(titles=("is off by one", f"gives a number that is one too {side}"))
     if got == -want:
         return Contrast(titles=("has the wrong sign", "gives a number with the wrong sign"))
     size = "large" if got > want else "small"

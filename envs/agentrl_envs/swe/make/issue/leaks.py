@@ -40,10 +40,11 @@ def leaks(text: str, secrets: Secrets, facts: Sequence[str]) -> tuple[str, ...]:
     found: list[str] = []
     for path in secrets.paths:
         module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        module = module.removeprefix("src.").removeprefix("lib.")
         name = path.rsplit("/", 1)[-1]
         if name != "__init__.py" and _word(name, said):
             found.append(f"the file {name}")
-        elif "." in module and _word(module.removeprefix("src."), said) and module not in known:
+        elif "." in module and _word(module, said) and module not in known:
             found.append(f"the module {module}")
     for name in secrets.functions:
         last = name.rsplit(".", 1)[-1]

@@ -30,5 +30,9 @@ async def parsing(work: Callable[..., Result], *args: Any) -> Result:
 
 def one_by_one(items: Iterator[Result]) -> Iterator[Result]:
     """Items whose making parses; each is made while no other thread does."""
-    while (item := alone(next, items, None)) is not None:
+    while True:
+        with _ALONE:
+            item = next(items, None)
+        if item is None:
+            return
         yield item

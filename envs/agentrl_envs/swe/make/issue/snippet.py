@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl_envs.swe.make.issue.definitions import (
     BUILTINS,
@@ -110,7 +111,7 @@ def _importing(codes: Sequence[str], short: Mapping[str, str]) -> Iterator[tuple
 
 def _shorter(code: str, short: Mapping[str, str]) -> str:
     (node,) = ast.parse(code).body
-    if isinstance(node, ast.ImportFrom) and node.module in short:
+    if isinstance(node, ast.ImportFrom) and node.module and node.module in short:
         node.module = short[node.module]
         return ast.unparse(node)
     return code
@@ -238,7 +239,7 @@ class _Inlined(ast.NodeTransformer):
         inner = {arg.arg for arg in ast.walk(node) if isinstance(arg, ast.arg)}
         return self._without(node, inner)
 
-    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+    def visit_ListComp(self, node: Any) -> ast.AST:
         """Leave names alone that mean something else inside."""
         return self._without(node, _stored(node))
 
@@ -263,7 +264,13 @@ def _relevant(lines: Sequence[ast.stmt], names: set[str]) -> list[ast.stmt]:
         mentioned = names_of(line) | _binds(line)
         if mentioned & wanted & local:
             kept.append(line)
-            wanted |= mentioned
+            if isinstance(line, ast.Assign):
+                # What the name stood for before no longer matters.
+                wanted -= {one.id for one in line.targets if isinstance(one, ast.Name)}
+                wanted |= {part.id for part in ast.walk(line) if isinstance(part, ast.Name)
+                           and isinstance(part.ctx, ast.Load)}  # fmt: skip
+            else:
+                wanted |= mentioned
     return kept[::-1]
 
 
@@ -274,7 +281,7 @@ def _binds(node: ast.stmt) -> set[str]:
     return found
 
 
-def _joined(node: ast.stmt, lines: list[ast.stmt]) -> tuple[ast.stmt, list[ast.stmt]]:
+def _joined(node: Any, lines: list[ast.stmt]) -> tuple[ast.stmt, list[ast.stmt]]:
     """`x = f(1)` and then `x` as `f(1)`."""
     while lines and isinstance(node, ast.Expr):
         last = lines[-1]

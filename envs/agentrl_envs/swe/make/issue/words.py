@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import random
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -163,6 +164,9 @@ def _in_sections(one: Reported, found: Contrast, subject: str, draw: random.Rand
 
 
 def _as_session(one: Reported, found: Contrast, subject: str, draw: random.Random) -> list[str]:
+    if any(isinstance(ast.parse(code).body[0], ast.Expr) for code in one.snippet.setup):
+        # An interpreter would show what these give as well.
+        return _as_message(one, found, subject, draw)
     lines = [line for code in (*one.snippet.imports, *one.snippet.setup, one.snippet.call)
              for line in _prompted(code)]  # fmt: skip
     lines += _printed(one.actual)
@@ -274,6 +278,7 @@ def subject_of(snippet: Snippet, library: str) -> str:
         for node in ast.parse(code).body
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
+        if _root(node, alias) not in sys.stdlib_module_names
     }
     classes: dict[str, str] = {}
     for code in snippet.setup:
@@ -292,6 +297,12 @@ def subject_of(snippet: Snippet, library: str) -> str:
     return library
 
 
+def _root(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
+    """The first part of the module that is imported."""
+    module = node.module or "" if isinstance(node, ast.ImportFrom) else alias.name
+    return module.partition(".")[0]
+
+
 _OF_PYTHON = frozenset(("list", "tuple", "dict", "set", "sorted", "len", "next", "iter", "repr"))
 
 
@@ -299,6 +310,8 @@ def _callee(node: ast.AST, imported: dict, classes: dict[str, str]) -> str:
     if not isinstance(node, ast.Call):
         return ""
     func = node.func
+    if isinstance(func, ast.Subscript):
+        func = func.value  # `Box[int](2)`
     if isinstance(func, ast.Name):
         return func.id if func.id in imported and func.id not in _OF_PYTHON else ""
     if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
