@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from agentrl.errors import SandboxError, SandboxUnavailable
+from agentrl.sandbox import Sandbox
 
 T = TypeVar("T")
 
@@ -43,6 +44,36 @@ class Graded(Generic[T]):
             "grading_broken": float(self.verdict is None),
             "grading_repeated": float(self.repeated),
         }
+
+
+class ReadOnce(Generic[T]):
+    """The files that a model left in its sandbox: read once, after which that sandbox is closed.
+
+    Its programs may still run there, and would make the machine slow for the gradings that decide
+    whether the machine is too slow.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[T]], sandbox: Sandbox) -> None:
+        """Take the parts.
+
+        Args:
+            read: reads it.
+            sandbox: where it lies.
+        """
+        self._read = read
+        self._sandbox = sandbox
+        self._found: list[T] = []
+
+    async def get(self) -> T:
+        """The files, read at the first call.
+
+        Raises:
+            SandboxError: it could not be read.
+        """
+        if not self._found:
+            self._found.append(await self._read())
+            await self._sandbox.close()
+        return self._found[0]
 
 
 async def graded(

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 from agentrl_envs.clean_sandbox import CleanSandbox
-from agentrl_envs.fault import graded
+from agentrl_envs.fault import ReadOnce, graded
 from agentrl_envs.reasoning import ReasoningProgram, make_tasks
 
 from agentrl.env import Action, EnvContext
@@ -89,6 +89,25 @@ async def test_where_the_control_fails_too_it_is_infrastructure() -> None:
         await graded(says([False, False]), says([False]))
     with pytest.raises(OSError, match="no space"):
         await graded(says([False, False], FULL), says([False], FULL))
+
+
+async def test_what_was_left_is_read_once_and_nothing_runs_there_any_more() -> None:
+    """Caught: programs that a model leaves behind make the machine slow for its own grading."""
+    sandbox = LocalSandbox()
+    reads: list[bool] = []
+
+    async def read() -> str:
+        reads.append(sandbox.closed)
+        if len(reads) == 1:
+            raise SandboxError("broken")
+        return "left"
+
+    left = ReadOnce(read, sandbox)
+    with pytest.raises(SandboxError):
+        await left.get()
+    assert not sandbox.closed
+    assert [await left.get(), await left.get()] == ["left", "left"]
+    assert (reads, sandbox.closed) == ([False, False], True)
 
 
 async def test_what_a_kind_does_not_offer_is_said_at_once() -> None:
