@@ -24,7 +24,7 @@ async def main(path: Path, port: int) -> None:
     site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     bound: tuple[str, int] = runner.addresses[0]
-    folder = Path(tempfile.mkdtemp(prefix="fake-cluster-"))
+    folder = Path(tempfile.mkdtemp(prefix="fake-cluster-", dir=path.parent))
     cluster.node = Node(store, folder, (bound[0], bound[1]))
     path.write_text(kubeconfig(f"http://{bound[0]}:{bound[1]}"), encoding="utf-8")
     sys.stdout.write(f"http://{bound[0]}:{bound[1]}\n")
