@@ -129,7 +129,7 @@ def _attend_to_row(
         q = query.reshape(kv_heads, share * length, dim)
         mask = mask.repeat(share, 1)[None]
         out = row_attention(q, keys[:, :end], values[:, :end], mask)
-        return out.view(heads, length, dim)
+        return out.reshape(heads, length, dim)
     outputs = []
     for head in range(kv_heads):
         q = query[head * share : (head + 1) * share].transpose(0, 1)

@@ -75,7 +75,7 @@ class RowModel:
         self.vocab_size = self._head.weight.shape[0]
         self.dtype = self._head.weight.dtype
         self.device = self._head.weight.device
-        self._unit = _token_unit(self.device, self.dtype, self._widths())
+        self._unit = _token_unit(self.device, self._widths())
 
     def _widths(self) -> tuple[int, int]:
         config = self.model.config
@@ -140,23 +140,20 @@ class RowModel:
         return output.last_hidden_state[0]
 
 
-def _token_unit(device: torch.device, dtype: torch.dtype, widths: Sequence[int]) -> int:
+def _token_unit(device: torch.device, widths: Sequence[int]) -> int:
     """Tokens of a pass are padded to a multiple of this; a GPU computes them as they come.
 
-    In float32 at least `FEW`, so that products have the bits of larger ones. And as many as fill
-    whole vectors of the processor: sines and exponentials of a remainder are computed otherwise, so
-    they would hang on how many tokens stand before them.
+    At least `FEW`, so that products have the bits of larger ones, and as many as fill whole vectors
+    of the processor: sines and exponentials of a remainder are computed otherwise, so they would
+    hang on how many tokens stand before them.
 
     Args:
         device: of the model.
-        dtype: of its weights.
         widths: numbers a token, of which the model takes sines or exponentials.
     """
     if device.type != "cpu":
         return 1
-    if any(width % _VECTOR for width in widths):
-        return _VECTOR // FEW
-    return 1 if torch.promote_types(dtype, torch.float32) != dtype else FEW
+    return _VECTOR // FEW if any(width % _VECTOR for width in widths) else FEW
 
 
 def check_supported(model: Any) -> None:

@@ -5,7 +5,7 @@ float32, MKL takes other kernels below 4 and below 16 columns, and adds long sum
 depend on their length. So here all float32 products over keys have one shape: the queries of one
 token, padded to a multiple of `FEW`, and `TILE` keys after `TILE` keys. Keys behind a token weigh
 exactly 0, so a wider row changes nothing. Products of narrow dtypes (bfloat16 with AVX-512) have
-the same bits in every shape, and are computed whole.
+the same bits in every shape of at least two rows, and are computed whole.
 
 Legend: `_B` products side by side, `_C` queries, `_T` keys, `_D` head size.
 """
@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 TILE = 64
 """Keys of one product."""
 FEW = 4
-"""Fewest rows of a product in float32 that has the bits of larger ones."""
+"""Fewest rows of a product that has the bits of larger ones."""
 
 
 def tiled(length: int) -> int:
@@ -41,14 +41,14 @@ def row_attention(query_BCD: Tensor, keys_BTD: Tensor, values_BTD: Tensor, mask:
     """
     wide = mask.dtype == query_BCD.dtype
     count = query_BCD.shape[1]
-    missing = -count % FEW if wide else 0
+    missing = -count % FEW
     query_BCD = pad(query_BCD, (0, 0, 0, missing))
     scores = torch.bmm(keys_BTD, query_BCD.transpose(1, 2)).transpose(1, 2)[:, :count]
     masked = scores.to(mask.dtype, memory_format=torch.contiguous_format) + mask
     probs = torch.softmax(masked, dim=-1).to(query_BCD.dtype)
-    if not wide:
-        return torch.bmm(probs, values_BTD)
     probs = pad(probs, (0, 0, 0, missing))
+    if not wide:
+        return torch.bmm(probs, values_BTD)[:, :count]
     out = torch.bmm(probs[:, :, :TILE], values_BTD[:, :TILE])
     for start in range(TILE, values_BTD.shape[1], TILE):
         tile = slice(start, start + TILE)
