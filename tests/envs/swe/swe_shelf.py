@@ -23,7 +23,7 @@ def slug(text, joiner="-"):
 
 
 def is_slug(text):
-    return slug(text) == text
+    return re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", text) is not None
 
 
 def shelf(number):

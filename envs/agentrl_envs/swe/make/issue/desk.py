@@ -206,7 +206,7 @@ def _is(node: Any, name: str) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name == name
 
 
-def _named(body: Sequence[ast.stmt], kind: type[Any], name: str) -> Any:
+def _named(body: Sequence[Any], kind: type[Any], name: str) -> Any:
     for node in body:
         if isinstance(node, kind) and node.name == name:
             return node
