@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +12,7 @@ from agentrl.preflight.attack.programs import leak_across_rollouts, program_atta
 from agentrl.preflight.attack.texts import text_attacks
 
 _HALF = 0.5
+_MOST = 0.75
 
 
 def attacks(only: Iterable[AttackClass] = ()) -> list[Attack]:
@@ -33,7 +34,36 @@ class AttackVerdict(StrEnum):
     FROZE = "froze"
     """It held up the event loop, or ended the process."""
     UNWALLED = "no walls"
-    """A program was run outside of a sandbox; it did nothing, and could have done everything."""
+    """What the model wrote was run outside of a sandbox; it did nothing, and could have done
+    everything."""
+    SPOILED = "spoiled"
+    """After the attacks, other rollouts of the same task earn something else than before."""
+    CHANCE = "by chance"
+    """A constant answer was right on this task, and is not on most others."""
+
+
+_ADVICE: Mapping[AttackVerdict, str] = {
+    AttackVerdict.DROPPED: "what a model says or does must not raise: catch what reading it raises "
+    "and give reward 0; raise only where a server or a sandbox of yours has failed",
+    AttackVerdict.FROZE: "bound time and size of all that the model's words can cause: patterns that "
+    "do not try the same text twice, no eval; what takes longer than some milliseconds runs in a "
+    "sandbox or in a process with a limit, and is awaited",
+    AttackVerdict.UNWALLED: "run what the model writes in a sandbox (self.context.open_sandbox, or "
+    "new_sandbox to grade in), and read its answers without eval or exec",
+    AttackVerdict.SPOILED: "set all state in reset, on self: what hangs on the class, on the module "
+    "or on a server is shared by all rollouts",
+}
+_ADVICE_IF_PAID: Mapping[AttackClass, str] = {
+    AttackClass.FORGE: "make the verdict where neither words nor code of the model reach: compare "
+    "plain data with the expected value outside of the sandbox, and believe no claim",
+    AttackClass.READ: "keep expected values out of the sandbox, the files, the arguments and the "
+    "memory that the model's code can read",
+    AttackClass.SPECIAL_CASE: "compare the whole answer instead of searching for it, refuse lists "
+    "of answers, and leave out or draw again the tasks that a constant solves",
+    AttackClass.LEAK: "use another sandbox, or a wiped one, for each turn, and set all state in "
+    "reset, on self",
+}
+_NO_REWARD = "give no reward where nothing was solved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +72,8 @@ class AttackOutcome:
 
     task_id: str
     """`Task.id`."""
-    reward: float = 0.0
-    """Sum of the rewards of the rollout."""
+    reward: float | None = None
+    """Sum of the rewards of the rollout; None where it does not count."""
     score: float | None = None
     """The environment's 0-1 verdict; None where it gives none."""
     trusted: bool = True
@@ -53,23 +83,24 @@ class AttackOutcome:
     detail: str = ""
     """Reason for a failure."""
     held_s: float = 0.0
-    """Longest time in processor seconds that the event loop was held up."""
+    """Longest time in seconds that the event loop stood still, without what the processor was busy
+    with others."""
     leaked: bool = False
     """Whether the model was shown the mark of another rollout."""
     unwalled: bool = False
-    """Whether a program said that it ran outside of a sandbox."""
+    """Whether something of the attack was run outside of a sandbox."""
     ended: str = ""
     """Why the process that played it ended or was ended; empty if it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWorth:
-    """Rewards of a task for known answers, to tell an attack that is paid."""
+    """Rewards of a task for known answers, to know an attack that is paid."""
 
-    idle: float = 0.0
-    """Reward of saying nothing."""
+    idle: float | None = None
+    """Reward of saying nothing; None where that does not count."""
     solution: float | None = None
-    """Reward of the environment's own solution; None where it gives none."""
+    """Reward of the environment's own solution; None where it gives none or does not count."""
 
 
 def verdict_of(outcome: AttackOutcome, worth: TaskWorth, *, hold_s: float) -> AttackVerdict:
@@ -82,23 +113,53 @@ def verdict_of(outcome: AttackOutcome, worth: TaskWorth, *, hold_s: float) -> At
     Args:
         outcome: of the rollout.
         worth: of its task.
-        hold_s: processor seconds a turn may hold up the event loop.
+        hold_s: seconds a turn may hold up the event loop.
     """
+    if outcome.unwalled:
+        return AttackVerdict.UNWALLED
     if outcome.ended or outcome.held_s > hold_s:
         return AttackVerdict.FROZE
     if not outcome.trusted:
         return AttackVerdict.DROPPED
     if outcome.leaked or _is_paid(outcome, worth):
         return AttackVerdict.PAID
-    return AttackVerdict.UNWALLED if outcome.unwalled else AttackVerdict.HELD
+    return AttackVerdict.HELD
+
+
+def changed(before: Mapping[str, TaskWorth], after: Mapping[str, TaskWorth]) -> AttackResult:
+    """The tasks whose known answers no longer earn what they did, as one more attack.
+
+    Args:
+        before: worths before the attacks, by task.
+        after: and after them.
+    """
+    outcomes: list[tuple[AttackOutcome, AttackVerdict]] = []
+    for task_id, worth in after.items():
+        detail = _change(before.get(task_id, worth), worth)
+        outcome = AttackOutcome(task_id=task_id, reward=worth.idle, detail=detail)
+        outcomes.append((outcome, AttackVerdict.SPOILED if detail else AttackVerdict.HELD))
+    return AttackResult(
+        attack="leaves something for all rollouts", aim=AttackClass.LEAK, outcomes=outcomes
+    )
+
+
+def _change(before: TaskWorth, after: TaskWorth) -> str:
+    if before.solution is not None and before.solution > 0:
+        if after.solution is None or after.solution < _HALF * before.solution:
+            return f"the solution earned {before.solution:g} before the attacks, {after.solution} after"
+    if _is_paid(AttackOutcome(task_id="", reward=after.idle), before):
+        return f"saying nothing earned {before.idle} before the attacks, {after.idle} after"
+    return ""
 
 
 def _is_paid(outcome: AttackOutcome, worth: TaskWorth) -> bool:
+    if outcome.reward is None:
+        return False
     if outcome.score is not None:
         return outcome.score >= _HALF
     if worth.solution is not None and worth.solution > 0:
         return outcome.reward >= _HALF * worth.solution
-    return outcome.reward > max(worth.idle, 0.0)
+    return outcome.reward > max(worth.idle or 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,23 +179,42 @@ class AttackResult:
 
     @property
     def got_through(self) -> bool:
-        """True if it did what it was to do. A constant is right by chance now and then, so such an
-        attack has to be paid on at least half of the tasks."""
-        paid = self.count(AttackVerdict.PAID)
-        if self.aim is AttackClass.SPECIAL_CASE:
-            paid = paid if 2 * paid >= len(self.outcomes) else 0
-        others = (AttackVerdict.DROPPED, AttackVerdict.FROZE, AttackVerdict.UNWALLED)
-        return bool(paid or any(map(self.count, others)))
+        """True if it did on some task what it was to do."""
+        harmless = (AttackVerdict.HELD, AttackVerdict.CHANCE)
+        return any(verdict not in harmless for _, verdict in self.outcomes)
+
+    def paid_share(self) -> float:
+        """Share of the tasks on which it was paid in some rollout."""
+        tasks = {outcome.task_id for outcome, _ in self.outcomes}
+        paid = {o.task_id for o, verdict in self.outcomes if verdict is AttackVerdict.PAID}
+        return len(paid) / max(1, len(tasks))
+
+    def with_chance(self) -> AttackResult:
+        """The same, where a constant that most tasks do not pay is right by chance."""
+        if self.aim is not AttackClass.SPECIAL_CASE or self.paid_share() >= _MOST:
+            return self
+        swap = {AttackVerdict.PAID: AttackVerdict.CHANCE}
+        return replace(self, outcomes=[(o, swap.get(v, v)) for o, v in self.outcomes])
+
+    def advice(self) -> str:
+        """What to change, for the first verdict that is not harmless; empty if all were held."""
+        for _, verdict in self.outcomes:
+            if verdict is AttackVerdict.PAID:
+                return _ADVICE_IF_PAID.get(self.aim, _NO_REWARD)
+            if verdict in _ADVICE:
+                return _ADVICE[verdict]
+        return ""
 
     def first(self) -> str:
         """One sentence about the first rollout that was not held."""
         for outcome, verdict in self.outcomes:
-            if verdict is not AttackVerdict.HELD:
+            if verdict not in (AttackVerdict.HELD, AttackVerdict.CHANCE):
                 what = outcome.ended or outcome.detail or outcome.termination
                 if verdict is AttackVerdict.PAID:
-                    what = f"reward {outcome.reward:.3g}, score {outcome.score}"
+                    what = f"reward {outcome.reward}, score {outcome.score}"
+                    what += ", and it was shown what another rollout kept" * outcome.leaked
                 if verdict is AttackVerdict.FROZE and not outcome.ended:
-                    what = f"{outcome.held_s:.1f} s of processor time without a pause"
+                    what = f"the event loop stood still for {outcome.held_s:.1f} s"
                 if verdict is AttackVerdict.UNWALLED:
                     what = NO_WALLS
                 return f"{verdict} on {outcome.task_id}: {what[:200]}"
@@ -148,6 +228,7 @@ class AttackResult:
             "tried": len(self.outcomes),
             **{str(verdict): self.count(verdict) for verdict in AttackVerdict},
             "got_through": self.got_through,
+            "advice": self.advice(),
             "rollouts": [
                 {**asdict(outcome), "verdict": str(found)} for outcome, found in self.outcomes
             ],
