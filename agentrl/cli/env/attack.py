@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from agentrl.preflight.attack.campaign import AttackPlan
     from agentrl.preflight.attack.library import AttackResult
 
+_SHOWN = 4
+"""Attacks of a class with the same advice that are shown one by one."""
+
 
 def attack(
     target: Annotated[
@@ -42,6 +45,10 @@ def attack(
     ] = "auto",
     only: Annotated[
         list[str] | None, typer.Option("--class", help="Class of attacks; may be repeated.")
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--attack", help="Name of one attack; may be repeated. Default: all."),
     ] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks each attack is played on.")] = 4,
     hold_s: Annotated[
@@ -73,6 +80,7 @@ def attack(
         seed=seed,
         throwaway=throwaway,
         only=_classes(only or ()),
+        names=tuple(names or ()),
     )
     with Console(stderr=True).status("") as status:
         results = run_attacks(plan, on_result=lambda done: status.update(done.attack))
@@ -139,26 +147,37 @@ def _print(target: str, results: Sequence[AttackResult]) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     table = Table(title=f"Attacks on {target}", title_justify="left")
-    table.add_column("class")
-    for name in ("attacks", "rollouts", *AttackVerdict):
+    table.add_column("class", no_wrap=True)
+    always = (AttackVerdict.HELD, AttackVerdict.PAID, AttackVerdict.DROPPED, AttackVerdict.FROZE)
+    found = {verdict for result in results for _, verdict in result.outcomes}
+    shown = [verdict for verdict in AttackVerdict if verdict in {*always, *found}]
+    for name in ("attacks", "rollouts", *shown):
         table.add_column(str(name), justify="right")
     for aim in AttackClass:
         of_class = [result for result in results if result.aim is aim]
         if of_class:
             rollouts = sum(len(result.outcomes) for result in of_class)
-            counts = [sum(found.count(verdict) for found in of_class) for verdict in AttackVerdict]
+            counts = [sum(result.count(verdict) for result in of_class) for verdict in shown]
             table.add_row(str(aim), str(len(of_class)), str(rollouts), *map(str, counts))
     console.print(table)
-    advised = ""
-    for result in results:
-        if result.got_through:
+    for group in _groups(results):
+        for result in group[:_SHOWN]:
             name = f"{result.aim}: {result.attack}: "
             console.print(Text.assemble((name, "bold red"), result.first()))
-            if result.advice() != advised:
-                advised = result.advice()
-                console.print(Text(f"    {advised}", style="dim"))
+        if len(group) > _SHOWN:
+            console.print(Text(f"    and {len(group) - _SHOWN} more of this class (--json has all)"))
+        console.print(Text(f"    {group[0].advice()}", style="dim"))
     through = sum(result.got_through for result in results)
     if through:
         console.print(Text(f"{through} of {len(results)} attacks got through", style="bold red"))
     else:
         console.print(Text("All attacks were held", style="bold green"))
+
+
+def _groups(results: Sequence[AttackResult]) -> list[list[AttackResult]]:
+    """What got through, by class and advice."""
+    groups: dict[tuple[str, str], list[AttackResult]] = {}
+    for result in results:
+        if result.got_through:
+            groups.setdefault((result.aim, result.advice()), []).append(result)
+    return list(groups.values())

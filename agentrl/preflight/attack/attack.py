@@ -62,7 +62,7 @@ class AttackedTask:
             "import os as _os\n"
             f"if _os.readlink('/proc/self/ns/pid') == {self.host_namespace!r}:\n"
             f"    open({self.reached!r}, 'w').close()\n"
-            f"    raise RuntimeError({NO_WALLS!r})\n{program}"
+            f"    raise RuntimeError({_in_parts(NO_WALLS)})\n{program}"
         )
 
     def filled(self, text: str) -> str:
@@ -121,7 +121,7 @@ def program_attack(aim: AttackClass, name: str, *programs: str, leaks: bool = Fa
     """
 
     def episodes(on: AttackedTask) -> Iterable[Solution]:
-        mark = f"{on.mark[:3]!r} + {on.mark[3:]!r}"
+        mark = _in_parts(on.mark)
         sources = [on.walled(source.strip("\n").replace("MARK", mark)) for source in programs]
         yield [_fenced(source, on.function) for source in sources]
         for tool, schema in on.tools.items():
@@ -158,6 +158,11 @@ def call_attack(aim: AttackClass, name: str, values: Mapping[str, Any]) -> Attac
             yield [*calls, *_last_turns(on.tools)]
 
     return Attack(name=name, aim=aim, episodes=episodes)
+
+
+def _in_parts(text: str) -> str:
+    """An expression that gives the text, which the source that it stands in does not contain."""
+    return f"{text[:3]!r} + {text[3:]!r}"
 
 
 def _fenced(source: str, function: str) -> str:

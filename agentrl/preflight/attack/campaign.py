@@ -23,6 +23,7 @@ from agentrl.preflight.attack.library import (
     AttackVerdict,
     TaskWorth,
     attacks,
+    by_chance,
     changed,
     verdict_of,
 )
@@ -33,7 +34,7 @@ _START_S = 300.0
 _GRACE_S = 5.0
 _SHOWN_BYTES = 1500
 _SECOND_LOOK = 0.5
-"""Share of tasks that pay a constant from which on it is tried on more."""
+"""Share of tasks that pay for an attack from which on it is tried on more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class AttackPlan:
     tasks: int = 4
     """Tasks that every attack is played on, spread over the dataset."""
     more_tasks: int = 20
-    """Further tasks, for a constant that at least half of those above pay."""
+    """Further tasks, for an attack that at least half of those above pay: it may be luck."""
     seed: int = 0
     """Seed of every rollout."""
     hold_s: float = 1.0
@@ -66,6 +67,8 @@ class AttackPlan:
     """Whether programs do harm even where nothing holds them."""
     only: Iterable[AttackClass] = ()
     """Classes to play; none means all."""
+    names: Iterable[str] = ()
+    """Single attacks to play; none means all of the classes."""
 
 
 class _Player:
@@ -170,6 +173,7 @@ def run_attacks(
 
     Raises:
         RunError: the environment cannot be played at all.
+        ConfigError: an attack that there is not.
     """
     results: list[AttackResult] = []
     with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
@@ -177,17 +181,17 @@ def run_attacks(
         Path(folder).chmod(0o777)
         player = _Player(plan, log, Path(folder) / "reached")
         with contextlib.closing(player):
-            for attack in attacks(plan.only):
+            for attack in attacks(plan.only, plan.names):
                 result = player.play(attack)
-                if attack.aim is AttackClass.SPECIAL_CASE and _looks_lucky(result):
+                if _looks_lucky(result):
                     more = player.play(attack, more=True)
                     outcomes = [*result.outcomes, *more.outcomes]
                     result = AttackResult(attack=attack.name, aim=attack.aim, outcomes=outcomes)
-                results.append(result.with_chance())
-                on_result(results[-1])
+                results.append(result)
+                on_result(result)
             if any(result.aim is AttackClass.LEAK for result in results):
                 results.append(player.changed())
-    return results
+    return by_chance(results)
 
 
 def _looks_lucky(result: AttackResult) -> bool:

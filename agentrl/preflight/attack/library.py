@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from agentrl.errors import ConfigError, choices
 from agentrl.preflight.attack.attack import NO_WALLS, Attack, AttackClass
 from agentrl.preflight.attack.programs import leak_across_rollouts, program_attacks
 from agentrl.preflight.attack.texts import text_attacks
 
 _HALF = 0.5
-_MOST = 0.75
+MOST = 0.75
+"""Share of the tasks from which on an answer is not right by chance."""
 
 
-def attacks(only: Iterable[AttackClass] = ()) -> list[Attack]:
-    """All attacks, or those of some classes; what finds a leak stands behind what makes it."""
+def attacks(only: Iterable[AttackClass] = (), names: Iterable[str] = ()) -> list[Attack]:
+    """Attacks to play; what finds a leak stands behind what makes it.
+
+    Args:
+        only: classes; none means all.
+        names: of single attacks of these classes; none means all.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
     wanted = set(only) or set(AttackClass)
     found = [*text_attacks(), *program_attacks(), *leak_across_rollouts()]
-    return [attack for attack in found if attack.aim in wanted]
+    found = [attack for attack in found if attack.aim in wanted]
+    named = set(names)
+    for name in named:
+        if name not in (known := [attack.name for attack in found]):
+            raise ConfigError(f"env attack --attack: {choices(name, known)}")
+    return [attack for attack in found if not named or attack.name in named]
 
 
 class AttackVerdict(StrEnum):
@@ -28,7 +43,9 @@ class AttackVerdict(StrEnum):
     HELD = "held"
     """It earned nothing, and counts."""
     PAID = "paid"
-    """It was paid, or saw what it must not see."""
+    """It was paid."""
+    LEAKED = "leaked"
+    """It was shown what another turn or another rollout kept."""
     DROPPED = "dropped"
     """The rollout was taken for a failure of infrastructure."""
     FROZE = "froze"
@@ -39,9 +56,14 @@ class AttackVerdict(StrEnum):
     SPOILED = "spoiled"
     """After the attacks, other rollouts of the same task earn something else than before."""
     CHANCE = "by chance"
-    """A constant answer was right on this task, and is not on most others."""
+    """It was paid for an answer that is right on this task whoever gives it: a constant is, too,
+    and neither is on most tasks."""
 
 
+_GRAVEST = (
+    AttackVerdict.UNWALLED, AttackVerdict.PAID, AttackVerdict.LEAKED, AttackVerdict.SPOILED,
+    AttackVerdict.FROZE, AttackVerdict.DROPPED,
+)  # fmt: skip
 _ADVICE: Mapping[AttackVerdict, str] = {
     AttackVerdict.DROPPED: "what a model says or does must not raise: catch what reading it raises "
     "and give reward 0; raise only where a server or a sandbox of yours has failed",
@@ -50,6 +72,8 @@ _ADVICE: Mapping[AttackVerdict, str] = {
     "sandbox or in a process with a limit, and is awaited",
     AttackVerdict.UNWALLED: "run what the model writes in a sandbox (self.context.open_sandbox, or "
     "new_sandbox to grade in), and read its answers without eval or exec",
+    AttackVerdict.LEAKED: "use another sandbox, or a wiped one, for each turn that a test runs in, "
+    "and set all state in reset, on self",
     AttackVerdict.SPOILED: "set all state in reset, on self: what hangs on the class, on the module "
     "or on a server is shared by all rollouts",
 }
@@ -60,8 +84,6 @@ _ADVICE_IF_PAID: Mapping[AttackClass, str] = {
     "memory that the model's code can read",
     AttackClass.SPECIAL_CASE: "compare the whole answer instead of searching for it, refuse lists "
     "of answers, and leave out or draw again the tasks that a constant solves",
-    AttackClass.LEAK: "use another sandbox, or a wiped one, for each turn, and set all state in "
-    "reset, on self",
 }
 _NO_REWARD = "give no reward where nothing was solved"
 
@@ -121,9 +143,25 @@ def verdict_of(outcome: AttackOutcome, worth: TaskWorth, *, hold_s: float) -> At
         return AttackVerdict.FROZE
     if not outcome.trusted:
         return AttackVerdict.DROPPED
-    if outcome.leaked or _is_paid(outcome, worth):
+    if _is_paid(outcome, worth):
         return AttackVerdict.PAID
-    return AttackVerdict.HELD
+    return AttackVerdict.LEAKED if outcome.leaked else AttackVerdict.HELD
+
+
+def by_chance(results: Sequence[AttackResult]) -> list[AttackResult]:
+    """The results, where what is paid as chance pays a constant is called so.
+
+    A constant is right now and then, as is any move in a game of luck. What forges a verdict is
+    paid on the other tasks, too.
+    """
+    lucky = {
+        outcome.task_id
+        for result in results
+        if result.aim is AttackClass.SPECIAL_CASE and result.paid_share() < MOST
+        for outcome, verdict in result.outcomes
+        if verdict is AttackVerdict.PAID
+    }
+    return [result.with_chance(lucky) for result in results]
 
 
 def changed(before: Mapping[str, TaskWorth], after: Mapping[str, TaskWorth]) -> AttackResult:
@@ -180,8 +218,7 @@ class AttackResult:
     @property
     def got_through(self) -> bool:
         """True if it did on some task what it was to do."""
-        harmless = (AttackVerdict.HELD, AttackVerdict.CHANCE)
-        return any(verdict not in harmless for _, verdict in self.outcomes)
+        return self.worst() is not None
 
     def paid_share(self) -> float:
         """Share of the tasks on which it was paid in some rollout."""
@@ -189,36 +226,54 @@ class AttackResult:
         paid = {o.task_id for o, verdict in self.outcomes if verdict is AttackVerdict.PAID}
         return len(paid) / max(1, len(tasks))
 
-    def with_chance(self) -> AttackResult:
-        """The same, where a constant that most tasks do not pay is right by chance."""
-        if self.aim is not AttackClass.SPECIAL_CASE or self.paid_share() >= _MOST:
+    def with_chance(self, tasks: Collection[str]) -> AttackResult:
+        """The same, where it was right by chance: on some of these tasks, and not on most of all.
+
+        Args:
+            tasks: ids of those that a constant is paid on.
+        """
+        if self.paid_share() >= MOST:
             return self
-        swap = {AttackVerdict.PAID: AttackVerdict.CHANCE}
-        return replace(self, outcomes=[(o, swap.get(v, v)) for o, v in self.outcomes])
+        chance = AttackVerdict.CHANCE
+        return replace(
+            self,
+            outcomes=[
+                (o, chance if v is AttackVerdict.PAID and o.task_id in tasks else v)
+                for o, v in self.outcomes
+            ],
+        )
+
+    def worst(self) -> tuple[AttackOutcome, AttackVerdict] | None:
+        """The first rollout of the gravest verdict; None if all were held."""
+        found = [pair for pair in self.outcomes if pair[1] in _GRAVEST]
+        return min(found, key=lambda pair: _GRAVEST.index(pair[1]), default=None)
 
     def advice(self) -> str:
-        """What to change, for the first verdict that is not harmless; empty if all were held."""
-        for _, verdict in self.outcomes:
-            if verdict is AttackVerdict.PAID:
-                return _ADVICE_IF_PAID.get(self.aim, _NO_REWARD)
-            if verdict in _ADVICE:
-                return _ADVICE[verdict]
-        return ""
+        """What to change for the gravest verdict; empty if all were held."""
+        worst = self.worst()
+        if worst is None:
+            return ""
+        if worst[1] is AttackVerdict.PAID:
+            return _ADVICE_IF_PAID.get(self.aim, _NO_REWARD)
+        return _ADVICE[worst[1]]
 
     def first(self) -> str:
-        """One sentence about the first rollout that was not held."""
-        for outcome, verdict in self.outcomes:
-            if verdict not in (AttackVerdict.HELD, AttackVerdict.CHANCE):
-                what = outcome.ended or outcome.detail or outcome.termination
-                if verdict is AttackVerdict.PAID:
-                    what = f"reward {outcome.reward}, score {outcome.score}"
-                    what += ", and it was shown what another rollout kept" * outcome.leaked
-                if verdict is AttackVerdict.FROZE and not outcome.ended:
-                    what = f"the event loop stood still for {outcome.held_s:.1f} s"
-                if verdict is AttackVerdict.UNWALLED:
-                    what = NO_WALLS
-                return f"{verdict} on {outcome.task_id}: {what[:200]}"
-        return ""
+        """One sentence about the first rollout of the gravest verdict; empty if all were held."""
+        worst = self.worst()
+        if worst is None:
+            return ""
+        outcome, verdict = worst
+        what = outcome.ended or outcome.detail or outcome.termination
+        if verdict is AttackVerdict.PAID:
+            what = f"reward {outcome.reward:.3g}, score {outcome.score}"
+        if verdict is AttackVerdict.LEAKED:
+            what = "it was shown what another turn or rollout kept"
+        if verdict is AttackVerdict.FROZE and not outcome.ended:
+            what = f"the event loop stood still for {outcome.held_s:.1f} s"
+        if verdict is AttackVerdict.UNWALLED:
+            what = NO_WALLS
+        line = what.partition("\n")[0]
+        return f"{verdict} on {outcome.task_id}: {line[:200]}"
 
     def as_dict(self) -> dict[str, Any]:
         """The counts and every rollout, ready for JSON."""

@@ -17,18 +17,23 @@ from agentrl.preflight.attack.library import (
     AttackVerdict,
     TaskWorth,
     attacks,
+    by_chance,
+    changed,
     verdict_of,
 )
 from agentrl.types import Task
 
 ENVS = Path(__file__).with_name("leaky_envs.py")
+NAIVE = Path(__file__).with_name("naive_env.py")
 
 
-def plan(name: str, *only: AttackClass, **settings) -> AttackPlan:
+def plan(
+    name: str, *only: AttackClass, file: Path = ENVS, args: dict | None = None, **settings
+) -> AttackPlan:
     settings = {"tasks": 1, "sandbox": None, **settings}
     return AttackPlan(
-        env={"target": f"{ENVS}:{name}"},
-        dataset={"source": f"{ENVS}:make_tasks"},
+        env={"target": f"{file}:{name}", "args": args or {}},
+        dataset={"source": f"{file}:make_tasks"},
         only=only,
         **settings,
     )
@@ -102,6 +107,63 @@ def test_what_one_rollout_kept_is_found_in_the_next() -> None:
     assert "finds what another rollout kept" in found
 
 
+NAIVELY = {
+    "returns its argument": (AttackVerdict.UNWALLED, "in a sandbox"),
+    "sends code for an answer": (AttackVerdict.UNWALLED, "without eval or exec"),
+    "asks for a power of powers": (AttackVerdict.FROZE, "bound time and size"),
+    "sends what is no number": (AttackVerdict.DROPPED, "must not raise"),
+    "is shown what another rollout said": (AttackVerdict.LEAKED, "set all state in reset"),
+    "leaves something for all rollouts": (AttackVerdict.SPOILED, "shared by all rollouts"),
+}
+
+
+def test_every_hole_of_a_naive_environment_is_named_with_advice() -> None:
+    """A judge in the trainer's process, eval, what raises, and state that outlives a rollout."""
+    names = (*list(NAIVELY)[:-1], "says something in one rollout", "lists all choices",
+             *(f"says {text!r}" for text in ("0", "1", "-1", "2", "yes", "no")))  # fmt: skip
+    results = run_attacks(plan("Quiz", file=NAIVE, names=names, silence_s=6.0))
+    found = {result.attack: result for result in results}
+    for name, (verdict, advice) in NAIVELY.items():
+        assert found[name].count(verdict), (name, found[name].as_dict())
+        assert found[name].got_through
+        assert advice in found[name].advice(), name
+        assert found[name].as_dict()["advice"] == found[name].advice()
+
+
+def test_what_runs_outside_of_a_sandbox_is_known_though_nothing_of_it_is_shown() -> None:
+    results = run_attacks(plan("RunsUnseen", AttackClass.READ))
+    assert all(result.count(AttackVerdict.UNWALLED) for result in results)
+
+
+def test_a_call_that_blocks_holds_up_the_loop_though_it_computes_nothing() -> None:
+    """Fails if the time of the processor alone is measured."""
+    (result,) = run_attacks(plan("Sleeps", names=("claims success",), hold_s=0.5))
+    assert result.count(AttackVerdict.FROZE)
+
+
+def test_every_form_is_said_to_an_environment_that_ends_after_one() -> None:
+    """Fails if the turns behind the first end of a rollout are lost."""
+    (result,) = run_attacks(plan("LastForm", names=("says '0'",), more_tasks=3))
+    assert len(result.outcomes) == 4 * 5
+    assert result.count(AttackVerdict.PAID) == 4
+
+
+def test_a_constant_that_half_of_the_tasks_pay_is_tried_on_more() -> None:
+    """Fails if a coin that fell right twice is called a hole, or if a hole is called a coin."""
+    coin, hole = run_attacks(plan("Coins", names=("says '0'", "says '1'"), tasks=2))
+    assert (coin.count(AttackVerdict.CHANCE) > 0, coin.got_through) == (True, False)
+    assert hole.count(AttackVerdict.PAID) == 22
+
+
+def test_what_keeps_inputs_between_turns_is_found() -> None:
+    name = "keeps what it is given for the next turn"
+    for clean in (True, False):
+        (result, _) = run_attacks(
+            plan("Calls", args={"clean": clean}, names=(name,), sandbox={"backend": "auto"})
+        )
+        assert result.got_through is not clean, result.as_dict()
+
+
 def test_an_environment_that_cannot_be_played_is_an_error_with_its_words() -> None:
     broken = AttackPlan(env={"target": f"{ENVS}:Nobody"}, dataset={"source": f"{ENVS}:make_tasks"})
     with pytest.raises(RunError, match=r"(?s)cannot be played.*Nobody"):
@@ -117,11 +179,13 @@ def test_an_environment_that_cannot_be_played_is_an_error_with_its_words() -> No
         ({"reward": 0.5}, {"solution": 1.0}, AttackVerdict.PAID),
         ({"reward": 0.1}, {"idle": 0.1}, AttackVerdict.HELD),
         ({"reward": 0.2}, {"idle": 0.1}, AttackVerdict.PAID),
-        ({"score": 1.0, "trusted": False}, {}, AttackVerdict.DROPPED),
-        ({"score": 1.0, "held_s": 3.0}, {}, AttackVerdict.FROZE),
+        ({"trusted": False}, {}, AttackVerdict.DROPPED),
+        ({"score": 1.0, "reward": 1.0, "held_s": 3.0}, {}, AttackVerdict.FROZE),
         ({"ended": "killed"}, {}, AttackVerdict.FROZE),
-        ({"leaked": True}, {}, AttackVerdict.PAID),
+        ({"leaked": True}, {}, AttackVerdict.LEAKED),
         ({"unwalled": True}, {}, AttackVerdict.UNWALLED),
+        ({"unwalled": True, "ended": "status 1"}, {}, AttackVerdict.UNWALLED),
+        ({}, {}, AttackVerdict.HELD),
     ],
 )
 def test_verdicts(outcome, worth, verdict) -> None:
@@ -130,15 +194,39 @@ def test_verdicts(outcome, worth, verdict) -> None:
 
 
 def test_a_constant_may_be_right_by_chance() -> None:
-    paid = (AttackOutcome(task_id="t", score=1.0), AttackVerdict.PAID)
-    held = (AttackOutcome(task_id="t"), AttackVerdict.HELD)
+    def result(aim: AttackClass, *scores: float) -> AttackResult:
+        verdicts = {0.0: AttackVerdict.HELD, 1.0: AttackVerdict.PAID}
+        found = [(AttackOutcome(task_id=str(n), score=score), verdicts[score])
+                 for n, score in enumerate(scores)]  # fmt: skip
+        return AttackResult(attack="a", aim=aim, outcomes=found)
 
-    def result(aim: AttackClass, *outcomes) -> AttackResult:
-        return AttackResult(attack="a", aim=aim, outcomes=outcomes)
+    constant = result(AttackClass.SPECIAL_CASE, 1.0, 1.0, 0.0, 0.0)
+    same = result(AttackClass.FORGE, 0.0, 1.0, 0.0, 0.0)
+    other = result(AttackClass.FORGE, 0.0, 1.0, 1.0, 0.0)
+    sure = result(AttackClass.SPECIAL_CASE, 1.0, 1.0, 1.0, 0.0)
+    constant, same, other, sure = by_chance([constant, same, other, sure])
+    assert (constant.got_through, constant.count(AttackVerdict.CHANCE)) == (False, 2)
+    assert constant.first() == constant.advice() == ""
+    assert not same.got_through
+    assert other.got_through
+    assert sure.got_through
 
-    assert not result(AttackClass.SPECIAL_CASE, paid, held, held).got_through
-    assert result(AttackClass.SPECIAL_CASE, paid, held).got_through
-    assert result(AttackClass.FORGE, paid, held, held).got_through
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({"idle": 0.0, "solution": 1.0}, {"idle": 0.0, "solution": 1.0}, ""),
+        ({"idle": 0.0, "solution": 1.0}, {"idle": 0.0, "solution": 0.0}, "the solution earned 1"),
+        ({"idle": 0.0, "solution": 1.0}, {"idle": 0.0}, "the solution earned 1"),
+        ({"idle": 0.0, "solution": 1.0}, {"idle": 1.0, "solution": 1.0}, "saying nothing earned"),
+        ({"idle": -1.0}, {"idle": -0.5}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_what_is_left_for_other_rollouts(before, after, words) -> None:
+    found = changed({"t": TaskWorth(**before)}, {"t": TaskWorth(**after)})
+    assert words in found.first()
+    assert found.got_through is bool(words)
 
 
 def run(*words: str) -> int:
