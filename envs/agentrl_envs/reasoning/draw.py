@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -72,7 +73,6 @@ def _dataset(name: str, level: int, defaults: dict[str, int]) -> Any:
     stands for every level.
     """
     kind, _ = factory().DATASETS[name]
-    settings = {**defaults, **BALANCED.get(name, {})}
     curriculum = curriculum_of(name)
     for lower in range(level, -1, -1):
         if curriculum is None:
@@ -81,10 +81,11 @@ def _dataset(name: str, level: int, defaults: dict[str, int]) -> Any:
             continue
         curriculum.set_global_level(lower)
         try:
-            return kind(config=curriculum.generate_configuration(settings))
+            config = curriculum.generate_configuration(defaults)
+            return kind(config=replace(config, **BALANCED.get(name, {})))
         except AssertionError:  # how the generators refuse a configuration
             continue
-    return factory().create_dataset(name, **settings)
+    return factory().create_dataset(name, **{**defaults, **BALANCED.get(name, {})})
 
 
 def curriculum_of(name: str) -> Any:
