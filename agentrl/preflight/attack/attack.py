@@ -58,10 +58,11 @@ class AttackedTask:
         """A program that ends at once where no walls are: it kills what it can reach."""
         if not self.host_namespace:
             return program
+        # Judges that run code in their own process replace `open` and functions of `os` first.
         return (
-            "import os as _os\n"
+            "import posix as _os\n"
             f"if _os.readlink('/proc/self/ns/pid') == {self.host_namespace!r}:\n"
-            f"    open({self.reached!r}, 'w').close()\n"
+            f"    _os.close(_os.open({self.reached!r}, _os.O_CREAT | _os.O_WRONLY))\n"
             f"    raise RuntimeError({_in_parts(NO_WALLS)})\n{program}"
         )
 

@@ -11,7 +11,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -131,13 +131,16 @@ class _Player:
                 )
             ]
             self._reached.unlink(missing_ok=True)
-        nothing = TaskWorth()
         hold_s = self._plan.hold_s
         judged = [
-            (found, verdict_of(found, self.worths.get(found.task_id, nothing), hold_s=hold_s))
+            (found, verdict_of(found, self._worth(attack, found.task_id), hold_s=hold_s))
             for found in outcomes
         ]
         return AttackResult(attack=attack.name, aim=attack.aim, outcomes=judged)
+
+    def _worth(self, attack: Attack, task_id: str) -> TaskWorth:
+        worth = self.worths.get(task_id, TaskWorth())
+        return replace(worth, idle=None) if attack.aim is AttackClass.SPECIAL_CASE else worth
 
     def changed(self) -> AttackResult:
         """What the attacks have left in the process for other rollouts."""

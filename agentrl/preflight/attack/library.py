@@ -128,24 +128,25 @@ class TaskWorth:
 def verdict_of(outcome: AttackOutcome, worth: TaskWorth, *, hold_s: float) -> AttackVerdict:
     """The verdict on one rollout of an attack.
 
-    It is paid where the environment calls it right (a score of at least a half), where it gives no
-    score and the reward is at least half of what its own solution earns, or, without a solution,
-    more than saying nothing does.
+    It is paid where it earns more than saying nothing does, and the environment calls it right (a
+    score of at least a half), or gives no score and the reward is at least half of what its own
+    solution earns, if there is one.
 
     Args:
         outcome: of the rollout.
-        worth: of its task.
+        worth: of its task; of an attack that says always the same, without `idle`, as saying
+            nothing is one.
         hold_s: seconds a turn may hold up the event loop.
     """
     if outcome.unwalled:
         return AttackVerdict.UNWALLED
     if outcome.ended or outcome.held_s > hold_s:
         return AttackVerdict.FROZE
-    if not outcome.trusted:
-        return AttackVerdict.DROPPED
-    if _is_paid(outcome, worth):
+    if outcome.trusted and _is_paid(outcome, worth):
         return AttackVerdict.PAID
-    return AttackVerdict.LEAKED if outcome.leaked else AttackVerdict.HELD
+    if outcome.leaked:
+        return AttackVerdict.LEAKED
+    return AttackVerdict.HELD if outcome.trusted else AttackVerdict.DROPPED
 
 
 def by_chance(results: Sequence[AttackResult]) -> list[AttackResult]:
@@ -191,13 +192,13 @@ def _change(before: TaskWorth, after: TaskWorth) -> str:
 
 
 def _is_paid(outcome: AttackOutcome, worth: TaskWorth) -> bool:
-    if outcome.reward is None:
+    if outcome.reward is None or (worth.idle is not None and outcome.reward <= worth.idle):
         return False
     if outcome.score is not None:
         return outcome.score >= _HALF
     if worth.solution is not None and worth.solution > 0:
         return outcome.reward >= _HALF * worth.solution
-    return outcome.reward > max(worth.idle or 0.0, 0.0)
+    return outcome.reward > 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

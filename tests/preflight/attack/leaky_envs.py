@@ -135,7 +135,8 @@ class Calls(Whole):
         opened = self.context.new_sandbox if self.clean else self.context.open_sandbox
         sandbox = await opened()
         found = re.search(r"```python\n(.*?)```", action.text[:20_000], re.DOTALL)
-        if found is None:
+        self.turns += 1
+        if found is None or self.turns == 3:
             return StepResult(done=True)
         call = f"{found[1]}\nprint(main(4711))"
         ran = await sandbox.exec(("python3", "-c", call))
