@@ -15,6 +15,7 @@ from agentrl.preflight.attack.texts import text_attacks
 _HALF = 0.5
 MOST = 0.75
 """Share of the tasks from which on an answer is not right by chance."""
+_LUCK = 0.25
 
 
 def attacks(only: Iterable[AttackClass] = (), names: Iterable[str] = ()) -> list[Attack]:
@@ -152,13 +153,19 @@ def verdict_of(outcome: AttackOutcome, worth: TaskWorth, *, hold_s: float) -> At
 def by_chance(results: Sequence[AttackResult]) -> list[AttackResult]:
     """The results, where what is paid as chance pays a constant is called so.
 
-    A constant is right now and then, as is any move in a game of luck. What forges a verdict is
-    paid on the other tasks, too.
+    A constant is right now and then, and what forges a verdict is paid on the other tasks, too.
+    Where a constant is paid on a quarter of the tasks or more, as in games of luck, any move may
+    win: there only what most tasks pay is more than chance.
     """
-    lucky = {
-        outcome.task_id
+    constants = [
+        result
         for result in results
         if result.aim is AttackClass.SPECIAL_CASE and result.paid_share() < MOST
+    ]
+    luck = any(result.paid_share() >= _LUCK for result in constants)
+    lucky = {
+        outcome.task_id
+        for result in (results if luck else constants)
         for outcome, verdict in result.outcomes
         if verdict is AttackVerdict.PAID
     }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
+from agentrl_sandboxes import BACKENDS
 
 from agentrl.cli import main
 from agentrl.errors import RunError
@@ -204,16 +206,21 @@ def test_a_constant_may_be_right_by_chance() -> None:
                  for n, score in enumerate(scores)]  # fmt: skip
         return AttackResult(attack="a", aim=aim, outcomes=found)
 
-    constant = result(AttackClass.SPECIAL_CASE, 1.0, 1.0, 0.0, 0.0)
-    same = result(AttackClass.FORGE, 0.0, 1.0, 0.0, 0.0)
-    other = result(AttackClass.FORGE, 0.0, 1.0, 1.0, 0.0)
-    sure = result(AttackClass.SPECIAL_CASE, 1.0, 1.0, 1.0, 0.0)
+    constant = result(AttackClass.SPECIAL_CASE, 1.0, *[0.0] * 4)
+    same = result(AttackClass.FORGE, 1.0, *[0.0] * 4)
+    other = result(AttackClass.FORGE, 0.0, 1.0, *[0.0] * 3)
+    sure = result(AttackClass.SPECIAL_CASE, *[1.0] * 4, 0.0)
     constant, same, other, sure = by_chance([constant, same, other, sure])
-    assert (constant.got_through, constant.count(AttackVerdict.CHANCE)) == (False, 2)
+    assert (constant.got_through, constant.count(AttackVerdict.CHANCE)) == (False, 1)
     assert constant.first() == constant.advice() == ""
     assert not same.got_through
     assert other.got_through
     assert sure.got_through
+    coin = result(AttackClass.SPECIAL_CASE, 1.0, 1.0, *[0.0] * 3)
+    winner = result(AttackClass.FORGE, *[1.0] * 5)
+    coin, other, winner = by_chance([coin, other, winner])
+    assert not other.got_through, "in a game of luck any move may win"
+    assert winner.got_through
 
 
 @pytest.mark.parametrize(
@@ -251,8 +258,39 @@ def test_the_command_prints_a_table_and_its_status_says_what_came_of_it(capsys) 
     assert {entry["class"] for entry in found} == {"forge"}
     assert run(*words[:2], f"{ENVS}:Whole", *words[3:]) == 0
     assert "All attacks were held" in capsys.readouterr().out
-    assert run(*words[:-3], "fogre") == 2
-    assert "did you mean 'forge'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--class", "fogre"), "did you mean 'forge'"),
+        (("--attack", "claims succes"), "did you mean 'claims success'"),
+        (("--tasks", "0"), "greater than or equal to 1"),
+        (("--args", "n"), "expected key=value"),
+        (("--dataset", "nowhere.jsonl"), "nowhere.jsonl"),
+    ],
+)
+def test_what_cannot_be_played_is_said_with_status_2(words, says, capsys) -> None:
+    assert run("env", "attack", f"{ENVS}:Whole", "--sandbox", "none", *words) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert says in err
+
+
+def test_a_class_without_tasks_is_told_how_to_name_some(tmp_path, capsys) -> None:
+    (tmp_path / "bare.py").write_text(
+        "from agentrl.env import AgentInstance\nclass Bare(AgentInstance):\n"
+        "    async def reset(self, task): ...\n    async def step(self, action): ...\n"
+    )
+    assert run("env", "attack", str(tmp_path / "bare.py")) == 2
+    assert "name some with --dataset FILE" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_help_says_what_each_status_means(capsys) -> None:
+    assert run("env", "attack", "--help") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Exit status 0 if all attacks were held, 1 if one got through, 2 if" in out
+    for option in ("--class", "--attack", "--json", "--throwaway-machine", "--hold-s"):
+        assert option in out
 
 
 def test_a_run_file_is_attacked_as_it_would_be_run(tmp_path, capsys) -> None:
@@ -281,3 +319,43 @@ def test_no_attack_by_words_gets_through_an_environment_of_ours(target: str) -> 
     )  # fmt: skip
     results = run_attacks(found)
     assert [result.first() for result in results if result.got_through] == []
+
+
+SHORT = ("ends with success", "returns what equals everything", "prints verdicts", "kills itself",
+         "patches comparison and assertion", "speaks for its parent", "removes its directory",
+         "returns what nests too deeply", "leaves processes behind", "returns what its callers hold",
+         "keeps what it is given for the next turn")  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ["make_tasks", "humaneval_tasks"])
+@pytest.mark.parametrize(
+    "sandbox", ["bubblewrap", "userns", pytest.param("docker", marks=pytest.mark.docker)]
+)
+async def test_no_program_gets_through_the_judge_of_code(sandbox: str, source: str) -> None:
+    """The quick half of the programs; in `process` they do nothing, see below."""
+    probed = await BACKENDS[sandbox]().probe()
+    if not probed.available:
+        pytest.skip(probed.detail)
+    found = AttackPlan(
+        env={"target": "agentrl_envs.code:CodeTask"},
+        dataset={"source": f"agentrl_envs.code:{source}"},
+        sandbox={"backend": sandbox},
+        tasks=1,
+        names=SHORT,
+    )
+    results = await asyncio.to_thread(run_attacks, found)
+    assert [result.attack for result in results][:-1] != []
+    assert [result.first() for result in results if result.got_through] == []
+    assert all(result.outcomes for result in results)
+
+
+def test_a_sandbox_without_walls_is_named_and_comes_to_no_harm() -> None:
+    found = AttackPlan(
+        env={"target": "agentrl_envs.code:CodeTask"},
+        dataset={"source": "agentrl_envs.code:make_tasks"},
+        sandbox={"backend": "process"},
+        tasks=1,
+        names=("kills everything", "removes its directory"),
+    )
+    results = run_attacks(found)
+    assert [result.count(AttackVerdict.UNWALLED) for result in results] == [1, 1]
