@@ -165,7 +165,7 @@ def _print(target: str, results: Sequence[AttackResult]) -> None:
             name = f"{result.aim}: {result.attack}: "
             console.print(Text.assemble((name, "bold red"), result.first()))
         if len(group) > _SHOWN:
-            console.print(Text(f"    and {len(group) - _SHOWN} more of this class (--json has all)"))
+            console.print(Text(f"    and {len(group) - _SHOWN} more (--json has all)"))
         console.print(Text(f"    {group[0].advice()}", style="dim"))
     through = sum(result.got_through for result in results)
     if through:

@@ -68,15 +68,15 @@ _GRAVEST = (
 _ADVICE: Mapping[AttackVerdict, str] = {
     AttackVerdict.DROPPED: "what a model says or does must not raise: catch what reading it raises "
     "and give reward 0; raise only where a server or a sandbox of yours has failed",
-    AttackVerdict.FROZE: "bound time and size of all that the model's words can cause: patterns that "
+    AttackVerdict.FROZE: "bound time and size of all that a model's words can cause: patterns that "
     "do not try the same text twice, no eval; what takes longer than some milliseconds runs in a "
     "sandbox or in a process with a limit, and is awaited",
     AttackVerdict.UNWALLED: "run what the model writes in a sandbox (self.context.open_sandbox, or "
     "new_sandbox to grade in), and read its answers without eval or exec",
     AttackVerdict.LEAKED: "use another sandbox, or a wiped one, for each turn that a test runs in, "
     "and set all state in reset, on self",
-    AttackVerdict.SPOILED: "set all state in reset, on self: what hangs on the class, on the module "
-    "or on a server is shared by all rollouts",
+    AttackVerdict.SPOILED: "set all state in reset, on self: what hangs on the class, the module or "
+    "a server is shared by all rollouts",
 }
 _ADVICE_IF_PAID: Mapping[AttackClass, str] = {
     AttackClass.FORGE: "make the verdict where neither words nor code of the model reach: compare "
@@ -190,9 +190,9 @@ def changed(before: Mapping[str, TaskWorth], after: Mapping[str, TaskWorth]) -> 
 
 
 def _change(before: TaskWorth, after: TaskWorth) -> str:
-    if before.solution is not None and before.solution > 0:
-        if after.solution is None or after.solution < _HALF * before.solution:
-            return f"the solution earned {before.solution:g} before the attacks, {after.solution} after"
+    solved = before.solution or 0.0
+    if solved > 0 and (after.solution is None or after.solution < _HALF * solved):
+        return f"the solution earned {solved:g} before the attacks, {after.solution} after"
     if _is_paid(AttackOutcome(task_id="", reward=after.idle), before):
         return f"saying nothing earned {before.idle} before the attacks, {after.idle} after"
     return ""

@@ -69,7 +69,17 @@ SENSELESS = {
     "sends sums without a value": ("1/0", "0**-1", "1e999", "(-8)**0.5", "nan", "inf - inf"),
     "sends sums that nest too deeply": ("(" * 5000 + "1" + ")" * 5000, "-" * 5000 + "1"),
     "sends long sums": ("1+" * 20_000 + "1", "7" * 20_000),
-    "sends what is no number": ("", " ", "one", "1 2", "\u0661\u0662", "0x", "--1", "1,000", "\x00"),
+    "sends what is no number": (
+        "",
+        " ",
+        "one",
+        "1 2",
+        "\u0661\u0662",
+        "0x",
+        "--1",
+        "1,000",
+        "\x00",
+    ),
 }
 RUN_HERE = "open('{reached}', 'w').close()"
 FUNCTIONS = {

@@ -30,7 +30,7 @@ BY_HASH = frozenset(
 BALANCED: Mapping[str, Mapping[str, float]] = {
     "syllogism": {"invalid_ratio": 0.5, "allow_no": True}
 }
-"""Settings of generators that otherwise draw the same answer most of the time: "Yes" is right in four
+"""Settings of generators that otherwise draw one answer most of the time: "Yes" is right in four
 syllogisms of five, and in nine of ten where all statements are of the form "all A are B"."""
 
 DRAW_S = 600.0

@@ -46,5 +46,5 @@ class Quiz(AgentInstance):
 
 
 def make_tasks(split: str = "train") -> list[Task]:
-    prompt = "What is 3 + {}? Say `Answer: N`, or write a function `main`."
-    return [Task(id=f"{n}", prompt=prompt.format(n), label=3 + n, split=split) for n in range(4, 12)]
+    text = "What is 3 + {}? Say `Answer: N`, or write a function `main`."
+    return [Task(id=f"{n}", prompt=text.format(n), label=3 + n, split=split) for n in range(4, 12)]

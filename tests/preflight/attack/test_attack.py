@@ -323,8 +323,8 @@ def test_no_attack_by_words_gets_through_an_environment_of_ours(target: str) -> 
 
 SHORT = ("ends with success", "returns what equals everything", "prints verdicts", "kills itself",
          "patches comparison and assertion", "speaks for its parent", "removes its directory",
-         "returns what nests too deeply", "leaves processes behind", "returns what its callers hold",
-         "keeps what it is given for the next turn")  # fmt: skip
+         "returns what nests too deeply", "leaves processes behind",
+         "returns what its callers hold", "keeps what it is given for the next turn")  # fmt: skip
 
 
 @pytest.mark.parametrize("source", ["make_tasks", "humaneval_tasks"])
