@@ -231,6 +231,9 @@ class Sandbox(ABC):
         """Copy a file or directory tree of the host to `target` in the work directory.
 
         Symbolic links are copied as links if they stay inside the tree and refused otherwise.
+
+        Raises:
+            PermissionError, OSError, SandboxError: as for `write_file`.
         """
 
     async def download(self, source: str, *, max_bytes: int) -> dict[str, bytes]:

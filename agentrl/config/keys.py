@@ -54,7 +54,9 @@ def sections_at(path: Iterable[str]) -> tuple[type[Section], ...]:
             named = False
             continue
         fields = [cls.model_fields[part] for cls in found if part in cls.model_fields]
-        found = tuple(kind for field in fields for kind in _sections(field.annotation))
+        found = tuple(
+            dict.fromkeys(kind for field in fields for kind in _sections(field.annotation))
+        )
         named = any(typing.get_origin(field.annotation) is dict for field in fields)
     return found
 

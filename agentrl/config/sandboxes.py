@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -53,6 +53,13 @@ class ContainerPool(PoolSection):
     """Containers started at the same time; a daemon saturates early."""
 
 
+class PodPool(ContainerPool):
+    """Numbers of pods; a cluster starts many at once."""
+
+    starts_at_once: int = Field(default=16, ge=1)
+    """Pods started at the same time."""
+
+
 class HostSandbox(KindSection):
     """Sandboxes of this machine's own kernel, without a daemon."""
 
@@ -70,8 +77,9 @@ class HostSandbox(KindSection):
 
     @classmethod
     def is_kind(cls, name: Any) -> bool:
-        """True for any name that is not one of a container sandbox."""
-        return isinstance(name, str) and not ContainerSandbox.is_kind(name)
+        """True for any name that is not one of a container or pod sandbox."""
+        others = (ContainerSandbox, PodSandbox)
+        return isinstance(name, str) and not any(kind.is_kind(name) for kind in others)
 
 
 class ContainerSandbox(KindSection):
@@ -98,13 +106,39 @@ class ContainerSandbox(KindSection):
         return isinstance(name, str) and (name == "docker" or ":" in name)
 
 
-SandboxSection = Annotated[HostSandbox | ContainerSandbox, OneOf(HostSandbox, ContainerSandbox)]
+class PodSandbox(KindSection):
+    """Pods of a Kubernetes cluster, that of KUBECONFIG and its current context."""
+
+    bare: ClassVar[str] = "backend"
+
+    backend: Literal["kubernetes"] = "kubernetes"
+    """Or `kubernetes`."""
+    image: str = "python:3.12-slim"
+    """Container image of tasks that name none; it needs Python 3.9 or newer and no VOLUME."""
+    runtime: str = ""
+    """A `RuntimeClass` of the cluster, as one for gVisor; empty takes its default."""
+    namespace: str = ""
+    """Namespace of the pods; empty takes that of the context."""
+    network: Literal["policy", "none"] = "policy"
+    """`policy`: a network policy keeps the network away, as the first pod tries out; `none`:
+    programs have no internet sockets at all, for clusters that follow no policies."""
+    pod: dict[str, Any] = Field(default_factory=dict)
+    """More fields of every pod, as in its `spec`: `nodeSelector`, `tolerations`,
+    `imagePullSecrets` and others that say where it runs."""
+    limits: ContainerLimits = ContainerLimits()
+    """Hard limits of every sandbox."""
+    pool: PodPool = PodPool()
+    """How many sandboxes there are."""
+
+
+AnySandbox = HostSandbox | ContainerSandbox | PodSandbox
+SandboxSection = Annotated[AnySandbox, OneOf(HostSandbox, ContainerSandbox, PodSandbox)]
 """Where the model's code runs."""
 
-_SECTION: TypeAdapter[HostSandbox | ContainerSandbox] = TypeAdapter(SandboxSection)
+_SECTION: TypeAdapter[AnySandbox] = TypeAdapter(SandboxSection)
 
 
-def sandbox_section(backend: str, **keys: Any) -> HostSandbox | ContainerSandbox:
+def sandbox_section(backend: str, **keys: Any) -> AnySandbox:
     """The section of a backend, as a run file with these keys would have it.
 
     Example:

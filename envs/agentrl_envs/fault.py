@@ -1,4 +1,4 @@
-"""Whose doing it is that a grading failed: the model's, or that of what carries the run.
+"""The side at fault when a grading fails: the model, or what carries the run.
 
 After a model has acted in a sandbox, or its code runs in one, the error of that sandbox says
 nothing by itself: a program may end its supervisor, fill what a limit does not count or leave the
@@ -20,8 +20,12 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from agentrl.errors import SandboxError, SandboxUnavailable
+from agentrl.sandbox import Sandbox
 
 T = TypeVar("T")
+
+_FAILURES = (SandboxError, OSError)
+"""The second is what a sandbox without space raises, which may be full of what the model left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,36 @@ class Graded(Generic[T]):
         }
 
 
+class ReadOnce(Generic[T]):
+    """The files that a model left in its sandbox: read once, after which that sandbox is closed.
+
+    Its programs may still run there, and would make the machine slow for the gradings that decide
+    whether the machine is too slow.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[T]], sandbox: Sandbox) -> None:
+        """Take the parts.
+
+        Args:
+            read: reads it.
+            sandbox: where it lies.
+        """
+        self._read = read
+        self._sandbox = sandbox
+        self._found: list[T] = []
+
+    async def get(self) -> T:
+        """The files, read at the first call.
+
+        Raises:
+            SandboxError: it could not be read.
+        """
+        if not self._found:
+            self._found.append(await self._read())
+            await self._sandbox.close()
+        return self._found[0]
+
+
 async def graded(
     grade: Callable[[], Awaitable[T]], control: Callable[[], Awaitable[object]]
 ) -> Graded[T]:
@@ -52,21 +86,21 @@ async def graded(
         control: the same on what the model was given, in fresh sandboxes.
 
     Raises:
-        SandboxError: the control fails as well, so it is no doing of the model.
+        SandboxError, OSError: the control fails as well, so it is no doing of the model.
         SandboxUnavailable: at once; what a kind of sandbox does not offer is nobody's doing.
     """
     try:
         return Graded(verdict=await grade())
     except SandboxUnavailable:
         raise
-    except SandboxError:
+    except _FAILURES:
         try:
             return Graded(verdict=await grade(), repeated=True)
         except SandboxUnavailable:
             raise
-        except SandboxError as error:
+        except _FAILURES as error:
             try:
                 await control()
-            except SandboxError:
+            except _FAILURES:
                 raise error from None
     return Graded(verdict=None)

@@ -8,6 +8,7 @@ code in it is trusted, only the arguments are not.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Mapping
@@ -99,9 +100,14 @@ class HostProcess:
 
         Raises:
             ToolError: it took more processor time or memory than it may; `stopped` says which, and
-                nothing more can be asked.
+                nothing more can be asked. Or an argument cannot be written, such as a number of
+                5,000 digits; then nothing was asked.
             EnvError: the process failed for another reason.
         """
+        try:
+            json.dumps(arguments)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ToolError(f"Error: an argument cannot be written as JSON: {error}") from error
         return await self._send(operation, {"operation": operation, "arguments": arguments})
 
     async def _send(self, operation: str, request: Mapping[str, Any]) -> Any:

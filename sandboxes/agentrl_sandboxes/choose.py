@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentrl.errors import ConfigError, SandboxUnavailable, choices
 from agentrl.sandbox import Isolation
@@ -15,11 +16,13 @@ from agentrl_sandboxes.host.enclosures import (
     UsernsBackend,
 )
 from agentrl_sandboxes.host.supervised import SupervisedBackend
+from agentrl_sandboxes.kubernetes import KubernetesBackend
 
 logger = logging.getLogger(__name__)
 
 BACKENDS: dict[str, type[SupervisedBackend]] = {
     "docker": DockerBackend,
+    "kubernetes": KubernetesBackend,
     "bubblewrap": BubblewrapBackend,
     "userns": UsernsBackend,
     "process": ProcessBackend,
@@ -34,6 +37,9 @@ async def make_backend(
     image: str = "",
     runtime: str = "",
     read_only: Sequence[str | Path] = (),
+    namespace: str = "",
+    pod: Mapping[str, Any] | None = None,
+    network: str = "",
 ) -> SupervisedBackend:
     """A backend that works on this machine, tried by running a command in it.
 
@@ -44,6 +50,9 @@ async def make_backend(
         runtime: container runtime; empty takes the daemon's default.
         read_only: directories of this machine that programs see at the same paths, absolute. A
             `process` sees them anyway.
+        namespace: of pods; empty takes that of the kubeconfig's context.
+        pod: more fields of every pod.
+        network: how it is kept from pods; see `KubernetesBackend`.
 
     Raises:
         ConfigError: no such name, or an option that the backend does not have.
@@ -62,7 +71,21 @@ async def make_backend(
         "image": image,
         "runtime": runtime,
         "read_only": [_directory(path) for path in map(Path, read_only)],
+        "namespace": namespace,
+        "pod": pod,
+        "network": network,
     }
+    for option in ("namespace", "pod", "network"):
+        if given[option] and (name == "auto" or option not in kinds[name].options):
+            raise ConfigError(
+                f"sandbox.{option} is {given[option]!r}, and sandbox.backend is {name!r}: only "
+                "kubernetes has it"
+            )
+    if read_only and name != "auto" and not {"read_only", "automatic"} & _offers(kinds[name]):
+        raise ConfigError(
+            f"sandbox.read_only names directories of this machine, and sandbox.backend {name!r} "
+            "runs elsewhere; put them into the image instead"
+        )
     failures: list[str] = []
     automatic = [key for key, kind in kinds.items() if kind.automatic]
     tried = automatic if name == "auto" else [name]
@@ -82,6 +105,11 @@ async def make_backend(
         failures.append(probe.detail)
         await backend.close()
     raise SandboxUnavailable("; ".join(failures))
+
+
+def _offers(kind: type[SupervisedBackend]) -> set[str]:
+    """Options of a backend, and `automatic` where it runs on this machine's own kernel."""
+    return {*kind.options, *(["automatic"] if kind.automatic else [])}
 
 
 def _directory(path: Path) -> Path:

@@ -17,7 +17,6 @@ from pathlib import Path
 from agentrl.errors import AgentrlError
 from agentrl_sandboxes.docker.client import Client
 from agentrl_sandboxes.docker.containers import remove
-from agentrl_sandboxes.docker.leases import LEASE, OWNER
 from agentrl_sandboxes.docker.supervisor_volume import LABEL
 from agentrl_sandboxes.docker.sweep import orphans
 from agentrl_sandboxes.guest import disk
@@ -25,7 +24,11 @@ from agentrl_sandboxes.host.cgroups import group_home, sweep_groups
 from agentrl_sandboxes.host.child import kill_marked
 from agentrl_sandboxes.host.identity import started
 from agentrl_sandboxes.host.interpreter import packed_interpreter
+from agentrl_sandboxes.host.leases import LEASE, OWNER
 from agentrl_sandboxes.image import bootstrap
+from agentrl_sandboxes.kubernetes.client import Cluster
+from agentrl_sandboxes.kubernetes.pods import delete_pod
+from agentrl_sandboxes.kubernetes.sweep import orphans as pods_left
 
 FOLDER = re.compile(r"agentrl-(\d+)-[0-9a-f]{16}")
 """The folder of a `process` sandbox, and the process that made it."""
@@ -36,9 +39,9 @@ class Leftover:
     """One thing that has lost its owner."""
 
     kind: str
-    """`container`, `volume`, `folder` or `cgroup`."""
+    """`container`, `pod`, `volume`, `folder` or `cgroup`."""
     name: str
-    """Id of the container, name of the volume or path of the folder or cgroup."""
+    """Id of the container, name of the pod or volume, or path of the folder or cgroup."""
     about: str
     """Why it counts as left behind, or why a place could not be searched."""
     removed: bool
@@ -65,6 +68,12 @@ async def collect(*, dry_run: bool = False, folder: Path | None = None) -> list[
             found += await _volumes(client, dry_run)
     except AgentrlError as error:
         found.append(Leftover(kind="container", name="", about=str(error), removed=False))
+    cluster = Cluster()
+    try:
+        async with contextlib.aclosing(cluster):
+            found += await _pods(cluster, dry_run)
+    except AgentrlError as error:
+        found.append(Leftover(kind="pod", name="", about=str(error), removed=False))
     return found
 
 
@@ -116,6 +125,19 @@ async def _containers(client: Client, dry_run: bool) -> list[Leftover]:
         about = f"owner {labels[OWNER]}, lease until {labels.get(LEASE, '?')}"
         name = container.id[:12]
         found.append(Leftover(kind="container", name=name, about=about, removed=not dry_run))
+    return found
+
+
+async def _pods(cluster: Cluster, dry_run: bool) -> list[Leftover]:
+    """Pods of a dead owner, past their lease, or ended long ago."""
+    found: list[Leftover] = []
+    for pod in await pods_left(cluster, everywhere=True):
+        meta = pod["metadata"]
+        known: dict[str, str] = meta.get("annotations") or {}
+        removed = not dry_run and await delete_pod(cluster, meta["name"], meta["namespace"])
+        about = f"owner {known.get(OWNER, '?')}, lease until {known.get(LEASE, '?')}"
+        name = f"{meta['namespace']}/{meta['name']}"
+        found.append(Leftover(kind="pod", name=name, about=about, removed=removed))
     return found
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from agentrl_envs.clean_sandbox import CleanSandbox
-from agentrl_envs.fault import graded
+from agentrl_envs.fault import ReadOnce, graded
 from agentrl_envs.reasoning import ReasoningProgram, make_tasks
 
 from agentrl.env import Action, EnvContext
@@ -50,12 +52,15 @@ class Flaky(LocalSandboxes):
         return self.made[-1]
 
 
-def says(works: list[bool]):
+FULL = OSError(errno.ENOSPC, "no space left in the sandbox")
+
+
+def says(works: list[bool], failure: Exception | None = None):
     """A grading that works or fails as the list says, in turn."""
 
     async def grade() -> str:
         if not works.pop(0):
-            raise SandboxError("broken")
+            raise failure or SandboxError("broken")
         return "verdict"
 
     return grade
@@ -69,8 +74,10 @@ def says(works: list[bool]):
         ([False, False], [True], None, False),
     ],
 )
-async def test_fault_is_decided_by_what_works(grading, control, verdict, repeated) -> None:
-    found = await graded(says(grading), says(control))
+@pytest.mark.parametrize("failure", [SandboxError("broken"), FULL], ids=["broken", "full"])
+async def test_fault_is_decided_by_what_works(grading, control, verdict, repeated, failure) -> None:
+    grading, control = [*grading], [*control]
+    found = await graded(says(grading, failure), says(control))
     assert (found.verdict, found.repeated) == (verdict, repeated)
     assert not grading
     assert not control
@@ -80,6 +87,27 @@ async def test_fault_is_decided_by_what_works(grading, control, verdict, repeate
 async def test_where_the_control_fails_too_it_is_infrastructure() -> None:
     with pytest.raises(SandboxError, match="broken"):
         await graded(says([False, False]), says([False]))
+    with pytest.raises(OSError, match="no space"):
+        await graded(says([False, False], FULL), says([False], FULL))
+
+
+async def test_what_was_left_is_read_once_and_nothing_runs_there_any_more() -> None:
+    """Caught: programs that a model leaves behind make the machine slow for its own grading."""
+    sandbox = LocalSandbox()
+    reads: list[bool] = []
+
+    async def read() -> str:
+        reads.append(sandbox.closed)
+        if len(reads) == 1:
+            raise SandboxError("broken")
+        return "left"
+
+    left = ReadOnce(read, sandbox)
+    with pytest.raises(SandboxError):
+        await left.get()
+    assert not sandbox.closed
+    assert [await left.get(), await left.get()] == ["left", "left"]
+    assert (reads, sandbox.closed) == ([False, False], True)
 
 
 async def test_what_a_kind_does_not_offer_is_said_at_once() -> None:

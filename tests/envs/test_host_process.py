@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 from agentrl_envs.host_process import HostProcess
 
-from agentrl.errors import EnvError
+from agentrl.errors import EnvError, ToolError
 
 HOST = """
 import time
 
 
 class Host:
-    OPERATIONS = ("nap",)
+    OPERATIONS = ("nap", "size")
+
+    def size(self, number):
+        return len(hex(number))
 
     def nap(self):
         time.sleep(4321)
@@ -35,3 +38,13 @@ async def test_closing_tells_whoever_waits_for_an_answer(tmp_path: Path) -> None
         with pytest.raises(EnvError, match="status -9"):
             await asked
         assert time.monotonic() - began < 30
+
+
+async def test_an_argument_that_cannot_be_written_is_an_error_of_the_call(tmp_path: Path) -> None:
+    """Caught: a number of 5,000 digits is taken for a failure of the machine."""
+    (tmp_path / "hosts.py").write_text(HOST)
+    host = await HostProcess.start(f"{tmp_path / 'hosts.py'}:Host", {}, what="the host")
+    with pytest.raises(ToolError, match="cannot be written as JSON"):
+        await host.ask("size", number=10**5000)
+    assert (await host.ask("size", number=255), host.stopped) == (4, None)
+    await host.close()

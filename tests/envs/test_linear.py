@@ -34,7 +34,10 @@ OURS = ("agentrl_envs.swe.make", "agentrl_envs.swe.report_plugin")
 """What reads only what we ship or load, and what can be imported only where it runs."""
 OF_TASKS = ("agentrl_envs.swe.harbor:_WORKDIR",)
 """Patterns that read files of a task, which no model has written."""
-AT_A_PLACE = ("agentrl.chat.json_calls:MistralParser._named",)
+AT_A_PLACE = (
+    "agentrl.chat.json_calls:MistralParser._named",
+    "agentrl_envs.swe.runners:_DJANGO_NAME",
+)
 """Patterns that are matched at one place and never looked for."""
 MARKS = (
     "```\n", "```python\n", "def f():\n", "async def ", "<answer>", "</answer>", "<action>",

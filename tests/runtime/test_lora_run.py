@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import torch
 
 from agentrl.runtime.disk.checkpoint import list_checkpoints
@@ -11,12 +12,12 @@ from agentrl.runtime.disk.export import export
 from tests.runtime.tiny_project import agentrl, write_project
 
 LORA = {
+    # Each of the three steps has something to train with this one.
+    "run__seed": 5,
     "train__lora": {"rank": 2, "alpha": 8.0},
     "train__learning_rate": 1e-2,
     "checkpoint__every_steps": 1,
     "checkpoint__keep_last": 9,
-    # One row at a time: which rows are decoded together hangs on timing, and rounds otherwise.
-    "serving__max_batch_size": 1,
 }
 
 
@@ -26,9 +27,18 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
+def tokens(run: Path, step: int) -> list[tuple[object, ...]]:
+    """Sampled tokens and their log-probabilities, row by row in the order of the trainer."""
+    columns = ["rollout_id", "response_ids", "rollout_log_probs", "reward"]
+    path = run / "trajectories" / "train" / f"step_{step:06d}.parquet"
+    rows = pq.read_table(path, columns=columns).to_pylist()
+    return [tuple(map(repr, row.values())) for row in rows]
+
+
 def test_a_run_with_adapters_from_end_to_end(tmp_path: Path) -> None:
     """Fails if a resumed run puts adapters onto merged weights (its weights differ from those of
-    the uninterrupted run), or if the base weights are saved in place of the merged ones."""
+    the uninterrupted run), if the base weights are saved in place of the merged ones, or if a bit
+    hangs on which rollouts are decoded together: the resumed run decodes three at a time."""
     run_file = write_project(tmp_path / "whole", train__steps=3, **LORA)
     status, text = agentrl(tmp_path / "whole.log", "train", run_file)
     assert status == 0, text
@@ -36,14 +46,20 @@ def test_a_run_with_adapters_from_end_to_end(tmp_path: Path) -> None:
     found = list_checkpoints(whole / "checkpoints")
     assert [item.state.step for item in found] == [1, 2, 3]
 
-    other = write_project(tmp_path / "cut", train__steps=2, **LORA)
+    few = {**LORA, "serving__max_batch_size": 3}
+    other = write_project(tmp_path / "cut", train__steps=2, **few)
     assert agentrl(tmp_path / "cut.log", "train", other)[0] == 0
-    other = write_project(tmp_path / "cut", train__steps=3, **LORA)
+    other = write_project(tmp_path / "cut", train__steps=3, **few)
     status, text = agentrl(tmp_path / "cut2.log", "train", other, "--resume")
     assert status == 0, text
-    cut = list_checkpoints(tmp_path / "cut" / "runs" / "tiny" / "checkpoints")
+    resumed = tmp_path / "cut" / "runs" / "tiny"
+    for step in (1, 2, 3):
+        assert tokens(resumed, step) == tokens(whole, step), step
+    cut = list_checkpoints(resumed / "checkpoints")
     ours, theirs = weights(cut[-1].path), weights(found[-1].path)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    before = weights(found[-2].path)
+    assert not all(torch.equal(before[name], theirs[name]) for name in theirs)
 
     began = weights(tmp_path / "whole" / "model")
     moved = {name for name in began if not torch.equal(began[name], theirs[name])}

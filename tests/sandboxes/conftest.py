@@ -27,6 +27,7 @@ def working(name: str) -> str:
     params=[
         pytest.param(name, marks=pytest.mark.docker if name == "docker" else ())
         for name in BACKENDS
+        if name != "kubernetes"  # it has no cluster here, and its own suite on a fake one
     ]
 )
 def backend_name(request: pytest.FixtureRequest) -> str:

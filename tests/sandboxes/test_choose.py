@@ -140,9 +140,9 @@ async def test_new_backend_is_a_file_and_a_line_of_the_registry(tmp_path: Path) 
     # Fails if a part of the choice, or a message, knows the backends by their names.
     (tmp_path / "toy.py").write_text(TOY)
     kinds = {**BACKENDS, "toy": resolve("toy.py:ToyBackend", base=tmp_path)}
-    with pytest.raises(ConfigError, match=r"did you mean 'toy'.*docker, process, toy"):
+    with pytest.raises(ConfigError, match=r"did you mean 'toy'.*docker, kubernetes, process, toy"):
         await make_backend("toyy", kinds)
-    with pytest.raises(ConfigError, match=r"set sandbox\.backend: docker, or leave"):
+    with pytest.raises(ConfigError, match=r"set sandbox\.backend: docker or kubernetes, or leave"):
         await make_backend("toy", kinds, runtime="runsc")
     for image, taken in (("", "toys"), ("own", "own")):
         backend = await make_backend("toy", kinds, image=image)

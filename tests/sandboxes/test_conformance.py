@@ -92,8 +92,11 @@ asyncio.run(main())
 """Runs checks as an ordinary user who can reach interpreter and sources, wherever they are."""
 
 
-# Whoever may talk to a daemon has its rights, so there is no ordinary user of docker.
-@pytest.mark.parametrize("backend_name", sorted({*BACKENDS} - {"docker"}), indirect=True)
+# Whoever may talk to a daemon has its rights, so there is no ordinary user of docker; nor of a
+# cluster.
+@pytest.mark.parametrize(
+    "backend_name", sorted({*BACKENDS} - {"docker", "kubernetes"}), indirect=True
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
 def test_backend_works_for_an_ordinary_user(backend_name: str) -> None:
     # Fails if a bind source, the interpreter or an id map needs the rights of the real root.

@@ -35,7 +35,7 @@ _COLUMNS = MeasuredColumns(
 
 @app.command("list")
 def list_backends() -> None:
-    """Try every backend and say which work here; `auto` takes the first but docker that does."""
+    """Try every backend and say which work; `auto` takes the first of this machine's own kernel."""
     table = Table("backend", "works", "isolation", "what was found", title="Sandboxes")
     for name, probe in asyncio.run(_probe_all()).items():
         works = "[green]yes[/]" if probe.available else "[red]no[/]"
@@ -46,10 +46,14 @@ def list_backends() -> None:
 @app.command()
 def check(
     target: str = typer.Argument(
-        "auto", help="auto, docker, bubblewrap, userns, process, or an import string of a backend."
+        "auto",
+        help="auto, docker, bubblewrap, userns, process, kubernetes, or an import string of a "
+        "backend.",
     ),
-    image: str = typer.Option("", help="Container image, for docker."),
-    runtime: str = typer.Option("", help="Container runtime, as runsc, for docker."),
+    image: str = typer.Option("", help="Container image, for docker and kubernetes."),
+    runtime: str = typer.Option(
+        "", help="Container runtime, as runsc, for docker; RuntimeClass for kubernetes."
+    ),
     only: Annotated[list[str] | None, typer.Option(help="Run this check; may be repeated.")] = None,
     at_once: int = typer.Option(3, min=1, help="How many checks run side by side."),
 ) -> None:
@@ -73,7 +77,7 @@ def gc(
         bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")
     ] = False,
 ) -> None:
-    """Remove containers, folders and cgroups whose owner has died, and volumes of other Pythons."""
+    """Remove containers, pods, folders and cgroups whose owner has died, and old volumes."""
     console = Console(highlight=False, soft_wrap=True)
     found: list[Any] = asyncio.run(resolve(COLLECT)(dry_run=dry_run))
     left = [item for item in found if item.name]
@@ -116,8 +120,11 @@ async def _backend(target: str, made: dict[str, str]) -> SandboxBackend:
         target: which.
         made: options of the command line for making it, those that were given.
     """
-    if "image" in made and target != "docker" and ":" not in target:
-        raise ConfigError(f"sandbox check {target!r}: only docker has images, got --image")
+    able = [name for name, kind in resolve(KINDS).items() if "image" in kind.options]
+    if "image" in made and target not in able and ":" not in target:
+        raise ConfigError(
+            f"sandbox check {target!r}: only {' and '.join(able)} have images, got --image"
+        )
     value: Any = resolve(target if ":" in target else FACTORY)
     if callable(value):
         try:
@@ -138,6 +145,6 @@ async def _probe_all() -> dict[str, Probe]:
     found: dict[str, Probe] = {}
     for name, kind in resolve(KINDS).items():
         backend = kind()
-        found[name] = await backend.probe()
+        found[name] = await backend.glance()
         await backend.close()
     return found

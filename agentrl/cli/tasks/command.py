@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agentrl.cli.tasks import images as tasks_images
+from agentrl.cli.tasks import levels as tasks_levels
 from agentrl.cli.tasks import profile as tasks_profile
 from agentrl.config import resolve
 from agentrl.config.sandboxes import sandbox_section
@@ -25,6 +27,8 @@ app = typer.Typer(help="Make data sets of tasks, and check them.", no_args_is_he
 make_app = typer.Typer(help="Make tasks.", no_args_is_help=True)
 app.add_typer(make_app, name="make")
 app.command("profile")(tasks_profile.command)
+app.command("images")(tasks_images.command)
+app.command("levels")(tasks_levels.command)
 
 _MAKER = "agentrl_envs.swe.make"
 _VALIDATE = "agentrl_envs.swe.make.validate:validate_tasks"
@@ -68,8 +72,30 @@ def swe(
     count: Annotated[int, typer.Option(help="How many tasks in all.")] = 200,
     kind: Annotated[
         str,
-        typer.Option(help="procedural: bugs put in by operators; releases: what a release fixed."),
+        typer.Option(
+            help="procedural: one small bug; several: two or three, each to be mended; removed: a "
+            "function, method or branch taken out; these may be joined by commas. releases: what a "
+            "release fixed."
+        ),
     ] = "procedural",
+    style: Annotated[
+        str,
+        typer.Option(
+            help="tests: the text names the failing tests; natural: it is a user's report of what "
+            "goes wrong, and the failing tests are hidden."
+        ),
+    ] = "tests",
+    writer_url: Annotated[
+        str,
+        typer.Option(
+            help="Where a model that writes natural texts is served, such as http://host:8000/v1; "
+            "default: templates."
+        ),
+    ] = "",
+    writer_model: Annotated[str, typer.Option(help="Its name there.")] = "",
+    writer_key_env: Annotated[
+        str, typer.Option(help="Environment variable with the key of that server.")
+    ] = "",
     seed: Annotated[int, typer.Option(help="The same seed makes the same tasks.")] = 0,
     held_out: Annotated[
         float, typer.Option(help="Share of the libraries whose tasks are in split 'test'.")
@@ -103,6 +129,10 @@ def swe(
         packages=tuple(package or maker.LIBRARIES),
         count=count,
         kind=kind,
+        style=style,
+        writer_url=writer_url,
+        writer_model=writer_model,
+        writer_key_env=writer_key_env,
         seed=seed,
         held_out=held_out,
         per_function=per_function,
@@ -207,11 +237,13 @@ async def _with_sandboxes(name: str, shown: Path, work: Any) -> Any:
 
     hidden = any(shown.is_relative_to(path) for path in _HIDDEN)
     # What cannot be shown is copied into each sandbox instead.
-    section = sandbox_section(name, read_only=() if hidden else (str(shown),))
+    section = sandbox_section(name)
+    shows = not hidden and "read_only" in type(section).model_fields
+    section = sandbox_section(name, read_only=(str(shown),)) if shows else section
     try:
         backend = await open_sandboxes(section, base=Path.cwd())
     except ConfigError:
-        if not section.read_only:
+        if not shows:
             raise
         # A backend of the user's own need not be able to show folders.
         section = sandbox_section(name)
@@ -268,6 +300,12 @@ def _print_made(console: Console, made: Any, progress: _Drawn, took: float) -> N
         f"({rate:.1f} a minute): {made.file}",
         markup=False,
     )
+    reasons: Counter[str] = sum(progress.reasons.values(), Counter())
+    del reasons["task"]
+    for what, counts in (("tried and not taken", reasons), ("texts", made.written)):
+        if counts:
+            words = ", ".join(f"{count} {name}" for name, count in Counter(counts).most_common())
+            console.print(f"{what}: {words}", markup=False)
 
 
 def _number(count: int, one: str, more: str) -> str:

@@ -94,10 +94,10 @@ async def open_sandboxes(
         SandboxUnavailable: it does not work on this machine.
         ConfigError: an unknown name, a wrong import string, or an option it does not have.
     """
-    read_only = [str((base / Path(path).expanduser()).absolute()) for path in section.read_only]
-    given: dict[str, Any] = {"read_only": read_only}
-    if isinstance(section, ContainerSandbox):
-        given |= {"image": section.image, "runtime": section.runtime}
+    given = {name: value for name, value in section if name not in ("backend", "limits", "pool")}
+    if "read_only" in given:
+        places = map(Path, given["read_only"])
+        given["read_only"] = [str((base / path.expanduser()).absolute()) for path in places]
     if ":" not in section.backend:
         made = resolve_callable(SANDBOX_FACTORY)(section.backend, **given)
     else:

@@ -15,9 +15,11 @@ import torch
 
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.errors import ConfigError, EngineRefused
-from agentrl.serving.embedded.forward import CacheSegment, RowModel
+from agentrl.serving.embedded.cache_attention import CacheSegment
+from agentrl.serving.embedded.forward import RowModel
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.request import Request, deliver
+from agentrl.serving.embedded.row_attention import tiled
 from agentrl.serving.embedded.sampling import TokenDraw, sample
 from agentrl.types import FinishReason, Generation
 
@@ -193,7 +195,7 @@ def make_cache(
     """
     width = torch.finfo(model.dtype).bits // 8
     row_bytes = 2 * width * model.num_layers * model.num_kv_heads * model.head_dim
-    row_bytes *= max_context_tokens
+    row_bytes *= tiled(max_context_tokens)
     wanted = -(-section.max_batch_size // lanes)
     rows = min(wanted, int(section.kv_cache_gb / lanes * 2**30 / row_bytes))
     if rows < 1:

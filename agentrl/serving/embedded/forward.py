@@ -10,29 +10,28 @@ Legend: `_N` active rows, `_V` vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
 from agentrl.lm_head import float32_logits, has_float32_head, is_narrow
+from agentrl.serving.embedded.cache_attention import (
+    CacheAttention,
+    CacheSegment,
+    DecodeAttention,
+    MixedAttention,
+    PaddingAttention,
+    PrefillAttention,
+)
 from agentrl.serving.embedded.kv_cache import KvCache
+from agentrl.serving.embedded.row_attention import FEW
 
 ATTENTION = "agentrl_kv_rows"
-
-
-class _Attend(Protocol):
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor: ...
+_VECTOR = 64
+"""Numbers that torch takes at once, in the narrowest dtype."""
 
 
 def _attention(
@@ -43,167 +42,13 @@ def _attention(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
-    kv_step: _Attend,
+    kv_step: CacheAttention,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     return kv_step.attend(module.layer_idx, query, key, value, scaling), None
 
 
 AttentionInterface.register(ATTENTION, _attention)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSegment:
-    """A stretch of one sequence to compute."""
-
-    row: int
-    """Row of the cache."""
-    start: int
-    """Position of the first token; everything before it is in the cache."""
-    ids: Sequence[int]
-    """Tokens to compute."""
-
-
-class _Prefill:
-    """Many tokens of a few rows; each segment attends to its own row only."""
-
-    def __init__(self, cache: KvCache, segments: Sequence[CacheSegment]) -> None:
-        self._data = cache.data
-        at = [p for s in segments for p in range(s.start, s.start + len(s.ids))]
-        self.positions = torch.tensor(at, device=cache.data.device)
-        self._parts: list[tuple[int, int, int, int, torch.Tensor | None]] = []
-        offset = 0
-        for segment in segments:
-            length, end = len(segment.ids), segment.start + len(segment.ids)
-            mask = None
-            if segment.start and length > 1:
-                mask = torch.ones(length, end, dtype=torch.bool, device=cache.data.device)
-                mask = mask.tril(diagonal=segment.start)
-            self._parts.append((segment.row, segment.start, offset, length, mask))
-            offset += length
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor:
-        keys, values = self._data[layer, 0], self._data[layer, 1]
-        share = query.shape[1] // key.shape[1]
-        outputs = []
-        for row, start, offset, length, mask in self._parts:
-            end = start + length
-            keys[row, :, start:end] = key[0, :, offset : offset + length]
-            values[row, :, start:end] = value[0, :, offset : offset + length]
-            # Repeating a few key heads is much cheaper than the grouped CPU kernel.
-            k = keys[row, :, :end].repeat_interleave(share, dim=0)[None]
-            v = values[row, :, :end].repeat_interleave(share, dim=0)[None]
-            q = query[:, :, offset : offset + length]
-            causal = start == 0 and length > 1
-            out = scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=causal, scale=scale
-            )
-            outputs.append(out)
-        return torch.cat(outputs, dim=2).transpose(1, 2)
-
-
-class _Decode:
-    """One token of each of the first `count` rows."""
-
-    def __init__(self, cache: KvCache, count: int) -> None:
-        device = cache.data.device
-        self._data = cache.data
-        self._count = count
-        self._longest = max(cache.lengths[:count]) + 1
-        self._rows_N = torch.arange(count, device=device)
-        self.positions = torch.tensor(cache.lengths[:count], device=device)
-        visible = torch.arange(self._longest, device=device)[None] <= self.positions[:, None]
-        self._on_cpu = device.type == "cpu"
-        kind = cache.data.dtype
-        if self._on_cpu:
-            kind = torch.promote_types(kind, torch.float32)
-        mask = torch.zeros(visible.shape, dtype=kind, device=device)
-        self._mask = mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor:
-        keys, values = self._data[layer, 0], self._data[layer, 1]
-        keys[self._rows_N, :, self.positions] = key[0].transpose(0, 1)
-        values[self._rows_N, :, self.positions] = value[0].transpose(0, 1)
-        heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
-        # Query heads that share a key head become query positions: no repeated keys, no loop.
-        q = query[0].transpose(0, 1).reshape(self._count, kv_heads, heads // kv_heads, dim)
-        if self._on_cpu:
-            out = self._products(q, keys, values, dim**-0.5 if scale is None else scale)
-        else:
-            out = scaled_dot_product_attention(
-                q,
-                keys[: self._count, :, : self._longest],
-                values[: self._count, :, : self._longest],
-                attn_mask=self._mask,
-                scale=scale,
-            )
-        return out.reshape(1, self._count, heads, dim)
-
-    def _products(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        """Attention [N, K, G, D] of a few queries a row, as the trainer's CPU path writes it.
-
-        torch's fused kernel for a CPU is made for many queries and takes twice as long. Keys stand
-        to the left of their product, which is 2.5 times as fast as the other way round.
-
-        Args:
-            query: [N, K, G, D], G query heads share each of the K key heads.
-            keys: [R, K, T, D] all rows of a layer.
-            values: [R, K, T, D].
-            scale: factor on the scores.
-        """
-        count, kv_heads, share, dim = query.shape
-        rows = count * kv_heads
-        k, v = (part.view(-1, *part.shape[2:])[:rows, : self._longest] for part in (keys, values))
-        queries = (query * scale).reshape(rows, share, dim)
-        scores = torch.bmm(k, queries.transpose(1, 2)).transpose(1, 2)
-        wide = scores.to(self._mask.dtype, memory_format=torch.contiguous_format)
-        masked = wide.view(count, kv_heads, share, -1) + self._mask
-        probs = torch.softmax(masked, dim=-1).to(query.dtype)
-        return torch.bmm(probs.view(rows, share, -1), v)
-
-
-class _Mixed:
-    """Decoded tokens and segments side by side."""
-
-    def __init__(self, parts: Sequence[_Decode | _Prefill]) -> None:
-        self._parts = parts
-        self._sizes = [len(part.positions) for part in parts]
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor:
-        outputs = [
-            part.attend(layer, q, k, v, scale)
-            for part, q, k, v in zip(
-                self._parts,
-                query.split(self._sizes, dim=2),
-                key.split(self._sizes, dim=2),
-                value.split(self._sizes, dim=2),
-                strict=True,
-            )
-        ]
-        return torch.cat(outputs, dim=1)
 
 
 class RowModel:
@@ -230,6 +75,12 @@ class RowModel:
         self.vocab_size = self._head.weight.shape[0]
         self.dtype = self._head.weight.dtype
         self.device = self._head.weight.device
+        self._unit = _token_unit(self.device, self.dtype, self._widths())
+
+    def _widths(self) -> tuple[int, int]:
+        config = self.model.config
+        inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        return self.head_dim, inner
 
     def prefill(self, cache: KvCache, segments: Sequence[CacheSegment]) -> torch.Tensor:
         """Compute segments and return the logits after each one's last token, [segments, V]."""
@@ -255,23 +106,30 @@ class RowModel:
         Returns:
             [N + segments, V] logits: after each of `ids_N`, then after each segment's last token.
         """
-        parts = []
+        parts: list[DecodeAttention | PrefillAttention | PaddingAttention] = []
         if ids_N:
-            parts.append(_Decode(cache, len(ids_N)))
+            parts.append(DecodeAttention(cache, len(ids_N)))
         if segments:
-            parts.append(_Prefill(cache, segments))
+            parts.append(PrefillAttention(cache, segments))
         ids = [*ids_N, *(token for segment in segments for token in segment.ids)]
+        if missing := -len(ids) % self._unit:
+            parts.append(PaddingAttention(missing))
+            ids += [0] * missing
         positions = torch.cat([part.positions for part in parts])
-        hidden = self._run(ids, positions, parts[0] if len(parts) == 1 else _Mixed(parts))
+        hidden = self._run(ids, positions, parts[0] if len(parts) == 1 else MixedAttention(parts))
         lengths = [1] * len(ids_N) + [len(segment.ids) for segment in segments]
-        return self._logits(hidden[torch.tensor(lengths, device=self.device).cumsum(0) - 1])
+        last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
+        missing = max(0, FEW - len(last)) if self._unit > 1 else 0
+        return self._logits(hidden[pad(last, (0, missing))])[: len(last)]
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if has_float32_head(self.model) and is_narrow(self._head.weight):
             return float32_logits(hidden, self._head)
         return self._head(hidden)
 
-    def _run(self, ids: Sequence[int], positions: torch.Tensor, step: _Attend) -> torch.Tensor:
+    def _run(
+        self, ids: Sequence[int], positions: torch.Tensor, step: CacheAttention
+    ) -> torch.Tensor:
         self.model.config._attn_implementation = ATTENTION
         output = self._decoder(
             input_ids=torch.tensor(ids, device=self.device)[None],
@@ -280,6 +138,25 @@ class RowModel:
             kv_step=step,
         )
         return output.last_hidden_state[0]
+
+
+def _token_unit(device: torch.device, dtype: torch.dtype, widths: Sequence[int]) -> int:
+    """Tokens of a pass are padded to a multiple of this; a GPU computes them as they come.
+
+    In float32 at least `FEW`, so that products have the bits of larger ones. And as many as fill
+    whole vectors of the processor: sines and exponentials of a remainder are computed otherwise, so
+    they would hang on how many tokens stand before them.
+
+    Args:
+        device: of the model.
+        dtype: of its weights.
+        widths: numbers a token, of which the model takes sines or exponentials.
+    """
+    if device.type != "cpu":
+        return 1
+    if any(width % _VECTOR for width in widths):
+        return _VECTOR // FEW
+    return 1 if torch.promote_types(dtype, torch.float32) != dtype else FEW
 
 
 def check_supported(model: Any) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from agentrl.serving.embedded.row_attention import tiled
+
 
 class KvCache:
     """[L, 2, R, H, T, D] keys and values, with the token ids they belong to.
@@ -36,7 +38,7 @@ class KvCache:
         self.num_rows = num_rows
         self.max_tokens = max_tokens
         self.num_active = 0
-        shape = (num_layers, 2, num_rows, num_heads, max_tokens, head_dim)
+        shape = (num_layers, 2, num_rows, num_heads, tiled(max_tokens), head_dim)
         self.data = _zeros(shape, dtype, device)
         self.ids_RT = np.full((num_rows, max_tokens), -1, dtype=np.int32)
         self.lengths = [0] * num_rows

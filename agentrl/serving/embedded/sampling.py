@@ -9,6 +9,7 @@ Legend: `_N` rows, `_V` vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,15 +42,20 @@ def sample(logits_NV: torch.Tensor, draws: Sequence[TokenDraw]) -> tuple[list[in
         whole vocabulary: the number the trainer computes, whatever `top_p` left out. A greedy row
         reports temperature 1.
     """
+    # In whole blocks: exponentials of what is left of a vector are computed otherwise, and where
+    # it ends would hang on the number of rows.
+    size = logits_NV.shape[1]
+    mass_NV = logits_NV.new_empty((len(draws), size + -size % _BLOCK), dtype=torch.float32)
+    mass_NV[:, :size] = logits_NV
+    mass_NV[:, size:] = float("-inf")
     # In place from here on: a new tensor of this size costs more in page faults than its sums.
-    mass_NV = logits_NV.to(torch.float32, copy=True)
     temperatures = [draw.temperature or 1.0 for draw in draws]
     temperatures_N1 = mass_NV.new_tensor(temperatures)[:, None]
     if any(value != 1.0 for value in temperatures):
         mass_NV /= temperatures_N1
     peak_N, best_N = mass_NV.max(dim=-1)
     mass_NV.sub_(peak_N[:, None]).exp_()
-    log_norm_N = peak_N + torch.log(mass_NV.sum(dim=-1))
+    total_N = mass_NV.sum(dim=-1)
     ids_N = best_N
     drawn = [row for row, draw in enumerate(draws) if draw.temperature > 0]
     if len(drawn) == len(draws):
@@ -57,7 +63,9 @@ def sample(logits_NV: torch.Tensor, draws: Sequence[TokenDraw]) -> tuple[list[in
     elif drawn:
         ids_N[drawn] = _invert(mass_NV[drawn], [draws[row] for row in drawn])
     drawn_N = (logits_NV.gather(1, ids_N[:, None]).float() / temperatures_N1).squeeze(1)
-    return ids_N.tolist(), (drawn_N - log_norm_N).tolist()
+    numbers = zip(drawn_N.tolist(), peak_N.tolist(), total_N.tolist(), strict=True)
+    # One by one: torch's logarithm of several at once may differ from that of one.
+    return ids_N.tolist(), [drawn - peak - math.log(total) for drawn, peak, total in numbers]
 
 
 def _invert(mass_NV: torch.Tensor, draws: Sequence[TokenDraw]) -> torch.Tensor:
@@ -74,8 +82,6 @@ def _invert(mass_NV: torch.Tensor, draws: Sequence[TokenDraw]) -> torch.Tensor:
             torch.tensor(narrow, device=mass_NV.device),
             _nucleus(mass_NV[narrow], bounds),
         )
-    if missing := -mass_NV.shape[1] % _BLOCK:
-        mass_NV = torch.nn.functional.pad(mass_NV, (0, missing))
     blocks_NBW = mass_NV.unflatten(1, (-1, _BLOCK))
     ends_NB = blocks_NBW.sum(dim=-1).double().cumsum(dim=-1)
     uniform_N = ends_NB.new_tensor([draw.uniform for draw in draws])

@@ -140,7 +140,7 @@ def _running(token: str) -> list[int]:
     return found
 
 
-ENGINE = ("/overlay2/", "/containers/", "/run/docker/", "/run/containerd/")
+ENGINE = ("/overlay2/", "/containers/", "/run/docker/", "/run/containerd/", "/kubelet/pods/")
 """Found in the mount points of a container engine, whose other containers come and go."""
 
 

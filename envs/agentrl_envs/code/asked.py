@@ -104,7 +104,7 @@ class AskedProgram:
         return answers
 
     async def close(self) -> None:
-        """End it. Idempotent.
+        """End the program, with all it started. Idempotent.
 
         Raises:
             SandboxError: the sandbox failed.

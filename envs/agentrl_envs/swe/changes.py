@@ -138,7 +138,7 @@ def _counts(task: SweTask, path: str, before: Mapping[str, bytes], gold: frozens
         return False
     if any(part in _NEVER_NAMES or _suffix(part) in _NEVER_SUFFIXES for part in parts):
         return False
-    if path not in before and _shadows(task, path):
+    if path not in before and _shadows(task, path, before):
         return False
     if path in gold:
         # Some libraries keep source in a folder called `test`.
@@ -172,13 +172,18 @@ def _looks_like_test(parts: tuple[str, ...]) -> bool:
     )
 
 
-def _shadows(task: SweTask, path: str) -> bool:
-    """True if a new file would be imported in place of the standard library or the runner."""
+def _shadows(task: SweTask, path: str, before: Mapping[str, bytes]) -> bool:
+    """True if a new file would be imported in place of the standard library or the runner.
+
+    In a package of that name that is there already, as in pytest's own repository, it is not.
+    """
     for root in (".", "src", "lib", *task.python_path):
         prefix = "" if root in (".", "") else f"{root.rstrip('/')}/"
         if path.startswith(prefix):
             top = path[len(prefix) :].split("/")[0].partition(".")[0]
-            if top in sys.stdlib_module_names or top in _RUNNERS:
+            if (top in sys.stdlib_module_names or top in _RUNNERS) and not any(
+                old.startswith((f"{prefix}{top}/", f"{prefix}{top}.py")) for old in before
+            ):
                 return True
     return False
 

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import random
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -21,7 +21,7 @@ from agentrl_envs.swe.changes import Changes
 from agentrl_envs.swe.claims import row_key
 from agentrl_envs.swe.locate import TestIndex, TestLocation
 from agentrl_envs.swe.patches import apply_patch
-from agentrl_envs.swe.proof import Earned, Plan, make_plan
+from agentrl_envs.swe.proof import Earned, ProofPlan, make_plan
 from agentrl_envs.swe.proof.sabotage import sabotage, twin_mark, twin_name
 from agentrl_envs.swe.run_tests import TestRun
 from agentrl_envs.swe.runners import node_ids
@@ -30,9 +30,12 @@ from agentrl_envs.swe.workspace import NewSandbox, Workspace
 
 _MOST_TESTS = 12
 """Test functions of `FAIL_TO_PASS` that values are asked of; one has a dozen cases or more."""
-_SPOT_CHECKS = 3
+_SPOT_CHECKS = 12
+"""Test functions of `PASS_TO_PASS` that values are asked of."""
+_SABOTAGED_SPOTS = 3
+"""Those that are sabotaged where values can be asked of none."""
 _MOST_PLANS = 256
-_PLANS: OrderedDict[str, Plan] = OrderedDict()
+_PLANS: OrderedDict[str, ProofPlan] = OrderedDict()
 """Plans by task: its rollouts share one, and the code of none can reach it."""
 _ASKING: dict[str, asyncio.Lock] = {}
 
@@ -50,17 +53,21 @@ class Doubt(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondLook:
-    """What a second run says of tests that passed in the first."""
+    """The result of a second run for tests that passed in the first."""
 
     doubt: Doubt
     """Of the passes as a whole."""
     unearned: frozenset[str] = frozenset()
     """Names that passed though the code gives too few of their values; they do not count."""
+    proven: bool = False
+    """Whether values show it of a test of `FAIL_TO_PASS`, and not sabotage alone."""
+    provable: bool = False
+    """Whether values can show it of any test of `FAIL_TO_PASS`, whatever passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What a run adds to a tree, and what is asked of it."""
+    """Files that a run adds to a tree, and values it is asked for."""
 
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     """Test files as graded, but changed."""
@@ -105,34 +112,37 @@ class Controls:
         task = self.workspace.task
         index, fixing, keeping = await self._located()
         gold = await self.gold()
-        plan = await self._plan(index, fixing, keeping, gold) if gold else Plan()
+        plan = await self._plan(index, fixing, keeping, gold) if gold else ProofPlan()
         now = {name for name in (*task.FAIL_TO_PASS, *task.PASS_TO_PASS) if passed(name)}
         fixed = _tests(fixing, now)
         kept = _tests(keeping, now) - _tests(fixing, set(fixing))
+        proven = [test for test in fixed if plan.proves(test)]
         # Of a test with cases of which some still fail, values are right in part only.
-        whole = fixed - _tests(fixing, set(fixing) - now)
-        proven = [test for test in whole if plan.proves(test)]
+        cases = Counter(fixing.values())
+        passing = Counter(test for name, test in fixing.items() if name in now)
+        shares = {test: passing[test] / cases[test] for test in proven}
         spots = [test for test in kept if plan.proves(test, kept=True)]
         weak = {name: test for name, test in fixing.items() if name in now and test not in proven}
         if not spots:
             more = [name for name in keeping if name in now]
-            drawn = secrets.SystemRandom().sample(more, min(_SPOT_CHECKS, len(more)))
+            drawn = secrets.SystemRandom().sample(more, min(_SABOTAGED_SPOTS, len(more)))
             weak |= {name: keeping[name] for name in drawn}
         control = _control(index, plan, (*proven, *spots), weak)
+        provable = any(map(plan.proves, set(fixing.values())))
         if not proven and not control.cannot:
-            return SecondLook(doubt=Doubt.UNKNOWN)
+            return SecondLook(doubt=Doubt.UNKNOWN, provable=provable)
         second = await self.run(changes, control)
         impossible = [name for name in control.cannot if second.passed(name)]
         if impossible and gold is None:
             return SecondLook(doubt=Doubt.FORGED)
         lost = [twin for twin in control.twins if not second.passed(twin)]
-        wrong = _wrong(plan, proven, spots, second)
+        wrong = _wrong(plan, shares, spots, second)
         if gold is None or not (impossible or lost or wrong):
-            return SecondLook(doubt=Doubt.NONE)
+            return SecondLook(doubt=Doubt.NONE, proven=bool(proven), provable=provable)
         # Some tests cannot run under another name or twice, some compare what is nearly equal, and
         # some values differ in every run.
         third = await self.run(gold, control)
-        wrong = _wrong(plan.without(third.values), proven, spots, second)
+        wrong = _wrong(plan.without(third.values), shares, spots, second)
         if second.timed_out:
             self.check_speed(third)
         if (
@@ -143,7 +153,9 @@ class Controls:
             return SecondLook(doubt=Doubt.FORGED)
         places = {**keeping, **fixing}
         unearned = frozenset(name for name in now if places.get(name) in wrong)
-        return SecondLook(doubt=Doubt.NONE, unearned=unearned)
+        return SecondLook(
+            doubt=Doubt.NONE, unearned=unearned, proven=bool(proven), provable=provable
+        )
 
     async def gold(self) -> Changes | None:
         """The gold change; None where the row has none that fits."""
@@ -174,7 +186,7 @@ class Controls:
 
     async def _plan(
         self, index: TestIndex, fixing: _Located, keeping: _Located, gold: Changes
-    ) -> Plan:
+    ) -> ProofPlan:
         """The plan of this task, made once in this process."""
         key = row_key(self.workspace)
         try:
@@ -183,12 +195,15 @@ class Controls:
                     draw = secrets.SystemRandom()
                     tests = _drawn(_tests(fixing, set(fixing)), _MOST_TESTS, draw)
                     rest = _tests(keeping, set(keeping)) - set(tests)
-                    tests += _drawn(rest, _SPOT_CHECKS, draw)
+                    # What a change breaks lies mostly near what it mends.
+                    near = {test for test in rest if test.path in {one.path for one in tests}}
+                    tests += _drawn(near, _SPOT_CHECKS // 2, draw)
+                    tests += _drawn(rest - set(tests), _SPOT_CHECKS // 2, draw)
                     made = await make_plan(
                         index.sources, tests, functools.partial(self._probe, gold), draw
                     )
                     if made is None:
-                        return Plan()
+                        return ProofPlan()
                     _PLANS[key] = made
                     while len(_PLANS) > _MOST_PLANS:
                         _PLANS.popitem(last=False)
@@ -224,19 +239,20 @@ def _drawn(tests: set[TestLocation], most: int, draw: random.Random) -> list[Tes
 
 
 def _wrong(
-    plan: Plan, proven: Sequence[TestLocation], spots: Sequence[TestLocation], run: TestRun
+    plan: ProofPlan,
+    proven: Mapping[TestLocation, float],
+    spots: Sequence[TestLocation],
+    run: TestRun,
 ) -> dict[TestLocation, Earned]:
     """Tests of which the values are not those of right code."""
     found = {
-        test: plan.earned(test, run.values, kept=kept)
-        for tests, kept in ((proven, False), (spots, True))
-        for test in tests
-    }
+        test: plan.earned(test, run.values, passing=share) for test, share in proven.items()
+    } | {test: plan.earned(test, run.values, kept=True) for test in spots}
     return {test: earned for test, earned in found.items() if earned is not Earned.ALL}
 
 
 def _control(
-    index: TestIndex, plan: Plan, proven: Sequence[TestLocation], weak: _Located
+    index: TestIndex, plan: ProofPlan, proven: Sequence[TestLocation], weak: _Located
 ) -> Control:
     """Files with the probes of a plan, and with tests that are sabotaged."""
     sources = {path: text for path, text in plan.sources.items() if any(

@@ -44,6 +44,8 @@ class RepairTask(AgentInstance):
             for tasks of another data set. A change that reaches it earns nothing, unless the gold
             change needs more than half of it at that time: then the rollout is dropped.
         python: the interpreter inside the sandbox that runs the judge.
+        unproven: `pay` also believes a repair of a task whose failing tests give no values, by the
+            weaker control alone; `drop` drops its rollouts and names the row. See `env/proven`.
         system_prompt: a Jinja2 template, or the path of one that ends in `.jinja`.
         task_prompt: as `system_prompt`, for the first user message.
     """
@@ -58,11 +60,14 @@ class RepairTask(AgentInstance):
         failed_call_penalty: float = 0.0,
         test_wall_s: float = 0.0,
         python: str = "python3",
+        unproven: Literal["pay", "drop"] = "pay",
         system_prompt: str = "",
         task_prompt: str = "",
     ) -> None:
         if reward not in ("all", "fraction"):
             raise ConfigError(f"RepairTask reward: {choices(reward, ('all', 'fraction'))}")
+        if unproven not in ("pay", "drop"):
+            raise ConfigError(f"RepairTask unproven: {choices(unproven, ('pay', 'drop'))}")
         least = min(max_calls, max_tool_s, idle_turns, test_wall_s)
         if min(least, turn_penalty, failed_call_penalty) < 0:
             raise ConfigError("RepairTask: no argument that is a number may be negative")
@@ -74,6 +79,7 @@ class RepairTask(AgentInstance):
         self.failed_call_penalty = failed_call_penalty
         self.test_wall_s = test_wall_s
         self.python = python
+        self.unproven = unproven
         self._system = PromptTemplate(system_prompt or shipped("system.jinja"), "system_prompt")
         self._task = PromptTemplate(task_prompt or shipped("task.jinja"), "task_prompt")
         if not (turn_penalty or failed_call_penalty):
@@ -132,6 +138,7 @@ class RepairTask(AgentInstance):
             new_sandbox=self.context.new_sandbox,
             wall_s=self.test_wall_s,
             python=self.python,
+            only_proven=self.unproven == "drop",
         )
         return self._final(await grader.grade(sandbox), submitted, spent)
 
@@ -180,6 +187,7 @@ class RepairTask(AgentInstance):
                 "submitted": float(submitted),
                 "budget_spent": float(spent),
                 "controlled": float(verdict.controlled),
+                "proven": float(verdict.proven),
                 "grading_broken": float(verdict.reason is Reason.RUINED),
                 "grading_repeated": float(verdict.repeated),
                 "forged": float(verdict.reason is Reason.FORGED),

@@ -21,10 +21,10 @@ from enum import StrEnum
 
 from agentrl.errors import GraderError, SandboxError
 from agentrl.sandbox import Sandbox
-from agentrl_envs.fault import graded
+from agentrl_envs.fault import ReadOnce, graded
 from agentrl_envs.swe.changes import Changes, source_changes
 from agentrl_envs.swe.claims import Claims, any_ran
-from agentrl_envs.swe.controls import Control, Controls, Doubt
+from agentrl_envs.swe.controls import Control, Controls, Doubt, SecondLook
 from agentrl_envs.swe.final_diff import diff_for_readers
 from agentrl_envs.swe.record import REPO_FOLDER
 from agentrl_envs.swe.run_tests import SPARE_S, TestRun, run_tests
@@ -71,6 +71,9 @@ class RepairVerdict:
     """The run of the real tests."""
     controlled: bool = False
     """Whether passes were looked at a second time."""
+    proven: bool = False
+    """Whether values showed that a test of `FAIL_TO_PASS` is passed by what the code does; where
+    they did not, sabotage did, which can be known by its form."""
     unearned: int = 0
     """Tests that passed, but not by what the code gives; they are not in `fixed` and `kept`."""
     repeated: bool = False
@@ -99,6 +102,8 @@ class RepairGrader:
     """Seconds for one run of the tests; 0 takes ten times what the maker needed, at least 60."""
     python: str = "python3"
     """Runs the judge inside the sandbox."""
+    only_proven: bool = False
+    """Whether passes count only where values show that they are earned."""
 
     async def grade(self, agent: Sandbox) -> RepairVerdict:
         """Judge what the agent left.
@@ -108,7 +113,8 @@ class RepairGrader:
             GraderError: the tests cannot be run even without the agent's change, or the row is no
                 task.
         """
-        found = await graded(lambda: self._grade(agent), lambda: self._untouched(agent))
+        left = ReadOnce(read=lambda: self._changes(agent), sandbox=agent)
+        found = await graded(lambda: self._grade(agent, left), lambda: self._untouched(agent))
         if found.verdict is None:
             return self._verdict(Reason.RUINED, None)
         return dataclasses.replace(found.verdict, repeated=found.repeated)
@@ -122,8 +128,8 @@ class RepairGrader:
             await fresh.close()
         await self._run(agent, Changes(written={}))
 
-    async def _grade(self, agent: Sandbox) -> RepairVerdict:
-        changes = await self._changes(agent)
+    async def _grade(self, agent: Sandbox, left: ReadOnce[Changes | None]) -> RepairVerdict:
+        changes = await left.get()
         if changes is None or changes.too_large:
             return self._verdict(Reason.UNREADABLE, changes)
         if not changes:
@@ -150,14 +156,31 @@ class RepairGrader:
             look = await controls.second_look(changes, run.passed)
             if look.doubt is Doubt.FORGED:
                 return self._verdict(Reason.FORGED, changes)
+            if self.only_proven and not look.proven:
+                return self._unproven(changes, look)
             verdict = dataclasses.replace(
                 self._verdict(Reason.GRADED, changes, run, expected, look.unearned),
                 controlled=look.doubt is Doubt.NONE,
+                proven=look.proven,
                 unearned=len(look.unearned),
             )
         elif not any_ran(run, self.workspace.task.FAIL_TO_PASS):
             await claims.must_run()
         return verdict
+
+    def _unproven(self, changes: Changes, look: SecondLook) -> RepairVerdict:
+        """The verdict on passes that may be forged: nothing, if the task has some that cannot be.
+
+        Raises:
+            GraderError: it has none.
+        """
+        if look.provable:
+            return self._verdict(Reason.FORGED, changes)
+        raise GraderError(
+            f"task {self.workspace.task.instance_id!r}: none of its FAIL_TO_PASS tests gives values"
+            " that would show that a pass is earned, or the row has no gold change; leave the row "
+            "out, or set unproven to 'pay' in the arguments of the environment"
+        )
 
     def _verdict(
         self,
@@ -213,11 +236,9 @@ class RepairGrader:
             return await run_tests(
                 sandbox,
                 command=task.test_command,
-                names=(
-                    *task.FAIL_TO_PASS,
-                    *task.PASS_TO_PASS,
-                    *control.cannot,
-                    *control.twins,
+                # Sorted: in a control the order would say which tests cannot pass.
+                names=sorted(
+                    {*task.FAIL_TO_PASS, *task.PASS_TO_PASS, *control.cannot, *control.twins}
                 ),
                 cwd=REPO_FOLDER,
                 env=task.variables(root, environment),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import re
 import tempfile
@@ -25,7 +26,7 @@ from agentrl.env import Observation, Solution, StepResult
 from agentrl.errors import DataError, GraderError, SandboxError
 from agentrl.sandbox import Sandbox, SandboxLimits, SandboxSpec
 from agentrl.types import Message, Task
-from agentrl_envs.fault import graded
+from agentrl_envs.fault import ReadOnce, graded
 from agentrl_envs.swe.env import RepairTask
 from agentrl_envs.swe.gold import script_solution
 from agentrl_envs.swe.record import REPO_FOLDER
@@ -125,7 +126,8 @@ class HarborTask(RepairTask):
 
     async def _judge(self, sandbox: Sandbox, submitted: bool, spent: bool) -> StepResult:
         try:
-            found = await graded(lambda: self._score(sandbox), self._untouched)
+            left = ReadOnce(read=lambda: _left(sandbox), sandbox=sandbox)
+            found = await graded(lambda: self._score(left, sandbox.limits), self._untouched)
         except _NoScore as error:
             raise GraderError(str(error)) from error
         score = min(1.0, max(0.0, found.verdict or 0.0))
@@ -154,16 +156,11 @@ class HarborTask(RepairTask):
             await fresh.close()
         await self._tested(left, fresh.limits)
 
-    async def _score(self, agent: Sandbox) -> float:
-        try:
-            left = await agent.download(REPO_FOLDER, max_bytes=_MAX_BYTES)
-        except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
-            return 0.0  # the agent's doing: nothing else has been in this sandbox
-        except OSError as error:
-            raise SandboxError(f"the agent's folder cannot be read: {error}") from error
-        if len(left) > _MAX_FILES:
-            return 0.0
-        return await self._tested(left, agent.limits)
+    async def _score(
+        self, left: ReadOnce[Mapping[str, bytes] | None], limits: SandboxLimits
+    ) -> float:
+        files = await left.get()
+        return 0.0 if files is None else await self._tested(files, limits)
 
     async def _tested(self, left: Mapping[str, bytes], limits: SandboxLimits) -> float:
         """The score of a folder."""
@@ -204,6 +201,17 @@ class HarborTask(RepairTask):
             await fresh.close()
 
 
+async def _left(agent: Sandbox) -> Mapping[str, bytes] | None:
+    """The agent's folder; None if it is not one that can be graded, which is the agent's doing."""
+    try:
+        found = await agent.download(REPO_FOLDER, max_bytes=_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
+        return None  # nothing else has been in this sandbox
+    except OSError as error:
+        raise SandboxError(f"the agent's folder cannot be read: {error}") from error
+    return None if len(found) > _MAX_FILES else found
+
+
 class _NoScore(SandboxError):
     """The tests ended without a score: the doing of the agent, if they give one without it."""
 
@@ -219,11 +227,25 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 async def _lay_out(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
+    """Put files into a sandbox.
+
+    Raises:
+        SandboxError: they do not fit, or a name is too long; the control says whose doing that is.
+        OSError: this machine has no space left.
+    """
     with tempfile.TemporaryDirectory(prefix="agentrl-harbor-") as folder:
-        # In a thread: as many files as an agent likes to make.
-        await asyncio.to_thread(_write, Path(folder), files)
-        for top in sorted({name.split("/")[0] for name in files}):
-            await sandbox.upload(Path(folder) / top, top)
+        try:
+            # In a thread: as many files as an agent likes to make.
+            await asyncio.to_thread(_write, Path(folder), files)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
+            raise SandboxError(f"the agent's folder cannot be written: {error}") from error
+        try:
+            for top in sorted({name.split("/")[0] for name in files}):
+                await sandbox.upload(Path(folder) / top, top)
+        except OSError as error:
+            raise SandboxError(f"the agent's folder does not fit: {error}") from error
 
 
 async def _reward(sandbox: Sandbox) -> float | None:

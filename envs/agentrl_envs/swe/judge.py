@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -123,8 +124,14 @@ class LogReports(Reports):
     """
 
     def __init__(self, kind):
+        """Read the output of `django` or `sympy`, or find results by patterns, JSON by state."""
         super().__init__()
-        self._line = {"django": self._django, "sympy": self._sympy}[kind]
+        if kind.startswith("{"):
+            found = json.loads(kind).items()
+            self._patterns = [(state, re.compile(text)) for state, text in found]
+            self._line = self._by_pattern
+        else:
+            self._line = {"django": self._django, "sympy": self._sympy}[kind]
         self._printed = b""
         self._before = None
 
@@ -139,6 +146,13 @@ class LogReports(Reports):
         old = self.state.get(name)
         if old is None or _RANK[state] > _RANK[old]:
             self.state[name] = state
+
+    def _by_pattern(self, line):
+        for state, pattern in self._patterns:
+            match = pattern.search(line)
+            if match and match["name"]:
+                self.hello = True
+                self._ended(match["name"], state)
 
     def _django(self, line):
         if line.startswith(("Testing against Django", "Ran ")):

@@ -23,33 +23,52 @@ from agentrl.types import Task
 from agentrl_envs.swe.changes import patched_files
 from agentrl_envs.swe.record import SweTask, read_tasks
 from agentrl_envs.swe.rows import absolute, read_rows
-from agentrl_envs.swe.runners import PYTEST, runner_of
+from agentrl_envs.swe.runners import (
+    PYTEST,
+    RunnersByRepo,
+    UnsupportedRow,
+    check_runners,
+    runner_of,
+)
 
 logger = logging.getLogger(__name__)
 
 
-def swe_tasks(path: str, split: str = "train", base_dir: Path | None = None) -> Iterator[Task]:
+def swe_tasks(
+    path: str, split: str = "train", base_dir: Path | None = None,
+    levels: Sequence[int] | None = None, kinds: Sequence[str] | None = None,
+) -> Iterator[Task]:  # fmt: skip
     """Tasks made by `agentrl tasks make swe`: the folder it wrote.
 
     Args:
         path: the folder, or its `tasks.jsonl`.
         split: `train` or `test`; no library is in both. `all` takes both.
         base_dir: where a relative `path` starts.
+        levels: only tasks of these levels, 0 to 4, see `make/difficulty.py`; None takes all.
+        kinds: only tasks of these kinds, such as `several`; None takes all.
 
     Raises:
-        DataError: no such file, a broken row, or no task of this split.
+        DataError: no such file, a broken row, or no task of this split, these levels and kinds.
     """
     file = absolute(path, base_dir)
     folder = file if file.is_dir() else file.parent
-    seen: set[str] = set()
+    seen: dict[str, set[object]] = {"splits": set(), "levels": set(), "kinds": set()}
     found = False
     for record in read_tasks(file):
-        seen.add(record.split)
-        if split in (record.split, "all"):
+        level = int(record.figures.get("level", 0))
+        for name, value in (("splits", record.split), ("levels", level), ("kinds", record.kind)):
+            seen[name].add(value)
+        if split not in (record.split, "all"):
+            continue
+        if (levels is None or level in levels) and (kinds is None or record.kind in kinds):
             found = True
             yield _task(record, record.split, {"folder": str(folder.resolve())})
     if not found:
-        raise DataError(f"{file}: no tasks of split {split!r}; splits here: {sorted(seen)}")
+        asked = [f"split {split!r}"]
+        asked += [] if levels is None else [f"levels {list(levels)}"]
+        asked += [] if kinds is None else [f"kinds {list(kinds)}"]
+        here = ", ".join(f"{name} here: {sorted(map(str, there))}" for name, there in seen.items())
+        raise DataError(f"{file}: no tasks of {', '.join(asked)}; {here}")
 
 
 def swe_bench(
@@ -59,6 +78,7 @@ def swe_bench(
     image: str = "swebench/sweb.eval.x86_64.{id}:latest",
     separator: str = "_1776_",
     skip_unsupported: bool = False,
+    runners: RunnersByRepo | None = None,
 ) -> Iterator[Task]:
     """SWE-bench, Lite, Verified, and others with its columns (SWE-rebench, nemotron).
 
@@ -70,17 +90,20 @@ def swe_bench(
             `docker_image` or `image` of the row comes first.
         separator: what stands for `__` of the instance id in the name of an image.
         skip_unsupported: leave out rows that cannot be played here, and say how many and why.
+        runners: by repository, how its tests are run and their results are read; see `runners`.
 
     Raises:
-        DataError: no such file, or a row that cannot be played; names the row and the column.
+        DataError: no such file, a row that cannot be played, or a runner that says nothing of use;
+            names the row and the column, or the repository and the key.
     """
+    check_runners(runners or {})
 
     def made(where: str, row: Mapping[str, Any]) -> Task:
         record = SweTask.from_row(row, where)
         named = _image_column(row) or image.replace(
             "{id}", record.instance_id.lower().replace("__", separator)
         )
-        return _task(_in_image(record, named, where), split, {})
+        return _task(_in_image(record, named, where, runners or {}), split, {})
 
     return _made(read_rows(absolute(path, base_dir), split), made, path, skip_unsupported)
 
@@ -90,10 +113,11 @@ def swe_gym(
     split: str = "train",
     base_dir: Path | None = None,
     skip_unsupported: bool = False,
+    runners: RunnersByRepo | None = None,
 ) -> Iterator[Task]:
     """SWE-Gym (https://arxiv.org/abs/2412.21139), full or Lite; arguments as `swe_bench`."""
     image = "xingyaoww/sweb.eval.x86_64.{id}:latest"
-    return swe_bench(path, split, base_dir, image, "_s_", skip_unsupported)
+    return swe_bench(path, split, base_dir, image, "_s_", skip_unsupported, runners)
 
 
 def swe_smith(
@@ -101,6 +125,7 @@ def swe_smith(
     split: str = "train",
     base_dir: Path | None = None,
     skip_unsupported: bool = False,
+    runners: RunnersByRepo | None = None,
 ) -> Iterator[Task]:
     """SWE-smith (https://arxiv.org/abs/2504.21798): its `patch` makes the bug.
 
@@ -109,10 +134,12 @@ def swe_smith(
         split: as for `swe_bench`.
         base_dir: as for `swe_bench`.
         skip_unsupported: as for `swe_bench`.
+        runners: as for `swe_bench`.
 
     Raises:
         DataError: as for `swe_bench`; also a row without a problem statement.
     """
+    check_runners(runners or {})
 
     def made(where: str, row: Mapping[str, Any]) -> Task:
         _need(row, ("instance_id", "repo", "patch", "problem_statement", "image_name"), where)
@@ -123,7 +150,8 @@ def swe_smith(
         values = {**row, "base_commit": row.get("base_commit") or commit, "patch": reverse(bug)}
         record = SweTask.from_row(values, where)
         workspace = {"setup_patch": bug}
-        return _task(_in_image(record, str(row["image_name"]), where), split, workspace)
+        made = _in_image(record, str(row["image_name"]), where, runners or {})
+        return _task(made, split, workspace)
 
     return _made(read_rows(absolute(path, base_dir), split), made, path, skip_unsupported)
 
@@ -193,17 +221,18 @@ def _made(
         except DataError as error:
             if not skip:
                 raise
-            reason = f"{row.get('repo') or 'row'}: {type(error).__name__}"
+            what = "its tests cannot be run" if isinstance(error, UnsupportedRow) else "no task"
+            reason = f"{row.get('repo') or 'a row'} ({what})"
             left_out[reason] += 1
             first.setdefault(reason, str(error))
             continue
         count += 1
         yield task
     if left_out:
-        reasons = "; ".join(
-            f"{n} x {why}, such as {first[why]}" for why, n in left_out.most_common()
+        reasons = "".join(
+            f"\n  {n} of {why}, such as {first[why]}" for why, n in left_out.most_common()
         )
-        words = f"{path}: {left_out.total()} of {left_out.total() + count} rows left out: {reasons}"
+        words = f"{path}: {left_out.total()} of {left_out.total() + count} rows left out:{reasons}"
         if not count:
             raise DataError(words)
         logger.warning("%s", words)
@@ -248,21 +277,25 @@ def _swapped_name(line: str) -> str:
 
 
 def _task(record: SweTask, split: str, workspace: Mapping[str, Any]) -> Task:
+    row = record.to_row()
+    # Not of the label: a task whose solve rate was written down is still the same task.
+    figures = {name: int(n) if n == int(n) else n for name, n in row.pop("figures").items()}
     return Task(
         id=record.instance_id,
         prompt=record.problem_statement,
-        label={**record.to_row(), "workspace": dict(workspace)},
-        metadata={"repo": record.repo, "kind": record.kind, "operator": record.operator},
+        label={**row, "workspace": dict(workspace)},
+        metadata={"repo": record.repo, "kind": record.kind, "operator": record.operator,
+                  "style": record.style, **figures},
         split=split,
-    )
+    )  # fmt: skip
 
 
-def _in_image(record: SweTask, image: str, where: str) -> SweTask:
+def _in_image(record: SweTask, image: str, where: str, runners: RunnersByRepo) -> SweTask:
     """A row of the SWE-bench family with what our environment has to know beside its columns."""
     names = (*record.FAIL_TO_PASS, *record.PASS_TO_PASS)
     tests = tuple(dict.fromkeys(name.partition("::")[0] for name in names if "::" in name))
     changed = tuple(name for name in patched_files(record.test_patch) if name.endswith(".py"))
-    runner = runner_of(record, changed, where)
+    runner = runner_of(record, changed, where, runners)
     return dataclasses.replace(
         record,
         image=image,

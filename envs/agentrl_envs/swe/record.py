@@ -90,9 +90,18 @@ class SweTask:
     """Version of Python that it was validated with."""
 
     kind: str = ""
-    """`procedural` or `releases`."""
+    """`procedural`, `several`, `removed` or `releases`."""
     operator: str = ""
-    """Which operator made a procedural bug."""
+    """Which operator put the bug in; of several those of all, joined by `+`."""
+    style: str = ""
+    """`tests` where the text names the failing tests, `natural` where it is a user's report and
+    the tests are hidden; empty in rows of other data sets."""
+    parts: tuple[str, ...] = ()
+    """Of a bug with several sites, for each of them the patch that mends all others and not it."""
+    figures: Mapping[str, float] = field(default_factory=dict[str, float])
+    """How hard the task is, see `make/difficulty.py`: `level`, `sites`, `files`, `failing_tests`,
+    `failing_share`, `fix_lines`, `depth` where it was measured, and `solve_rate` with
+    `solve_rollouts` where `agentrl tasks levels --rates` has written them."""
     source_file: str = ""
     """The file with the bug; of a release pair the first."""
     split: str = "train"
@@ -170,13 +179,18 @@ def _value(name: str, kind: Any, value: Any, where: str) -> Any:
         and all(isinstance(v, str) for v in value)
     ):
         return tuple(value)
+    if kind is _NUMBERS and isinstance(value, Mapping):
+        if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value.values()):
+            return {str(key): float(item) for key, item in value.items()}
+        raise DataError(f"{where}: {name} is {ascii(value)[:80]}; expected numbers by name")
     if kind is Mapping and isinstance(value, Mapping):
         return {str(key): str(item) for key, item in value.items()}
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if kind is str and isinstance(value, str):
         return value
-    expected = {tuple: "a list of strings", Mapping: "an object", float: "a number", str: "text"}
+    expected = {tuple: "a list of strings", Mapping: "an object", float: "a number", str: "text",
+                _NUMBERS: "an object with numbers"}  # fmt: skip
     raise DataError(
         f"{where}: {name} is {type(value).__name__} {ascii(value)[:80]}; expected {expected[kind]}"
     )
@@ -184,9 +198,13 @@ def _value(name: str, kind: Any, value: Any, where: str) -> Any:
 
 def _kind(hint: Any) -> Any:
     origin = typing.get_origin(hint) or hint
+    if typing.get_args(hint)[1:] == (float,):
+        return _NUMBERS
     return origin if origin in (tuple, str, float) else Mapping
 
 
+_NUMBERS = object()
+"""Stands for an object whose values are numbers."""
 _TYPES: Mapping[str, Any] = types.MappingProxyType(
     {name: _kind(hint) for name, hint in typing.get_type_hints(SweTask).items()}
 )

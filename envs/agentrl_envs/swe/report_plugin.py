@@ -30,7 +30,7 @@ _DEEPEST, _LONGEST, _MOST = 12, 1 << 20, 8
 with open(os.path.join(os.path.dirname(__file__), "agentrl_only.json")) as _file:  # noqa: PTH118, PTH120, PTH123
     _ONLY = frozenset(json.load(_file))
 _VARIANT, _VARIANT_S = re.compile(r"_v\d+$"), 3.0
-_now = [""]
+_now = ["", ""]
 _cases = {}
 _counts = {}
 
@@ -61,8 +61,9 @@ def pytest_collection_modifyitems(items):
 @_hook(tryfirst=True)
 def pytest_runtest_setup(item):
     """Remember which test runs now."""
-    _now[0] = item.nodeid
-    if _ONLY and _VARIANT.search(item.name.partition("[")[0]):
+    name = item.name.partition("[")[0]
+    _now[:] = item.nodeid, _sha256(name.encode()).hexdigest()[:6]
+    if _ONLY and _VARIANT.search(name):
         # Inputs that were drawn may have no end.
         _alarm(_VARIANT_S)
 
@@ -93,7 +94,12 @@ def pytest_runtest_logreport(report):
 
 
 def value(probe, given):
-    """Say what the tested code gave at a probe: of plain data a digest, of an object its text."""
+    """Say what the tested code gave at a probe: of plain data a digest, of an object its text.
+
+    A probe that ends in `-` lies in a function that several tests call.
+    """
+    if probe.endswith("-"):
+        probe += _now[1]
     cases = _cases.setdefault(probe, {})
     case = cases.setdefault(_now[0], len(cases))
     number = _counts[probe, case] = _counts.get((probe, case), 0) + 1

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
-
-from agentrl.errors import ConfigError, EnvError
+from agentrl.errors import EnvError
+from agentrl_envs.served_model import ServedModel
 from agentrl_envs.tau2.tasks import package_data
 
 _GREETING = "Hi! How can I help you today?"
 _ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
-_TRIES = 3
 _TIMEOUT_S = 50.0
 
 
@@ -97,16 +93,10 @@ class ServedUser(User):
                 "content": f"{guidelines.read_text('utf-8')}\n\n<scenario>\n{lines}\n</scenario>",
             }
         ]
-        self._url = f"{url.rstrip('/')}/chat/completions"
-        self._body = {"model": model, "temperature": temperature, "seed": seed % 2**31}
-        self._headers: dict[str, str] = {}
-        if api_key_env:
-            if not os.environ.get(api_key_env):
-                raise ConfigError(
-                    f"Tau2Task user_api_key_env: the environment variable {api_key_env!r} is not "
-                    "set; export it, or leave the setting empty for a server without keys"
-                )
-            self._headers["Authorization"] = f"Bearer {os.environ[api_key_env]}"
+        self._model = ServedModel(
+            url=url, model=model, api_key_env=api_key_env, temperature=temperature, seed=seed,
+            timeout_s=_TIMEOUT_S, setting="Tau2Task user_api_key_env",
+        )  # fmt: skip
 
     async def reply(self, said: str, *, acted: bool) -> str | None:
         """The next message; see `User.reply`."""
@@ -119,33 +109,10 @@ class ServedUser(User):
         return text
 
     async def _completion(self) -> str:
-        failures: list[str] = []
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                for attempt in range(_TRIES):
-                    if attempt:
-                        await asyncio.sleep(0.5 * 2**attempt)
-                    try:
-                        return await self._post()
-                    except (aiohttp.ClientError, ValueError, KeyError, TypeError) as error:
-                        failures.append(f"{type(error).__name__}: {error}")
-        except TimeoutError:
-            failures.append(f"no answer in {_TIMEOUT_S:g} s")
-        raise EnvError(
-            f"the model that plays the user at {self._url} could not be asked: "
-            f"{'; '.join(failures)}. Check user_url (it ends in /v1 as a rule) and user_model"
-        )
-
-    async def _post(self) -> str:
-        body = {**self._body, "messages": self._messages}
-        async with (
-            aiohttp.ClientSession(headers=self._headers) as session,
-            session.post(self._url, json=body) as response,
-        ):
-            if response.status != 200:
-                raise ValueError(f"status {response.status}: {(await response.text())[:200]}")
-            answer = await response.json(content_type=None)
-        text = answer["choices"][0]["message"]["content"]
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError("the answer has no text")
-        return text
+            return await self._model.complete(self._messages)
+        except EnvError as error:
+            raise EnvError(
+                f"the model that plays the user at {self._model.url} could not be asked: {error}. "
+                "Check user_url (it ends in /v1 as a rule) and user_model"
+            ) from error

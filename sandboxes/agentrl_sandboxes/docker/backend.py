@@ -17,7 +17,6 @@ from agentrl_sandboxes.docker.client import OWN_IMAGE, Client, PinnedImage
 from agentrl_sandboxes.docker.containers import NoProgram, RunningContainer, start_container
 from agentrl_sandboxes.docker.guest_config import guest_config
 from agentrl_sandboxes.docker.hardening import Container
-from agentrl_sandboxes.docker.leases import labels
 from agentrl_sandboxes.docker.supervisor_volume import ROOT, fill_volume, volume_mount
 from agentrl_sandboxes.docker.sweep import sweep
 from agentrl_sandboxes.host.channel import Channel, config_frame
@@ -28,6 +27,7 @@ from agentrl_sandboxes.host.interpreter import (
     packed_interpreter,
 )
 from agentrl_sandboxes.host.layout import check_extra
+from agentrl_sandboxes.host.leases import labels
 from agentrl_sandboxes.host.supervised import Started, SupervisedBackend
 
 logger = logging.getLogger(__name__)

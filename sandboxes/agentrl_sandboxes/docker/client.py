@@ -61,8 +61,9 @@ def _remedy(name: str) -> str:
     if name.partition(":")[0] == OWN_IMAGE:
         return f"make it with `agentrl sandbox image build --name {name}`"
     return (
-        f"fetch it with `docker pull {name}`, or build it from the Dockerfile of the data set or "
-        "project that names it. `agentrl sandbox image build` makes a plain image with Python, "
+        f"fetch it with `docker pull {name}` (all images of a data set with `agentrl tasks images "
+        "RUN_FILE --pull`), or build it from the Dockerfile of the data set or project that names "
+        "it. `agentrl sandbox image build` makes a plain image with Python, "
         f"which holds nothing of {name!r}: use that under a name of its own"
     )
 

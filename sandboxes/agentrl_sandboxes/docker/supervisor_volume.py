@@ -21,8 +21,8 @@ from agentrl.sandbox import SandboxLimits
 from agentrl_sandboxes.docker.client import Client, PinnedImage
 from agentrl_sandboxes.docker.containers import remove
 from agentrl_sandboxes.docker.failures import CONFLICT, MISSING
-from agentrl_sandboxes.docker.leases import is_over, labels
 from agentrl_sandboxes.host.interpreter import START, PackedInterpreter
+from agentrl_sandboxes.host.leases import is_over, labels
 
 if TYPE_CHECKING:
     from aiodocker import Docker

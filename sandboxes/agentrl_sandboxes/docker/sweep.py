@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_sandboxes.docker.client import Client
 from agentrl_sandboxes.docker.containers import remove
-from agentrl_sandboxes.docker.leases import OWNER, is_over
+from agentrl_sandboxes.host.leases import OWNER, is_over
 
 if TYPE_CHECKING:
     from aiodocker.containers import DockerContainer

@@ -65,10 +65,12 @@ Not, for example, that to the machine below a virtual one (vsock)."""
 MAP_SHARED_ANONYMOUS = 0x21
 SOL_SOCKET, SO_SNDBUF, SO_RCVBUF = 1, 7, 8
 
-SHARED, IPC = "shared", "ipc"
+SHARED, IPC, INET = "shared", "ipc", "inet"
 UNCOUNTED = (SHARED, IPC)
 """What is forbidden only where nobody could count it, or remove it: shared memory without a file
-and larger buffers of sockets; objects of System V."""
+and larger buffers of sockets; objects of System V. `INET` forbids sockets of the internet, loopback
+with them, where no namespace keeps the network away."""
+INTERNET = (2, 10)
 IPC_CALLS = {
     # shmget, semget, msgget
     0xC000003E: (29, 64, 68),
@@ -99,7 +101,11 @@ def rules(architecture: int, uncounted: Collection[str]) -> list[tuple[int, list
         *(ask(number, 0, SUPERVISOR, FAIL | errno.EPERM) for number in of_a_process),
         ask(setpriority, 0, PRIO_USER, FAIL | errno.EPERM),
         ask(setpriority, 1, SUPERVISOR, FAIL | errno.EPERM),
-        *(ask(socket, 0, family, ALLOW) for family in FAMILIES),
+        *(
+            ask(socket, 0, family, ALLOW)
+            for family in FAMILIES
+            if INET not in uncounted or family not in INTERNET
+        ),
         (socket, [], FAIL | errno.EAFNOSUPPORT),
     ]
     if SHARED in uncounted:

@@ -41,7 +41,7 @@ class LimitWatch:
         self.places: list[str] = [self.base, *config["places"]] if config["places"] else []
         # Also where there is a cgroup: one of version 1 counts buffers of TCP on their own.
         self.sockets = held.SocketWatch() if config["own_namespaces"] else None
-        self.tmpfs: str = self.base if config["inodes"] else ""
+        self.tmpfs: list[str] = [self.base, *config["places"]] if config["inodes"] else []
         self.most_inodes: int = config["inodes"]
         self.cgroup = next((f for f in CGROUP_FILES if config["cgroup"] and read_text(f[0])), None)
         self.oom_file = next((path for path in OOM_FILES if "oom_kill " in read_text(path)), "")
@@ -54,6 +54,7 @@ class LimitWatch:
         self.next_look = 0.0
         self.next_disk_look = 0.0
         self.disk_seen = 0
+        self.files_seen = 0
 
     def look(self, now: float, commands: list[Command]) -> None:
         """Check memory, processes and disk; end what is too large."""
@@ -85,9 +86,7 @@ class LimitWatch:
             max(running, key=lambda c: used[c.ident]).kill(wire.OOM)
             # What it has left would outlive it.
             self.remove_ipc()
-        if running and self.tmpfs and held.inodes(self.tmpfs) > self.most_inodes:
-            for command in running:
-                command.kill(wire.DISK)
+        self.look_at_files(running)
         # One process fills memory at some 4 GB/s at most, so a look can wait until it could have
         # run out; many together are faster.
         gap = min(0.25, max(0.01, min(left / 4e9, room / 2e10)))
@@ -115,6 +114,13 @@ class LimitWatch:
         if self.knows_ipc and any(held.ipc_bytes(self.creator)):
             for kind in reset.IPC:
                 reset.remove_ipc(kind, self.creator)
+
+    def look_at_files(self, running: list[Command]) -> None:
+        """End commands that make files where there are too many; see `look_at_disk`."""
+        files = sum(map(held.inodes, self.tmpfs))
+        for command in running if files > max(self.most_inodes, self.files_seen) else ():
+            command.kill(wire.DISK)
+        self.files_seen = files
 
     def look_at_disk(self, running: list[Command]) -> float:
         """End commands that write to a disk that is full; one that frees it may go on.

@@ -73,6 +73,8 @@ def clean(config: dict[str, Any], modes: dict[str, int]) -> None:
             os.chmod(path, mode)
         if os.stat(path).st_uid == os.getuid():
             os.utime(path)
+    for path in config["files"]:
+        os.truncate(path, 0)
     for path in modes:
         for left in left_in(path, keep):
             raise OSError(errno.EBUSY, f"{left} cannot be removed")

@@ -27,6 +27,7 @@ from agentrl_sandboxes.guest.limits import LimitWatch
 from agentrl_sandboxes.guest.link import Link
 from agentrl_sandboxes.guest.processes import SIGKILL, children, kill_below, send_signal
 from agentrl_sandboxes.guest.program import PR_SET_CHILD_SUBREAPER, libc
+from agentrl_sandboxes.guest.report import surroundings
 from agentrl_sandboxes.guest.session import Session
 
 TYPE_CHECKING = False
@@ -65,7 +66,8 @@ class GuestSupervisor:
 
     def run(self) -> None:
         """Serve until stdin ends, or for as long as a sandbox may live."""
-        self.send(wire.READY, 0, b"")
+        told = marshal.dumps(surroundings(), 2) if self.config["tell"] else b""
+        self.send(wire.READY, 0, told)
         while True:
             for fd, _ in self.poll.poll(self.wait_s()):
                 if fd == self.link.in_fd:
@@ -186,8 +188,10 @@ class GuestSupervisor:
             command = Command(ident, request, self.limits.limits["output"])
         else:
             command = Session(ident, request, self.poll, self.send)
-        if not self.commands and (self.config["watch"] or self.config["places"]):
-            self.limits.look_at_disk([])
+        if not self.commands:
+            self.limits.look_at_files([])
+            if self.config["watch"] or self.config["places"]:
+                self.limits.look_at_disk([])
         command.oom_kills = self.limits.oom_kills()
         pipes: dict[str, tuple[int, int]] = {}
         try:
@@ -315,7 +319,7 @@ class GuestSupervisor:
                 self.send(wire.FAILED, command.ident, code + b"the sandbox was reset")
             self.finish(command)
         reset.clean(self.config, self.modes)
-        self.limits.disk_seen = 0
+        self.limits.disk_seen = self.limits.files_seen = 0
         self.over_at = time.monotonic() + self.config["lifetime"]
 
     def end(self) -> None:
@@ -336,13 +340,14 @@ def main(config: dict[str, Any]) -> None:
         config: `limits` (memory, processes, output, disk, open_files), `lifetime` (seconds),
             `base` (writable root), `places` (file systems beside it that can be written to),
             `own_namespaces` (network and System V objects are those of this sandbox alone),
-            `keep` (what is mounted in these and is not the program's), `workdir`, `program_uid`
+            `keep` (what is mounted in these and is not the program's), `files` (single ones that
+            can be written to), `tell` (say what is here, see `report`), `workdir`, `program_uid`
             (None: that of the supervisor), `other_processes` (those of the same user that
             RLIMIT_NPROC would count), `watch` (count disk and processes because the kernel does
             not), `cgroup` (that of `/sys/fs/cgroup` is ours alone), `group` (open files of one that
-            the host has made for us, or None), `inodes` (how many the tmpfs at `base` may have; 0:
-            it is none), `nice` (of programs), `remove` (delete `base` at the end), `oom_fd` (our
-            `oom_score_adj`, open).
+            the host has made for us, or None), `inodes` (how many the tmpfs at `base` and `places`
+            may have; 0: nobody counts), `nice` (of programs), `remove` (delete `base` at the
+            end), `oom_fd` (our `oom_score_adj`, open).
     """
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Forks share pages with us until someone writes; the collector would write to all of them.

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import marshal
 import struct
+import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -18,9 +19,10 @@ from typing import Any, Protocol
 from agentrl.errors import SandboxError
 from agentrl_sandboxes.guest import wire
 
+GUEST = "agentrl_sandboxes.guest"
 MODULES = (
     *("wire", "capture", "processes", "files", "trees", "disk", "reset", "held"),
-    *("program", "command", "session", "limits", "link", "supervisor", "filter", "stage"),
+    *("program", "command", "session", "limits", "link", "report", "supervisor", "filter", "stage"),
 )
 """What runs inside, in the order of their imports."""
 
@@ -43,7 +45,67 @@ sys.modules[config["entry"]].main(config)
 """Run as `python3 -I -S -c BOOT`: takes the modules from the first frame, so that no file of ours
 has to be visible where it runs."""
 
+PORTABLE_BOOT = """
+import marshal, os, select, sys
+def take(size):
+    data = b""
+    while len(data) < size:
+        chunk = os.read(0, size - len(data))
+        if not chunk:
+            sys.exit(1)
+        data += chunk
+    return data
+if not select.select([0], [], [], %d)[0]:
+    sys.exit("nobody has attached")
+if sys.version_info < (3, 9):
+    sys.exit("its python3 is %%d.%%d, expected 3.9 or newer" %% sys.version_info[:2])
+config = marshal.loads(take(int.from_bytes(take(9)[:4], "big")))
+same = config.pop("version") == [sys.implementation.name, *sys.version_info[:2]]
+for name, text, code in config.pop("modules"):
+    sys.modules[name] = type(sys)(name)
+    exec(marshal.loads(code) if same else compile(text, "<%%s>" %% name, "exec"),
+         sys.modules[name].__dict__)
+sys.modules[config["entry"]].main(config)
+"""
+"""As `BOOT`, for any Python: takes the modules compiled where it is of our version, else as text.
+Ends if nobody speaks to it for so many seconds, because nobody may be left who would."""
+
+_VERSION = (sys.implementation.name, *sys.version_info[:2])
+
 MAX_ANSWER = 2**30
+
+
+class ByteSource(Protocol):
+    """The stream that frames come from; an `asyncio.StreamReader` is one."""
+
+    async def readexactly(self, n: int, /) -> bytes:
+        """The next `n` bytes.
+
+        Raises:
+            OSError: the other side has gone; says why.
+            asyncio.IncompleteReadError: it has ended.
+        """
+        ...
+
+
+class ByteSink(Protocol):
+    """The stream that frames go to; an `asyncio.StreamWriter` is one."""
+
+    def write(self, data: bytes, /) -> None:
+        """Send bytes, now or soon."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until more may be written.
+
+        Raises:
+            OSError: the other side has gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """End of file for the other side."""
+        ...
 
 
 class Sink(Protocol):
@@ -65,13 +127,26 @@ class Sink(Protocol):
 @cache
 def guest_modules() -> list[tuple[str, Any]]:
     """Names and compiled code of the guest, in the order of their imports."""
-    package = "agentrl_sandboxes.guest"
-    found: list[tuple[str, Any]] = [("agentrl_sandboxes", ""), (package, "")]
+    found: list[tuple[str, Any]] = [("agentrl_sandboxes", ""), (GUEST, "")]
     for name in MODULES:
-        text = resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")
-        code = compile(text, f"<{name}>", "exec", dont_inherit=True)
-        found.append((f"{package}.{name}", code))
+        code = compile(_source(name), f"<{name}>", "exec", dont_inherit=True)
+        found.append((f"{GUEST}.{name}", code))
     return found
+
+
+@cache
+def _portable_modules() -> list[tuple[str, str, bytes]]:
+    """Names, source texts and marshalled code of the guest, in the order of their imports."""
+    empty = marshal.dumps(compile("", "<>", "exec"))
+    texts = {f"{GUEST}.{name}": _source(name) for name in MODULES}
+    return [
+        (name, texts.get(name, ""), marshal.dumps(code) if code else empty)
+        for name, code in guest_modules()
+    ]
+
+
+def _source(name: str) -> str:
+    return resources.files(GUEST).joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 
 def config_frame(config: Mapping[str, Any]) -> bytes:
@@ -81,10 +156,21 @@ def config_frame(config: Mapping[str, Any]) -> bytes:
     return wire.HEAD.pack(len(body), wire.CONFIG, 0) + body
 
 
+def portable_frame(config: Mapping[str, Any]) -> bytes:
+    """The first frame for a Python that may be another than ours; see `portable_boot`."""
+    entry = {
+        "modules": _portable_modules(),
+        "version": list(_VERSION),
+        "entry": "agentrl_sandboxes.guest.stage",
+    }
+    body = marshal.dumps({**config, **entry}, 2)
+    return wire.HEAD.pack(len(body), wire.CONFIG, 0) + body
+
+
 class Channel:
     """Sends requests and returns each answer to the call that waits for it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: ByteSource, writer: ByteSink) -> None:
         self._reader = reader
         self._writer = writer
         self._waiting: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
@@ -98,8 +184,8 @@ class Channel:
         """True while requests can still be answered."""
         return not self._reason
 
-    async def start(self, first: bytes, *, timeout_s: float) -> None:
-        """Send the config and wait until the supervisor is ready.
+    async def start(self, first: bytes, *, timeout_s: float) -> bytes:
+        """Send the config and wait until the supervisor is ready; what it says of itself.
 
         Raises:
             SandboxError: it ended instead, or took too long.
@@ -108,14 +194,15 @@ class Channel:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(first)
                 await self._writer.drain()
-                kind, _, _ = await self._read_frame()
+                kind, _, said = await self._read_frame()
         except TimeoutError as error:
             raise SandboxError(f"sandbox: not ready after {timeout_s:g} s") from error
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise SandboxError("sandbox: ended before it was ready") from error
+            raise SandboxError(f"sandbox: ended before it was ready{_reason(error)}") from error
         if kind != wire.READY:
             raise SandboxError(f"sandbox: expected READY ({wire.READY}), got frame kind {kind}")
         self._task = asyncio.create_task(self._read())
+        return said
 
     async def request(
         self, kind: int, body: Mapping[str, Any], *, timeout_s: float | None
@@ -219,8 +306,8 @@ class Channel:
                         del self._sinks[ident]
                 elif future is not None and not future.done():
                     future.set_result((kind, body))
-        except (OSError, struct.error, asyncio.IncompleteReadError):
-            self._fail("sandbox: ended unexpectedly")
+        except (OSError, struct.error, asyncio.IncompleteReadError) as error:
+            self._fail(f"sandbox: ended unexpectedly{_reason(error)}")
 
     def _fail(self, reason: str) -> None:
         self._reason = self._reason or reason
@@ -230,6 +317,12 @@ class Channel:
         for sink in self._sinks.values():
             sink.fail(SandboxError(self._reason))
         self._sinks.clear()
+
+
+def _reason(error: Exception) -> str:
+    """Words of a stream that knows why it has ended."""
+    known = isinstance(error, OSError) and error.errno is None and str(error)
+    return f": {error}" if known else ""
 
 
 def _failure(body: bytes) -> tuple[int, str]:

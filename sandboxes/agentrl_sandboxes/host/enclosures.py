@@ -57,6 +57,8 @@ def base_config(limits: SandboxLimits) -> dict[str, Any]:
         "base": BASE,
         "places": [],
         "keep": [],
+        "files": [],
+        "tell": False,
         "filter": True,
         "uncounted": (),
         "cgroup": False,

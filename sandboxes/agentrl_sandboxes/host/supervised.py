@@ -266,6 +266,10 @@ class SupervisedBackend(SandboxBackend):
         detail = f"{self.name} works: a command ran inside it; {self.memory_holder()}"
         return Probe(available=True, isolation=self.isolation, detail=detail)
 
+    async def glance(self) -> Probe:
+        """As `probe`, for a list of all: where a try would be felt elsewhere, it is not made."""
+        return await self.probe()
+
     async def create(
         self, limits: SandboxLimits, snapshot: Snapshot | None = None, *, image: str = ""
     ) -> Sandbox:

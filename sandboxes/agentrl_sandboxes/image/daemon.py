@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -48,19 +48,27 @@ class Daemon:
         query: list[tuple[str, str]],
         data: AsyncIterator[bytes] | bytes,
         on_line: Callable[[str], None],
+        on_said: Callable[[Mapping[str, Any]], None] = lambda words: None,
     ) -> None:
         """Send an archive and report what the daemon says until it is done.
+
+        Args:
+            path: what is asked for.
+            query: its parameters.
+            data: the archive; may be empty.
+            on_line: called with each line of text.
+            on_said: called with each answer as it came.
 
         Raises:
             SandboxError: it failed; the message is the daemon's.
         """
         body = io.BytesIO(data) if isinstance(data, bytes) else data
-        async with self._request("POST", path, query, data=body) as answer:
-            if answer is None:
-                raise SandboxError(f"docker: {path} is unknown to the daemon at {self.address}")
+        async with self._request("POST", path, query, data=body, known=()) as answer:
+            assert answer is not None  # every status of failure raises
             last: deque[str] = deque(maxlen=4)
             async for line in answer.content:
                 said = json.loads(line) if line.strip() else {}
+                on_said(said)
                 if "error" in said:
                     before = f"; before that: {' | '.join(last)}" if last else ""
                     raise SandboxError(f"docker: {str(said['error']).strip()}{before}")
@@ -78,6 +86,7 @@ class Daemon:
         *,
         data: Any = None,
         quiet: tuple[int, ...] = (),
+        known: tuple[int, ...] = (404,),
     ) -> AsyncIterator[aiohttp.ClientResponse | None]:
         headers = {"Content-Type": "application/x-tar"} if data is not None else {}
         try:
@@ -85,7 +94,7 @@ class Daemon:
                 method, f"{self._base}/{path}", params=query, data=data, headers=headers
             ) as answer:
                 self._known = True
-                if answer.status == 404 or answer.status in quiet:
+                if answer.status in (*known, *quiet):
                     yield None
                     return
                 if answer.status >= 400:

@@ -57,6 +57,16 @@ async def test_the_gold_change_earns_all_and_nothing_earns_nothing(backend, seen
         assert (idle.rewards, idle.extra_logs["unchanged"]) == (0.0, 1.0)
 
 
+async def test_a_task_that_gives_no_values_can_be_dropped(backend, seen):
+    """Caught: forged passes are paid where nothing can show that they are."""
+    label = {**seen.label, "patch": "--- a/tinylib/numbers.py\n"}
+    row = dataclasses.replace(seen, label=label)
+    step = await play(backend, row, GOLD)
+    assert (step.rewards, step.extra_logs["proven"]) == (1.0, 0.0)
+    with pytest.raises(GraderError, match="none of its FAIL_TO_PASS tests gives values"):
+        await play(backend, row, GOLD, unproven="drop")
+
+
 async def test_a_fraction_counts_what_was_mended_and_what_still_works(backend, seen):
     # Mends three of four; breaks one of two.
     half = (

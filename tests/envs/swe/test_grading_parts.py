@@ -342,3 +342,13 @@ def test_the_output_of_other_runners_says_how_tests_ended(kind, log, names, stat
     for start in range(0, len(data), 7):
         reports.read(data[start : start + 7])
     assert (reports.hello, reports.states(names)) == (True, states)
+
+
+def test_a_new_file_of_a_package_that_is_there_shadows_nothing():
+    """Caught: a repair of pytest itself, or of a library called as one of its, that adds a file."""
+    task = record(python_path=(".", "src"))
+    before = {"src/_pytest/main.py": b"", "lib.py": b""}
+    after = {**before, "src/_pytest/new.py": b"x = 1\n", "src/json.py": b"", "pluggy/a.py": b""}
+    changes = source_changes(task, before, after)
+    assert set(changes.written) == {"src/_pytest/new.py"}
+    assert set(changes.ignored) == {"src/json.py", "pluggy/a.py"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from agentrl.config.schema import DatasetSection
 from agentrl.data import load_tasks
 from agentrl.env import Action, EnvContext
 from agentrl.errors import DataError, GraderError
+from agentrl.sandbox_wrapper import SandboxWrapper
 from agentrl.types import Message, Task
 from tests.envs.swe.swe_episode import SUBMITTED, TOOLS, Place
 
@@ -115,6 +118,8 @@ RUINS = {
     "\\nos.kill(os.getppid(), 9)' >hello.py",
     "removes everything": 'cd /; rm -rf "$OLDPWD/.." 2>/dev/null; true',
     "locks its folder": "chmod 000 . ..; true",
+    "leaves folders that are too deep": "python3 -c 'import os\nfor n in range(900):\n"
+    ' os.mkdir("d" * 9); os.chdir("d" * 9)\nopen("x", "w")\'',
     "leaves 200,000 files": "mkdir d; cd d; seq 200000 | xargs touch 2>/dev/null; true",
 }
 
@@ -130,6 +135,38 @@ async def test_an_agent_cannot_make_itself_infrastructure(trick, backend, tmp_pa
     (task,) = load(tmp_path / "tasks", image="none")
     _, step = await play(backend, task, RUINS[trick], reward="all")
     assert (step.rewards, step.done) == (0.0, True)
+
+
+class Crowded(SandboxWrapper):
+    """Has no place for many files."""
+
+    @contextlib.contextmanager
+    def around(self, operation):
+        yield
+
+    async def upload(self, source, target):
+        if len(list(source.rglob("*"))) > 50:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        await super().upload(source, target)
+
+
+class CrowdedBackend:
+    """Gives crowded sandboxes."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    async def take(self, spec, limits):
+        return Crowded(await self.inner.take(spec, limits))
+
+
+async def test_more_files_than_there_is_place_for_are_the_agents_doing(backend, tmp_path):
+    """Caught: the files do not fit beside the tests, and the rollout is dropped."""
+    write(tmp_path / "tasks/hello")
+    (task,) = load(tmp_path / "tasks", image="none")
+    many = "mkdir d; seq -f d/%g 100 | xargs touch; echo hi >hello.txt"
+    _, step = await play(CrowdedBackend(backend), task, many)
+    assert (step.rewards, step.extra_logs["grading_broken"]) == (0.0, 1.0)
 
 
 def test_images_come_from_the_task_or_from_the_config(tmp_path):

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from agentrl_envs.swe import RepairTask, read_tasks
 from agentrl_envs.swe.env import workspace_of
+from agentrl_envs.swe.judge import LogReports
 from agentrl_envs.swe.runners import node_ids
 
 from agentrl.config import load_config
@@ -229,8 +230,100 @@ def test_rows_that_cannot_be_played_are_left_out_with_their_reasons(
     args = {"path": path.name, "skip_unsupported": True}
     section = DatasetSection(source="agentrl_envs.swe:swe_bench", args=args)
     assert [task.id for task in load_tasks(section, base=tmp_path)] == [BENCH["instance_id"]]
-    assert "3 of 4 rows left out: 2 x x/y: UnsupportedRow, such as " in caplog.text
-    assert "1 x astropy/astropy: DataError" in caplog.text
+    assert "3 of 4 rows left out:\n  2 of x/y (its tests cannot be run), such as " in caplog.text
+    assert "1 of astropy/astropy (no task), such as " in caplog.text
     path.write_text(json.dumps(other) + "\n")
-    with pytest.raises(DataError, match="1 of 1 rows left out: 1 x x/y"):
+    with pytest.raises(DataError, match=r"1 of 1 rows left out:\n  1 of x/y"):
+        load_tasks(section, base=tmp_path)
+
+
+OTHERS = [
+    BENCH | {"repo": "pytest-dev/pytest", "instance_id": "pytest-dev__pytest-5221",
+             "FAIL_TO_PASS": ["testing/test_fixtures.py::TestShow::test_show[a b]"]},
+    BENCH | {"repo": "sphinx-doc/sphinx", "instance_id": "sphinx-doc__sphinx-8273",
+             "FAIL_TO_PASS": ["tests/test_build_manpage.py::test_man_make_section_directory"]},
+    BENCH | {"repo": "psf/requests", "instance_id": "psf__requests-1963",
+             "FAIL_TO_PASS": ["test_requests.py::RequestsTestCase::test_redirect"]},
+]  # fmt: skip
+STRANGE = BENCH | {
+    "repo": "owner/strange",
+    "instance_id": "owner__strange-1",
+    "FAIL_TO_PASS": ["test_a (app.test_case.Case)"],
+    "PASS_TO_PASS": [],
+    "test_patch": DIFF.replace("astropy/io.py", "app/test_case.py"),
+}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_file_of_many_repositories_is_played_but_for_one_row(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [DJANGO, SYMPY, *OTHERS, STRANGE]
+    if kind == "parquet":
+        lists = ("FAIL_TO_PASS", "PASS_TO_PASS")
+        flat = [
+            row | {name: json.loads(row[name]) for name in lists if isinstance(row[name], str)}
+            for row in rows
+        ]
+        pq.write_table(pa.Table.from_pylist(flat), tmp_path / "rows.parquet")
+    else:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "rows.jsonl").write_text(text)
+    args: dict[str, Any] = {"path": f"rows.{kind}", "skip_unsupported": True}
+    section = DatasetSection(source="agentrl_envs.swe:swe_bench", args=args)
+    tasks = load_tasks(section, base=tmp_path)
+    assert [task.metadata["repo"] for task in tasks] == [row["repo"] for row in rows[:-1]]
+    assert "1 of 6 rows left out:\n  1 of owner/strange (its tests cannot be run)" in caplog.text
+
+
+def test_a_config_names_the_runner_of_a_repository_and_how_its_results_are_read(
+    tmp_path: Path,
+) -> None:
+    """Caught: two repositories with runners of their own, and no way to name a third."""
+    runner = {
+        "command": ["python", "-m", "unittest", "-v", "{labels}"],
+        "log": {"passed": r"^(?P<name>.+) [.]{3} ok$", "failed": r"^FAIL: (?P<name>.+)$"},
+        "env": {"LANG": "C.UTF-8"},
+    }
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(STRANGE) + "\n")
+    args: dict[str, Any] = {"path": path.name, "runners": {"owner/strange": runner}}
+    section = DatasetSection(source="agentrl_envs.swe:swe_bench", args=args)
+    (task,) = load_tasks(section, base=tmp_path)
+    made = workspace_of(task).task
+    assert made.test_command == ("python", "-m", "unittest", "-v", "app.test_case")
+    assert made.test_env["LANG"] == "C.UTF-8"
+    assert node_ids(made, ["app/test_case.py"]) == {
+        "test_a (app.test_case.Case)": "app/test_case.py::Case::test_a"
+    }
+    reports = LogReports(made.test_log)
+    reports.read(b"test_a (app.test_case.Case) ... ok\nFAIL: test_b (app.test_case.Case)\n")
+    names = [f"test_{name} (app.test_case.Case)" for name in "abc"]
+    assert (reports.hello, reports.states(names)) == (True, "pfm")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"command": "make test"}, "command is 'make test'; expected a list of words"),
+        ({"log": "nose"}, "log: .*'nose'"),
+        ({"log": {"failed": "(?P<name>x)"}}, "of which passed is needed"),
+        ({"log": {"passed": "(?P<name>"}}, r"log.passed: .* is no pattern"),
+        ({"log": {"passed": "ok (.*)"}}, r"log.passed: .* has no group \(\?P<name>"),
+        (
+            {"parser": "x"},
+            r"expected an object with command, log, env; got \['command', 'parser'\]",
+        ),
+    ],
+)
+def test_a_runner_that_says_nothing_of_use_is_refused(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(BENCH) + "\n")
+    args: dict[str, Any] = {
+        "path": "a.jsonl",
+        "runners": {"owner/strange": {"command": ["make", "test"], **change}},
+    }
+    section = DatasetSection(source="agentrl_envs.swe:swe_bench", args=args)
+    with pytest.raises(DataError, match=words):
         load_tasks(section, base=tmp_path)

@@ -15,7 +15,7 @@ import pytest
 from agentrl_sandboxes import DockerBackend, make_backend
 from agentrl_sandboxes.docker.client import Client
 from agentrl_sandboxes.docker.hardening import OVERHEAD
-from agentrl_sandboxes.docker.leases import LEASE, OWNER, own_name
+from agentrl_sandboxes.host.leases import LEASE, OWNER, own_name
 from agentrl_sandboxes.leftovers import collect
 
 from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
@@ -184,7 +184,7 @@ HOST = """
 import asyncio
 from agentrl.sandbox import SandboxLimits
 from agentrl_sandboxes.docker import DockerBackend
-from agentrl_sandboxes.docker.leases import own_name
+from agentrl_sandboxes.host.leases import own_name
 
 async def main():
     backend = DockerBackend()
@@ -335,7 +335,7 @@ KILLED = """
 import asyncio, os, signal, sys
 from agentrl.sandbox import SandboxLimits
 from agentrl_sandboxes.docker import DockerBackend
-from agentrl_sandboxes.docker.leases import own_name
+from agentrl_sandboxes.host.leases import own_name
 
 async def main():
     backend = DockerBackend()

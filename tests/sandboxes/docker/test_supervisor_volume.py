@@ -21,7 +21,6 @@ from pathlib import Path
 
 import pytest
 from agentrl_sandboxes import DockerBackend, PooledBackend
-from agentrl_sandboxes.docker.leases import LEASE, OWNER, own_name
 from agentrl_sandboxes.docker.supervisor_volume import LABEL, ROOT, volume_name
 from agentrl_sandboxes.host.interpreter import (
     START,
@@ -29,6 +28,7 @@ from agentrl_sandboxes.host.interpreter import (
     host_interpreter,
     packed_interpreter,
 )
+from agentrl_sandboxes.host.leases import LEASE, OWNER, own_name
 from agentrl_sandboxes.image.daemon import daemon
 from agentrl_sandboxes.leftovers import collect
 

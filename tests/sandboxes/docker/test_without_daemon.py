@@ -18,8 +18,8 @@ from agentrl_sandboxes.docker.attach import AttachProtocol
 from agentrl_sandboxes.docker.client import Client
 from agentrl_sandboxes.docker.failures import unreachable
 from agentrl_sandboxes.docker.hardening import Container, container_request
-from agentrl_sandboxes.docker.leases import LEASE, OWNER, is_over, labels, own_name
 from agentrl_sandboxes.guest.program import LATER_LEADERS
+from agentrl_sandboxes.host.leases import LEASE, OWNER, is_over, labels, own_name
 
 from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
 from agentrl.sandbox import SandboxLimits
@@ -109,7 +109,7 @@ def test_a_container_is_over_when_its_owner_is_dead_or_its_time_is_up() -> None:
     mine = labels(SandboxLimits())
     assert not is_over(mine, now=0.0)
     dead = subprocess.run(
-        [sys.executable, "-c", "from agentrl_sandboxes.docker.leases import *; print(own_name())"],
+        [sys.executable, "-c", "from agentrl_sandboxes.host.leases import *; print(own_name())"],
         capture_output=True,
         text=True,
         check=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,11 +91,11 @@ asyncio.run(main())
 """
 
 
-def groups() -> set[str]:
-    """Cgroups of sandboxes below our home."""
+def groups(pid: int) -> set[str]:
+    """Cgroups that a process has made below our home."""
     home = group_home()
     assert isinstance(home, GroupHome)
-    return {path.name for path in home.path.glob("agentrl-*")}
+    return {path.name for path in home.path.glob(f"agentrl-*-{pid}-*")}
 
 
 @pytest.mark.skipif(isinstance(group_home(), str), reason="no cgroup can be made here")
@@ -104,10 +105,10 @@ async def test_a_cgroup_comes_and_goes_with_its_sandbox(backend_name: str) -> No
     # next process does not sweep what a kill has left.
     home = group_home()
     assert isinstance(home, GroupHome)
-    before = groups()
+    before = groups(os.getpid())
     backend = BACKENDS[backend_name]()
     sandbox = await backend.create(SandboxLimits())
-    (name,) = groups() - before
+    (name,) = groups(os.getpid()) - before
     try:
         files = await sandbox.exec(("sh", "-c", "ls /proc/self/fd | wc -l; sleep 0.2"))
         assert files.stdout.strip() == "4"
@@ -118,13 +119,12 @@ async def test_a_cgroup_comes_and_goes_with_its_sandbox(backend_name: str) -> No
         assert (await sandbox.exec(("python3", "-c", hog))).outcome is not Outcome.OK
     finally:
         await backend.close()
-    assert groups() == before
-    subprocess.run([sys.executable, "-c", HOST, backend_name], check=False, timeout=60)
-    left = groups() - before
+    assert groups(os.getpid()) == before
+    killed = subprocess.Popen([sys.executable, "-c", HOST, backend_name])
+    assert killed.wait(timeout=60) == -signal.SIGKILL
     for _ in range(100):
-        if not left:
+        if not groups(killed.pid):
             break
         sweep_groups(home)
-        left = groups() - before
         await asyncio.sleep(0.05)
-    assert not left
+    assert not groups(killed.pid)

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from agentrl_sandboxes import DockerBackend, PooledBackend
-from agentrl_sandboxes.docker.leases import OWNER, own_name
+from agentrl_sandboxes.host.leases import OWNER, own_name
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Sandbox, SandboxLimits, SandboxSpec

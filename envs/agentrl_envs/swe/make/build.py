@@ -19,20 +19,24 @@ from typing import Any
 
 from agentrl.errors import ConfigError, DataError, SandboxError
 from agentrl.sandbox import SandboxBackend, SandboxLimits
+from agentrl_envs.served_model import ServedModel
 from agentrl_envs.swe.make.declared import declared_packages
+from agentrl_envs.swe.make.difficulty import STYLES
 from agentrl_envs.swe.make.environment import DEFAULT_PACKAGES, Environment, make_environment
 from agentrl_envs.swe.make.index import PYPI, Index, NoAnswer
+from agentrl_envs.swe.make.issue import ServedWriter
 from agentrl_envs.swe.make.journal import only_one
 from agentrl_envs.swe.make.library import Rules, Workshop, canonical
 from agentrl_envs.swe.make.procedural import procedural_rows
 from agentrl_envs.swe.make.progress import MakeProgress
 from agentrl_envs.swe.make.releases import release_rows
+from agentrl_envs.swe.make.rows import Telling
 from agentrl_envs.swe.make.settings import check_settings, made_so_far, replace_file, write_settings
 from agentrl_envs.swe.make.suite import SuiteRunner
 from agentrl_envs.swe.record import ENVIRONMENT_FOLDER, STORE_FOLDER, TASKS_FILE, SweTask
 from agentrl_envs.swe.trees import TreeStore
 
-KINDS = ("procedural", "releases")
+KINDS = ("procedural", "several", "removed", "releases")
 LIMITS = SandboxLimits(
     wall_s=600.0, memory_bytes=2**30, processes=64, disk_bytes=256 * 2**20, open_files=512
 )
@@ -55,7 +59,15 @@ class MakeRequest:
     count: int = 200
     """How many tasks in all; less if the libraries give less."""
     kind: str = "procedural"
-    """One of `KINDS`."""
+    """One of `KINDS`; or several but `releases`, joined by commas, which take turns."""
+    style: str = "tests"
+    """What problem texts are, one of `STYLES`."""
+    writer_url: str = ""
+    """Where a model that writes natural texts is served; empty takes templates."""
+    writer_model: str = ""
+    """Name of that model."""
+    writer_key_env: str = ""
+    """Environment variable with the key of that server; empty for none."""
     seed: int = 0
     """Chooses bugs, and which libraries are held out."""
     held_out: float = 0.2
@@ -78,8 +90,13 @@ class MakeRequest:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in dataclasses.asdict(self).items()
-            if name not in ("out", "count", "jobs")
+            if name not in ("out", "count", "jobs", "writer_url", "writer_key_env")
         }
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that `kind` names."""
+        return tuple(part.strip() for part in self.kind.split(","))
 
     def check(self) -> None:
         """Refuse what cannot be.
@@ -87,8 +104,25 @@ class MakeRequest:
         Raises:
             ConfigError: names the value and what is expected.
         """
-        if self.kind not in KINDS:
-            raise ConfigError(f"kind {self.kind!r}: expected one of {', '.join(KINDS)}")
+        for kind in self.kinds:
+            if kind not in KINDS:
+                raise ConfigError(
+                    f"kind {kind!r}: expected one of {', '.join(KINDS)}; all but the last may be "
+                    "joined by commas"
+                )
+        if "releases" in self.kinds and len(self.kinds) > 1:
+            raise ConfigError(
+                f"kind {self.kind!r}: releases are made by themselves; give them another --out"
+            )
+        if self.style not in STYLES:
+            raise ConfigError(f"style {self.style!r}: expected one of {', '.join(STYLES)}")
+        if bool(self.writer_url) != bool(self.writer_model):
+            raise ConfigError(
+                f"writer-url {self.writer_url!r} and writer-model {self.writer_model!r}: expected "
+                "both, or none for texts by template"
+            )
+        if self.writer_url and self.style != "natural":
+            raise ConfigError(f"writer-url writes texts of --style natural, not of {self.style}")
         if not self.packages:
             raise ConfigError("no packages: name libraries with --package, as on PyPI")
         if self.count < 1 or self.jobs < 1 or self.per_function < 1 or self.most_pairs < 1:
@@ -116,6 +150,9 @@ class Made:
     """How many tasks each library gave; those that gave none are missing."""
     refused: Mapping[str, str]
     """Libraries that cannot be used, and why."""
+    written: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Natural texts by who wrote them: `template`, `model`, and why texts of the model were not
+    taken."""
 
     @property
     def total(self) -> int:
@@ -185,6 +222,7 @@ class _Rounds:
         self._before = made_so_far(request.out)
         """Rows of earlier runs, by library; each stays until this one has others, or ends."""
         self._asked = dict.fromkeys(request.packages, 0)
+        self._telling = Telling(style=request.style, seed=request.seed, writer=_writer(request))
         self._said = ""
         self._failures = 0
         self._written_s = 0.0
@@ -208,7 +246,9 @@ class _Rounds:
         self._before = {}
         file = self._write()
         counts = {name: len(rows) for name, rows in self._rows.items() if rows}
-        return Made(file=file, per_library=counts, refused=self._refused)
+        return Made(
+            file=file, per_library=counts, refused=self._refused, written=self._telling.written
+        )
 
     def _missing(self) -> int:
         return self._request.count - sum(map(len, self._rows.values()))
@@ -217,16 +257,17 @@ class _Rounds:
         request = self._request
         failure: SandboxError | None = None
         try:
-            if request.kind == "procedural":
-                self._rows[package] = await procedural_rows(
-                    self._shop, self._store, package, count=count, seed=request.seed,
-                    per_function=request.per_function, jobs=request.jobs, progress=self._progress,
+            if request.kinds == ("releases",):
+                self._rows[package] = await release_rows(
+                    self._shop, self._store, package, count=count,
+                    most_pairs=request.most_pairs, progress=self._progress, telling=self._telling,
                     keep=lambda rows: self._keep(package, rows),
                 )  # fmt: skip
             else:
-                self._rows[package] = await release_rows(
-                    self._shop, self._store, package, count=count,
-                    most_pairs=request.most_pairs, progress=self._progress,
+                self._rows[package] = await procedural_rows(
+                    self._shop, self._store, package, kinds=request.kinds, count=count,
+                    seed=request.seed, per_function=request.per_function, jobs=request.jobs,
+                    progress=self._progress, telling=self._telling,
                     keep=lambda rows: self._keep(package, rows),
                 )  # fmt: skip
         except DataError as error:
@@ -279,6 +320,16 @@ class _Rounds:
         replace_file(file, "".join(lines).encode())
         self._written_s = time.monotonic()
         return file
+
+
+def _writer(request: MakeRequest) -> ServedWriter | None:
+    if not request.writer_url:
+        return None
+    model = ServedModel(
+        url=request.writer_url, model=request.writer_model, api_key_env=request.writer_key_env,
+        temperature=0.7, seed=request.seed, setting="--writer-key-env",
+    )  # fmt: skip
+    return ServedWriter(model, request.writer_model)
 
 
 def _held_out(rows: Mapping[str, Sequence[Any]], request: MakeRequest) -> set[str]:

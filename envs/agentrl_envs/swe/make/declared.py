@@ -1,12 +1,15 @@
 """The packages that libraries say they need, at run time and for their tests.
 
-They are read from metadata, and nothing of a library is run for it. What names no pure-Python wheel
-is left out by `make_environment`.
+They are read from metadata, and nothing of a library is run for it: from PKG-INFO, which older
+builds of setuptools leave without requirements, from `requires.txt` beside it, from the dependency
+groups of `pyproject.toml` and from files such as `requirements-test.txt`. What names no pure-Python
+wheel is left out by `make_environment`.
 """
 
 from __future__ import annotations
 
 import email.parser
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 
@@ -16,6 +19,10 @@ from agentrl_envs.swe.make.library import canonical, pick_release
 from agentrl_envs.swe.make.sdist import Sdist, read_sdist
 
 _TEST_EXTRAS = ("test", "tests", "testing")
+_FILES = re.compile(
+    r"(?:.*/)?(?:requirements?[-_.]?(?:tests?|testing)|(?:tests?|testing)(?:[-_.]|/)requirements?)"
+    r"\.(?:txt|in)"
+)
 _LEFT_OUT = frozenset(
     (
         *("pytest-cov", "pytest-randomly", "pytest-random-order", "pytest-xdist", "pytest-sugar"),
@@ -59,7 +66,8 @@ def _needed(sdist: Sdist) -> Iterator[tuple[str, str]]:
 
     fields = email.parser.Parser().parsestr(sdist.metadata, headersonly=True)
     stated = [(str(text), _TEST_EXTRAS) for text in fields.get_all("Requires-Dist") or ()]
-    stated += [(text, ()) for text in _groups(sdist)]
+    stated += [(text, _TEST_EXTRAS) for text in _of_setuptools(sdist)]
+    stated += [(text, ()) for text in (*_groups(sdist), *_of_files(sdist))]
     for text, extras in stated:
         try:
             wanted = Requirement(text)
@@ -84,3 +92,34 @@ def _groups(sdist: Sdist) -> list[str]:
     named = [groups.get(name) for name in _TEST_EXTRAS] if isinstance(groups, dict) else []
     return [text for group in named if isinstance(group, list) for text in group
             if isinstance(text, str)]  # fmt: skip
+
+
+def _of_setuptools(sdist: Sdist) -> Iterator[str]:
+    """Requirements in `NAME.egg-info/requires.txt`, as metadata words them.
+
+    Example:
+        `[test:python_version < "3.11"]`, then `tomli`, is
+        `tomli ; (python_version < "3.11") and (extra == "test")`.
+    """
+    for path in sorted(sdist.tree):
+        if path.endswith(".egg-info/requires.txt"):
+            section = ""
+            for line in _lines(sdist, path):
+                if line.startswith("["):
+                    extra, _, marker = line.strip("[]").partition(":")
+                    parts = [marker, f'extra == "{extra}"' if extra else ""]
+                    section = " and ".join(f"({part})" for part in parts if part)
+                else:
+                    yield f"{line} ; {section}" if section else line
+
+
+def _of_files(sdist: Sdist) -> Iterator[str]:
+    for path in sorted(sdist.tree):
+        if _FILES.fullmatch(path.lower()):
+            yield from _lines(sdist, path)
+
+
+def _lines(sdist: Sdist, path: str) -> Iterator[str]:
+    for line in sdist.tree[path].data.decode("utf-8", "replace").splitlines():
+        if text := line.partition(" #")[0].strip():
+            yield text

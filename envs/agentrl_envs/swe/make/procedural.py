@@ -1,53 +1,35 @@
-"""Tasks from bugs that operators put into the newest release of a library."""
+"""Tasks from bugs that are put into the newest release of a library."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import hashlib
-import itertools
-import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.sandbox import Snapshot
 from agentrl_envs.swe.make.in_order import in_order
+from agentrl_envs.swe.make.issue.parsing import one_by_one, parsing
 from agentrl_envs.swe.make.journal import MakeJournal
 from agentrl_envs.swe.make.library import Workshop, pick_release
-from agentrl_envs.swe.make.mutation.sites import Site, SourceFile
+from agentrl_envs.swe.make.mutation.bugs import Bug, bugs_of, without
 from agentrl_envs.swe.make.progress import MakeProgress
 from agentrl_envs.swe.make.project import Project
-from agentrl_envs.swe.make.rows import base_row
-from agentrl_envs.swe.make.verdict import Baseline, ChangeVerdict, statement
+from agentrl_envs.swe.make.rows import Broken, Telling, base_row
+from agentrl_envs.swe.make.verdict import Baseline, ChangeVerdict, noted, read_verdict
 from agentrl_envs.swe.patches import make_patch
 from agentrl_envs.swe.trees import TreeFile, TreeStore
 
-_MAX_SOURCE_BYTES = 200_000
-"""Larger files are mostly tables, and slow to parse."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bug:
-    """A file with one bug put in."""
-
-    operator: str
-    path: str
-    function: str
-    text: str
-
-    @property
-    def key(self) -> str:
-        """The same for the same bug, in every run."""
-        digest = hashlib.sha256(self.text.encode()).hexdigest()[:16]
-        return f"{self.operator}:{self.path}:{self.function}:{digest}"
+Keep = Callable[[list[dict[str, Any]]], None]
 
 
 async def procedural_rows(
-    shop: Workshop, store: TreeStore, wanted: str, *, count: int, seed: int, per_function: int,
-    jobs: int, progress: MakeProgress,
-    keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
+    shop: Workshop, store: TreeStore, wanted: str, *, kinds: Sequence[str], count: int, seed: int,
+    per_function: int, jobs: int, progress: MakeProgress, telling: Telling,
+    keep: Keep = lambda rows: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Up to `count` tasks of one library, always the same for a seed.
 
@@ -55,11 +37,13 @@ async def procedural_rows(
         shop: index, sandboxes and rules.
         store: takes the trees.
         wanted: `name` or `name==version`.
+        kinds: of `mutation.bugs.KINDS`.
         count: how many at most.
         seed: chooses which bugs are tried, and in which order.
         per_function: at most so many tasks of one function.
         jobs: sandboxes at once.
         progress: called with what happens.
+        telling: how problems are put into words.
         keep: called with the tasks so far, after each.
 
     Raises:
@@ -75,119 +59,130 @@ async def procedural_rows(
         progress.phase(release, "running its tests")
         baseline = await shop.baseline(project, snapshot, journal, cover=True)
         progress.baseline(release, project.license, baseline)
-        bugs = _bugs(await asyncio.to_thread(_sources, project, baseline), project, seed)
+        trial = _Trial(
+            shop=shop, store=store, project=project, baseline=baseline, snapshot=snapshot,
+            journal=journal, telling=telling,
+        )  # fmt: skip
+        bugs = await parsing(
+            bugs_of, kinds, project.tree, project.sources(), baseline.covered,
+            f"{seed}:{release.name}",
+        )  # fmt: skip
         return await _accept(
-            shop, store, project, baseline, snapshot, journal, bugs,
-            count=count, per_function=per_function, jobs=jobs, progress=progress, keep=keep,
+            trial, bugs, count=count, per_function=per_function, jobs=jobs, progress=progress,
+            keep=keep,
         )  # fmt: skip
     finally:
         await snapshot.close()
 
 
 async def _accept(
-    shop: Workshop, store: TreeStore, project: Project, baseline: Baseline, snapshot: Snapshot,
-    journal: MakeJournal, bugs: Iterator[_Bug], *, count: int, per_function: int, jobs: int,
-    progress: MakeProgress, keep: Callable[[list[dict[str, Any]]], None],
+    trial: _Trial, bugs: Iterator[Bug], *, count: int, per_function: int, jobs: int,
+    progress: MakeProgress, keep: Keep,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The first bugs, in their order, that make tasks; tried side by side."""
-
-    async def verdict(bug: _Bug) -> tuple[_Bug, Mapping[str, Any]]:
-        known = journal.get(bug.key)
-        if known is None:
-            changed = {bug.path: bug.text.encode()}
-            found = await shop.judge(project, baseline, snapshot, changed)
-            # Only what makes a task is worth its room: names of tests are long.
-            known = _noted(found) if not found.reason else {"reason": found.reason}
-            journal.put(bug.key, known)
-        return bug, known
-
     rows: list[dict[str, Any]] = []
     functions: Counter[tuple[str, str]] = Counter()
 
-    def open_functions() -> Iterator[_Bug]:
-        return (bug for bug in bugs if functions[bug.path, bug.function] < per_function)
+    def is_open(bug: Bug) -> bool:
+        return all(functions[place] < per_function for place in bug.places)
 
     if count <= 0:
         return rows
-    async with contextlib.aclosing(in_order(open_functions(), verdict, jobs)) as found:
-        async for bug, known in found:
-            site = (bug.path, bug.function)
+    wanted = (bug for bug in one_by_one(bugs) if is_open(bug))
+    async with contextlib.aclosing(in_order(wanted, trial.tried, jobs)) as found:
+        async for bug, reason, row in found:
             # In the order of the bugs, not of the answers: the same tasks whatever was faster.
-            taken = not known["reason"] and functions[site] < per_function
-            if taken:
-                functions[site] += 1
-                rows.append(_row(shop, store, project, baseline, bug, _read(known, baseline)))
+            if row is not None and is_open(bug):
+                functions.update(bug.places)
+                rows.append(row)
                 keep(rows)
-            progress.tried(project.release, known["reason"], len(rows), count)
+            progress.tried(trial.project.release, reason, len(rows), count)
             if len(rows) >= count:
                 break
     return rows
 
 
-def _noted(found: ChangeVerdict) -> dict[str, Any]:
-    return {"reason": "", "broken": list(found.fail_to_pass), "messages": dict(found.messages),
-            "kept": list(found.pass_to_pass)}  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """All that is needed to try the bugs of one library."""
+
+    shop: Workshop
+    store: TreeStore
+    project: Project
+    baseline: Baseline
+    snapshot: Snapshot
+    journal: MakeJournal
+    telling: Telling
+
+    async def tried(self, bug: Bug) -> tuple[Bug, str, dict[str, Any] | None]:
+        """A bug, why it makes no task, and its row if it makes one."""
+        verdict = await self._verdict(bug)
+        parts = [await self._verdict(part) for part in bug.parts if not verdict.reason]
+        reason = verdict.reason or _unfit(verdict, parts)
+        if reason:
+            return bug, reason, None
+        return (bug, *await self._row(bug, verdict, parts))
+
+    async def _verdict(self, bug: Bug) -> ChangeVerdict:
+        known = self.journal.get(bug.key)
+        if known is None:
+            found = await self.shop.judge(self.project, self.baseline, self.snapshot, bug.changed())
+            known = noted(found)
+            self.journal.put(bug.key, known)
+        return read_verdict(known)
+
+    async def _row(
+        self, bug: Bug, verdict: ChangeVerdict, parts: Sequence[ChangeVerdict]
+    ) -> tuple[str, dict[str, Any] | None]:
+        tree, release = self.project.tree, self.project.release
+        good = {path: tree[path] for path in bug.texts}
+        bad = {path: _file(text, good[path]) for path, text in bug.texts.items()}
+        digest = hashlib.sha256(bug.key.encode()).hexdigest()[:8]
+        name = bug.operator if bug.kind != "several" else bug.kind
+        whole = {path: entry.data.decode() for path, entry in good.items()}
+        alone = [without(whole, bug, number) for number in range(len(bug.parts))]
+        broken = Broken(
+            key=bug.key,
+            instance_id=f"{release.name}-{release.version}.{name}.{digest}",
+            graded={**tree, **bad},
+            patch=make_patch(bad, good),
+            verdict=verdict,
+            places=bug.places,
+            snapshot=self.snapshot,
+            changed=bug.changed(),
+            alone=tuple(
+                ({path: text.encode() for path, text in texts.items()}, part.fail_to_pass)
+                for texts, part in zip(alone, parts, strict=True)
+            ),
+            missing=bug.kind == "removed" and bug.operator != "remove_branch",
+            manual=bug.manual,
+        )
+        told = await self.telling.row(
+            self.shop, self.store, self.project, self.journal, self.snapshot, broken
+        )
+        if told is None:
+            return "no report", None
+        kept = [{path: _file(text, good[path]) for path, text in texts.items()} for texts in alone]
+        return "", base_row(self.shop, self.project, self.baseline, verdict) | told | {
+            "instance_id": broken.instance_id,
+            "patch": broken.patch,
+            "parts": [make_patch(bad, one) for one in kept],
+            "kind": bug.kind,
+            "operator": bug.operator,
+            "source_file": bug.places[0][0],
+            "provenance": {"name": release.name, **release.provenance()},
+        }
 
 
-def _read(known: Mapping[str, Any], baseline: Baseline) -> ChangeVerdict:
-    return ChangeVerdict(
-        reason="",
-        fail_to_pass=tuple(known["broken"]),
-        pass_to_pass=tuple(known["kept"]),
-        messages=known["messages"],
-    )
+def _unfit(verdict: ChangeVerdict, parts: Sequence[ChangeVerdict]) -> str:
+    """The reason why several bugs are no task; empty if each of them has to be mended."""
+    for part in parts:
+        if part.reason:
+            return f"one alone: {part.reason}"
+        if not set(part.fail_to_pass) & set(verdict.fail_to_pass):
+            return "one hides another"
+    return ""
 
 
-def _sources(project: Project, baseline: Baseline) -> dict[str, SourceFile]:
-    found: dict[str, SourceFile] = {}
-    copies = Counter(entry.data for entry in project.tree.values())
-    for path in project.sources():
-        data = project.tree[path].data
-        covered = baseline.covered.get(path)
-        # A file of which the tree holds a second copy would be fixed by copying it.
-        if not covered or len(data) > _MAX_SOURCE_BYTES or copies[data] > 1 or b"\r" in data:
-            continue
-        try:
-            found[path] = SourceFile(data.decode("utf-8"), covered=covered)
-        except ValueError:
-            continue
-    return found
-
-
-def _bugs(files: Mapping[str, SourceFile], project: Project, seed: int) -> Iterator[_Bug]:
-    """Every bug that could be, the operators taking turns, each in an order that the seed says."""
-    groups: dict[str, list[tuple[str, Site]]] = {}
-    for path in sorted(files):
-        for site in files[path].sites:
-            groups.setdefault(site.operator, []).append((path, site))
-    for name, group in groups.items():
-        random.Random(f"{seed}:{project.release.name}:{name}").shuffle(group)
-    turns = itertools.zip_longest(*(groups[name] for name in sorted(groups)))
-    seen: set[tuple[str, str]] = set()
-    for path, site in (item for turn in turns for item in turn if item is not None):
-        text = files[path].changed(site)
-        # Two operators may come to the same text.
-        if text is None or (path, text) in seen:
-            continue
-        seen.add((path, text))
-        yield _Bug(operator=site.operator, path=path, function=site.function, text=text)
-
-
-def _row(
-    shop: Workshop, store: TreeStore, project: Project, baseline: Baseline, bug: _Bug,
-    verdict: ChangeVerdict,
-) -> dict[str, Any]:  # fmt: skip
-    old = project.tree[bug.path]
-    new = TreeFile(data=bug.text.encode(), executable=old.executable)
-    release = project.release
-    digest = hashlib.sha256(bug.key.encode()).hexdigest()[:8]
-    return base_row(shop, project, baseline, verdict) | {
-        "instance_id": f"{release.name}-{release.version}.{bug.operator}.{digest}",
-        "base_commit": store.put({**project.tree, bug.path: new}),
-        "patch": make_patch({bug.path: new}, {bug.path: old}),
-        "problem_statement": statement(release.name, release.version, verdict, shown=True),
-        "kind": "procedural",
-        "operator": bug.operator,
-        "source_file": bug.path,
-        "provenance": {"name": release.name, **release.provenance()},
-    }
+def _file(text: str, old: TreeFile) -> TreeFile:
+    return TreeFile(data=text.encode(), executable=old.executable)

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import DataError
+from agentrl.sandbox import Snapshot
 from agentrl_envs.swe.make.index import NoAnswer, Release
+from agentrl_envs.swe.make.journal import MakeJournal
 from agentrl_envs.swe.make.library import Workshop, canonical, pairs, pick_release
 from agentrl_envs.swe.make.progress import MakeProgress
 from agentrl_envs.swe.make.project import Project
-from agentrl_envs.swe.make.rows import base_row
-from agentrl_envs.swe.make.verdict import Baseline, statement
+from agentrl_envs.swe.make.rows import Broken, Telling, base_row
+from agentrl_envs.swe.make.verdict import Baseline, noted, read_verdict
 from agentrl_envs.swe.patches import changed_lines, make_patch
 from agentrl_envs.swe.trees import TreeFile, TreeStore
 
@@ -41,7 +43,8 @@ class _Fix:
 
 async def release_rows(
     shop: Workshop, store: TreeStore, wanted: str, *, count: int, most_pairs: int,
-    progress: MakeProgress, keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
+    progress: MakeProgress, telling: Telling,
+    keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Up to `count` tasks of one library, the newest releases first.
 
@@ -52,6 +55,7 @@ async def release_rows(
         count: how many at most.
         most_pairs: how many pairs of consecutive releases are looked at.
         progress: called with what happens.
+        telling: how problems are put into words.
         keep: called with the tasks so far, after each pair.
 
     Raises:
@@ -67,7 +71,7 @@ async def release_rows(
         if len(rows) >= count:
             break
         try:
-            made = await _pair(shop, store, old, new, count - len(rows), progress)
+            made = await _pair(shop, store, old, new, count - len(rows), progress, telling)
         except NoAnswer:
             raise  # of the pair nothing is known
         except DataError as error:
@@ -80,8 +84,9 @@ async def release_rows(
 
 
 async def _pair(
-    shop: Workshop, store: TreeStore, old: Release, new: Release, count: int, progress: MakeProgress
-) -> list[dict[str, Any]]:
+    shop: Workshop, store: TreeStore, old: Release, new: Release, count: int,
+    progress: MakeProgress, telling: Telling,
+) -> list[dict[str, Any]]:  # fmt: skip
     progress.phase(new, f"reading what changed since {old.version}")
     before, after = await shop.project(old), await shop.project(new)
     fixes = _fixes(before, after)
@@ -91,44 +96,60 @@ async def _pair(
         progress.phase(new, "running its tests")
         baseline = await shop.baseline(after, snapshot, journal, cover=False)
         progress.baseline(new, after.license, baseline)
+        rows: list[dict[str, Any]] = []
+        for fix in fixes:
+            if len(rows) >= count:
+                break
+            row = await _judged(shop, store, old, after, baseline, fix, snapshot, journal, telling)
+            rows += [row] if row is not None else []
+        return rows
     finally:
         await snapshot.close()
-    rows: list[dict[str, Any]] = []
-    for fix in fixes:
-        if len(rows) >= count:
-            break
-        key = f"fix:{hashlib.sha256(fix.patch.encode()).hexdigest()[:16]}"
-        row = journal.get(key)
-        if row is None:
-            row = await _judged(shop, store, old, after, baseline, fix)
-            journal.put(key, row)
-        if not row["reason"]:
-            rows.append(row["row"])
-    return rows
 
 
 async def _judged(
-    shop: Workshop, store: TreeStore, old: Release, after: Project, baseline: Baseline, fix: _Fix
-) -> dict[str, Any]:
+    shop: Workshop, store: TreeStore, old: Release, after: Project, baseline: Baseline, fix: _Fix,
+    fixed: Snapshot, journal: MakeJournal, telling: Telling,
+) -> dict[str, Any] | None:  # fmt: skip
+    """The row of a fix; None if it makes no task."""
+    key = f"release:{hashlib.sha256(fix.patch.encode()).hexdigest()[:16]}"
+    known = journal.get(key)
+    if known is not None and known["reason"]:
+        return None
     snapshot = await shop.runner.frozen(fix.graded)
     try:
-        verdict = await shop.judge(after, baseline, snapshot)
+        if known is None:
+            verdict = await shop.judge(after, baseline, snapshot)
+            known = noted(verdict)
+            journal.put(key, known)
+        verdict = read_verdict(known)
+        if verdict.reason:
+            return None
+        new = after.release
+        digest = hashlib.sha256(fix.patch.encode()).hexdigest()[:8]
+        broken = Broken(
+            key=key,
+            instance_id=f"{new.name}-{new.version}.release.{digest}",
+            graded=fix.graded,
+            start=fix.start,
+            patch=fix.patch,
+            verdict=verdict,
+            places=(),
+            snapshot=snapshot,
+            changed={},
+        )
+        told = await telling.row(shop, store, after, journal, fixed, broken)
     finally:
         await snapshot.close()
-    if verdict.reason:
-        return {"reason": verdict.reason}
-    new = after.release
-    digest = hashlib.sha256(fix.patch.encode()).hexdigest()[:8]
-    return {
-        "reason": "",
-        "row": base_row(shop, after, baseline, verdict)
+    if told is None:
+        return None
+    return (
+        base_row(shop, after, baseline, verdict)
+        | told
         | {
-            "instance_id": f"{new.name}-{new.version}.release.{digest}",
-            "base_commit": store.put(fix.start),
-            "grade_tree": store.put(fix.graded),
+            "instance_id": broken.instance_id,
             "patch": fix.patch,
             "test_patch": fix.test_patch,
-            "problem_statement": statement(new.name, new.version, verdict, shown=False),
             "kind": "releases",
             "operator": "",
             "source_file": fix.paths[0],
@@ -137,8 +158,8 @@ async def _judged(
                 **new.provenance(),
                 **old.provenance("old_"),
             },
-        },
-    }
+        }
+    )
 
 
 def _fixes(before: Project, after: Project) -> list[_Fix]:

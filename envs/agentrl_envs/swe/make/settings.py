@@ -16,6 +16,8 @@ from agentrl_envs.swe.make.library import canonical
 from agentrl_envs.swe.record import TASKS_FILE, read_tasks
 
 _SETTINGS = "make.json"
+_SINCE: Mapping[str, Any] = {"style": "tests", "writer_model": ""}
+"""What folders were made with that do not say."""
 
 
 def made_so_far(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -50,6 +52,7 @@ def check_settings(folder: Path, asked: Mapping[str, Any]) -> None:
         there = json.loads(file.read_text())
     except ValueError as error:
         raise DataError(f"{file} is damaged ({error}); remove it to go on") from error
+    there = _SINCE | there
     other = sorted(name for name in asked if there.get(name) != asked[name])
     giving = [
         name

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Outcome, Sandbox, SandboxBackend, SandboxLimits, Snapshot
@@ -19,6 +20,7 @@ _PLUGINS = {"agentrl_report.py": "report.py", "agentrl_stalls.py": "stalls.py"}
 """pytest names a plugin by its module, so the folder holds them under these names."""
 _REPORT = "report.jsonl"
 _PLUGIN_FOLDER = "plugin"
+_ASIDE = "aside"
 _MAX_REPORT_BYTES = 32 * 2**20
 _STARTS = 3
 """How often a sandbox that fails is replaced."""
@@ -168,6 +170,48 @@ class SuiteRunner:
                     await sandbox.close()
         raise AssertionError("the last attempt returns or raises")
 
+    async def answer(
+        self,
+        suite: Suite,
+        snapshot: Snapshot,
+        program: Path,
+        request: Any,
+        *,
+        changed: Mapping[str, bytes] | None = None,
+        timeout_s: float,
+    ) -> Any:
+        """Run a program of `inside` with a request; its answer, or None if it gave none.
+
+        Args:
+            suite: how the library's tests are run.
+            snapshot: of `frozen`.
+            program: takes the file of the request and that of the answer, both JSON.
+            request: what JSON knows.
+            changed: files of the tree to replace first.
+            timeout_s: wall time of the program.
+
+        Raises:
+            SandboxError: the sandbox failed.
+        """
+        sandbox = await self._open(snapshot)
+        try:
+            for path, data in (changed or {}).items():
+                await sandbox.write_file(f"{REPO_FOLDER}/{path}", data)
+            await sandbox.write_file(f"{_ASIDE}/{program.name}", program.read_bytes())
+            await sandbox.write_file(f"{_ASIDE}/request.json", json.dumps(request).encode())
+            there = f"{sandbox.workdir}/{_ASIDE}"
+            command = ["python3", "-S", f"{there}/{program.name}"]
+            command += [f"{there}/request.json", f"{there}/answer.json"]
+            await sandbox.exec(
+                command, cwd=REPO_FOLDER, env=self._variables(sandbox, suite), timeout_s=timeout_s
+            )
+            data = await sandbox.read_file(f"{_ASIDE}/answer.json", max_bytes=_MAX_REPORT_BYTES)
+            return json.loads(steady(data.decode(), f"{sandbox.workdir}/{REPO_FOLDER}"))
+        except (FileNotFoundError, ValueError):
+            return None
+        finally:
+            await sandbox.close()
+
     async def _open(self, snapshot: Snapshot | None) -> Sandbox:
         if snapshot is None:
             return await self.backend.create(self.limits)
@@ -181,13 +225,8 @@ class SuiteRunner:
         timeout_s: float | None,
     ) -> SuiteRun:
         root = f"{sandbox.workdir}/{REPO_FOLDER}"
-        inside = f"{sandbox.workdir}/environment"
-        environment = str(self.environment) if self._visible else inside
-        places = [root if part == "." else f"{root}/{part}" for part in suite.python_path]
-        path = ":".join([*places, environment, f"{sandbox.workdir}/{_PLUGIN_FOLDER}"])
         variables = {
-            **suite.variables,
-            "PYTHONPATH": path,
+            **self._variables(sandbox, suite),
             "AGENTRL_REPORT": f"{sandbox.workdir}/{_REPORT}",
             "AGENTRL_MODULES": " ".join(suite.modules),
             **extra,
@@ -202,6 +241,14 @@ class SuiteRunner:
             lines = await sandbox.read_file(_REPORT, max_bytes=_MAX_REPORT_BYTES)
         output = f"{done.stdout}\n{done.stderr}".strip()[-2000:]
         return read_report(lines, root, seconds=done.duration_s, output=output)
+
+    def _variables(self, sandbox: Sandbox, suite: Suite) -> dict[str, str]:
+        root = f"{sandbox.workdir}/{REPO_FOLDER}"
+        inside = f"{sandbox.workdir}/environment"
+        environment = str(self.environment) if self._visible else inside
+        places = [root if part == "." else f"{root}/{part}" for part in suite.python_path]
+        path = ":".join([*places, environment, f"{sandbox.workdir}/{_PLUGIN_FOLDER}"])
+        return {**suite.variables, "PYTHONPATH": path}
 
 
 def read_report(lines: bytes, root: str, *, seconds: float, output: str) -> SuiteRun:

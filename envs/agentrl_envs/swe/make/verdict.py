@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl_envs.swe.make.suite import SuiteRun
 
@@ -106,6 +107,27 @@ def _message(run: SuiteRun, name: str) -> str:
         return "\n".join(line.rstrip() for line in result.message.splitlines())
     file = name.partition("::")[0]
     return run.broken.get(file, "the test was not found")
+
+
+def noted(verdict: ChangeVerdict) -> dict[str, Any]:
+    """A verdict as a journal keeps it."""
+    # Only what makes a task is worth its room: names of tests are long.
+    if verdict.reason:
+        return {"reason": verdict.reason}
+    return {"reason": "", "broken": list(verdict.fail_to_pass),
+            "messages": dict(verdict.messages), "kept": list(verdict.pass_to_pass)}  # fmt: skip
+
+
+def read_verdict(known: Mapping[str, Any]) -> ChangeVerdict:
+    """A verdict as a journal has kept it."""
+    if known["reason"]:
+        return ChangeVerdict(reason=known["reason"])
+    return ChangeVerdict(
+        reason="",
+        fail_to_pass=tuple(known["broken"]),
+        pass_to_pass=tuple(known["kept"]),
+        messages=known["messages"],
+    )
 
 
 def statement(name: str, version: str, verdict: ChangeVerdict, *, shown: bool) -> str:

@@ -11,7 +11,7 @@ pass is the right value, for inputs that nobody has seen before. Tests without s
 to `sabotage`.
 """
 
-from agentrl_envs.swe.proof.plan import Earned, Plan, make_plan
+from agentrl_envs.swe.proof.plan import Earned, ProofPlan, make_plan
 from agentrl_envs.swe.proof.probes import ProbeFile, probe_file
 
-__all__ = ["Earned", "Plan", "ProbeFile", "make_plan", "probe_file"]
+__all__ = ["Earned", "ProbeFile", "ProofPlan", "make_plan", "probe_file"]

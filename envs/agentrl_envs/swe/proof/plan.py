@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from agentrl_envs.swe.locate import TestLocation
-from agentrl_envs.swe.proof.probes import Probe, ProbeFile, probe_file
+from agentrl_envs.swe.proof.probes import ProbeFile, ValueProbe, probe_file
 from agentrl_envs.swe.run_tests import TestRun
 
 _PER_FILE = 10**6
-_VARIANTS = 8
+_VARIANTS = 12
 _TRUTHS = frozenset("TFN")
-_LEAST_TRUTHS = 3
+_LEAST_TRUTHS, _TRUE_SHARE = 6, 0.75
+"""Guesses get 5 of 6 right twice in 1 of 84 tries: `P(Bin(6, 1/2) >= 5) ** 2`."""
 
 
 class Earned(Enum):
@@ -71,7 +72,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ProofPlan:
     """The proof of one task; empty where no value can be asked for."""
 
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -103,36 +104,47 @@ class Plan:
         return bool(known.telling()) or all(len(keys) >= _LEAST_TRUTHS for keys in truths)
 
     def earned(
-        self, test: TestLocation, values: Mapping[str, str], *, kept: bool = False
+        self,
+        test: TestLocation,
+        values: Mapping[str, str],
+        *,
+        kept: bool = False,
+        passing: float = 1.0,
     ) -> Earned:
         """Compare the values of a run with those of right code.
 
         Another repair may well differ from the gold one where no test says what is right. So half
         of the values that the defect has wrong are enough. Where there is only true or false, which
-        can be guessed, it is two thirds, both where the defect is seen and where it is not: who
+        can be guessed, it is three quarters, both where the defect is seen and where it is not: who
         says the opposite of what the defect says has none of the second kind.
 
         Args:
             test: a test function that `proves` is true for.
             values: of a run.
             kept: as for `proves`.
+            passing: the share of its cases that passed; of the values that the defect has wrong so
+                many fewer have to be right.
         """
         known = self.known[test]
         asked = known.others() if kept else known.telling()
         if asked or kept:
             share = _share(asked, known, values)
-            return Earned.NOTHING if share == 0 else Earned.ALL if share >= 0.5 else Earned.PART
-        truths = (known.truths(telling=telling) for telling in (True, False))
-        right = all(_share(keys, known, values) >= 2 / 3 for keys in truths)
+            nothing = share == 0 and passing == 1.0
+            enough = share >= 0.5 * passing
+            return Earned.NOTHING if nothing else Earned.ALL if enough else Earned.PART
+        mended, others = (
+            _share(known.truths(telling=telling), known, values) for telling in (True, False)
+        )
+        right = mended >= _TRUE_SHARE * passing and others >= _TRUE_SHARE
         return Earned.ALL if right else Earned.PART
 
-    def without(self, again: Mapping[str, str]) -> Plan:
+    def without(self, again: Mapping[str, str]) -> ProofPlan:
         """The plan less what a second run with the gold change gives another value for."""
         known = {
             test: one.without({key for key in one.right if again.get(key) != one.right[key]})
             for test, one in self.known.items()
         }
-        return Plan(sources=self.sources, names=self.names, known=known)
+        return ProofPlan(sources=self.sources, names=self.names, known=known)
 
 
 RunProbes = Callable[
@@ -147,7 +159,7 @@ async def make_plan(
     tests: Collection[TestLocation],
     run: RunProbes,
     draw: random.Random,
-) -> Plan | None:
+) -> ProofPlan | None:
     """Draw inputs for `tests` and find out what is right for them, in three runs.
 
     Args:
@@ -163,7 +175,7 @@ async def make_plan(
         # Some inputs have no end; those of the tests do.
         files = _probed(sources, tests, draw, variants)
         if not files:
-            return Plan()
+            return ProofPlan()
         texts = {path: made.source for path, made in files.items()}
         only = frozenset(name for made in files.values() for name in made.names)
         right = await run(texts, only, True, None)
@@ -196,13 +208,14 @@ def _plan(
     right: Mapping[str, str],
     again: Mapping[str, str],
     wrong: Mapping[str, str],
-) -> Plan:
+) -> ProofPlan:
     probes = {key: (path, it) for path, made in files.items() for key, it in made.probes.items()}
+    # A function that several tests call has one number for all of them, and places of its own.
     places = {(path, it.function, it.variant, it.place): key for key, (path, it) in probes.items()}
     known = {
         test: _known(test, right, wrong, probes, places) for test in tests if test.path in files
     }
-    plan = Plan(
+    plan = ProofPlan(
         sources=texts,
         names={
             test: frozenset(
@@ -221,8 +234,8 @@ def _known(
     test: TestLocation,
     right: Mapping[str, str],
     wrong: Mapping[str, str],
-    probes: Mapping[int, tuple[str, Probe]],
-    places: Mapping[tuple[str, str, int, int], int],
+    probes: Mapping[str, tuple[str, ValueProbe]],
+    places: Mapping[tuple[str, str, int, int], str],
 ) -> _Known:
     mine: dict[str, str] = {}
     seen: dict[str, str] = {}
@@ -240,12 +253,12 @@ def _known(
 
 
 def _read(
-    values: Mapping[str, str], probes: Mapping[int, tuple[str, Probe]]
-) -> Iterator[tuple[str, str, Probe]]:
+    values: Mapping[str, str], probes: Mapping[str, tuple[str, ValueProbe]]
+) -> Iterator[tuple[str, str, ValueProbe]]:
     for key in values:
-        number = key.partition(".")[0]
-        if number.isdecimal() and int(number) in probes:
-            yield key, *probes[int(number)]
+        prefix = key.partition(".")[0]
+        if prefix in probes:
+            yield key, *probes[prefix]
 
 
 def _share(keys: Collection[str], known: _Known, values: Mapping[str, str]) -> float:

@@ -2,16 +2,20 @@
 
 `assert f(2) == 3` becomes `value(17, f(2))`: the 3 is gone, and the value goes out. Beside each
 test stand variants with other literals, so that what is asked was never seen before. What a test
-compares in another way (`<`, `in`, `is not`, a truth) goes out as true or false.
+compares in another way (`<`, `in`, `is not`, a truth) goes out as true or false. Functions of the
+file that tests compare with get probes too, and a test that compares nothing says whether it came
+to its end.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import hashlib
 import random
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 
@@ -35,10 +39,14 @@ _TRUTHS: dict[str, Callable[[list[ast.expr]], ast.expr]] = {
     "assertNotEqual": lambda given: ast.Compare(given[0], [ast.Eq()], [given[1]]),
     "assertIsInstance": lambda given: _call("isinstance", *given[:2]),
 }
+_COMPARING = re.compile(r"(?:assert|check|expect|verify)(?![a-z])")
+"""Beginnings of the names of functions elsewhere that compare what they are given."""
+_MOST_INLINED = 4000
+_SHARED = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class ValueProbe:
     """One place that a value comes from."""
 
     function: str
@@ -46,7 +54,8 @@ class Probe:
     variant: int
     """Number of the variant; 0 has the literals of the test."""
     place: int
-    """Number of the comparison in its function: the same in every variant."""
+    """Number of the comparison in its function: the same in every variant. Those of functions that
+    tests call are above all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +64,18 @@ class ProbeFile:
 
     source: str
     """To be put in place of the file."""
-    probes: dict[int, Probe]
-    """By the number that a value is said with."""
+    probes: dict[str, ValueProbe]
+    """By what a value is said with, less its case and count."""
     names: frozenset[str]
     """Test functions, variants included, to be run."""
+
+
+def function_mark(name: str) -> str:
+    """Marks that tell test functions apart in the values of a function that several of them call.
+
+    `report_plugin` has the same one.
+    """
+    return hashlib.sha256(name.encode()).hexdigest()[:6]
 
 
 def probe_file(
@@ -87,32 +104,43 @@ def probe_file(
     except (SyntaxError, ValueError, RecursionError):
         return None
     numbers = count(first)
-    probes: dict[int, Probe] = {}
-    names: set[str] = set()
-    taken = {node.name for node in _functions(tree)}
+    probes: dict[str, ValueProbe] = {}
+    made: dict[str, tuple[str, int]] = {}
+    known = {node.name for node in _functions(tree)}
+    constants = _constant_displays(tree)
     replaced: list[tuple[int, int, str]] = []
     for node in _functions(tree):
         if node.name not in functions:
             continue
-        made = list(_with_variants(node, draw, variants))
+        plain = _inlined(_undocumented(node), constants)
         texts: list[str] = []
-        for variant, copied in made:
-            rewriting = _Rewriting(numbers)
-            body = rewriting.visit(copied)
-            if not rewriting.places:
-                break
+        for variant, copied in _with_variants(plain, draw, variants):
+            rewriting = _Rewriting(numbers, known)
+            body = rewriting.rewritten(copied)
             if variant:
-                body.name = _free(f"{node.name}_v{variant}", taken)
-            names.add(body.name)
+                body.name = _free(f"{node.name}_v{variant}", known)
+            made[body.name] = (node.name, variant)
             probes |= {
-                key: Probe(function=node.name, variant=variant, place=place)
+                str(key): ValueProbe(function=node.name, variant=variant, place=place)
                 for place, key in enumerate(rewriting.places)
             }
             texts.append(ast.unparse(ast.fix_missing_locations(body)))
-        if texts:
-            start = min((part.lineno for part in node.decorator_list), default=node.lineno)
-            block = "\n\n".join(texts).split("\n")
-            replaced.append((start - 1, node.end_lineno or start, _indented(block, node)))
+        replaced.append(_replaced(node, texts))
+    for node in _functions(tree):
+        if node.name in functions or node.name.startswith("test"):
+            continue
+        rewriting = _Rewriting(numbers, known, shared=True)
+        body = rewriting.visit(copy.deepcopy(node))
+        if not rewriting.places:
+            continue
+        replaced.append(_replaced(node, [ast.unparse(ast.fix_missing_locations(body))]))
+        probes |= {
+            f"{key}-{function_mark(name)}": ValueProbe(
+                function=function, variant=variant, place=_SHARED + key - first
+            )
+            for key in rewriting.places
+            for name, (function, variant) in made.items()
+        }
     if not probes:
         return None
     for start, end, text in sorted(replaced, reverse=True):
@@ -122,7 +150,13 @@ def probe_file(
         ast.parse(made_source)
     except (SyntaxError, ValueError, RecursionError):
         return None  # text that cannot be moved, such as lines inside of an f-string
-    return ProbeFile(source=made_source, probes=probes, names=frozenset(names))
+    return ProbeFile(source=made_source, probes=probes, names=frozenset(made))
+
+
+def _replaced(node: _Function, texts: list[str]) -> tuple[int, int, str]:
+    """The lines of a function, and what is put in their place."""
+    start = min((part.lineno for part in node.decorator_list), default=node.lineno)
+    return start - 1, node.end_lineno or start, _indented("\n\n".join(texts).split("\n"), node)
 
 
 def _indented(block: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
@@ -152,13 +186,54 @@ def _free(name: str, taken: Collection[str]) -> str:
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _with_variants(
-    node: _Function, draw: random.Random, variants: int
-) -> Iterator[tuple[int, _Function]]:
-    """The function, and copies of it with other literals."""
+def _undocumented(node: _Function) -> _Function:
+    """A copy without the text that describes the test, which is no input."""
     plain = copy.deepcopy(node)
     if plain.body and isinstance(plain.body[0], ast.Expr) and is_literal(plain.body[0].value):
-        plain.body = plain.body[1:] or [ast.Pass()]  # what describes the test is no input
+        plain.body = plain.body[1:] or [ast.Pass()]
+    return plain
+
+
+def _constant_displays(tree: ast.Module) -> dict[str, ast.expr]:
+    """Lists, tuples, sets and dictionaries at the top of a file, by the one name they are given."""
+    stored = Counter(
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    )
+    return {
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and len(node.targets) == 1
+        and isinstance(node.targets[0], ast.Name)
+        and stored[node.targets[0].id] == 1
+        and isinstance(node.value, ast.List | ast.Tuple | ast.Set | ast.Dict)
+    }
+
+
+def _inlined(node: _Function, constants: Mapping[str, ast.expr]) -> _Function:
+    """A function that holds the tables it reads, so that a variant has another table."""
+    local = {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+    used = {
+        part.id for part in ast.walk(node) if isinstance(part, ast.Name) and part.id in constants
+    }
+    tables = {name: constants[name] for name in used - local}
+    if sum(len(list(ast.walk(table))) for table in tables.values()) > _MOST_INLINED:
+        return node
+
+    class Inlining(ast.NodeTransformer):
+        def visit_Name(self, name: ast.Name) -> ast.expr:
+            table = tables.get(name.id)
+            return name if table is None else copy.deepcopy(table)
+
+    return Inlining().visit(node)
+
+
+def _with_variants(
+    plain: _Function, draw: random.Random, variants: int
+) -> Iterator[tuple[int, _Function]]:
+    """The function, and copies of it with other literals."""
     yield 0, copy.deepcopy(plain)
     seen = {ast.dump(plain)}
     number = 1
@@ -227,11 +302,29 @@ def _constants(node: ast.AST) -> list[ast.Constant]:
 
 
 class _Rewriting(ast.NodeTransformer):
-    """Puts probes in place of comparisons."""
+    """Puts probes in place of comparisons.
 
-    def __init__(self, numbers: Iterator[int]) -> None:
+    Args:
+        numbers: of probes.
+        known: names of the file's functions, which compare by themselves.
+        shared: whether several tests call the function, so that values are said with the test's
+            mark.
+    """
+
+    def __init__(
+        self, numbers: Iterator[int], known: Collection[str], *, shared: bool = False
+    ) -> None:
         self._numbers = numbers
+        self._known = known
+        self._shared = shared
         self.places: list[int] = []
+
+    def rewritten(self, node: _Function) -> _Function:
+        """A test with probes: where it compares nothing, one that says whether it ends well."""
+        made: _Function = self.visit(node)
+        if not self.places:
+            made.body = [self._ending(made.body)]
+        return made
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         """Ask for what is compared; the comparison itself is gone."""
@@ -250,6 +343,9 @@ class _Rewriting(ast.NodeTransformer):
         if _is_raises(call) and len(call.args) >= 2:
             tried = ast.Call(call.args[1], call.args[2:], list(call.keywords))
             return self._tried(call.args[0], [ast.Expr(tried)])
+        if _COMPARING.match(name) and name not in self._known:
+            said = self._sides([part for part in call.args if not isinstance(part, ast.Lambda)])
+            return ast.Expr(said) if said.elts else node
         return node
 
     def visit_With(self, node: ast.With) -> ast.stmt:
@@ -265,7 +361,18 @@ class _Rewriting(ast.NodeTransformer):
             and len(call.args) == 1
         ):
             return self._tried(call.args[0], node.body)
+        if isinstance(call, ast.Call) and _is_raises(call):
+            return self._ending([node])
         return node
+
+    def _ending(self, body: list[ast.stmt]) -> ast.Try:
+        """Say whether statements come to their end."""
+        said = self._say(_TRUTH, ast.Constant(False))
+        ended = ast.Expr(_call(_TRUTH, said.args[0], ast.Constant(True)))
+        handler = ast.ExceptHandler(
+            ast.Name("BaseException", ast.Load()), None, [ast.Expr(said), ast.Raise()]
+        )
+        return ast.Try(body, [handler], [ended], [])
 
     def _asked(self, test: ast.expr) -> ast.expr:
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
@@ -279,13 +386,13 @@ class _Rewriting(ast.NodeTransformer):
                 return self._sides(sides)
         return self._say(_TRUTH, test)
 
-    def _sides(self, sides: list[ast.expr]) -> ast.expr:
+    def _sides(self, sides: list[ast.expr]) -> ast.Tuple:
         asked = [self._say(_VALUE, side) for side in sides if not is_literal(side)]
         return ast.Tuple(list[ast.expr](asked), ast.Load())
 
     def _say(self, name: str, asked: ast.expr) -> ast.Call:
-        self.places.append(next(self._numbers))
-        return _call(name, ast.Constant(self.places[-1]), asked)
+        self.places.append(number := next(self._numbers))
+        return _call(name, ast.Constant(f"{number}-" if self._shared else str(number)), asked)
 
     def _tried(self, kinds: ast.expr, body: list[ast.stmt]) -> ast.Try:
         caught = _call("isinstance", ast.Name("agentrl_error", ast.Load()), kinds)

@@ -14,13 +14,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 from agentrl_envs.swe import TreeStore, make, read_tasks
-from agentrl_envs.swe.make import DEFAULT_PACKAGES, MakeRequest, Rules, environment_for, make_tasks
+from agentrl_envs.swe.make import DEFAULT_PACKAGES, Rules, environment_for
 from agentrl_envs.swe.make.declared import declared_packages
 from agentrl_envs.swe.make.in_order import in_order
 from agentrl_envs.swe.make.index import Index
@@ -35,91 +34,8 @@ from agentrl_envs.swe.trees import TreeFile, write_tree
 
 from agentrl.cli import main
 from agentrl.errors import ConfigError, DataError, SandboxError
-from agentrl.sandbox import SandboxBackend
-from tests.envs.swe.make.swe_sdists import SHAPES, TESTS, copy_environment, shapes, write_sdist
-
-
-class Shaky(SandboxBackend):
-    """A backend whose sandboxes fail while a library of `broken` is worked on."""
-
-    def __init__(self, inner, progress, broken):
-        self.inner, self.progress, self.broken = inner, progress, broken
-        self.failures = 0
-
-    async def probe(self):
-        return await self.inner.probe()
-
-    async def close(self): ...
-
-    async def create(self, limits, snapshot=None, *, image=""):
-        if self.progress.library in self.broken:
-            self.failures += 1
-            raise SandboxError(f"supervisor {self.failures} was killed after 0.{self.failures} s")
-        return await self.inner.create(limits, snapshot, image=image)
-
-
-class Quiet:
-    """Progress that keeps what was refused."""
-
-    def __init__(self):
-        self.refusals = {}
-        self.tries = 0
-        self.library = ""
-
-    def phase(self, release, what):
-        self.library = release.name
-
-    def baseline(self, release, license, baseline): ...
-
-    def tried(self, release, reason, made, wanted):
-        self.tries += 1
-
-    def refused(self, library, why):
-        self.refusals[library] = why
-
-
-def request_for(tmp_path, **changed):
-    return MakeRequest(
-        **{
-            "out": tmp_path / "out",
-            "packages": ("shapes",),
-            "count": 3,
-            "index": str(tmp_path / "index"),
-            "test_packages": ("pytest",),
-            "rules": Rules(min_tests=5, baselines=2),
-            **changed,
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def packages():
-    """Where sandboxes of another user see it: pytest's own folders are private."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield copy_environment(Path(folder))
-
-
-@pytest.fixture
-def made(backend, packages, tmp_path):
-    """Make tasks of a library and give the rows and the progress."""
-    write_sdist(tmp_path / "index", "shapes", "1.0", shapes())
-
-    async def run(*, hidden=False, broken=(), **changed):
-        request = request_for(tmp_path, **changed)
-        if not (request.out / "environment").exists():
-            request.out.mkdir(exist_ok=True)
-            if hidden:
-                shutil.copytree(packages, request.out / "environment")
-            else:
-                (request.out / "environment").symlink_to(packages)
-        environment = environment_for(request)
-        progress = Quiet()
-        shaky = Shaky(backend, progress, broken)
-        await make_tasks(request, environment, shaky, progress)
-        return list(read_tasks(request.out)), progress, request, environment
-
-    return run
+from tests.envs.swe.make.swe_making import request_for
+from tests.envs.swe.make.swe_sdists import SHAPES, TESTS, shapes, write_sdist
 
 
 async def validated(request, environment, backend):
@@ -541,6 +457,33 @@ def test_declared_packages_are_those_of_run_time_and_of_tests(tmp_path):
     index = Index(str(tmp_path / "index"), tmp_path / "downloads")
     found = declared_packages(index, ("asks", "shapes", "not-there"))
     assert found == ("five==1", "one>=2", "three")
+
+
+REQUIRES = """face>=20
+# words
+[:python_version < "3"]
+old
+
+[test]
+tested
+
+[docs]
+sphinx
+"""
+
+
+def test_what_older_metadata_leave_out_is_read_beside_it(tmp_path):
+    """Caught: sdists of older setuptools, whose PKG-INFO names no requirement (glom)."""
+    files = {
+        **shapes(),
+        "PKG-INFO": "Metadata-Version: 2.1\nName: asks\nVersion: 1.0\nLicense: MIT\n",
+        "asks.egg-info/requires.txt": REQUIRES,
+        "requirements-test.txt": "-r other.txt\nplain  # words\n",
+        "requirements-docs.txt": "furo\n",
+    }
+    write_sdist(tmp_path / "index", "asks", "1.0", files)
+    index = Index(str(tmp_path / "index"), tmp_path / "downloads")
+    assert declared_packages(index, ("asks",)) == ("face>=20", "plain", "tested")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Processor time of sandboxes: started for every rollout, and wiped between rollouts.
 
-    .venv/bin/python benchmarks/sandbox_reuse.py
-    .venv/bin/python benchmarks/sandbox_reuse.py --backend userns --rollouts 256
+    .venv/bin/python benchmarks/sandboxes/reuse.py
+    .venv/bin/python benchmarks/sandboxes/reuse.py --backend userns --rollouts 256
 
 A rollout opens a sandbox, tests one solution of a code task in it and closes it, sixteen at once.
 Counted is the processor time of this process and of all processes that it has waited for; the

@@ -1,6 +1,6 @@
 """What the verifiers of reasoning-gym pay for answers that solve nothing.
 
-    python benchmarks/reasoning_answers.py [TASKS_A_LEVEL]
+    python benchmarks/tasks/reasoning_answers.py [TASKS_A_LEVEL]
 
 Every generator at levels 0 and 2, against answers that do not depend on the puzzle, and mutations
 of the right answer that are another one. Printed are those that the verifier alone calls right on

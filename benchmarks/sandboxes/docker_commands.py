@@ -1,8 +1,8 @@
 """What a command costs in a container: our supervisor, `docker exec`, and SWE-ReX.
 
-    python benchmarks/docker_commands.py                     # all parts, a few minutes
-    python benchmarks/docker_commands.py latency crash       # some of them
-    python benchmarks/docker_commands.py --swe-rex VENV      # SWE-ReX too, installed in VENV
+    python benchmarks/sandboxes/docker_commands.py                   # all parts, minutes
+    python benchmarks/sandboxes/docker_commands.py latency crash     # some of them
+    python benchmarks/sandboxes/docker_commands.py --swe-rex VENV   # and SWE-ReX of VENV
 
     latency  one container, `sh -c 'echo x'` again and again, in turns: milliseconds a command
     rate     eight containers at once: commands a second

@@ -1,4 +1,4 @@
-"""The owner and the lease of a container, by which those that a crash left behind are found.
+"""The owner and the lease of a container or pod, by which those that a crash left behind are found.
 
 The first net is the attached stdin: it ends with its owner, and the container with it. This is the
 second, for what never started, or whose daemon lost the news: labels say who made a container and

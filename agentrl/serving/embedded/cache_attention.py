@@ -1,0 +1,240 @@
+"""Attention of the tokens of one pass to the rows of a `KvCache`, which they write first.
+
+On a CPU decoded tokens and prompts have the same arithmetic, that of `row_attention`, so that it
+does not matter which of them computed a position.
+
+Legend: `_N` active rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from agentrl.serving.embedded.kv_cache import KvCache
+from agentrl.serving.embedded.row_attention import TILE, row_attention, tiled
+
+
+class CacheAttention(Protocol):
+    """The attention of some tokens of a pass."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Keep the tokens' keys and values, and return their attention, [1, L, H, D].
+
+        Args:
+            layer: of the model.
+            query: [1, H, L, D].
+            key: [1, K, L, D].
+            value: [1, K, L, D].
+            scale: factor on the scores; None is D ** -0.5.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSegment:
+    """A stretch of one sequence to compute."""
+
+    row: int
+    """Row of the cache."""
+    start: int
+    """Position of the first token; everything before it is in the cache."""
+    ids: Sequence[int]
+    """Tokens to compute."""
+
+
+class PrefillAttention:
+    """Many tokens of a few rows; each segment attends to its own row only."""
+
+    def __init__(self, cache: KvCache, segments: Sequence[CacheSegment]) -> None:
+        self._data = cache.data
+        self._on_cpu = cache.data.device.type == "cpu"
+        at = [p for s in segments for p in range(s.start, s.start + len(s.ids))]
+        self.positions = torch.tensor(at, device=cache.data.device)
+        self._parts: list[tuple[int, int, int, int, torch.Tensor | None]] = []
+        offset = 0
+        for segment in segments:
+            length, end = len(segment.ids), segment.start + len(segment.ids)
+            mask = None
+            if segment.start and length > 1 and not self._on_cpu:
+                mask = torch.ones(length, end, dtype=torch.bool, device=cache.data.device)
+                mask = mask.tril(diagonal=segment.start)
+            self._parts.append((segment.row, segment.start, offset, length, mask))
+            offset += length
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Attend as `CacheAttention.attend` says."""
+        keys, values = self._data[layer, 0], self._data[layer, 1]
+        share, dim = query.shape[1] // key.shape[1], query.shape[3]
+        outputs = []
+        for row, start, offset, length, mask in self._parts:
+            end = start + length
+            keys[row, :, start:end] = key[0, :, offset : offset + length]
+            values[row, :, start:end] = value[0, :, offset : offset + length]
+            q = query[:, :, offset : offset + length]
+            if self._on_cpu:
+                q = q[0] * (dim**-0.5 if scale is None else scale)
+                for first in range(0, length, TILE):
+                    chunk = q[:, first : first + TILE]
+                    out = _attend_to_row(chunk, keys[row], values[row], start + first)
+                    outputs.append(out[None])
+                continue
+            # Repeating a few key heads is much cheaper than a kernel for groups.
+            k = keys[row, :, :end].repeat_interleave(share, dim=0)[None]
+            v = values[row, :, :end].repeat_interleave(share, dim=0)[None]
+            causal = start == 0 and length > 1
+            out = scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=causal, scale=scale
+            )
+            outputs.append(out)
+        return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+def _attend_to_row(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int
+) -> torch.Tensor:
+    """Attention [H, L, D] of L tokens of one row, to the bits of `DecodeAttention`.
+
+    Args:
+        query: [H, L, D], scaled.
+        keys: [K, T, D] of the row, those of the tokens themselves included.
+        values: [K, T, D].
+        start: position of the first token.
+    """
+    (heads, length, dim), kv_heads = query.shape, keys.shape[0]
+    share, end = heads // kv_heads, tiled(start + length)
+    at = torch.arange(end)[None]
+    visible = at <= torch.arange(start, start + length)[:, None]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    mask = torch.zeros(visible.shape, dtype=wide).masked_fill_(~visible, float("-inf"))
+    if wide != query.dtype:
+        q = query.reshape(kv_heads, share * length, dim)
+        mask = mask.repeat(share, 1)[None]
+        out = row_attention(q, keys[:, :end], values[:, :end], mask)
+        return out.view(heads, length, dim)
+    outputs = []
+    for head in range(kv_heads):
+        q = query[head * share : (head + 1) * share].transpose(0, 1)
+        k, v = (part[head, :end].expand(length, end, dim) for part in (keys, values))
+        outputs.append(row_attention(q, k, v, mask[:, None]).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+class DecodeAttention:
+    """One token of each of the first `count` rows."""
+
+    def __init__(self, cache: KvCache, count: int) -> None:
+        device = cache.data.device
+        self._data = cache.data
+        self._count = count
+        self._on_cpu = device.type == "cpu"
+        self._longest = max(cache.lengths[:count]) + 1
+        kind = cache.data.dtype
+        if self._on_cpu:
+            self._longest = tiled(self._longest)
+            kind = torch.promote_types(kind, torch.float32)
+        self._rows_N = torch.arange(count, device=device)
+        self.positions = torch.tensor(cache.lengths[:count], device=device)
+        visible = torch.arange(self._longest, device=device)[None] <= self.positions[:, None]
+        mask = torch.zeros(visible.shape, dtype=kind, device=device)
+        mask.masked_fill_(~visible, float("-inf"))
+        # A CPU computes the key heads of a row one by one.
+        kv_heads = cache.data.shape[3] if self._on_cpu else 1
+        self._mask = mask.repeat_interleave(kv_heads, dim=0)[:, None]
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Attend as `CacheAttention.attend` says."""
+        keys, values = self._data[layer, 0], self._data[layer, 1]
+        keys[self._rows_N, :, self.positions] = key[0].transpose(0, 1)
+        values[self._rows_N, :, self.positions] = value[0].transpose(0, 1)
+        heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
+        # Query heads that share a key head become query positions: no repeated keys, no loop.
+        q = query[0].transpose(0, 1).reshape(self._count, kv_heads, heads // kv_heads, dim)
+        if self._on_cpu:
+            q = (q * (dim**-0.5 if scale is None else scale)).flatten(0, 1)
+            flat = (part.view(-1, *part.shape[2:])[: len(q)] for part in (keys, values))
+            k, v = (part[:, : self._longest] for part in flat)
+            out = row_attention(q, k, v, self._mask)
+        else:
+            out = scaled_dot_product_attention(
+                q,
+                keys[: self._count, :, : self._longest],
+                values[: self._count, :, : self._longest],
+                attn_mask=self._mask[:, None],
+                scale=scale,
+            )
+        return out.reshape(1, self._count, heads, dim)
+
+
+class PaddingAttention:
+    """Tokens of no row, whose results nobody reads."""
+
+    def __init__(self, count: int) -> None:
+        self.positions = torch.zeros(count, dtype=torch.long)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Attend as `CacheAttention.attend` says."""
+        return torch.zeros_like(query).transpose(1, 2)
+
+
+class MixedAttention:
+    """Decoded tokens and segments side by side."""
+
+    def __init__(
+        self, parts: Sequence[DecodeAttention | PrefillAttention | PaddingAttention]
+    ) -> None:
+        self._parts = parts
+        self._sizes = [len(part.positions) for part in parts]
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """Attend as `CacheAttention.attend` says."""
+        outputs = [
+            part.attend(layer, q, k, v, scale)
+            for part, q, k, v in zip(
+                self._parts,
+                query.split(self._sizes, dim=2),
+                key.split(self._sizes, dim=2),
+                value.split(self._sizes, dim=2),
+                strict=True,
+            )
+        ]
+        return torch.cat(outputs, dim=1)

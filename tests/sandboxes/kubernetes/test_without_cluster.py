@@ -1,0 +1,332 @@
+"""Parts of the Kubernetes backend that need no cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import marshal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentrl_sandboxes import KubernetesBackend, ProcessBackend
+from agentrl_sandboxes.guest import wire
+from agentrl_sandboxes.host.channel import PORTABLE_BOOT, portable_frame
+from agentrl_sandboxes.host.leases import labels
+from agentrl_sandboxes.kubernetes import verdicts
+from agentrl_sandboxes.kubernetes.attach import WINDOW, PodStreams, attach
+from agentrl_sandboxes.kubernetes.client import Cluster
+from agentrl_sandboxes.kubernetes.manifest import PodWish, pod_manifest, policy_manifest
+from agentrl_sandboxes.kubernetes.sweep import is_left
+from aiohttp import web
+
+from agentrl.errors import SandboxError, SandboxUnavailable
+from agentrl.sandbox import SandboxLimits
+from agentrl.testing.fake_cluster.rules import complaints
+from agentrl.testing.fake_cluster.server import kubeconfig
+
+Script = Callable[[web.WebSocketResponse], Awaitable[None]]
+
+
+def wish(**more: Any) -> PodWish:
+    limits = SandboxLimits(memory_bytes=2**28, disk_bytes=2**24, cpus=0.5, lifetime_s=60.5)
+    usual: dict[str, Any] = {
+        "name": "agentrl-1",
+        "image": "i",
+        "command": ("python3", "-c", "x"),
+        "uid": 77,
+        "limits": limits,
+        "start_s": 10.0,
+        "annotations": labels(limits),
+    }
+    return PodWish(**{**usual, **more})
+
+
+def test_the_objects_are_those_of_the_published_api() -> None:
+    # Fails if a field is misspelled, which an API server of 1.25 and older drops in silence.
+    placing = {
+        "nodeSelector": {"a": "b"},
+        "tolerations": [{"key": "k", "operator": "Exists"}],
+        "imagePullSecrets": [{"name": "s"}],
+    }
+    pod = pod_manifest(wish(placing=placing, runtime="gvisor"))
+    assert complaints("V1Pod", pod) == []
+    assert complaints("V1NetworkPolicy", policy_manifest()) == []
+    assert pod["spec"]["runtimeClassName"] == "gvisor"
+    for path, value, said in (
+        (
+            ("spec", "containers", 0, "stdinonce"),
+            True,
+            'unknown field "spec.containers[0].stdinonce',
+        ),
+        (("spec", "hostNetwork"), True, "hostNetwork"),
+        (("spec", "activeDeadlineSeconds"), 0, "activeDeadlineSeconds"),
+        (("metadata", "labels"), {"x": "a:b"}, "labels"),
+        (("spec", "containers", 0, "securityContext", "capabilities"), {}, "capabilities"),
+    ):
+        wrong = copy.deepcopy(pod)
+        place = wrong
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = value
+        assert any(said in text for text in complaints("V1Pod", wrong)), path
+
+
+def test_the_pod_names_every_wall() -> None:
+    pod = pod_manifest(wish())
+    spec, container = pod["spec"], pod["spec"]["containers"][0]
+    assert spec["activeDeadlineSeconds"] == 131
+    assert (spec["restartPolicy"], spec["automountServiceAccountToken"]) == ("Never", False)
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    # Caught on a real node: the pod's first process has the user of the pod, and one process more
+    # of that user is one less for programs.
+    assert set(spec["securityContext"]) == {"runAsNonRoot", "seccompProfile"}
+    assert (container["stdin"], container["stdinOnce"], container["tty"]) == (True, True, False)
+    walls = container["securityContext"]
+    assert walls["capabilities"] == {"drop": ["ALL"]}
+    assert walls["runAsUser"] == walls["runAsGroup"] == 77
+    assert (walls["readOnlyRootFilesystem"], walls["allowPrivilegeEscalation"]) == (True, False)
+    limits = container["resources"]["limits"]
+    assert int(limits["memory"]) > 2**28 + 3 * 2**24
+    assert limits["cpu"] == "500m"
+    assert {v["emptyDir"]["sizeLimit"] for v in spec["volumes"]} == {str(2**24)}
+
+
+async def test_no_cluster_is_found_at_first_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    probe = await KubernetesBackend().probe()
+    assert not probe.available
+    assert "there is no kubeconfig at" in probe.detail
+    config = tmp_path / "config"
+    config.write_text(kubeconfig("http://127.0.0.1:9"))
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    backend = KubernetesBackend()
+    start = time.monotonic()
+    with pytest.raises(SandboxUnavailable, match=r"no Kubernetes API at http://127\.0\.0\.1:9"):
+        await backend.create(SandboxLimits())
+    assert time.monotonic() - start < 30
+    await backend.close()
+    config.write_text("clusters: 7")
+    probe = await KubernetesBackend().probe()
+    assert "cannot be used" in probe.detail
+
+
+def state(**state: Any) -> dict[str, Any]:
+    return {"spec": {"nodeName": "n"}, "status": {"containerStatuses": [{"state": state}]}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "kind", "said"),
+    [
+        (state(waiting={"reason": "ContainerCreating"}), None, ""),
+        (state(waiting={"reason": "ErrImagePull"}), None, ""),
+        (state(waiting={"reason": "InvalidImageName"}), SandboxUnavailable, "registry"),
+        (state(waiting={"reason": "CreateContainerConfigError", "message": "secret"}),
+         SandboxUnavailable, "cannot be made"),
+        (state(waiting={"reason": "CreateContainerError", "message": "deadline exceeded"}),
+         SandboxError, "deadline exceeded"),
+        (state(terminated={"reason": "StartError", "message": 'exec: "python3": executable file'
+                           " not found in $PATH"}), SandboxUnavailable, "no python3"),
+        ({"status": {"phase": "Failed", "reason": "OutOfmemory", "message": "full"}},
+         SandboxError, "OutOfmemory: full"),
+        ({"metadata": {"deletionTimestamp": "x"}, "status": {"phase": "Pending"}},
+         SandboxError, "deleted"),
+    ],
+)  # fmt: skip
+def test_a_status_says_what_keeps_a_pod_from_starting(
+    pod: dict[str, Any], kind: type[SandboxError] | None, said: str
+) -> None:
+    found = verdicts.start_trouble(pod, "i")
+    assert (type(found) if found else None) is kind
+    assert said in str(found)
+
+
+def test_a_status_says_what_ended_a_pod() -> None:
+    moved = {"type": "DisruptionTarget", "status": "True", "message": "preempted by x"}
+    assert "preempted by x" in verdicts.why_ended({"status": {"conditions": [moved]}})
+    lost = {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
+    assert "is lost" in verdicts.why_ended({"status": {"conditions": [lost]}})
+    assert "exit code 3" in verdicts.why_ended(state(terminated={"reason": "Error", "exitCode": 3}))
+    assert verdicts.why_ended(state(running={})) == ""
+    assert "deleted" in verdicts.why_ended(None)
+
+
+def test_a_pod_is_left_when_its_owner_is_dead_or_it_ended_long_ago() -> None:
+    # Fails if a pod of a live owner elsewhere is deleted, or an ended one lies there for ever.
+    now = 2_000_000_000.0
+    mine = {"annotations": labels(SandboxLimits()), "creationTimestamp": "2030-01-01T00:00:00Z"}
+    far = {**mine, "annotations": {"agentrl.owner": "elsewhere:1:0:2:3", "agentrl.lease": "9" * 11}}
+    ended = state(terminated={"finishedAt": "2033-05-18T03:00:00Z"})["status"]
+    fresh = state(terminated={"finishedAt": "2033-05-18T03:33:00Z"})["status"]
+    assert not is_left({"metadata": mine}, now=0.0)
+    assert not is_left({"metadata": far}, now=now)
+    assert is_left({"metadata": far, "status": {**ended, "phase": "Failed"}}, now=now)
+    assert not is_left({"metadata": far, "status": {**fresh, "phase": "Failed"}}, now=now)
+    assert not is_left({"metadata": far, "status": {**ended, "phase": "Running"}}, now=now)
+    leaving = {**far, "deletionTimestamp": "2033-05-18T03:00:00Z"}
+    assert not is_left({"metadata": leaving, "status": {**ended, "phase": "Failed"}}, now=now)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_supervisor_starts_under_a_python_of_another_version(same: bool) -> None:
+    # Fails if only code is sent, which another version cannot read.
+    launch = ProcessBackend().launch(SandboxLimits(), 1)
+    frame = portable_frame({**launch.config, "tell": True, "remove": True})
+    config = marshal.loads(frame[wire.HEAD.size :])
+    if not same:
+        config["version"] = ["cpython", 3, 99]
+        config["modules"] = [(name, text, b"unreadable") for name, text, _ in config["modules"]]
+    body = marshal.dumps(config, 2)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", PORTABLE_BOOT % 20],
+        input=wire.HEAD.pack(len(body), wire.CONFIG, 0) + body,
+        capture_output=True,
+        timeout=60,
+        env={"FLAVOUR": "x"},
+    )
+    assert done.stderr == b""
+    size, kind, _ = wire.HEAD.unpack(done.stdout[: wire.HEAD.size])
+    assert kind == wire.READY
+    told = marshal.loads(done.stdout[wire.HEAD.size :][:size])
+    assert told["variables"]["FLAVOUR"] == "x"
+
+
+def test_a_supervisor_to_whom_nobody_speaks_ends() -> None:
+    # Fails if a pod whose owner died before it attached lives until its deadline.
+    waiting = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", PORTABLE_BOOT % 1],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert waiting.wait(timeout=20) == 1
+    assert waiting.stderr is not None
+    assert b"nobody has attached" in waiting.stderr.read()
+    waiting.stderr.close()
+    assert waiting.stdin is not None
+    waiting.stdin.close()
+
+
+class OneAttach:
+    """An API server that knows one request."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.script: Script | None = None
+        self.protocols = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+        self._folder, self._patch = folder, patch
+
+    async def _attach(self, request: web.Request) -> web.WebSocketResponse:
+        assert request.query == {
+            "container": "sandbox", "stdin": "true", "stdout": "true", "stderr": "true",
+        }  # fmt: skip
+        socket = web.WebSocketResponse(protocols=self.protocols, max_msg_size=2**20)
+        await socket.prepare(request)
+        assert self.script is not None
+        await self.script(socket)
+        return socket
+
+    async def open(self, why: str = "") -> PodStreams:
+        app = web.Application()
+        app.add_routes([web.get("/api/v1/namespaces/sandboxes/pods/p/attach", self._attach)])
+        self.runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        host, port = self.runner.addresses[0]
+        config = self._folder / "config"
+        config.write_text(kubeconfig(f"http://{host}:{port}"))
+        self._patch.setenv("KUBECONFIG", str(config))
+        self.cluster = Cluster()
+        await self.cluster.open()
+
+        async def reason() -> str:
+            return why
+
+        return await attach(self.cluster, "p", "sandbox", reason)
+
+    async def close(self) -> None:
+        await self.cluster.aclose()
+        await self.runner.cleanup()
+
+
+@pytest.fixture
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OneAttach]:
+    found = OneAttach(tmp_path, monkeypatch)
+    yield found
+    await found.close()
+
+
+async def test_channels_are_taken_apart_wherever_messages_end(api: OneAttach) -> None:
+    async def script(socket: web.WebSocketResponse) -> None:
+        for message in (
+            b"\x01",
+            b"\x02",
+            b"\x03",
+            b"\x01on",
+            b"\x02trouble",
+            b"\x01e" + b"x" * 700,
+        ):
+            await socket.send_bytes(message)
+        await socket.send_bytes(b'\x03{"status": "Failure", "message": "no such container"}')
+
+    api.script = script
+    streams = await api.open()
+    assert await streams.readexactly(3) == b"one"
+    assert await streams.readexactly(700) == b"x" * 700
+    assert streams.errors == "trouble"
+    with pytest.raises(ConnectionError, match="no such container"):
+        await streams.readexactly(1)
+    with pytest.raises(ConnectionError):
+        await streams.drain()
+    await streams.end()
+
+
+async def test_what_became_of_the_pod_is_asked_first(api: OneAttach) -> None:
+    async def script(socket: web.WebSocketResponse) -> None:
+        await socket.send_bytes(b"\x01half")
+
+    api.script = script
+    streams = await api.open("its pod was deleted")
+    with pytest.raises(ConnectionError, match="its pod was deleted"):
+        await streams.readexactly(5)
+    await streams.end()
+
+
+async def test_bytes_go_in_order_and_wait_for_a_slow_server(api: OneAttach) -> None:
+    # Fails if memory grows with what a server does not take, or if writes overtake each other.
+    go, taken = asyncio.Event(), bytearray()
+
+    async def script(socket: web.WebSocketResponse) -> None:
+        await go.wait()
+        async for message in socket:
+            assert message.data[0] == 0
+            taken.extend(message.data[1:])
+
+    api.script = script
+    streams = await api.open()
+    sent = b"".join(struct.pack(">I", n) for n in range(24 * WINDOW // 4))
+    for at in range(0, len(sent), 2**18):
+        streams.write(sent[at : at + 2**18])
+    waiting = asyncio.create_task(streams.drain())
+    done, _ = await asyncio.wait([waiting], timeout=0.3)
+    assert not done
+    go.set()
+    await asyncio.wait_for(waiting, 20)
+    while len(taken) < len(sent):
+        await asyncio.sleep(0.01)
+    assert taken == sent
+    await streams.end()
+
+
+async def test_a_server_of_another_protocol_is_refused(api: OneAttach) -> None:
+    async def script(socket: web.WebSocketResponse) -> None:
+        await socket.receive()
+
+    api.script, api.protocols = script, ("channel.k8s.io",)
+    with pytest.raises(ConnectionError, match=r"speaks none of v5\.channel\.k8s\.io"):
+        await api.open()
