@@ -75,7 +75,7 @@ _ADVICE: Mapping[AttackVerdict, str] = {
     "new_sandbox to grade in), and read its answers without eval or exec",
     AttackVerdict.LEAKED: "use another sandbox, or a wiped one, for each turn that a test runs in, "
     "and set all state in reset, on self",
-    AttackVerdict.SPOILED: "set all state in reset, on self: what hangs on the class, the module or "
+    AttackVerdict.SPOILED: "set all state in reset, on self: what hangs on a class, a module or "
     "a server is shared by all rollouts",
 }
 _ADVICE_IF_PAID: Mapping[AttackClass, str] = {
