@@ -257,7 +257,7 @@ class AttackResult:
         return min(found, key=lambda pair: _GRAVEST.index(pair[1]), default=None)
 
     def advice(self) -> str:
-        """What to change for the gravest verdict; empty if all were held."""
+        """Advice for the gravest verdict; empty if all were held."""
         worst = self.worst()
         if worst is None:
             return ""

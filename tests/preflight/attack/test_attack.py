@@ -333,7 +333,9 @@ SHORT = ("ends with success", "returns what equals everything", "prints verdicts
 )
 async def test_no_program_gets_through_the_judge_of_code(sandbox: str, source: str) -> None:
     """The quick half of the programs; in `process` they do nothing, see below."""
-    probed = await BACKENDS[sandbox]().probe()
+    made = BACKENDS[sandbox]()
+    probed = await made.probe()
+    await made.close()
     if not probed.available:
         pytest.skip(probed.detail)
     found = AttackPlan(
