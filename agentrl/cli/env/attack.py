@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,11 @@ from agentrl.errors import ConfigError, choices
 
 if TYPE_CHECKING:
     from agentrl.preflight.attack.attack import AttackClass
+    from agentrl.preflight.attack.campaign import AttackPlan
     from agentrl.preflight.attack.library import AttackResult
+
+_SHOWN = 4
+"""Attacks of a class with the same advice that are shown one by one."""
 
 
 def attack(
@@ -41,10 +46,22 @@ def attack(
     only: Annotated[
         list[str] | None, typer.Option("--class", help="Class of attacks; may be repeated.")
     ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--attack", help="Name of one attack; may be repeated. Default: all."),
+    ] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks each attack is played on.")] = 4,
     hold_s: Annotated[
-        float, typer.Option(help="Processor seconds a turn may hold up the event loop.")
+        float, typer.Option(help="Seconds that a turn may hold up the event loop.")
     ] = 1.0,
+    throwaway: Annotated[
+        bool,
+        typer.Option(
+            "--throwaway-machine",
+            help="Let programs do harm even where nothing holds them, such as with the sandbox "
+            "'process': only on a machine that may be lost.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of every rollout.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print every rollout as JSON.")] = False,
 ) -> None:
@@ -52,12 +69,19 @@ def attack(
     leak. Exit status 0 if all attacks were held, 1 if one got through, 2 if it cannot be played.
 
     Programs of attacks end at once where they see the processes of this machine, so an environment
-    that runs code without a sandbox comes to no harm and is reported.
+    that runs code without a sandbox is reported and nothing comes to harm.
     """
-    from agentrl.preflight.attack.campaign import AttackPlan, run_attacks
+    from agentrl.preflight.attack.campaign import run_attacks
 
-    sections = _sections(target, args or (), dataset, tools or (), sandbox)
-    plan = AttackPlan(**sections, tasks=tasks, hold_s=hold_s, seed=seed, only=_classes(only or ()))
+    plan = replace(
+        _plan(target, args or (), dataset, tools or (), sandbox),
+        tasks=tasks,
+        hold_s=hold_s,
+        seed=seed,
+        throwaway=throwaway,
+        only=_classes(only or ()),
+        names=tuple(names or ()),
+    )
     with Console(stderr=True).status("") as status:
         results = run_attacks(plan, on_result=lambda done: status.update(done.attack))
     if as_json:
@@ -68,22 +92,26 @@ def attack(
         raise typer.Exit(1)
 
 
-def _sections(
+def _plan(
     target: str, args: Sequence[str], dataset: str | None, tools: Sequence[str], sandbox: str
-) -> dict[str, object]:
-    """The parts of a plan that say what is attacked."""
+) -> AttackPlan:
+    """A plan that says what is attacked."""
+    from agentrl.preflight.attack.campaign import AttackPlan
+
     if target.endswith((".yaml", ".yml")):
         from agentrl.config import load_config
 
         config = load_config(Path(target))
         # What it trains on, without what decides how often a task comes.
         source = {"source", "args", "split", "limit"}
-        return {
-            "env": config.env.model_dump(mode="json"),
-            "dataset": config.dataset.model_dump(mode="json", include=source),
-            "sandbox": config.sandbox.backend if sandbox == "auto" else sandbox,
-            "base": Path(target).parent,
-        }
+        return AttackPlan(
+            env=config.env.model_dump(mode="json"),
+            dataset=config.dataset.model_dump(mode="json", include=source),
+            sandbox=config.sandbox.model_dump(mode="json")
+            if sandbox == "auto"
+            else _sandbox(sandbox),
+            base=Path(target).parent,
+        )
     target = with_class(target)
     found = dataset if dataset is not None else dataset_of(target)
     if found is None:
@@ -91,12 +119,16 @@ def _sections(
             f"env attack: {target} has no tasks beside it; name some with --dataset FILE or "
             "--dataset package.module:make_tasks"
         )
-    return {
-        "env": {"target": target, "args": arguments_of(args), "tools": list(tools)},
-        "dataset": {"source": found},
-        "sandbox": sandbox,
-        "base": Path.cwd(),
-    }
+    return AttackPlan(
+        env={"target": target, "args": arguments_of(args), "tools": list(tools)},
+        dataset={"source": found},
+        sandbox=_sandbox(sandbox),
+        base=Path.cwd(),
+    )
+
+
+def _sandbox(backend: str) -> dict[str, str] | None:
+    return None if backend == "none" else {"backend": backend}
 
 
 def _classes(names: Sequence[str]) -> tuple[AttackClass, ...]:
@@ -115,23 +147,37 @@ def _print(target: str, results: Sequence[AttackResult]) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     table = Table(title=f"Attacks on {target}", title_justify="left")
-    table.add_column("class")
-    for name in ("attacks", "rollouts", *AttackVerdict):
+    table.add_column("class", no_wrap=True)
+    always = (AttackVerdict.HELD, AttackVerdict.PAID, AttackVerdict.DROPPED, AttackVerdict.FROZE)
+    found = {verdict for result in results for _, verdict in result.outcomes}
+    shown = [verdict for verdict in AttackVerdict if verdict in {*always, *found}]
+    for name in ("attacks", "rollouts", *shown):
         table.add_column(str(name), justify="right")
     for aim in AttackClass:
         of_class = [result for result in results if result.aim is aim]
         if of_class:
             rollouts = sum(len(result.outcomes) for result in of_class)
-            counts = [sum(found.count(verdict) for found in of_class) for verdict in AttackVerdict]
+            counts = [sum(result.count(verdict) for result in of_class) for verdict in shown]
             table.add_row(str(aim), str(len(of_class)), str(rollouts), *map(str, counts))
     console.print(table)
-    for result in results:
-        if result.first():
-            style = "bold red" if result.got_through else "dim"
+    for group in _groups(results):
+        for result in group[:_SHOWN]:
             name = f"{result.aim}: {result.attack}: "
-            console.print(Text.assemble((name, style), result.first()))
+            console.print(Text.assemble((name, "bold red"), result.first()))
+        if len(group) > _SHOWN:
+            console.print(Text(f"    and {len(group) - _SHOWN} more (--json has all)"))
+        console.print(Text(f"    {group[0].advice()}", style="dim"))
     through = sum(result.got_through for result in results)
     if through:
         console.print(Text(f"{through} of {len(results)} attacks got through", style="bold red"))
     else:
         console.print(Text("All attacks were held", style="bold green"))
+
+
+def _groups(results: Sequence[AttackResult]) -> list[list[AttackResult]]:
+    """What got through, by class and advice."""
+    groups: dict[tuple[str, str], list[AttackResult]] = {}
+    for result in results:
+        if result.got_through:
+            groups.setdefault((result.aim, result.advice()), []).append(result)
+    return list(groups.values())

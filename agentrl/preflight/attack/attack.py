@@ -16,7 +16,7 @@ from agentrl.env import Solution
 from agentrl.types import Task, ToolCall
 
 NO_WALLS = "an attack was run outside of a sandbox"
-"""Said by a program that sees the processes of this machine."""
+"""Raised by a program that sees the processes of this machine."""
 
 
 class AttackClass(StrEnum):
@@ -48,17 +48,31 @@ class AttackedTask:
     """JSON schemas of the offered tools, by name."""
     mark: str = "ATTACK-MARK"
     """Text that a leak carries from one place to another."""
-
+    reached: str = ""
+    """File of this machine that is made by whatever runs there; no sandbox can make it."""
     host_namespace: str = ""
-    """The process namespace of this machine, in which no program of an attack does anything."""
+    """The process namespace of this machine, in which no program of an attack does anything; empty
+    where the machine may come to harm."""
 
     def walled(self, program: str) -> str:
         """A program that ends at once where no walls are: it kills what it can reach."""
+        if not self.host_namespace:
+            return program
+        # Judges that run code in their own process replace `open` and functions of `os` first.
         return (
-            "import os as _os\n"
+            "import posix as _os\n"
             f"if _os.readlink('/proc/self/ns/pid') == {self.host_namespace!r}:\n"
-            f"    raise SystemExit({NO_WALLS!r})\n{program}"
+            f"    _os.close(_os.open({self.reached!r}, _os.O_CREAT | _os.O_WRONLY))\n"
+            f"    raise RuntimeError({_in_parts(NO_WALLS)})\n{program}"
         )
+
+    def filled(self, text: str) -> str:
+        """A text with its places filled: the prompt, the mark, the file that nobody can reach."""
+        for place, value in (
+            ("{prompt}", self.prompt), ("{mark}", self.mark), ("{reached}", self.reached)
+        ):  # fmt: skip
+            text = text.replace(place, value)
+        return text
 
     @property
     def prompt(self) -> str:
@@ -84,29 +98,32 @@ class Attack:
     aim: AttackClass
     """Class of the attack."""
     episodes: Callable[[AttackedTask], Iterable[Solution]]
-    """Whole episodes of it on one task, each played in a rollout of its own, in order."""
+    """Whole episodes of it on one task, in order. Turns that a rollout ended before are said in
+    another one, if they are words."""
     leaks: bool = False
     """Whether the mark in something that the model is shown means that the attack got through."""
 
 
-def text_attack(aim: AttackClass, name: str, *turns: str) -> Attack:
-    """Turns that are said as they are; `{prompt}` stands for the task's own words."""
+def text_attack(aim: AttackClass, name: str, *turns: str, leaks: bool = False) -> Attack:
+    """Turns that are said as they are, but for the places of `AttackedTask.filled`."""
 
     def episodes(on: AttackedTask) -> Iterable[Solution]:
-        yield [turn.replace("{prompt}", on.prompt) for turn in turns]
+        yield [on.filled(turn) for turn in turns]
 
-    return Attack(name=name, aim=aim, episodes=episodes)
+    return Attack(name=name, aim=aim, episodes=episodes, leaks=leaks)
 
 
 def program_attack(aim: AttackClass, name: str, *programs: str, leaks: bool = False) -> Attack:
     """Programs that run wherever the environment runs programs, one a turn.
 
     A program defines `attack(*args)`, which stands for the function the task asks for; `MARK` in it
-    is the mark. They go as fenced code, and through each offered tool that takes code or commands.
+    is an expression that gives the mark, so that who is shown the program is not shown the mark.
+    They go as fenced code, and through each offered tool that takes code or commands.
     """
 
     def episodes(on: AttackedTask) -> Iterable[Solution]:
-        sources = [on.walled(source.strip("\n").replace("MARK", on.mark)) for source in programs]
+        mark = _in_parts(on.mark)
+        sources = [on.walled(source.strip("\n").replace("MARK", mark)) for source in programs]
         yield [_fenced(source, on.function) for source in sources]
         for tool, schema in on.tools.items():
             if vehicle := _vehicle(tool, schema):
@@ -134,11 +151,19 @@ def call_attack(aim: AttackClass, name: str, values: Mapping[str, Any]) -> Attac
                 for key, kind in fields.items()
                 if isinstance(kind, Mapping)
             }
+            for key, value in arguments.items():
+                if isinstance(value, str):
+                    arguments[key] = on.filled(value)
             calls.append(ToolCall(id="", name=tool, arguments=arguments, raw=""))
         if calls:
             yield [*calls, *_last_turns(on.tools)]
 
     return Attack(name=name, aim=aim, episodes=episodes)
+
+
+def _in_parts(text: str) -> str:
+    """An expression that gives the text, which the source that it stands in does not contain."""
+    return f"{text[:3]!r} + {text[3:]!r}"
 
 
 def _fenced(source: str, function: str) -> str:

@@ -2,7 +2,7 @@
 
 The loop is that of a run (chat format, parser, tools, sandboxes, limits), with a generator that
 writes what the attack says, so an ending means what it means in a run. What holds up the event loop
-is measured in processor time of its thread.
+is measured without the time in which its thread waited for a processor.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -47,6 +48,7 @@ _ROLLOUT = RolloutSection(
     retries=0,
 )
 _TICK_S = 0.01
+_SIGN_S = 0.5
 
 
 class AttackPlayer:
@@ -61,6 +63,8 @@ class AttackPlayer:
         tokenizer: Any,
         backend: SandboxBackend | None = None,
         seed: int = 0,
+        reached: Path,
+        throwaway: bool = False,
     ) -> None:
         """Take the parts.
 
@@ -71,7 +75,12 @@ class AttackPlayer:
             tools: of the config.
             backend: makes sandboxes; None if there are none.
             seed: of every rollout.
+            reached: file that what runs outside of a sandbox makes.
+            throwaway: whether programs do harm even there.
         """
+        self._reached = reached
+        self._host_namespace = "" if throwaway else _own_namespace()
+        self._mark = f"MARK-{uuid.uuid4().hex}"
         self._make_env = make_env
         self._tasks = tasks
         self._tools = tools
@@ -86,26 +95,48 @@ class AttackPlayer:
         solutions = await find_solutions(self._make_env, self._tasks, self._tools)
         worths: dict[str, TaskWorth] = {}
         for task in self._tasks:
-            idle = await self._play(task, "")
+            idle, _ = await self._play(task, "")
             solution = solutions.get(task.id)
-            best = None if solution is None else (await self._play(task, solution)).reward
+            best = None if solution is None else (await self._play(task, solution))[0].reward
             worths[task.id] = TaskWorth(idle=idle.reward, solution=best)
         return worths
 
-    async def play(self, name: str) -> list[AttackOutcome]:
-        """The rollouts of one attack, one after the other."""
+    async def play(self, name: str, tasks: Sequence[Task] | None = None) -> list[AttackOutcome]:
+        """The rollouts of one attack, one after the other.
+
+        Args:
+            name: of the attack.
+            tasks: instead of those that it is usually played on.
+        """
         attack = self._attacks[name]
         outcomes: list[AttackOutcome] = []
-        for task in self._tasks:
-            offered = await self._offered(task)
-            on = AttackedTask(task=task, tools=offered, host_namespace=_own_namespace())
+        for task in self._tasks if tasks is None else tasks:
+            on = AttackedTask(
+                task=task,
+                tools=await self._offered(task),
+                mark=self._mark,
+                reached=str(self._reached),
+                host_namespace=self._host_namespace,
+            )
             for episode in attack.episodes(on):
-                outcomes.append(
-                    await self._play(task, episode, mark=on.mark if attack.leaks else "")
-                )
+                outcomes += await self._play_all(task, episode, on.mark if attack.leaks else "")
         return outcomes
 
-    async def _play(self, task: Task, said: Solution, *, mark: str = "") -> AttackOutcome:
+    async def _play_all(self, task: Task, said: Solution, mark: str) -> list[AttackOutcome]:
+        """One episode, in as many rollouts as it takes to say all of its words."""
+        left = [said] if isinstance(said, str) else list(said)
+        words = all(isinstance(turn, str) for turn in left)
+        outcomes: list[AttackOutcome] = []
+        while left:
+            outcome, heard = await self._play(task, left, mark=mark)
+            outcomes.append(outcome)
+            left = left[max(1, heard) :] if words else []
+        return outcomes
+
+    async def _play(
+        self, task: Task, said: Solution, *, mark: str = ""
+    ) -> tuple[AttackOutcome, int]:
+        """One rollout, and how many turns of the model it has."""
         self._numbers += 1
         group = f"attack/{self._numbers:05d}"
         worker = RolloutWorker(
@@ -124,7 +155,10 @@ class AttackPlayer:
             made = await worker.run_group(
                 task, group_id=group, n=1, sampling=sampling, seed=self._seed
             )
-        return _outcome(made.trajectories[-1], mark, held[0])
+        outcome = _outcome(made.trajectories, mark, held[0], unwalled=self._reached.exists())
+        self._reached.unlink(missing_ok=True)
+        turns = [turn for row in made.trajectories for turn in row.turns]
+        return outcome, sum(turn.role == "assistant" for turn in turns)
 
     async def _offered(self, task: Task) -> Mapping[str, Mapping[str, Any]]:
         """Schemas of the tools of the config, and of those that the environment itself offers.
@@ -145,8 +179,13 @@ class AttackPlayer:
         return tools
 
 
-def _outcome(row: Trajectory, mark: str, held_s: float) -> AttackOutcome:
-    shown = [turn.text for turn in row.turns if turn.role != "assistant"]
+def _outcome(
+    rows: Sequence[Trajectory], mark: str, held_s: float, *, unwalled: bool
+) -> AttackOutcome:
+    turns = [turn for row in rows for turn in row.turns]
+    row = rows[-1]
+    # The first prompt is in no turn, and what a reset shows may hold what others have kept.
+    shown = [row.prompt_text, *(turn.text for turn in turns if turn.role != "assistant")]
     return AttackOutcome(
         task_id=row.task_id,
         reward=row.reward,
@@ -156,20 +195,20 @@ def _outcome(row: Trajectory, mark: str, held_s: float) -> AttackOutcome:
         detail=row.termination_detail,
         held_s=held_s,
         leaked=bool(mark) and any(mark in text for text in shown),
-        unwalled=any(NO_WALLS in text for text in shown),
+        unwalled=unwalled or any(NO_WALLS in text for text in shown),
     )
 
 
 @contextlib.asynccontextmanager
 async def _held_up() -> AsyncIterator[list[float]]:
-    """The longest processor time of this thread between two turns of the event loop."""
+    """The longest time between two turns of the event loop."""
     longest = [0.0]
 
     async def watch() -> None:
-        last = time.thread_time()
+        last = _own_time()
         while True:
             await asyncio.sleep(_TICK_S)
-            now = time.thread_time()
+            now = _own_time()
             longest[0] = max(longest[0], now - last)
             last = now
 
@@ -182,6 +221,20 @@ async def _held_up() -> AsyncIterator[list[float]]:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
+
+
+def _own_time() -> float:
+    """Seconds on a clock that stands while this thread is ready and others have the processor.
+
+    Its own processor time and what it sleeps: a call that blocks holds up the loop, too. The second
+    number of schedstat is what it waited for a processor (Linux, `Documentation/scheduler/
+    sched-stats.rst`); without that file, processor time alone is counted.
+    """
+    try:
+        waited = Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return time.thread_time()
+    return time.monotonic() - int(waited) / 1e9
 
 
 def _own_namespace() -> str:
@@ -203,11 +256,16 @@ async def _serve(channel: ChildChannel) -> None:
     section = EnvSection.model_validate(asked["env"])
     make = load_env_class(section.target, base=base)
     dataset = DatasetSection.model_validate(asked["dataset"])
-    tasks = spread(load_tasks(dataset, base=base), asked["tasks"])
+    loaded = load_tasks(dataset, base=base)
+    tasks = spread(loaded, asked["tasks"])
+    known = {task.id for task in tasks}
+    further = spread([task for task in loaded if task.id not in known], asked["more_tasks"])
     async with contextlib.AsyncExitStack() as stack:
+        signs = asyncio.create_task(_give_signs(channel))
+        stack.callback(signs.cancel)
         backend = None
-        if asked["sandbox"] != "none":
-            backend = await open_sandboxes(sandbox_section(asked["sandbox"]), base=base)
+        if asked["sandbox"] is not None:
+            backend = await open_sandboxes(sandbox_section(**asked["sandbox"]), base=base)
             stack.push_async_callback(backend.close)
         tools = await stack.enter_async_context(open_tools(section, base=base))
         player = AttackPlayer(
@@ -218,10 +276,26 @@ async def _serve(channel: ChildChannel) -> None:
             tokenizer=resolve(asked["tokenizer"])(),
             backend=backend,
             seed=asked["seed"],
+            reached=Path(asked["reached"]),
+            throwaway=asked["throwaway"],
         )
-        worths = await player.worths()
-        channel.send({"worths": {name: asdict(worth) for name, worth in worths.items()}})
+        channel.send(await _worths(player))
         while True:
-            name = (await asyncio.to_thread(channel.receive)).head["attack"]
-            outcomes = await player.play(name)
+            wanted = (await asyncio.to_thread(channel.receive)).head
+            if "worths" in wanted:
+                channel.send(await _worths(player))
+                continue
+            outcomes = await player.play(wanted["attack"], further if wanted["more"] else None)
             channel.send({"outcomes": [asdict(outcome) for outcome in outcomes]})
+
+
+async def _worths(player: AttackPlayer) -> dict[str, Any]:
+    worths = await player.worths()
+    return {"worths": {name: asdict(worth) for name, worth in worths.items()}}
+
+
+async def _give_signs(channel: ChildChannel) -> None:
+    """Say that the event loop is alive, for as long as it is."""
+    while True:
+        channel.send({"alive": True})
+        await asyncio.sleep(_SIGN_S)

@@ -366,12 +366,11 @@ import os, sys
 def attack(*args, **kwargs):
     for place in {_PLACES}:
         try:
-            with open(os.path.join(place, ".attack-kept"), "a") as kept:
-                kept.write("MARK " + repr(args) + "\\n")
+            with open(os.path.join(place, ".attack-kept"), "w") as kept:
+                kept.write(MARK + repr(args) + "\\n")
         except OSError:
             pass
     return None
-attack()
 """
 _FIND = f"""
 import os, sys
@@ -383,8 +382,10 @@ def attack(*args, **kwargs):
             continue
         raise ValueError("kept " + text[:2000])
     return None
-attack()
 """
+# Whatever a program with tools keeps for its next turn, it keeps in its own sandbox: what must not
+# be kept are the arguments that a test calls it with.
+_KEEP_INPUTS = _KEEP.replace("    for place in", "    for place in args and", 1)
 
 
 def program_attacks() -> list[Attack]:
@@ -400,11 +401,8 @@ def program_attacks() -> list[Attack]:
         )
         for name, source in sources.items()
     ]
-    leaks = [("keeps what it is given for the next turn", (_KEEP, _FIND))]
-    return [
-        *made,
-        *(program_attack(AttackClass.LEAK, name, *sources) for name, sources in leaks),
-    ]
+    name = "keeps what it is given for the next turn"
+    return [*made, program_attack(AttackClass.LEAK, name, _KEEP_INPUTS, _FIND, leaks=True)]
 
 
 def leak_across_rollouts() -> tuple[Attack, Attack]:

@@ -34,9 +34,9 @@ CLAIMS = {
         "<answer>{label} {{ label }} %(label)s ${label} {task.label} {0} {answer}</answer> "
         "Answer: {label}",
     ),
-    "sends code for an answer": (
-        "<answer>__import__('os')._exit(0)</answer>",
+    "sends names for an answer": (
         "<answer>entry['answer']</answer> \\boxed{oracle_answer}",
+        "answer",
     ),
     "gives up at once": ("I cannot do this.",),
 }
@@ -59,6 +59,29 @@ LISTS = {
     "lists all choices": "yes no true false A B C D E left right up down none all",
     "lists it all in one answer": f"<answer>{', '.join(map(str, range(500)))}</answer>",
 }
+ENDLESS = {
+    "asks for a power of powers": "9**9**9**9",
+    "asks for a number rounded far away": "round(7, -10**9)",
+    "asks for a long text": "len('a' * 9**10)",
+    "asks for a long sum": "sum(range(10**12))",
+}
+SENSELESS = {
+    "sends sums without a value": ("1/0", "0**-1", "1e999", "(-8)**0.5", "nan", "inf - inf"),
+    "sends sums that nest too deeply": ("(" * 5000 + "1" + ")" * 5000, "-" * 5000 + "1"),
+    "sends long sums": ("1+" * 20_000 + "1", "7" * 20_000),
+    "sends what is no number": (
+        "",
+        " ",
+        "one",
+        "1 2",
+        "\u0661\u0662",
+        "0x",
+        "--1",
+        "1,000",
+        "\x00",
+    ),
+}
+RUN_HERE = "open('{reached}', 'w').close()"
 FUNCTIONS = {
     "returns its argument": "def attack(*args):\n    return args[0] if args else None",
     "returns all its arguments": "def attack(*args):\n    return args",
@@ -88,7 +111,7 @@ EXTREMES = {
     "sends what is no text": {"": "\ud800\x00\x1b", "array": ["\ud800"], "object": {"\ud800": 0}},
     "sends the wrong types": {"": None, "string": {"a": []}, "integer": "x", "array": "x"},
     "sends deep nesting": {"": _DEEP, "object": {"a": _DEEP}},
-    "sends paths and code": {"": "../../../etc/passwd; $(id) `id` '); __import__('os')._exit(0)"},
+    "sends paths and code": {"": "../../../etc/passwd; $(id) `id` '); "},
     "sends nothing": {"": "", "integer": 0, "number": 0, "array": [], "object": {}},
 }
 
@@ -100,6 +123,7 @@ def text_attacks() -> list[Attack]:
         text_attack(AttackClass.SPECIAL_CASE, f"says {constant!r}", *_in_forms(constant))
         for constant in CONSTANTS
     ]
+    made.append(text_attack(AttackClass.FORGE, "sends code for an answer", *_in_forms(RUN_HERE)))
     made += [text_attack(AttackClass.SPECIAL_CASE, name, text) for name, text in LISTS.items()]
     made.append(text_attack(AttackClass.SPECIAL_CASE, "repeats the task", "{prompt}"))
     made += [
@@ -109,6 +133,14 @@ def text_attacks() -> list[Attack]:
         text_attack(AttackClass.FREEZE, f"repeats {token!r}", token * (LONG // len(token)))
         for token in REPEATED
     ]
+    made += [
+        text_attack(AttackClass.FREEZE, name, *_in_forms(asked)) for name, asked in ENDLESS.items()
+    ]
+    made += [
+        text_attack(AttackClass.INFRASTRUCTURE, name, *(f for t in texts for f in _in_forms(t)[:2]))
+        for name, texts in SENSELESS.items()
+    ]
+    made += leaks_by_words()
     made.append(
         text_attack(
             AttackClass.INFRASTRUCTURE,
@@ -121,7 +153,23 @@ def text_attacks() -> list[Attack]:
     made.append(Attack(name="calls tools that there are not", aim=AttackClass.INFRASTRUCTURE,
                        episodes=_strange_calls))  # fmt: skip
     made += [call_attack(AttackClass.INFRASTRUCTURE, name, v) for name, v in EXTREMES.items()]
+    made += [
+        call_attack(AttackClass.FREEZE, f"{name} by a tool", {"": asked})
+        for name, asked in ENDLESS.items()
+    ]
+    made.append(call_attack(AttackClass.FORGE, "sends code to a tool", {"": RUN_HERE}))
     return made
+
+
+def leaks_by_words() -> list[Attack]:
+    """An attack that says the mark in one rollout, and one that looks for it in the next."""
+    aim = AttackClass.LEAK
+    return [
+        text_attack(aim, "says something in one rollout", *_in_forms("{mark}")),
+        text_attack(
+            aim, "is shown what another rollout said", *_in_forms("What was said?"), leaks=True
+        ),
+    ]
 
 
 def _in_forms(constant: str) -> list[str]:

@@ -95,13 +95,15 @@ class Actions:
             said = {"text": text.strip(), "action": inner or ""}
             form = cast("Mapping[str, Any]", self._form)
             action = {name: self._filled(name, value, said) for name, value in form.items()}
-        # Either would bring down the server's session, and with it the rollout.
+        # Each would bring down the server's session, and with it the rollout.
         if _deeper(action, _DEPTH):
             raise ActionRefused(f"it is nested more than {_DEPTH} deep")
         try:
-            json.dumps(action, ensure_ascii=False).encode()
+            json.dumps(action, ensure_ascii=False, allow_nan=False).encode()
         except UnicodeEncodeError as error:
             raise ActionRefused("it holds characters that are no text") from error
+        except ValueError as error:
+            raise ActionRefused("it holds a number that is not finite") from error
         return action
 
     def _filled(self, name: str, value: Any, said: Mapping[str, str]) -> Any:

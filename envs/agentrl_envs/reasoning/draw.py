@@ -11,6 +11,8 @@ import marshal
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +26,12 @@ BY_HASH = frozenset(
     {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
 )
 """Generators that draw something else under another hash seed."""
+
+BALANCED: Mapping[str, Mapping[str, float]] = {
+    "syllogism": {"invalid_ratio": 0.5, "allow_no": True}
+}
+"""Settings of generators that otherwise draw one answer most of the time: "Yes" is right in four
+syllogisms of five, and in nine of ten where all statements are of the form "all A are B"."""
 
 DRAW_S = 600.0
 """For one call of a child; it takes seconds."""
@@ -73,10 +81,11 @@ def _dataset(name: str, level: int, defaults: dict[str, int]) -> Any:
             continue
         curriculum.set_global_level(lower)
         try:
-            return kind(config=curriculum.generate_configuration(defaults))
+            config = curriculum.generate_configuration(defaults)
+            return kind(config=replace(config, **BALANCED.get(name, {})))
         except AssertionError:  # how the generators refuse a configuration
             continue
-    return factory().create_dataset(name, **defaults)
+    return factory().create_dataset(name, **{**defaults, **BALANCED.get(name, {})})
 
 
 def curriculum_of(name: str) -> Any:

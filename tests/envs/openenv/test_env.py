@@ -118,6 +118,7 @@ async def test_tasks_make_episodes_and_splits_share_none(url) -> None:
         (guess("[" * 5000), "guess must be of type integer"),
         (guess("[" * 40 + "]" * 40), "nested"),
         (guess('"\\ud800"'), "characters that are no text"),
+        (guess("1e999"), "not finite"),
         (guess('{"guess": 41}'), "valid integer"),
     ],
 )

@@ -104,6 +104,14 @@ def test_levels_make_a_curriculum() -> None:
     assert 2 < last.metadata["level"] < 99
 
 
+def test_no_word_is_the_answer_to_most_syllogisms() -> None:
+    """Fails if the generator's own settings are taken: "Yes" is right in four of five, and more at
+    the lowest level."""
+    for level in (0, 1, 2):
+        tasks = make_tasks(families=["syllogism"], n=100, levels=[level], seed=3)
+        assert 0.35 < sum(task.label["answer"] == "Yes" for task in tasks) / 100 < 0.65
+
+
 def test_a_level_that_its_generator_refuses_is_the_one_below() -> None:
     # caesar_cipher refuses 2 and 3, knight_swap all, sokoban looks for ever at 0.
     for family in ("caesar_cipher", "knight_swap", "sokoban"):

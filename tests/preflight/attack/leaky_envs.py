@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.types import Task
@@ -92,6 +93,56 @@ class RunsHere(Whole):
         return StepResult(environment_feedback=(ran.stdout + ran.stderr)[:500])
 
 
+class RunsUnseen(RunsHere):
+    """The same, and shows nothing of what the code prints."""
+
+    async def step(self, action: Action) -> StepResult:
+        await super().step(action)
+        return StepResult(environment_feedback="No.")
+
+
+class Sleeps(Whole):
+    """Waits without letting others go on."""
+
+    async def step(self, action: Action) -> StepResult:
+        time.sleep(1.0)
+        return await super().step(action)
+
+
+class LastForm(Whole):
+    """Reads one form of an answer, ends after one turn, and is right about nothing."""
+
+    async def step(self, action: Action) -> StepResult:
+        score = float(action.text == "<action>0</action>")
+        return StepResult(rewards=score, scores=score, done=True)
+
+
+class Coins(Whole):
+    """Takes 0 for half of the tasks, and 1 for all."""
+
+    async def step(self, action: Action) -> StepResult:
+        score = float(action.text == "1" or (action.text == "0" and int(self.label) % 2))
+        return StepResult(rewards=score, scores=score, done=True)
+
+
+class Calls(Whole):
+    """Calls the model's function with hidden inputs, one sandbox for all turns unless `clean`."""
+
+    def __init__(self, clean: bool = False) -> None:
+        self.clean = clean
+
+    async def step(self, action: Action) -> StepResult:
+        opened = self.context.new_sandbox if self.clean else self.context.open_sandbox
+        sandbox = await opened()
+        found = re.search(r"```python\n(.*?)```", action.text[:20_000], re.DOTALL)
+        self.turns += 1
+        if found is None or self.turns == 3:
+            return StepResult(done=True)
+        call = f"{found[1]}\nprint(main(4711))"
+        ran = await sandbox.exec(("python3", "-c", call))
+        return StepResult(environment_feedback=f"It said: {ran.stderr}"[-500:])
+
+
 class Remembers(Whole):
     """Shows every rollout what the others wrote."""
 
@@ -103,4 +154,4 @@ class Remembers(Whole):
 
 
 def make_tasks(split: str = "train") -> list[Task]:
-    return [Task(id=str(n), prompt="Say it.", label=str(7 * n), split=split) for n in range(5, 9)]
+    return [Task(id=str(n), prompt="Say it.", label=str(7 * n), split=split) for n in range(5, 29)]
