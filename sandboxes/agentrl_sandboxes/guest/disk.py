@@ -13,6 +13,8 @@ ENTRY = 1024
 """Bytes that a file counts on top of its content: an inode and a name."""
 DEEP = 40
 """How many directories deep a tree is deleted in place."""
+SHARED = ("/tmp", "/var/tmp", "/dev/shm")
+"""Places of a machine that every user may write to."""
 
 
 def tree_bytes(path: str) -> int:
@@ -59,6 +61,29 @@ def wipe(path: str) -> None:
         os.rmdir(path)
     except OSError:
         return
+
+
+def wipe_shared(uid: int, places: Collection[str] = SHARED) -> None:
+    """Delete what a user left in places that all users share; none of its processes may be left.
+
+    Args:
+        uid: of programs of one sandbox alone.
+        places: directories in which nobody can rename the files of another.
+    """
+    for place in places:
+        try:
+            with os.scandir(place) as found:
+                left = [item for item in found if item.stat(follow_symlinks=False).st_uid == uid]
+        except OSError:
+            continue
+        for item in left:
+            try:
+                if item.is_dir(follow_symlinks=False):
+                    wipe(item.path)
+                else:
+                    os.unlink(item.path)
+            except OSError:
+                continue
 
 
 def empty(path: str, keep: Collection[str] = ()) -> None:

@@ -358,7 +358,10 @@ def main(config: dict[str, Any]) -> None:
         supervisor.run()
     finally:
         supervisor.end()
-        for kind in reset.IPC if config["program_uid"] is not None else ():
-            reset.remove_ipc(kind, config["program_uid"])
+        if config["program_uid"] is not None:
+            for kind in reset.IPC:
+                reset.remove_ipc(kind, config["program_uid"])
+            # The next sandbox would find it, with what this one was shown.
+            disk.wipe_shared(config["program_uid"])
         if config["remove"]:
             disk.wipe(config["base"])
