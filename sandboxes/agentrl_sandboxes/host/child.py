@@ -100,8 +100,12 @@ class ChildBackend(SupervisedBackend):
         async def end(failed: bool) -> None:
             failed = failed or process.poll() is not None
             await end_process(process)
+            failed = failed or process.returncode != 0
             if launch.mark and failed:
                 await asyncio.to_thread(kill_marked, launch.mark)
+            if failed and launch.config["program_uid"] is not None:
+                # A supervisor that was killed has not done it.
+                await asyncio.to_thread(disk.wipe_shared, launch.config["program_uid"])
             await _remove(group)
             if launch.base is not None and launch.base.exists():
                 await asyncio.to_thread(disk.wipe, str(launch.base))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 from pathlib import Path
 
 import pytest
 from agentrl_sandboxes import ProcessBackend
 from agentrl_sandboxes.guest.disk import SHARED
+from agentrl_sandboxes.guest.processes import children
 from agentrl_sandboxes.host.identity import is_root
 
 from agentrl.sandbox import SandboxLimits
@@ -41,3 +44,20 @@ async def test_what_a_program_leaves_in_shared_places_ends_with_its_sandbox() ->
         await backend.close()
     assert not Path(f"/tmp/{mark}-other").exists()
     assert Path("/etc/passwd").exists()
+
+
+@pytest.mark.skipif(not is_root(), reason="programs of an ordinary user are that user itself")
+async def test_it_ends_also_where_the_supervisor_was_killed() -> None:
+    """Fails if only the supervisor deletes it."""
+    file = Path(f"/tmp/agentrl-test-{secrets.token_hex(8)}")
+    backend = ProcessBackend()
+    try:
+        sandbox = await backend.create(SandboxLimits())
+        await sandbox.exec(("sh", "-c", f"echo kept > {file}"))
+        assert file.read_text() == "kept\n"
+        for supervisor in children(os.getpid()):
+            os.kill(supervisor, signal.SIGKILL)
+        await sandbox.close()
+    finally:
+        await backend.close()
+    assert not file.exists()
