@@ -1,4 +1,4 @@
-"""The fields that rows of all kinds of tasks have in common, and how a problem is told in them."""
+"""The fields that rows of all kinds of tasks have in common, and how they word a problem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.sandbox import Snapshot
 from agentrl_envs.swe.make.difficulty import figures
 from agentrl_envs.swe.make.issue import (
     Defect,
-    IssueDesk,
+    IssueFinder,
     Secrets,
     ServedWriter,
     Story,
@@ -119,10 +119,12 @@ class Telling:
         start = broken.start
         if start is None:
             start = await parsing(hide_tests, broken.graded, verdict.fail_to_pass)
-        told = None if start is None else await self._told(shop, project, journal, fixed, broken)
-        if told is None or start is None:
+        reported = None
+        if start is not None:
+            reported = await self._reported(shop, project, journal, fixed, broken)
+        if reported is None or start is None:
             return None
-        issue, depth = told
+        issue, depth = reported
         tests = {}
         if broken.start is None:
             tests["test_patch"] = make_patch(
@@ -141,7 +143,7 @@ class Telling:
         )  # fmt: skip
         return {"style": self.style, "figures": found}
 
-    async def _told(
+    async def _reported(
         self, shop: Workshop, project: Project, journal: MakeJournal, fixed: Snapshot,
         broken: Broken,
     ) -> tuple[WrittenIssue, int | None] | None:  # fmt: skip
@@ -195,16 +197,16 @@ async def _symptoms(
     shop: Workshop, project: Project, fixed: Snapshot, broken: Broken
 ) -> list[list[Any]]:
     """What a user would notice of each bug, as a journal keeps it."""
-    desk = IssueDesk(shop.runner, project, shop.suite(project), fixed)
+    finder = IssueFinder(shop.runner, project, shop.suite(project), fixed)
     whole = Defect(snapshot=broken.snapshot, changed=broken.changed)
     failing = broken.verdict.fail_to_pass
     if not broken.alone:
-        return [symptoms_to_keep(await desk.symptoms(failing, whole, marks=broken.places))]
+        return [symptoms_to_keep(await finder.symptoms(failing, whole, marks=broken.places))]
     found: list[list[Any]] = []
     for (changed, tests), place in zip(broken.alone, broken.places, strict=True):
         mine = [test for test in failing if test in set(tests)]
         alone = Defect(snapshot=broken.snapshot, changed=changed)
-        symptoms = await desk.symptoms(mine, alone, whole, marks=[place])
+        symptoms = await finder.symptoms(mine, alone, whole, marks=[place])
         found.append(symptoms_to_keep(symptoms))
         if not symptoms:
             break

@@ -11,7 +11,7 @@ hold the failing tests (`hide`).
 
 from agentrl_envs.swe.make.issue.desk import (
     Defect,
-    IssueDesk,
+    IssueFinder,
     WrittenIssue,
     choose_symptoms,
     kept_symptoms,
@@ -25,7 +25,7 @@ from agentrl_envs.swe.make.issue.writer import ServedWriter
 
 __all__ = [
     "Defect",
-    "IssueDesk",
+    "IssueFinder",
     "Secrets",
     "ServedWriter",
     "Story",

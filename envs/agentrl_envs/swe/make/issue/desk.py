@@ -61,7 +61,7 @@ class WrittenIssue:
     """Why the text of a served model was not taken; empty if it was, or none was asked."""
 
 
-class IssueDesk:
+class IssueFinder:
     """Finds what a user would notice of a defect in one library, and writes it down."""
 
     def __init__(
@@ -270,20 +270,20 @@ def kept_symptoms(found: Sequence[Any]) -> list[Reported]:
 def choose_symptoms(
     found: Sequence[Sequence[Reported]], seed: str, secrets: Secrets, *, most: int
 ) -> tuple[Reported, ...]:
-    """Symptoms for a text: one of each defect, and up to `most` in all; none if one cannot be told.
+    """Symptoms for a text, one of each defect and up to `most`; none if one gives a secret away.
 
     Args:
         found: of each defect.
         seed: chooses among the shortest.
-        secrets: what must not be told.
+        secrets: what must not be given away.
         most: how many at most, unless there are more defects.
     """
     draw = random.Random(seed)
     taken: list[Reported] = []
     rest: list[Reported] = []
     for symptoms in found:
-        fit = [one for one in symptoms if not leaks(_told(one), secrets, ())]
-        # One that shows another defect too is told once.
+        fit = [one for one in symptoms if not leaks(_shown_text(one), secrets, ())]
+        # One that shows another defect too is reported once.
         new = [one for one in fit if one.snippet.call not in {it.snippet.call for it in taken}]
         if not fit:
             return ()
@@ -296,7 +296,7 @@ def choose_symptoms(
     return tuple(taken)
 
 
-def _told(one: Reported) -> str:
+def _shown_text(one: Reported) -> str:
     """What a report holds of a symptom, without the call itself, which names what it names."""
     return "\n".join((one.actual.message, one.expected.message))
 
