@@ -28,7 +28,7 @@ from agentrl.errors import ConfigError, EnvError
 from agentrl.marked_text import last_between
 from agentrl.types import Task
 from agentrl_envs.gym_plan import best_moves
-from agentrl_envs.gym_price import price_of_idling
+from agentrl_envs.gym_price import IdlePrice, price_of_idling
 
 _NUMBER = re.compile(r"-?\d+")
 _TEXT_CHARS = 8000
@@ -48,7 +48,8 @@ class GymTask(AgentInstance):
             where every step costs something.
         invalid_reward: for a turn that names no action. None takes the mean reward of a step of
             random play where that is negative, else 0; a game that ends before it is played out
-            then costs as much for each step that is missing, so that saying nothing never pays.
+            then costs as much for each step that is missing of a mean random episode, so that
+            saying nothing never pays, and a rollout cut short costs no more than random play.
             With a number there is no such cost: where every step costs something, it has to cost
             more than that.
     """
@@ -76,7 +77,7 @@ class GymTask(AgentInstance):
         self._returns = returns
         self._invalid_reward = invalid_reward
         self._make = lambda: make_game(id, dict(kwargs or {}))
-        self._idle_price: float | None = None
+        self._game_name = f"{id} {sorted(dict(kwargs or {}).items())!r}"
         self._over = True
         try:
             self._words = action_words(id, self._game.action_space, self._names)
@@ -143,16 +144,17 @@ class GymTask(AgentInstance):
         """What a turn without an action costs."""
         if self._invalid_reward is not None:
             return self._invalid_reward
-        if self._idle_price is None:
-            self._idle_price = await asyncio.to_thread(price_of_idling, self._make)
-        return self._idle_price
+        return (await self._idle_price()).step
+
+    async def _idle_price(self) -> IdlePrice:
+        return await asyncio.to_thread(price_of_idling, self._game_name, self._make)
 
     async def _cut_off(self, reward: float) -> StepResult:
         """The end by limits of the rollout, before that of the game."""
         if self._invalid_reward is None:
             limit = self._game.spec.max_episode_steps or self._max_steps
             made = self._steps + self._invalid
-            rest = await self._price() * max(0, min(limit, self._max_steps) - made)
+            rest = (await self._idle_price()).rest(made, min(limit, self._max_steps))
             reward, self._total = reward + rest, self._total + rest
         return self._end(reward, played=False)
 

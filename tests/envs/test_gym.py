@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
-from agentrl_envs.gym import GymTask, make_tasks
+from agentrl_envs.gym import GymTask, make_game, make_tasks
+from agentrl_envs.gym_price import IdlePrice, price_of_idling
 
 from agentrl.env import Action, StepResult
 from agentrl.errors import ConfigError
@@ -107,6 +110,33 @@ async def test_idling_and_stopping_never_pay_by_default(game: str, best: float) 
                 break
         assert total <= best, (turns, honest)
         await env.close()
+
+
+async def test_a_game_that_ends_early_costs_no_more_than_random_play() -> None:
+    """Fails if the price counts the steps a rollout could have, not those of an episode."""
+    for turns in (["no"], ["<action>1</action>"]):
+        env = GymTask("Blackjack-v1")
+        await env.reset(make_tasks(n=1)[0])
+        step = await env.step(Action(text=turns[0], last=True))
+        assert -1.0 <= step.rewards < 0.0, turns
+        await env.close()
+    assert IdlePrice(step=-1.0, length=5.0).rest(2, 100) == -3.0
+    assert IdlePrice(step=-1.0, length=5.0).rest(9, 100) == 0.0
+    assert IdlePrice(step=-1.0, length=math.inf).rest(40, 100) == -60.0
+
+
+def test_the_price_is_measured_once_for_a_game() -> None:
+    made: list[object] = []
+
+    def make() -> object:
+        made.append(make_game("Blackjack-v1", {}))
+        return made[-1]
+
+    prices = [price_of_idling("blackjack, counted", make) for _ in range(3)]
+    assert len(made) == 1
+    assert prices[0] == prices[2]
+    price_of_idling("blackjack, other arguments", make)
+    assert len(made) == 2
 
 
 async def test_where_steps_cost_nothing_neither_does_idling() -> None:
