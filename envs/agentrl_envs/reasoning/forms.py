@@ -59,13 +59,17 @@ def _complex(answer: str, entry: Entry) -> str:
 
 def _probability(answer: str, entry: Entry) -> str:
     """The verifier gives 1 to any beginning of the right number, and 0 is within its tolerance of
-    15 heads in a row. Here the tolerance is 1 in 10,000, and at most a hundredth of the number."""
+    15 heads in a row. Here the tolerance is 1 in 10,000, and at most a hundredth of the number; the
+    number rounded to four decimal places is right, too, unless that is 0."""
     right = Fraction(entry["answer"].replace(",", ""))
     said = answer.strip().replace(",", "")
-    tolerance = min(Fraction(1, 10**4), right / 100)
-    if not _FRACTION.fullmatch(said) or abs(Fraction(said) - right) > tolerance:
-        return "expected the probability, to 4 digits"
-    return ""
+    expected = "expected the probability to 4 decimal places, or within a hundredth if these are 0"
+    if not _FRACTION.fullmatch(said):
+        return expected
+    error = abs(Fraction(said) - right)
+    places = Fraction(said) * 10**4
+    rounded = places > 0 and places.denominator == 1 and error <= Fraction(1, 2 * 10**4)
+    return "" if rounded or error <= min(Fraction(1, 10**4), right / 100) else expected
 
 
 def _calendar(answer: str, entry: Entry) -> str:

@@ -275,6 +275,29 @@ def test_what_a_verifier_pays_where_the_right_answer_is_odd(
     assert judge(family, good, entry).score == 1.0
 
 
+@pytest.mark.parametrize(
+    ("right", "said", "score"),
+    [
+        ("0.0009765625", "0.0010", 1.0),
+        ("0.0009765625", "0.001", 1.0),
+        ("0.0009765625", "0.00098", 1.0),
+        ("0.0009765625", "0.0009", 0.0),
+        ("0.0009765625", "0.00101", 0.0),
+        ("6.103515625e-05", "0.0001", 1.0),
+        ("6.103515625e-05", "0.0000", 0.0),
+        ("3.051757812e-05", "0.0000", 0.0),
+        ("3.051757812e-05", "0.0001", 0.0),
+        ("3.051757812e-05", "0.0000305", 1.0),
+    ],
+)
+def test_a_small_probability_may_be_rounded_to_four_places(
+    right: str, said: str, score: float
+) -> None:
+    """Fails if the rounded number is refused by a message that asks for it, or if 0 is paid."""
+    entry = {"question": "?", "answer": right, "metadata": {}}
+    assert judge("coin_flip", said, entry).score == score
+
+
 @pytest.mark.parametrize("family", UNEARNED)
 def test_an_answer_without_the_work_earns_nothing(family: str) -> None:
     task = draw(family, seed=5)
