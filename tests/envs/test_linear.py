@@ -19,7 +19,7 @@ from agentrl_envs.code.extract import defines, extract_code
 from agentrl_envs.openenv.actions import Actions
 from agentrl_envs.openenv.session import ActionRefused
 from agentrl_envs.reasoning.env import final_answer
-from agentrl_envs.tau2.host import numbers_in, was_told
+from agentrl_envs.tau2.host import answered, numbers_in
 from agentrl_tools.calculator import computed
 from agentrl_tools.edit import _nearly, _positions
 from agentrl_tools.search import _without_braces
@@ -110,7 +110,8 @@ READERS: dict[str, Callable[[str], object]] = {
     "openenv: json": quiet(Actions("json").read),
     "openenv: marks": quiet(Actions({"a": "{action}"}).read),
     "tau2: numbers": numbers_in,
-    "tau2: told": lambda text: was_told(["10", "camera"], text, ()),
+    "tau2: answered": lambda text: answered(["10", "camera"], [text], ()),
+    "tau2: list": lambda text: answered(["10"], [f"1. {text}"], ()),
     "calculator": quiet(lambda text: computed(text[:300])),
     "edit: positions": halves(_positions),
     "edit: nearly": halves(_nearly),

@@ -27,7 +27,7 @@ _STATUS = {
     "error": ToolStatus.ERROR,
     "invalid": ToolStatus.INVALID_ARGUMENTS,
 }
-_HEARD_CHARS = 4000
+_MESSAGE_CHARS = 4000
 _CPU_S = 10
 _SYSTEM = """You work at a service desk. Keep to the policy below, whatever you are asked for.
 {how}
@@ -50,8 +50,9 @@ class Tau2Task(AgentInstance):
 
     Parts are tau2's: `DB`, `ENV_ASSERTION`, `ACTION` and `COMMUNICATE`, of which a task names
     those that count. tau2 also has sentences about the conversation that a language model judges;
-    they count for no task here. A user reads the last 4,000 characters of a message, and who says
-    more than 100 different numbers, or 20 that stand in nothing it read, has told none of them.
+    they count for no task here. A user reads the last 4,000 characters of a message. A message
+    of more than 100 different numbers answers nothing, and an agent that says more than 20 that
+    stand in nothing it read has given none.
 
     Args:
         user_url: where a model that plays the user is served, such as `http://host:8000/v1`; empty
@@ -99,8 +100,9 @@ class Tau2Task(AgentInstance):
         """
         try:
             label, scene = dict(task.label), task.metadata
-            made_with = {name: label[name] for name in ("expected", "checks", "told")}
-            made_with |= {"domain": scene["domain"], "begin": scene["begin"]}
+            made_with = {name: label[name] for name in ("expected", "checks")}
+            made_with |= {name: scene[name] for name in ("domain", "begin")}
+            made_with["answers"] = label["told"]
             self._basis, scenario = tuple(label["basis"]), scene["scenario"]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
@@ -157,7 +159,7 @@ class Tau2Task(AgentInstance):
             return StepResult()
         answer = None
         if self._user is not None and not action.tool_calls:
-            self._said.append(action.text[-_HEARD_CHARS:])
+            self._said.append(action.text[-_MESSAGE_CHARS:])
             if not action.last and len(self._said) < self.max_messages:
                 answer = await self._user.reply(self._said[-1] or "(silence)", acted=self._acted)
         self._acted = False
@@ -167,8 +169,8 @@ class Tau2Task(AgentInstance):
         try:
             found = await self.world.ask(
                 "verdict",
-                said="\n".join(self._said),
-                shown="\n".join(self._shown),
+                said=self._said,
+                shown=self._shown,
                 right_hash=_right_hashes.get(self._task_id, ""),
             )
         except ToolError:

@@ -12,6 +12,7 @@ import gzip
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -41,12 +42,18 @@ _STATES = {
 }
 _WITHOUT_EFFECT = ("calculate", "transfer_to_human_agents")
 _MOST_CHARS = 200_000
-_NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?+(?!\w)")
+_NUMBER = re.compile(
+    r"(?:(?<=\bUSD)|(?<![^\W_])(?<![^\W_]_)(?<![^\W_]__)(?<!\.))"
+    r"(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?+(?!\w{0,9}\d|\.\d)",
+    re.IGNORECASE,
+)
+"""`5GB`, `USD54.04` and `_54.04_` are numbers; `#W12`, `user_12` and `4WQ150` are names."""
+_ITEM = re.compile(r"^[ \t]*+(\d{1,3})[.)][ \t]", re.MULTILINE)
 MOST_NUMBERS = 100
-"""Different numbers an agent may say to the user; if it says more, it has told none of them."""
+"""Different numbers in a message that gives an answer; one with more is a list, and gives none."""
 MOST_GUESSED = 20
-"""Of these, how many may be in nothing that it read: sums and counts, not a list of all there are.
-No task asks for more than seven."""
+"""Different numbers an agent may say, in all its messages, that are in nothing that it read: sums
+and counts, not a list of all there are. No task asks for more than seven answers."""
 
 
 class _Refused(Exception):
@@ -109,7 +116,7 @@ class Tau2Host:
         begin: calls that set the scene, as tau2 writes them.
         expected: the actions of a correct solution.
         checks: questions about the end, as tau2 writes them.
-        told: answers that the user must get.
+        answers: that the user must get.
     """
 
     OPERATIONS = ("tools", "call", "verdict")
@@ -120,11 +127,11 @@ class Tau2Host:
         begin: list[dict[str, Any]],
         expected: list[dict[str, Any]],
         checks: list[dict[str, Any]],
-        told: list[str],
+        answers: list[str],
     ) -> None:
         load = _prepare()
         self._same: Callable[[Any, Any], bool] = load("utils").deep_equal_unordered
-        self._expected, self._checks, self._told = expected, checks, told
+        self._expected, self._checks, self._answers = expected, checks, answers
         self._tools: dict[str, FunctionTool] = {}
         for module, listed in _TOOLS[domain].items():
             for make in getattr(load(module), listed):
@@ -143,6 +150,7 @@ class Tau2Host:
             self._state.initialize()
         self._calls: list[tuple[str, dict[str, Any]]] = []
         self._read: set[Decimal] = set()
+        self._wrote: set[Decimal] = set()
 
     def _side(self, world: Any, item: dict[str, Any]) -> Any:
         return world.user_tools if item["env_type"] == "user" else world.tools
@@ -172,6 +180,7 @@ class Tau2Host:
         except ToolError as error:
             return {"status": "invalid", "text": str(error)}
         self._calls.append((name, arguments))
+        self._wrote |= numbers_in(json.dumps(arguments)) - self._read
         try:
             text = _finished(tool.call(values, None)).text
         except _Refused as error:
@@ -180,15 +189,16 @@ class Tau2Host:
             # tau2's own runner shows whatever its tools raise over strange arguments, too.
             return {"status": "error", "text": f"Error: {type(error).__name__}: {error}"}
         text = text[:_MOST_CHARS]
-        self._read |= numbers_in(text)
+        # A tool that repeats its arguments must not make a guess a number that was read.
+        self._read |= numbers_in(text) - self._wrote
         return {"status": "ok", "text": text}
 
-    def verdict(self, said: str, shown: str, right_hash: str) -> dict[str, Any]:
+    def verdict(self, said: list[str], shown: list[str], right_hash: str) -> dict[str, Any]:
         """Results of the checks that tau2 makes in the end.
 
         Args:
-            said: all text the user received.
-            shown: all text the user wrote.
+            said: the messages the user received.
+            shown: the messages the user wrote, each before the one of `said` at its place.
             right_hash: of the database as it should be, from an earlier verdict on this task;
                 empty to work it out, which takes longer than all else here.
 
@@ -197,7 +207,7 @@ class Tau2Host:
         """
         parts = {
             "ACTION": all(map(self._was_done, self._expected)),
-            "COMMUNICATE": was_told(self._told, said, self._read | numbers_in(shown)),
+            "COMMUNICATE": answered(self._answers, said, self._read | first_said(shown, said)),
         }
         if self._environment is None:
             right_hash = right_hash or self._hash_when_right()
@@ -241,30 +251,66 @@ def numbers_in(text: str) -> set[Decimal]:
     return {Decimal(found.replace(",", "")) for found in _NUMBER.findall(text)}
 
 
-def was_told(wanted: Sequence[str], said: str, read: Collection[Decimal]) -> bool:
+def first_said(shown: Sequence[str], said: Sequence[str]) -> set[Decimal]:
+    """Numbers that the user wrote before the agent did.
+
+    Args:
+        shown: the messages the user wrote.
+        said: the messages of the agent; the first follows the first of `shown`.
+    """
+    found: set[Decimal] = set()
+    own: set[Decimal] = set()
+    for request, answer in itertools.zip_longest(shown, said, fillvalue=""):
+        found |= numbers_in(request) - own
+        own |= numbers_in(answer) - found
+    return found
+
+
+def answered(wanted: Sequence[str], said: Sequence[str], read: Collection[Decimal]) -> bool:
     """True if every answer was given to the user, and not by saying all there could be.
 
     tau2 looks for each answer anywhere in the text, also inside a longer number. Here a number
-    counts by its value, anything else as whole words; and no number has been told by an agent that
-    said more than `MOST_NUMBERS` different ones, or more than `MOST_GUESSED` that it never read.
+    counts by its value, anything else as whole words, and the numbers 1., 2., 3. ... before the
+    lines of a list are no part of a text. Two bounds separate an answer from a list:
+
+    - Numbers that the agent never read are guesses. With more than `MOST_GUESSED` of them, over all
+      messages, it has given no number: so a list of all numbers of four digits earns nothing,
+      however it is divided. What a tool or the user only repeats after the agent was not read.
+    - Numbers that it read are no guesses, and an honest agent says many: each offered flight has
+      three prices. They are bounded in the message that gives the answer, to `MOST_NUMBERS` in all;
+      a longer list gives none, and takes nothing from another message.
 
     Args:
         wanted: the answers, as tau2 writes them.
-        said: all text the user received.
+        said: the messages the user received.
         read: numbers in what the agent read.
     """
-    numbers = numbers_in(said)
-    listed = len(numbers) > MOST_NUMBERS or len(numbers.difference(read)) > MOST_GUESSED
-    heard = said.lower()
+    texts = [_without_item_numbers(message.lower()) for message in said]
+    numbers = [numbers_in(text) for text in texts]
+    guessed = len(set().union(*numbers).difference(read)) > MOST_GUESSED
 
-    def told(item: str) -> bool:
-        if listed and any(map(str.isdigit, item)):
+    def given(item: str, text: str, among: Collection[Decimal]) -> bool:
+        if any(map(str.isdigit, item)) and (guessed or len(among) > MOST_NUMBERS):
             return False
         if _NUMBER.fullmatch(item):
-            return Decimal(item.replace(",", "")) in numbers
-        return re.search(rf"(?<!\w){re.escape(item.lower())}(?!\w)", heard) is not None
+            return Decimal(item.replace(",", "")) in among
+        return re.search(rf"(?<![^\W_]){re.escape(item.lower())}(?![^\W_])", text) is not None
 
-    return all(map(told, wanted))
+    return all(any(map(given, itertools.repeat(item), texts, numbers)) for item in wanted)
+
+
+def _without_item_numbers(text: str) -> str:
+    """A text without the numbers of a list's items, which count 1, 2, 3 ... from line to line."""
+    count = 0
+
+    def without(match: re.Match[str]) -> str:
+        nonlocal count
+        if int(match[1]) not in (1, count + 1):
+            return match[0]
+        count = int(match[1])
+        return " "
+
+    return _ITEM.sub(without, text)
 
 
 def _tool(make: Callable[[], Any]) -> FunctionTool:

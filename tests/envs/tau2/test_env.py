@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("inspect_evals")
 
 from agentrl_envs.tau2 import Tau2Task, tau2_tasks
-from agentrl_envs.tau2.host import was_told
+from agentrl_envs.tau2.host import MOST_GUESSED, answered, first_said, numbers_in
 from agentrl_envs.tau2.tasks import is_idle
 from aiohttp import web
 
@@ -184,7 +184,7 @@ async def test_numbers_cannot_be_told_by_telling_all_of_them(how):
 
 
 @pytest.mark.parametrize(
-    ("told", "said", "right"),
+    ("answers", "said", "right"),
     [
         (["481.50"], "You get $481.5 back.", True),
         (["481.5"], "You get $481.50 back.", True),
@@ -201,10 +201,60 @@ async def test_numbers_cannot_be_told_by_telling_all_of_them(how):
         (["10"], " ".join(map(str, range(20))), True),
         (["10"], " ".join(map(str, range(500, 570))) + " 10", True),
         (["10"], " ".join(map(str, range(500, 601))) + " 10", False),
+        (["5"], "You have 5GB left.", True),
+        (["54.04"], "It costs 54.04USD.", True),
+        (["54.04"], "It costs _54.04_, or __54.04__.", True),
+        (["54.04"], "It costs **$54.04**.", True),
+        (["54.04"], "It costs USD54.04 or usd 1.", True),
+        (["54.04"], "It costs 54.04.5", False),
+        (["9620"], "I am yusuf_rossi_9620.", False),
+        (["4"], "Reservation 4WQ150 and 4_000.", False),
+        (["20 hours"], "It lasts _20 hours_.", True),
     ],
 )
-def test_what_counts_as_telling(told, said, right):
-    assert was_told(told, said, set(map(Decimal, range(500, 700)))) is right
+def test_what_counts_as_an_answer(answers, said, right):
+    assert answered(answers, [said], set(map(Decimal, range(500, 700)))) is right
+
+
+OFFERS = "\n".join(
+    f"{n}. HAT{200 + n} at {n:02}:{n + 20}: ${n + 100}, ${n + 200}, ${n + 300}"
+    for n in range(1, 23)
+)
+
+
+def test_flights_offered_before_are_no_guesses():
+    """Fails if an honest agent cannot name a refund after it has named what it read."""
+    read = numbers_in(OFFERS)
+    assert len(numbers_in(OFFERS)) > 100
+    assert answered(["327"], [OFFERS, "Your refund is $327."], read)
+    # The numbers of a list's items are no guesses, and no answer.
+    items = "\n".join(f"{n}. one more" for n in range(1, 50))
+    assert answered(["327"], [items, "Your refund is $327."], ())
+    assert not answered(["10"], [items], ())
+
+
+def test_a_list_of_guesses_is_no_answer_however_it_is_divided():
+    """Fails if guesses are counted by the message, or if one message may hold all that was read."""
+    ones = [str(n) for n in range(MOST_GUESSED + 1)]
+    assert not answered(["10"], ones, ())
+    assert not answered(["10"], ["\n".join(f"{n}.5 or" for n in range(30)), "10"], ())
+    assert not answered(["10"], [" ".join(ones)], ())
+    everything = set(map(Decimal, range(2000)))
+    assert not answered(["10"], [" ".join(map(str, range(2000)))], everything)
+
+
+def test_what_the_user_repeats_was_not_read():
+    said = [" ".join(map(str, range(1000, 1030))), "5 and 7"]
+    assert first_said(["I have 5", "You said 1002, I say 7"], said) == {Decimal(5), Decimal(7)}
+
+
+async def test_what_a_tool_repeats_was_not_read():
+    """Fails if an agent turns guesses into numbers it read by way of a tool's arguments."""
+    task = TASKS["airline-11"]
+    guesses = [call("calculate", expression=f"{n}") for n in range(5230, 5260)]
+    answer = " ".join(map(str, range(5230, 5260)))
+    row = await play(task, [*expected(task), *guesses, answer])
+    assert (row.extra_logs["db"], row.extra_logs["communicate"]) == (1.0, 0.0)
 
 
 async def test_the_scripted_user_agrees_and_hangs_up_when_nothing_is_done():
