@@ -221,7 +221,15 @@ class RepairGrader:
         return dataclasses.replace(changes, patch=patch)
 
     async def _run(self, agent: Sandbox, changes: Changes, control: Control = _PLAIN) -> TestRun:
-        """One run in a sandbox of its own, of the tests or of sabotaged ones."""
+        """One run of the tests or of sabotaged ones, and another if the runner was killed.
+
+        A machine that is short of memory kills it once; code that kills it does so again.
+        """
+        run = await self._run_once(agent, changes, control)
+        return await self._run_once(agent, changes, control) if run.killed else run
+
+    async def _run_once(self, agent: Sandbox, changes: Changes, control: Control) -> TestRun:
+        """One run in a sandbox of its own."""
         task = self.workspace.task
         wall_s = self._limit_s()
         # The agent's commands may be short of time; the tests must not be.

@@ -493,10 +493,12 @@ def test_what_older_metadata_leave_out_is_read_beside_it(tmp_path):
          r"tests import not_here, .*--test-package not_here"),
         ({"shapes.py": "from shapes_fast import area\n", "shapes_fast.c": "int x;"},
          r"needs a compiler: shapes_fast.c"),
+        ({"shapes.py": "", "src/shapes.c": "int x;"}, r"needs a compiler: .* src/shapes.c and 0 "),
     ],
 )  # fmt: skip
 async def test_what_a_library_lacks_is_named(change, words, made, tmp_path):
-    write_sdist(tmp_path / "index", "shapes", "1.1", shapes(**change))
+    files = {path: text for path, text in shapes(**change).items() if text}
+    write_sdist(tmp_path / "index", "shapes", "1.1", files)
     _, progress, _, _ = await made(packages=("shapes==1.1",))
     assert re.search(words, progress.refusals["shapes==1.1"]), progress.refusals
 
