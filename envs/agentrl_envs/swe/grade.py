@@ -216,7 +216,8 @@ class RepairGrader:
             return None  # the agent's doing: nothing else has been in this sandbox
         except OSError as error:
             raise SandboxError(f"the agent's tree cannot be read: {error}") from error
-        changes = source_changes(self.workspace.task, before, after)
+        # In a thread: an agent can leave a hundred thousand files.
+        changes = await asyncio.to_thread(source_changes, self.workspace.task, before, after)
         patch = await asyncio.to_thread(diff_for_readers, changes, before)
         return dataclasses.replace(changes, patch=patch)
 
