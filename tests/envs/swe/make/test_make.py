@@ -517,7 +517,7 @@ def test_the_command_makes_and_checks_tasks(packages, tmp_path, capsys, monkeypa
     with pytest.raises(SystemExit) as ended:
         main([*make, "--kind", "magical"])
     assert ended.value.code == 2
-    assert "procedural, releases" in capsys.readouterr().err
+    assert "procedural, several, removed, releases" in capsys.readouterr().err
     # Where an empty folder is taken for the current one, that is where tasks would be made.
     monkeypatch.chdir(tmp_path / "out")
     wrong = {
