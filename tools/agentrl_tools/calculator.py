@@ -12,10 +12,11 @@ import math
 import operator
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from agentrl.errors import ToolError
-from agentrl.processes.shared_host import HostLimitReached, SharedHost
+from agentrl.errors import EnvError, ToolError
+from agentrl.processes.shared_host import HostFailed, HostLimitReached, SharedHost
 
 MAX_CHARS = 300
 MAX_BITS = 4096
@@ -69,9 +70,13 @@ async def calculator(expression: str) -> str:
     """
     _check_length(expression)
     try:
-        answer = await asyncio.to_thread(_process.ask, "compute", {"expression": expression})
+        answer = await asyncio.get_running_loop().run_in_executor(
+            _thread, _process.ask, "compute", {"expression": expression}
+        )
     except HostLimitReached as error:
         raise ToolError(f"The expression {error}.") from None
+    except HostFailed as error:
+        raise EnvError(f"calculator: {error}") from error
     if "refused" in answer:
         raise ToolError(answer["refused"])
     return answer["text"]
@@ -90,6 +95,8 @@ class ArithmeticHost:
             return {"refused": str(error).encode("utf-8", "replace").decode()}
 
 
+_thread = ThreadPoolExecutor(1, thread_name_prefix="agentrl-calculator")
+"""Questions wait here for the process, and not in the threads that all share."""
 _process = SharedHost(
     "agentrl_tools.calculator:ArithmeticHost",
     what="the calculator",

@@ -24,6 +24,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from agentrl.errors import ConfigError, EnvError, ToolError, choices
@@ -205,9 +206,10 @@ class McpTool(Tool):
 
     def validate(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Check against the server's schema; see `Tool.validate`."""
-        errors = sorted(self._validator.iter_errors(dict(arguments)), key=lambda e: e.json_path)
+        # The first few: a model can make a hundred thousand of them.
+        errors = list(islice(self._validator.iter_errors(dict(arguments)), 5))
         if errors:
-            lines = [f"{e.json_path.removeprefix('$.')}: {e.message[:300]}" for e in errors[:5]]
+            lines = [f"{e.json_path.removeprefix('$.')}: {e.message[:300]}" for e in errors]
             raise ToolError(f"Invalid arguments for {self.name}: {'; '.join(lines)}")
         return arguments
 

@@ -5,9 +5,12 @@ nothing of agentrl. It knows nothing that the tested code may not know: no expec
 verdict, and no hidden input before all that the model may see of the public ones has left. So
 there is nothing here to read, and to forge an answer is to give it.
 
-    stdin   {"code", "entry_point", "cpu_s", "wall_s"}, then any number of {"call": [argument, ...]}
+    stdin   {"code", "entry_point", "cpu_s", "wall_s"}, then any number of {"call": [argument,
+            ...]}, of a check also with "named": {name: argument}
     stdout  "start" before anything is read; then one line for each request, in order:
-            {"value": encoded} | {"error": text}
+            {"value": encoded} | {"error": text, "kinds": [class of the exception, its base, ...]};
+            for a call with "named" also "changed": {place or name: encoded}, the arguments that the
+            code has changed
 
 Code that computes for `cpu_s`, or takes `wall_s` on the clock, is ended by SIGPROF or SIGALRM. It
 can switch that off; the environment has a limit of its own.
@@ -23,8 +26,10 @@ MAX_DEPTH = 20
 MAX_ITEMS = 20_000
 MAX_BYTES = 1 << 16
 MAX_HASHED = 256
+MAX_CARRIED = 1000
 TOO_LARGE = "ValueError: the returned value is too large"
 _PLAIN = (type(None), bool, int, float, str)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def json_functions():
@@ -65,7 +70,11 @@ loads, dumps = json_functions()
 
 
 def encode(value, depth=0, budget=None):
-    """A plain Python value as JSON data; tuples, sets and dicts are tagged, the rest refused."""
+    """A plain Python value as JSON data; all but lists is tagged, and what is not plain is named.
+
+    A subclass is sent as the plain values in it (a `Counter` as a dict, a named tuple as a tuple),
+    an iterator as the values that it gives, `MAX_CARRIED` at most.
+    """
     budget = [MAX_ITEMS] if budget is None else budget
     budget[0] -= 1
     if budget[0] < 0 or depth > MAX_DEPTH:
@@ -73,17 +82,33 @@ def encode(value, depth=0, budget=None):
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind is list:
-        return [encode(item, depth + 1, budget) for item in value]
-    if kind in (tuple, set, frozenset):
-        return {"t": kind.__name__, "v": [encode(item, depth + 1, budget) for item in value]}
-    if kind is dict:
-        pairs = [
-            [encode(key, depth + 1, budget), encode(item, depth + 1, budget)]
-            for key, item in value.items()
-        ]
-        return {"t": "dict", "v": pairs}
-    return {"t": "object", "v": kind.__name__}
+    name = kind.__name__
+    for base in (str, int, float):
+        if isinstance(value, base):
+            return {str: str.__str__, int: int.__int__, float: float.__float__}[base](value)
+    for base in _CONTAINERS:
+        if isinstance(value, base):
+            # Their own methods, not those of a subclass.
+            if base is dict:
+                items = [part for pair in dict.items(value) for part in pair]
+            else:
+                items = base.__iter__(value)
+            items = [encode(item, depth + 1, budget) for item in items]
+            return items if base is list else {"t": base.__name__, "v": items}
+    if kind is complex:
+        return {"t": "complex", "v": [value.real, value.imag]}
+    if kind is bytes:
+        return {"t": "bytes", "v": value.hex()}
+    if kind is range:
+        return {"t": "range", "v": [value.start, value.stop, value.step]}
+    if hasattr(kind, "__next__"):
+        items = []
+        for item in value:
+            if len(items) == MAX_CARRIED:
+                return {"t": "iterator", "v": items, "name": name, "more": True}
+            items.append(encode(item, depth + 1, budget))
+        return {"t": "iterator", "v": items, "name": name}
+    return {"t": "object", "v": name}
 
 
 def noop():
@@ -98,6 +123,25 @@ class Opaque:
 
     def __repr__(self):
         return f"<{self.name} object>"
+
+
+class Carried(Opaque):
+    """Stands for an iterator: gives the values that were carried over."""
+
+    def __init__(self, name, items, more):
+        super().__init__(name)
+        self.items = iter(items)
+        self.more = more
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        for item in self.items:
+            return item
+        if self.more:
+            raise RuntimeError(f"only the first {MAX_CARRIED} values of an iterator are here")
+        raise StopIteration
 
 
 def decode(data, depth=0, hashed=None):
@@ -117,14 +161,23 @@ def decode(data, depth=0, hashed=None):
     tag, items = data.get("t"), data.get("v", ())
     if tag == "object":
         return Opaque(str(items)[:80])
-    if tag not in ("tuple", "set", "frozenset", "dict"):
+    if tag == "complex":
+        return complex(*items)
+    if tag == "bytes":
+        return bytes.fromhex(items)
+    if tag == "range":
+        return range(*items)
+    if tag not in ("tuple", "set", "frozenset", "dict", "iterator"):
         raise ValueError("not an encoded value")
+    items = [decode(item, depth, hashed) for item in items]
+    if tag == "iterator":
+        return Carried(str(data.get("name"))[:80], items, bool(data.get("more")))
+    keys = items if tag in ("set", "frozenset") else []
     if tag == "dict":
-        items = [(decode(key, depth, hashed), decode(item, depth, hashed)) for key, item in items]
-        keys = [key for key, _ in items]
-    else:
-        items = [decode(item, depth, hashed) for item in items]
-        keys = items if tag != "tuple" else []
+        if len(items) % 2:
+            raise ValueError("not an encoded value")
+        keys = items[::2]
+        items = [(key, items[2 * place + 1]) for place, key in enumerate(keys)]
     hashed[0] -= sum(type(key) is not str for key in keys)
     if hashed[0] < 0:
         raise ValueError("a set or a dict is too large")
@@ -145,6 +198,27 @@ def explain(error):
         text = str(error)
     where = f" (line {lines[-1]})" if lines and lines[-1] else ""
     return f"{type(error).__name__}: {text}"[:300] + where
+
+
+def refused(error):
+    """The answer for an exception of the tested code."""
+    kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    return {"error": explain(error), "kinds": kinds[:20]}
+
+
+def called(function, request):
+    """The answer for a call; with the arguments that it changed where these are asked for."""
+    given = [decode(item) for item in request["call"]]
+    named = {name: decode(item) for name, item in request.get("named", {}).items()}
+    answer: dict = {"value": encode(function(*given, **named))}
+    if "named" in request:
+        before = {**dict(enumerate(request["call"])), **request["named"]}
+        after = {**dict(enumerate(given)), **named}
+        changed = {str(key): encode(value) for key, value in after.items()}
+        answer["changed"] = {
+            str(key): changed[str(key)] for key in after if changed[str(key)] != before[key]
+        }
+    return answer
 
 
 def own_streams():
@@ -183,11 +257,11 @@ def serve():
                     raise NameError(f"the function {name} is not defined")
                 answer = {"value": None}
             else:
-                answer = {"value": encode(function(*map(decode, request["call"])))}
+                answer = called(function, request)
                 dumps(answer)  # an integer of too many digits fails here
         except BaseException as error:
             # The tested code may raise anything, SystemExit included; that is its answer.
-            answer = {"error": explain(error)}
+            answer = refused(error)
         data = dumps(answer).encode()
         if len(data) > MAX_BYTES:
             data = dumps({"error": TOO_LARGE}).encode()

@@ -216,12 +216,21 @@ class RepairGrader:
             return None  # the agent's doing: nothing else has been in this sandbox
         except OSError as error:
             raise SandboxError(f"the agent's tree cannot be read: {error}") from error
-        changes = source_changes(self.workspace.task, before, after)
+        # In a thread: an agent can leave a hundred thousand files.
+        changes = await asyncio.to_thread(source_changes, self.workspace.task, before, after)
         patch = await asyncio.to_thread(diff_for_readers, changes, before)
         return dataclasses.replace(changes, patch=patch)
 
     async def _run(self, agent: Sandbox, changes: Changes, control: Control = _PLAIN) -> TestRun:
-        """One run in a sandbox of its own, of the tests or of sabotaged ones."""
+        """One run of the tests or of sabotaged ones, and another if the runner was killed.
+
+        A machine that is short of memory kills it once; code that kills it does so again.
+        """
+        run = await self._run_once(agent, changes, control)
+        return await self._run_once(agent, changes, control) if run.killed else run
+
+    async def _run_once(self, agent: Sandbox, changes: Changes, control: Control) -> TestRun:
+        """One run in a sandbox of its own."""
         task = self.workspace.task
         wall_s = self._limit_s()
         # The agent's commands may be short of time; the tests must not be.

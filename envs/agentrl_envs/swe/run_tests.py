@@ -18,6 +18,8 @@ _JUDGE = files("agentrl_envs.swe").joinpath("judge.py").read_text(encoding="utf-
 _PLUGIN = files("agentrl_envs.swe").joinpath("report_plugin.py").read_text(encoding="utf-8")
 SPARE_S = 30.0
 """What the judge may need beside the tests, on a machine under load."""
+_KILLED = (-9, 137)
+"""SIGKILL, and what a shell says of a program that got it."""
 
 
 class TestState(StrEnum):
@@ -55,6 +57,8 @@ class TestRun:
     """The end of what was printed."""
     values: Mapping[str, str] = field(default_factory=dict[str, str])
     """Digests of what the tested code gave at probes; `T`, `F` and `N` are True, False and None."""
+    killed: bool = False
+    """Whether something other than the judge or a limit of the sandbox killed the test runner."""
 
     def passed(self, name: str) -> bool:
         """True if this test passed."""
@@ -95,7 +99,8 @@ async def run_tests(
             of no effect.
 
     Raises:
-        SandboxError: the sandbox failed, or the judge did not come up or did not finish.
+        SandboxError: the sandbox failed, or the judge did not come up, or something other than a
+            limit ended it: the tested code, or the machine.
     """
     nonce = secrets.token_hex(16)
     limit_s = min(wall_s + SPARE_S, sandbox.limits.wall_s)
@@ -126,8 +131,14 @@ async def run_tests(
             f"{result.exit_code}, stderr {result.stderr[-300:]!r}; expected a Python 3.8 or newer "
             f"called {python!r} inside the sandbox"
         )
+    if len(said) < 2 and result.outcome in (Outcome.OK, Outcome.NONZERO):
+        raise SandboxError(
+            f"the test judge ended before its report: exit status {result.exit_code}, stderr "
+            f"{result.stderr[-300:]!r}; the tested code killed it, or the machine did (is it short "
+            "of memory?)"
+        )
     if len(said) < 2:
-        # The tested code took the judge down with it (memory, processes), so nothing passed; or the
+        # The tested code reached a limit and took the judge down with it, so nothing passed; or the
         # machine is so slow that the judge could not even stop it in time.
         return TestRun(
             states=dict.fromkeys(names, TestState.MISSING),
@@ -152,4 +163,9 @@ async def run_tests(
         seconds=result.duration_s,
         tail=report["tail"],
         values=values,
+        killed=(
+            report["exit"] in _KILLED
+            and not report["timed_out"]
+            and result.outcome is not Outcome.OOM
+        ),
     )

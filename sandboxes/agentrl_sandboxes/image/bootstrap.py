@@ -95,6 +95,8 @@ def _is_locked(path: Path) -> bool:
         lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
+    except OSError:
+        return True  # a link that another user has put there, or a file that is not ours
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

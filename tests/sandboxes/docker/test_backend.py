@@ -258,7 +258,7 @@ async def test_directories_of_the_host_are_shown_and_not_given(tmp_path: Path) -
 
 async def test_wrong_requests_say_what_to_do(docker: DockerBackend) -> None:
     # Caught: advice that makes a plain image under the name of a data set's.
-    with pytest.raises(SandboxUnavailable, match=r"docker pull no-such-image`, or build it"):
+    with pytest.raises(SandboxUnavailable, match=r"docker pull no-such-image`.*, or build it"):
         await docker.create(LIMITS, image="no-such-image")
     with pytest.raises(SandboxUnavailable, match="image build --name agentrl-sandbox:no-such"):
         await docker.create(LIMITS, image="agentrl-sandbox:no-such")

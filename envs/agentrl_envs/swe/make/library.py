@@ -17,7 +17,7 @@ from agentrl_envs.swe.make.environment import Environment
 from agentrl_envs.swe.make.index import Index, Release
 from agentrl_envs.swe.make.journal import MakeJournal
 from agentrl_envs.swe.make.licenses import is_permissive
-from agentrl_envs.swe.make.project import TEST_ENV, Project, below, find_project
+from agentrl_envs.swe.make.project import EXTENSION, TEST_ENV, Project, below, find_project
 from agentrl_envs.swe.make.sdist import read_sdist
 from agentrl_envs.swe.make.suite import Stalls, Suite, SuiteRun, SuiteRunner
 from agentrl_envs.swe.make.verdict import Baseline, ChangeVerdict, baseline_of, judge
@@ -232,7 +232,6 @@ def _refusal(run: SuiteRun, rules: Rules, watched: bool) -> str:
     return ""
 
 
-_EXTENSION = (".c", ".cc", ".cpp", ".cxx", ".pyx", ".pxd", ".f90", ".rs")
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
@@ -245,7 +244,7 @@ def _remedy(run: SuiteRun, project: Project) -> str:
     compiled = [
         path
         for path in sorted(project.tree)
-        if path.endswith(_EXTENSION) and not below(path, project.test_paths)
+        if path.endswith(EXTENSION) and not below(path, project.test_paths)
     ]
     if compiled and (own or "cannot import name" in said or "ImportError" in said):
         return (

@@ -23,6 +23,8 @@ TEST_ENV = {
 }
 """What tests run with: nothing that differs between machines. `CI` also makes hypothesis draw the
 same examples every time."""
+EXTENSION = (".c", ".cc", ".cpp", ".cxx", ".pyx", ".pxd", ".f90", ".rs")
+"""How names of files end that a compiler makes a module of."""
 _TEST_FOLDERS = frozenset(("test", "tests", "testing"))
 _NO_PACKAGE = frozenset(
     (
@@ -149,6 +151,13 @@ def _modules(release: Release, tree: Tree) -> tuple[str, list[str]]:
         packages = [name for name in sorted(here) if f"{prefix}{name}/__init__.py" in tree]
         if len(packages) == 1 or (root != "." and packages):
             return root, packages
+    compiled = [path for path in sorted(tree) if path.endswith(EXTENSION)]
+    if compiled:
+        raise DataError(
+            f"{release.name} {release.version}: it needs a compiler: its module is not of Python, "
+            f"{compiled[0]} and {len(compiled) - 1} more files are of an extension, and nothing is "
+            "built here; choose a library of pure Python"
+        )
     folders = sorted({path.split("/", 1)[0] for path in tree if "/" in path})
     raise DataError(
         f"{release.name} {release.version}: no package or module of that name in {release.file}; "

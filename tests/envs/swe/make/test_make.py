@@ -493,10 +493,12 @@ def test_what_older_metadata_leave_out_is_read_beside_it(tmp_path):
          r"tests import not_here, .*--test-package not_here"),
         ({"shapes.py": "from shapes_fast import area\n", "shapes_fast.c": "int x;"},
          r"needs a compiler: shapes_fast.c"),
+        ({"shapes.py": "", "src/shapes.c": "int x;"}, r"needs a compiler: .* src/shapes.c and 0 "),
     ],
 )  # fmt: skip
 async def test_what_a_library_lacks_is_named(change, words, made, tmp_path):
-    write_sdist(tmp_path / "index", "shapes", "1.1", shapes(**change))
+    files = {path: text for path, text in shapes(**change).items() if text}
+    write_sdist(tmp_path / "index", "shapes", "1.1", files)
     _, progress, _, _ = await made(packages=("shapes==1.1",))
     assert re.search(words, progress.refusals["shapes==1.1"]), progress.refusals
 
@@ -515,7 +517,7 @@ def test_the_command_makes_and_checks_tasks(packages, tmp_path, capsys, monkeypa
     with pytest.raises(SystemExit) as ended:
         main([*make, "--kind", "magical"])
     assert ended.value.code == 2
-    assert "procedural, releases" in capsys.readouterr().err
+    assert "procedural, several, removed, releases" in capsys.readouterr().err
     # Where an empty folder is taken for the current one, that is where tasks would be made.
     monkeypatch.chdir(tmp_path / "out")
     wrong = {
