@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from agentrl.errors import GraderError
 from agentrl_envs.swe.changes import Changes
@@ -20,9 +23,44 @@ from agentrl_envs.swe.workspace import Workspace
 
 _RAN = (TestState.PASSED, TestState.FAILED)
 _SHOWN = 3
-_ANSWERS: dict[str, str | frozenset[str]] = {}
+Answer = TypeVar("Answer")
+
+
+class AskedOnce(Generic[Answer]):
+    """Answers by key, each found once by one caller at a time; of too many the oldest go."""
+
+    def __init__(self, most: int) -> None:
+        """Keep at most `most` answers, those that were asked for last."""
+        self._most = most
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        # A lock belongs to its event loop, and is gone when its last caller is.
+        self._locks: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock] = (
+            WeakValueDictionary()
+        )
+
+    async def get(self, key: str, find: Callable[[], Awaitable[tuple[Answer, bool]]]) -> Answer:
+        """The answer for `key`; callers of the same key wait for one of them to find it.
+
+        Args:
+            key: of what is asked.
+            find: finds the answer, and says whether it is certain; one that is not is given to
+                this caller alone, and the next one asks anew, as it does after an error.
+        """
+        lock = self._locks.setdefault((asyncio.get_running_loop(), key), asyncio.Lock())
+        async with lock:
+            if key in self._answers:
+                self._answers.move_to_end(key)
+                return self._answers[key]
+            answer, certain = await find()
+            if certain:
+                self._answers[key] = answer
+                while len(self._answers) > self._most:
+                    self._answers.popitem(last=False)
+            return answer
+
+
+_ANSWERS: AskedOnce[str | frozenset[str]] = AskedOnce(2**16)
 """Why a claim is wrong, or empty, or names of tests, by what was asked of which task."""
-_ASKING: dict[str, asyncio.Lock] = {}
 
 
 def row_key(workspace: Workspace) -> str:
@@ -90,19 +128,7 @@ class Claims:
     ) -> str | frozenset[str]:
         if self.workspace.folder is not None and not self.workspace.task.image:
             return ""  # made and validated by 'agentrl tasks make'
-        key = f"{row_key(self.workspace)}:{what}"
-        try:
-            async with _ASKING.setdefault(key, asyncio.Lock()):
-                if key in _ANSWERS:
-                    answer = _ANSWERS[key]
-                else:
-                    answer, certain = await find()
-                    if certain:
-                        _ANSWERS[key] = answer
-        finally:
-            # A lock that waited belongs to its event loop, so none is kept.
-            _ASKING.pop(key, None)
-        return answer
+        return await _ANSWERS.get(f"{row_key(self.workspace)}:{what}", find)
 
     async def _xfailing_untouched(self) -> tuple[frozenset[str], bool]:
         run = await self.run(Changes(written={}))

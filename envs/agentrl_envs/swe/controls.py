@@ -7,22 +7,23 @@ change.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import random
 import secrets
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from agentrl.errors import DataError
 from agentrl_envs.swe.changes import Changes
-from agentrl_envs.swe.claims import row_key
+from agentrl_envs.swe.claims import AskedOnce, row_key
 from agentrl_envs.swe.locate import TestIndex, TestLocation
 from agentrl_envs.swe.patches import apply_patch
 from agentrl_envs.swe.proof import Earned, ProofPlan, make_plan
+from agentrl_envs.swe.proof.parsing import parsing
 from agentrl_envs.swe.proof.sabotage import sabotage, twin_mark, twin_name
+from agentrl_envs.swe.record import SweTask
 from agentrl_envs.swe.run_tests import TestRun
 from agentrl_envs.swe.runners import node_ids
 from agentrl_envs.swe.trees import TreeFile
@@ -34,10 +35,7 @@ _SPOT_CHECKS = 12
 """Test functions of `PASS_TO_PASS` that values are asked of."""
 _SABOTAGED_SPOTS = 3
 """Those that are sabotaged where values can be asked of none."""
-_MOST_PLANS = 256
-_PLANS: OrderedDict[str, ProofPlan] = OrderedDict()
-"""Plans by task: its rollouts share one, and the code of none can reach it."""
-_ASKING: dict[str, asyncio.Lock] = {}
+_MOST_TASKS = 256
 
 
 class Doubt(Enum):
@@ -110,9 +108,9 @@ class Controls:
             SandboxError: a sandbox failed.
         """
         task = self.workspace.task
-        index, fixing, keeping = await self._located()
-        gold = await self.gold()
-        plan = await self._plan(index, fixing, keeping, gold) if gold else ProofPlan()
+        tests = await self._task_tests()
+        fixing, keeping, gold = tests.fixing, tests.keeping, tests.gold
+        plan = await self._plan(tests, gold) if gold else ProofPlan()
         now = {name for name in (*task.FAIL_TO_PASS, *task.PASS_TO_PASS) if passed(name)}
         fixed = _tests(fixing, now)
         kept = _tests(keeping, now) - _tests(fixing, set(fixing))
@@ -127,7 +125,7 @@ class Controls:
             more = [name for name in keeping if name in now]
             drawn = secrets.SystemRandom().sample(more, min(_SABOTAGED_SPOTS, len(more)))
             weak |= {name: keeping[name] for name in drawn}
-        control = _control(index, plan, (*proven, *spots), weak)
+        control = await parsing(_control, tests.sources, plan, (*proven, *spots), weak)
         provable = any(map(plan.proves, set(fixing.values())))
         if not proven and not control.cannot:
             return SecondLook(doubt=Doubt.UNKNOWN, provable=provable)
@@ -159,59 +157,34 @@ class Controls:
 
     async def gold(self) -> Changes | None:
         """The gold change; None where the row has none that fits."""
-        files = await self.workspace.files(self.new_sandbox, grade=True)
-        tree = {path: TreeFile(data=data) for path, data in files.items()}
-        try:
-            fixed = apply_patch(tree, self.workspace.task.patch)
-        except (DataError, ValueError):
-            return None
-        changed = {path: entry.data for path, entry in fixed.items() if tree.get(path) != entry}
-        gone = tuple(path for path in tree if path not in fixed)
-        return Changes(written=changed, deleted=gone)
+        return (await self._task_tests()).gold
 
-    async def _located(self) -> tuple[TestIndex, _Located, _Located]:
-        task = self.workspace.task
-        files = await self.workspace.files(self.new_sandbox, grade=True)
-        places = node_ids(task, files)
-        index = TestIndex(files, places.values())
-        both = [
-            {
-                name: test
-                for name in names
-                if name in places and (test := index.find(places[name])) is not None
-            }
-            for names in (task.FAIL_TO_PASS, task.PASS_TO_PASS)
-        ]
-        return index, both[0], both[1]
+    async def _task_tests(self) -> _TaskTests:
+        """The tests of this task and its gold change, read once in this process."""
 
-    async def _plan(
-        self, index: TestIndex, fixing: _Located, keeping: _Located, gold: Changes
-    ) -> ProofPlan:
+        async def read() -> tuple[_TaskTests, bool]:
+            files = await self.workspace.files(self.new_sandbox, grade=True)
+            return await parsing(_task_tests, self.workspace.task, files), True
+
+        return await _TESTS.get(row_key(self.workspace), read)
+
+    async def _plan(self, found: _TaskTests, gold: Changes) -> ProofPlan:
         """The plan of this task, made once in this process."""
-        key = row_key(self.workspace)
-        try:
-            async with _ASKING.setdefault(key, asyncio.Lock()):
-                if key not in _PLANS:
-                    draw = secrets.SystemRandom()
-                    tests = _drawn(_tests(fixing, set(fixing)), _MOST_TESTS, draw)
-                    rest = _tests(keeping, set(keeping)) - set(tests)
-                    # What a change breaks lies mostly near what it mends.
-                    near = {test for test in rest if test.path in {one.path for one in tests}}
-                    tests += _drawn(near, _SPOT_CHECKS // 2, draw)
-                    tests += _drawn(rest - set(tests), _SPOT_CHECKS // 2, draw)
-                    made = await make_plan(
-                        index.sources, tests, functools.partial(self._probe, gold), draw
-                    )
-                    if made is None:
-                        return ProofPlan()
-                    _PLANS[key] = made
-                    while len(_PLANS) > _MOST_PLANS:
-                        _PLANS.popitem(last=False)
-                _PLANS.move_to_end(key)
-                return _PLANS[key]
-        finally:
-            # A lock that waited belongs to its event loop, so none is kept.
-            _ASKING.pop(key, None)
+
+        async def make() -> tuple[ProofPlan, bool]:
+            draw = secrets.SystemRandom()
+            fixing, keeping = found.fixing, found.keeping
+            tests = _drawn(_tests(fixing, set(fixing)), _MOST_TESTS, draw)
+            rest = _tests(keeping, set(keeping)) - set(tests)
+            # What a change breaks lies mostly near what it mends.
+            near = {test for test in rest if test.path in {one.path for one in tests}}
+            tests += _drawn(near, _SPOT_CHECKS // 2, draw)
+            tests += _drawn(rest - set(tests), _SPOT_CHECKS // 2, draw)
+            probe = functools.partial(self._probe, gold)
+            made = await make_plan(found.sources, tests, probe, draw)
+            return made or ProofPlan(), made is not None
+
+        return await _PLANS.get(row_key(self.workspace), make)
 
     async def _probe(
         self,
@@ -227,6 +200,57 @@ class Controls:
 
 
 _Located = dict[str, TestLocation]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TaskTests:
+    """The tests of a task, and the change that mends what they show."""
+
+    sources: Mapping[str, str]
+    """Files in which its tests are defined, by path."""
+    fixing: _Located
+    """Definitions of `FAIL_TO_PASS`, by name, where they are known."""
+    keeping: _Located
+    """The same of `PASS_TO_PASS`."""
+    gold: Changes | None
+    """The gold change; None where the row has none that fits."""
+
+
+_TESTS: AskedOnce[_TaskTests] = AskedOnce(_MOST_TASKS)
+_PLANS: AskedOnce[ProofPlan] = AskedOnce(_MOST_TASKS)
+"""Plans by task: its rollouts share one, and the code of none can reach it."""
+
+
+def _task_tests(task: SweTask, files: Mapping[str, bytes]) -> _TaskTests:
+    """Parses all Python files around the tests, so it is no work for an event loop."""
+    places = node_ids(task, files)
+    index = TestIndex(files, places.values())
+    fixing, keeping = (
+        {
+            name: test
+            for name in names
+            if name in places and (test := index.find(places[name])) is not None
+        }
+        for names in (task.FAIL_TO_PASS, task.PASS_TO_PASS)
+    )
+    paths = {test.path for test in (*fixing.values(), *keeping.values())}
+    return _TaskTests(
+        sources={path: index.sources[path] for path in paths},
+        fixing=fixing,
+        keeping=keeping,
+        gold=_gold(task, files),
+    )
+
+
+def _gold(task: SweTask, files: Mapping[str, bytes]) -> Changes | None:
+    tree = {path: TreeFile(data=data) for path, data in files.items()}
+    try:
+        fixed = apply_patch(tree, task.patch)
+    except (DataError, ValueError):
+        return None
+    changed = {path: entry.data for path, entry in fixed.items() if tree.get(path) != entry}
+    gone = tuple(path for path in tree if path not in fixed)
+    return Changes(written=changed, deleted=gone)
 
 
 def _tests(located: _Located, names: set[str]) -> set[TestLocation]:
@@ -252,7 +276,7 @@ def _wrong(
 
 
 def _control(
-    index: TestIndex, plan: ProofPlan, proven: Sequence[TestLocation], weak: _Located
+    files: Mapping[str, str], plan: ProofPlan, proven: Sequence[TestLocation], weak: _Located
 ) -> Control:
     """Files with the probes of a plan, and with tests that are sabotaged."""
     sources = {path: text for path, text in plan.sources.items() if any(
@@ -264,9 +288,9 @@ def _control(
     for path in {test.path for test in weak.values()}:
         here = {name: test for name, test in weak.items() if test.path == path}
         functions = {test.function for test in here.values()}
-        mark = twin_mark(index.sources[path])
+        mark = twin_mark(files[path])
         swapped = {name for name in functions if secrets.randbelow(2)}
-        text = sources.get(path, index.sources[path])
+        text = sources.get(path, files[path])
         changed = sabotage(text, functions, mark, swapped)
         if changed is None:
             continue

@@ -15,8 +15,6 @@ from agentrl_envs.swe.record import TASKS_FILE, SweTask, read_tasks
 
 STYLES = ("tests", "natural")
 """What a text is: the names of the failing tests, or what a user would report."""
-LEVELS = (0, 1, 2, 3, 4)
-"""See `level`."""
 _DEEP = 3
 _LONG = 10
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from agentrl.sandbox import Snapshot
 from agentrl_envs.swe.make.in_order import in_order
-from agentrl_envs.swe.make.issue.parsing import one_by_one, parsing
 from agentrl_envs.swe.make.journal import MakeJournal
 from agentrl_envs.swe.make.library import Workshop, pick_release
 from agentrl_envs.swe.make.mutation.bugs import Bug, bugs_of, without
@@ -21,6 +20,7 @@ from agentrl_envs.swe.make.project import Project
 from agentrl_envs.swe.make.rows import Broken, Telling, base_row
 from agentrl_envs.swe.make.verdict import Baseline, ChangeVerdict, noted, read_verdict
 from agentrl_envs.swe.patches import make_patch
+from agentrl_envs.swe.proof.parsing import one_by_one, parsing
 from agentrl_envs.swe.trees import TreeFile, TreeStore
 
 Keep = Callable[[list[dict[str, Any]]], None]

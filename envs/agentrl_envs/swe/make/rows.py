@@ -23,12 +23,12 @@ from agentrl_envs.swe.make.issue import (
     symptoms_to_keep,
     write_issue,
 )
-from agentrl_envs.swe.make.issue.parsing import parsing
 from agentrl_envs.swe.make.journal import MakeJournal
 from agentrl_envs.swe.make.library import Workshop
 from agentrl_envs.swe.make.project import TEST_ENV, Project
 from agentrl_envs.swe.make.verdict import Baseline, ChangeVerdict, statement
 from agentrl_envs.swe.patches import make_patch
+from agentrl_envs.swe.proof.parsing import parsing
 from agentrl_envs.swe.trees import Tree, TreeStore
 
 

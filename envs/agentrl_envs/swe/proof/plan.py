@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from agentrl_envs.swe.locate import TestLocation
+from agentrl_envs.swe.proof.parsing import parsing
 from agentrl_envs.swe.proof.probes import ProbeFile, ValueProbe, probe_file
 from agentrl_envs.swe.run_tests import TestRun
 
@@ -183,7 +185,7 @@ async def make_plan(
     """
     for variants in (_VARIANTS, 0):
         # Some inputs have no end; those of the tests do.
-        files = _probed(sources, tests, draw, variants)
+        files = await parsing(_probed, sources, tests, draw, variants)
         if not files:
             return ProofPlan()
         texts = {path: made.source for path, made in files.items()}
@@ -194,7 +196,8 @@ async def make_plan(
         again = await run(texts, only, True, tuple(right.values))
         wrong = await run(texts, only, False, tuple(right.values))
         if not (again.timed_out or wrong.timed_out):
-            return _plan(files, texts, tests, right.values, again.values, wrong.values)
+            values = (right.values, again.values, wrong.values)
+            return await asyncio.to_thread(_plan, files, texts, tests, *values)
     return None
 
 

@@ -18,13 +18,13 @@ from agentrl_envs.swe.locate import TestIndex
 from agentrl_envs.swe.make.issue.definitions import NoScriptError, definitions_of
 from agentrl_envs.swe.make.issue.leaks import Secrets, leaks
 from agentrl_envs.swe.make.issue.observe import Effect, first_difference, last_effect
-from agentrl_envs.swe.make.issue.parsing import parsing
 from agentrl_envs.swe.make.issue.scripts import Script, script_of
 from agentrl_envs.swe.make.issue.snippet import Snippet, snippets
 from agentrl_envs.swe.make.issue.words import Reported, Story, written
 from agentrl_envs.swe.make.issue.writer import ServedWriter
 from agentrl_envs.swe.make.project import Project
 from agentrl_envs.swe.make.suite import Suite, SuiteRunner
+from agentrl_envs.swe.proof.parsing import parsing
 
 _PROGRAM = Path(__file__).parent.parent / "inside" / "observe.py"
 _MOST_TESTS = 8

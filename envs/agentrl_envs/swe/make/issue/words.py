@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import random
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -321,9 +320,3 @@ def _callee(node: ast.AST, imported: dict, classes: dict[str, str]) -> str:
         if owner in imported:
             return f"{imported[owner].name}.{func.attr}"
     return ""
-
-
-def indented(text: str) -> str:
-    """A docstring without the indentation of the source."""
-    first, _, rest = text.partition("\n")
-    return f"{first.strip()}\n{textwrap.dedent(rest)}".strip()

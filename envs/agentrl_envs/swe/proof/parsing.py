@@ -11,10 +11,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 Result = TypeVar("Result")
 _ALONE = threading.Lock()
 """Held by the thread that parses."""
+_TURNS: WeakValueDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakValueDictionary()
+"""By event loop: those that wait for the thread that parses hold none of its threads."""
 
 
 def alone(work: Callable[..., Result], *args: Any) -> Result:
@@ -25,7 +28,8 @@ def alone(work: Callable[..., Result], *args: Any) -> Result:
 
 async def parsing(work: Callable[..., Result], *args: Any) -> Result:
     """Call `work`, which parses, in a thread."""
-    return await asyncio.to_thread(alone, work, *args)
+    async with _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+        return await asyncio.to_thread(alone, work, *args)
 
 
 def one_by_one(items: Iterator[Result]) -> Iterator[Result]:

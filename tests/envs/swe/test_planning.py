@@ -1,0 +1,178 @@
+"""The plan of a proof is made beside the event loop, and what a row says is read once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import defaultdict
+
+import pytest
+from agentrl_envs.swe.changes import Changes
+from agentrl_envs.swe.claims import Claims
+from agentrl_envs.swe.controls import Control, Controls, Doubt
+from agentrl_envs.swe.record import SweTask
+from agentrl_envs.swe.run_tests import TestRun, TestState
+from agentrl_envs.swe.workspace import Workspace
+
+from agentrl.errors import SandboxError
+
+TESTS = 12
+LINES = 6
+PATCH = """diff --git a/lib.py b/lib.py
+--- a/lib.py
++++ b/lib.py
+@@ -1 +1 @@
+-bad = 1
++bad = 2
+"""
+
+
+def task_of(name: str, **more) -> SweTask:
+    return SweTask(
+        instance_id=name,
+        repo="a",
+        base_commit="b",
+        patch=PATCH,
+        problem_statement="p",
+        FAIL_TO_PASS=tuple(f"tests/test_lib.py::test_{n}" for n in range(TESTS // 2)),
+        PASS_TO_PASS=tuple(f"tests/test_lib.py::test_{n}" for n in range(TESTS // 2, TESTS)),
+        image="any",
+        **more,
+    )
+
+
+def run_of(values: dict[str, str], failed: tuple[str, ...] = (), **more) -> TestRun:
+    states = defaultdict(lambda: TestState.PASSED, dict.fromkeys(failed, TestState.FAILED))
+    return TestRun(
+        states=states, started=True, timed_out=False, seconds=0.0, tail="", values=values
+    )
+
+
+class Image:
+    """Sandboxes in which a library with one large test file lies; counts how often it is read."""
+
+    def __init__(self) -> None:
+        lines = "".join(f"    assert f({n}, 'a{n}', [{n}, 1.5]) == {n} * 2\n" for n in range(LINES))
+        tests = "".join(f"def test_{n}():\n{lines}\n\n" for n in range(TESTS))
+        self.files = {"lib.py": b"bad = 1\n", "tests/test_lib.py": tests.encode()}
+        self.reads = 0
+
+    async def open(self, spec) -> Image:
+        return self
+
+    async def download(self, path: str, max_bytes: int) -> dict[str, bytes]:
+        self.reads += 1
+        return self.files
+
+    async def close(self) -> None:
+        pass
+
+
+class Runs:
+    """Runs in which every probe is reached, and right with a change."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def run(self, changes: Changes, control: Control) -> TestRun:
+        self.count += 1
+        said = "right" if changes.written else "wrong"
+        numbers = {
+            number
+            for data in control.files.values()
+            for number in re.findall(r"agentrl_value\('(\d+)'", data.decode())
+        }
+        return run_of({f"{number}.0.0": said for number in numbers}, control.cannot)
+
+
+def controls(name: str, image: Image, runs: Runs) -> Controls:
+    return Controls(
+        workspace=Workspace(task=task_of(name)),
+        new_sandbox=image.open,  # type: ignore[arg-type]
+        run=runs.run,
+        check_speed=lambda run: None,
+    )
+
+
+class Waits:
+    """The longest time, of the processor's, that the event loop kept a timer waiting."""
+
+    longest_s = 0.0
+
+    async def __aenter__(self) -> Waits:
+        self._ticking = asyncio.create_task(self._tick())
+        await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.sleep(0.02)  # a timer that is late now is seen, too
+        self._ticking.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            before = time.process_time()
+            await asyncio.sleep(0.005)
+            self.longest_s = max(self.longest_s, time.process_time() - before)
+
+
+async def test_the_event_loop_is_free_while_a_plan_is_made():
+    """Caught: all rollouts stood still while large test files were parsed and rewritten."""
+    judge = controls("large", Image(), Runs())
+    before = time.process_time()
+    async with Waits() as waits:
+        look = await judge.second_look(Changes(written={"lib.py": b"bad = 2\n"}), lambda name: True)
+    total_s = time.process_time() - before
+    assert (look.doubt, look.proven) == (Doubt.NONE, True)
+    assert waits.longest_s < total_s / 4, (waits.longest_s, total_s)
+
+
+async def test_the_tests_of_a_row_are_read_once():
+    """Caught: every rewarded rollout parsed all files around the tests anew."""
+    image, runs = Image(), Runs()
+    judge = controls("read-once", image, runs)
+    changes = Changes(written={"lib.py": b"bad = 2\n"})
+    looks = [judge.second_look(changes, lambda name: True) for _ in range(3)]
+    assert {look.proven for look in await asyncio.gather(*looks)} == {True}
+    # Three to make the plan, and one for each rollout.
+    assert (image.reads, runs.count) == (1, 3 + 3)
+    assert await judge.gold() == changes
+    assert image.reads == 1
+
+
+async def test_a_row_is_asked_by_one_at_a_time_after_an_error_too():
+    """Caught: one that came after an error asked beside one that had waited."""
+    running, most, failing = 0, 0, True
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def run(changes: Changes) -> TestRun:
+        nonlocal running, most, failing
+        running, most = running + 1, max(most, running + 1)
+        started.set()
+        try:
+            await go_on.wait()
+            if failing:
+                failing = False
+                go_on.clear()
+                started.clear()
+                raise SandboxError("gone")
+            return run_of({}, claims.workspace.task.FAIL_TO_PASS)
+        finally:
+            running -= 1
+
+    async def gold() -> None:
+        return None
+
+    claims = Claims(workspace=Workspace(task=task_of("in-turn")), run=run, gold=gold)
+    first, second = (asyncio.create_task(claims.must_fail()) for _ in range(2))
+    await started.wait()
+    go_on.set()
+    with pytest.raises(SandboxError, match="gone"):
+        await first
+    third = asyncio.create_task(claims.must_fail())
+    await started.wait()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(second, third)
+    assert most == 1
