@@ -26,7 +26,7 @@ MODULES = (
 )
 """What runs inside, in the order of their imports."""
 
-BOOT = """
+_TAKE = """
 import marshal, os, sys
 def take(size):
     data = b""
@@ -36,6 +36,9 @@ def take(size):
             sys.exit(1)
         data += chunk
     return data
+"""
+
+BOOT = f"""{_TAKE}
 config = marshal.loads(take(int.from_bytes(take(9)[:4], "big")))
 for name, code in config.pop("modules"):
     sys.modules[name] = type(sys)(name)
@@ -45,16 +48,8 @@ sys.modules[config["entry"]].main(config)
 """Run as `python3 -I -S -c BOOT`: takes the modules from the first frame, so that no file of ours
 has to be visible where it runs."""
 
-PORTABLE_BOOT = """
-import marshal, os, select, sys
-def take(size):
-    data = b""
-    while len(data) < size:
-        chunk = os.read(0, size - len(data))
-        if not chunk:
-            sys.exit(1)
-        data += chunk
-    return data
+PORTABLE_BOOT = f"""{_TAKE}
+import select
 if not select.select([0], [], [], %d)[0]:
     sys.exit("nobody has attached")
 if sys.version_info < (3, 9):

@@ -40,7 +40,7 @@ print(json.dumps(reached))
 
 
 async def ensure_policy(cluster: Cluster) -> None:
-    """Make the policy for our pods, unless it is there; who may not make one is told by `prove`."""
+    """Make the policy for our pods, unless it is there; without the right to, `prove` reports it."""
     try:
         await cluster.call(
             "network policy",
