@@ -68,6 +68,8 @@ Ends if nobody speaks to it for so many seconds, because nobody may be left who 
 _VERSION = (sys.implementation.name, *sys.version_info[:2])
 
 MAX_ANSWER = 2**30
+MAX_READY = 2**20
+"""Bytes of what a supervisor may say of itself; variables and mount points are a few thousand."""
 
 
 class ByteSource(Protocol):
@@ -189,7 +191,7 @@ class Channel:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(first)
                 await self._writer.drain()
-                kind, _, said = await self._read_frame()
+                kind, _, said = await self._read_frame(MAX_READY)
         except TimeoutError as error:
             raise SandboxError(f"sandbox: not ready after {timeout_s:g} s") from error
         except (OSError, asyncio.IncompleteReadError) as error:
@@ -281,11 +283,11 @@ class Channel:
             self._fail(f"sandbox: ended unexpectedly ({error})")
             raise SandboxError(self._reason) from error
 
-    async def _read_frame(self) -> tuple[int, int, bytes]:
+    async def _read_frame(self, max_bytes: int = MAX_ANSWER) -> tuple[int, int, bytes]:
         head = await self._reader.readexactly(wire.HEAD.size)
         size, kind, ident = wire.HEAD.unpack(head)
-        if size > MAX_ANSWER:
-            raise OSError(f"a frame of {size} bytes")
+        if size > max_bytes:
+            raise OSError(f"a frame of {size} bytes, expected at most {max_bytes}")
         return kind, ident, await self._reader.readexactly(size)
 
     async def _read(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import marshal
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable, choice
 from agentrl.sandbox import Isolation, Probe, Sandbox, SandboxLimits, Snapshot
 from agentrl_sandboxes.docker.guest_config import guest_config
 from agentrl_sandboxes.guest.filter import INET
+from agentrl_sandboxes.host.answers import decode_surroundings
 from agentrl_sandboxes.host.channel import PORTABLE_BOOT, Channel, portable_frame
 from agentrl_sandboxes.host.identity import FIRST_UID
 from agentrl_sandboxes.host.interpreter import PACKED_FLAGS
@@ -184,8 +184,9 @@ class KubernetesBackend(SupervisedBackend):
         channel = Channel(streams, streams)
         config = self._guest_config(limits, {})
         try:
-            told = marshal.loads(await channel.start(portable_frame(config), timeout_s=READY_S))
-            _check_writable(told["writable"], image)
+            report = await channel.start(portable_frame(config), timeout_s=READY_S)
+            variables, writable = decode_surroundings(report)
+            _check_writable(writable, image)
         except SandboxUnavailable:
             await channel.close("sandbox: never started")
             raise
@@ -198,7 +199,6 @@ class KubernetesBackend(SupervisedBackend):
         except BaseException:
             await channel.close("sandbox: never started")
             raise
-        variables: dict[str, str] = told["variables"]
         programs = {k: v for k, v in variables.items() if not k.startswith("KUBERNETES_")}
 
         async def end(failed: bool) -> None:

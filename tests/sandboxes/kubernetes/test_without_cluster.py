@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from agentrl_sandboxes import KubernetesBackend, ProcessBackend
 from agentrl_sandboxes.guest import wire
-from agentrl_sandboxes.host.channel import PORTABLE_BOOT, portable_frame
+from agentrl_sandboxes.host.answers import decode_surroundings
+from agentrl_sandboxes.host.channel import PORTABLE_BOOT, Channel, portable_frame
 from agentrl_sandboxes.host.leases import labels
 from agentrl_sandboxes.kubernetes import verdicts
 from agentrl_sandboxes.kubernetes.attach import WINDOW, PodStreams, attach
@@ -194,8 +195,38 @@ def test_a_supervisor_starts_under_a_python_of_another_version(same: bool) -> No
     assert done.stderr == b""
     size, kind, _ = wire.HEAD.unpack(done.stdout[: wire.HEAD.size])
     assert kind == wire.READY
-    told = marshal.loads(done.stdout[wire.HEAD.size :][:size])
-    assert told["variables"]["FLAVOUR"] == "x"
+    variables, _ = decode_surroundings(done.stdout[wire.HEAD.size :][:size])
+    assert variables["FLAVOUR"] == "x"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        marshal.dumps({"variables": {}, "writable": []}, 2),
+        b"[" * 100_000,
+        b"\xff",
+        b"[]",
+        b'{"variables": {}}',
+        b'{"variables": {"A": 1}, "writable": []}',
+        b'{"variables": {}, "writable": [["/"]]}',
+    ],
+)
+def test_what_an_image_says_of_itself_is_not_believed(body: bytes) -> None:
+    # Fails if bytes that an image's own python3 made are unmarshalled, or taken in any shape.
+    with pytest.raises(SandboxError, match="it reports"):
+        decode_surroundings(body)
+
+
+async def test_a_report_without_end_is_refused() -> None:
+    class Nowhere:
+        def write(self, data: bytes, /) -> None: ...
+        async def drain(self) -> None: ...
+        def close(self) -> None: ...
+
+    reader = asyncio.StreamReader()
+    reader.feed_data(wire.HEAD.pack(2**21, wire.READY, 0))
+    with pytest.raises(SandboxError, match="a frame of 2097152 bytes"):
+        await Channel(reader, Nowhere()).start(b"", timeout_s=5.0)
 
 
 def test_a_supervisor_to_whom_nobody_speaks_ends() -> None:
