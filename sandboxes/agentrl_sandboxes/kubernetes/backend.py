@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable, choices
+from agentrl.errors import ConfigError, SandboxError, SandboxLost, SandboxUnavailable, choices
 from agentrl.sandbox import Isolation, Probe, Sandbox, SandboxLimits, Snapshot
 from agentrl_sandboxes.docker.guest_config import guest_config
 from agentrl_sandboxes.guest.filter import INET
@@ -97,6 +97,9 @@ class KubernetesBackend(SupervisedBackend):
         self._cluster = Cluster(check_namespace(namespace))
         self._fits = False
         self._sweeping: asyncio.Task[None] | None = None
+        self._has_policy = network == "none"
+        # Guards the making of the network policy, which every start waits for.
+        self._making_policy = asyncio.Lock()
         self._proved = network == "none"
         # Guards the first try of the network, for which one pod is enough.
         self._proving = asyncio.Lock()
@@ -156,8 +159,10 @@ class KubernetesBackend(SupervisedBackend):
         if self._sweeping is None:
             # Beside the start, which does not wait for it.
             self._sweeping = asyncio.create_task(self._sweep())
-            if self._network == "policy":
+        async with self._making_policy:
+            if not self._has_policy:
                 await ensure_policy(self._cluster)
+                self._has_policy = True
         wish = PodWish(
             name=f"agentrl-{secrets.token_hex(8)}",
             image=image,
@@ -193,9 +198,8 @@ class KubernetesBackend(SupervisedBackend):
         except SandboxError as error:
             await channel.close("sandbox: never started")
             last = streams.errors.strip().rpartition("\n")[2]
-            raise SandboxError(
-                f"sandbox image {image!r}: {error}; it said: {last or 'nothing'}"
-            ) from error
+            kind = SandboxLost if isinstance(error, SandboxLost) else SandboxError
+            raise kind(f"sandbox image {image!r}: {error}; it said: {last or 'nothing'}") from error
         except BaseException:
             await channel.close("sandbox: never started")
             raise
