@@ -8,7 +8,8 @@
     |   `-- GraderError        the reward could not be computed
     |-- ToolError              shown to the model; the only error it ever sees
     |-- SandboxError           the sandbox itself failed (infrastructure)
-    |   `-- SandboxUnavailable no backend works on this machine
+    |   |-- SandboxUnavailable no backend works on this machine
+    |   `-- SandboxLost        ended or not had for a reason that is known to lie outside it
     |-- EngineError            an engine or its transport failed (infrastructure)
     |   |-- EngineRefused      the request was turned away before anything was sampled
     |   `-- SyncError          weights did not arrive whole on every engine
@@ -60,6 +61,14 @@ class SandboxError(AgentrlError):
 
 class SandboxUnavailable(SandboxError, ConfigError):
     """The requested backend does not work on this machine."""
+
+
+class SandboxLost(SandboxError):
+    """A sandbox ended, or could not be had, for a reason that is known to lie outside of it.
+
+    As a node that was lost, an API or a daemon that went away, a full disk of the host. No program
+    in the sandbox can have caused it, so it is never charged to the model.
+    """
 
 
 class EngineError(AgentrlError):

@@ -10,6 +10,8 @@ dropped and its reward of 0 with it. So it is decided from outside:
     control            the same grading without anything of the model. Fails: infrastructure, the
                        error is raised. Works: the model's doing, and it earns nothing
 
+What a backend knows to come from outside of every sandbox (`SandboxLost`: a node that was lost, a
+daemon that went away) is raised at once: two such failures in a row are not the model's doing.
 Each of the three has to run in sandboxes in which nothing of the model has run before.
 """
 
@@ -19,13 +21,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from agentrl.errors import SandboxError, SandboxUnavailable
+from agentrl.errors import SandboxError, SandboxLost, SandboxUnavailable
 from agentrl.sandbox import Sandbox
 
 T = TypeVar("T")
 
 _FAILURES = (SandboxError, OSError)
 """The second is what a sandbox without space raises, which may be full of what the model left."""
+_NOT_OF_THE_MODEL = (SandboxUnavailable, SandboxLost)
+"""Failures that no program in a sandbox can cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +92,22 @@ async def graded(
     Raises:
         SandboxError, OSError: the control fails as well, so it is no doing of the model.
         SandboxUnavailable: at once; what a kind of sandbox does not offer is nobody's doing.
+        SandboxLost: at once; its cause is known to lie outside of the sandbox.
     """
     try:
         return Graded(verdict=await grade())
-    except SandboxUnavailable:
+    except _NOT_OF_THE_MODEL:
         raise
     except _FAILURES:
         try:
             return Graded(verdict=await grade(), repeated=True)
-        except SandboxUnavailable:
+        except _NOT_OF_THE_MODEL:
             raise
         except _FAILURES as error:
             try:
                 await control()
+            except _NOT_OF_THE_MODEL:
+                raise
             except _FAILURES:
                 raise error from None
     return Graded(verdict=None)

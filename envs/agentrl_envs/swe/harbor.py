@@ -12,7 +12,9 @@ proof against cheating as these tests are.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import errno
 import json
 import re
 import tempfile
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.env import Observation, Solution, StepResult
-from agentrl.errors import DataError, GraderError, SandboxError
+from agentrl.errors import DataError, GraderError, SandboxError, SandboxLost
 from agentrl.sandbox import Sandbox, SandboxLimits, SandboxSpec
 from agentrl.types import Message, Task
 from agentrl_envs.fault import ReadOnce, graded
@@ -35,6 +37,11 @@ from agentrl_envs.swe.workspace import run_shell
 _GRADE_FOLDER = "grade"
 _MAX_BYTES = 128 * 2**20
 _MAX_FILES = 50_000
+_HOST_TROUBLE = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+)
+"""What a write on the host fails with for reasons of the host; any other, as a path that is too
+long, may be the agent's doing."""
 _HERE = "@AGENTRL_WORK_DIRECTORY@"
 """Stands in a solution for the work directory, which is known only where it runs."""
 _WORKDIR = re.compile(r"^\s*WORKDIR\s+(\S+)", re.MULTILINE | re.IGNORECASE)
@@ -226,9 +233,24 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 async def _lay_out(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
-    with tempfile.TemporaryDirectory(prefix="agentrl-harbor-") as folder:
-        # In a thread: as many files as an agent likes to make.
-        await asyncio.to_thread(_write, Path(folder), files)
+    """Upload files by way of a folder of the host.
+
+    Raises:
+        SandboxLost: the host has no room for them, or its disk fails.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-harbor-"))
+            # In a thread: as many files as an agent likes to make.
+            await asyncio.to_thread(_write, Path(folder), files)
+        except OSError as error:
+            if error.errno not in _HOST_TROUBLE:
+                raise
+            raise SandboxLost(
+                f"a tree to grade cannot be written to {tempfile.gettempdir()} of this machine: "
+                f"{error.strerror}; expected room for {_MAX_BYTES >> 20} MiB and {_MAX_FILES} "
+                "files for each grading at a time; set TMPDIR to a place that has it"
+            ) from error
         for top in sorted({name.split("/")[0] for name in files}):
             await sandbox.upload(Path(folder) / top, top)
 

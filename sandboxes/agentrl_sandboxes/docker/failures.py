@@ -6,7 +6,7 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-from agentrl.errors import SandboxError, SandboxUnavailable
+from agentrl.errors import SandboxError, SandboxLost, SandboxUnavailable
 from agentrl_sandboxes.docker.address import Address
 
 UNREACHABLE = 900
@@ -28,6 +28,7 @@ def daemon_errors(what: str, address: Address, *, known: bool) -> Iterator[None]
 
     Raises:
         SandboxUnavailable: it would fail again: no daemon, no permission, a request refused.
+        SandboxLost: the daemon went away.
         SandboxError: it may work another time.
     """
     import aiohttp
@@ -56,7 +57,7 @@ def unreachable(
     number = getattr(cause, "errno", None)
     reason = getattr(cause, "strerror", None) or str(cause or "no answer")
     if known:
-        return SandboxError(f"{what}: the Docker daemon at {address} went away: {reason}")
+        return SandboxLost(f"{what}: the Docker daemon at {address} went away: {reason}")
     if number in (errno.EACCES, errno.EPERM):
         return SandboxUnavailable(
             f"{what}: this user may not talk to the Docker daemon at {address}; join the group "

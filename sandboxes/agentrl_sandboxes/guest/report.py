@@ -6,19 +6,16 @@ import os
 
 from agentrl_sandboxes.guest.processes import read_lines
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` takes longer to import than all the rest of this takes to run
-    from typing import Any
 
+def surroundings() -> bytes:
+    """Variables of the image, and the mount points that programs can write to, as JSON."""
+    # Only this report needs it, and not every Python that we bring has it.
+    import json
 
-def surroundings() -> dict[str, Any]:
-    """Variables of the image, and the mount points that programs can write to."""
     lines = [line.split() for line in read_lines("/proc/self/mountinfo")]
     points = {_unescaped(fields[4]) for fields in lines if len(fields) > 5}
-    return {
-        "variables": dict(os.environ),
-        "writable": sorted(filter(_keeps_bytes, points)),
-    }
+    found = {"variables": dict(os.environ), "writable": sorted(filter(_keeps_bytes, points))}
+    return json.dumps(found).encode("ascii")
 
 
 def _keeps_bytes(path: str) -> bool:

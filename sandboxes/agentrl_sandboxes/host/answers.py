@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from typing import Any
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import ExecResult, Outcome
@@ -48,6 +50,32 @@ def decode_result(body: bytes) -> ExecResult:
         stdout_truncated=out_gap > 0,
         stderr_truncated=err_gap > 0,
     )
+
+
+def decode_surroundings(body: bytes) -> tuple[dict[str, str], list[str]]:
+    """Variables and writable mount points from the JSON of a `READY` frame.
+
+    Where an image's own Python runs the supervisor, its author writes these bytes.
+
+    Raises:
+        SandboxError: no JSON, or not of the expected types.
+    """
+    try:
+        # Deep nesting is a RecursionError.
+        found: Any = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise SandboxError(f"sandbox: it reports no JSON of itself: {body[:100]!r}") from error
+    report: dict[str, Any] = found if isinstance(found, dict) else {}
+    variables, writable = report.get("variables"), report.get("writable")
+    if not isinstance(variables, dict) or not isinstance(writable, list):
+        raise SandboxError(
+            f"sandbox: it reports {body[:100]!r} of itself, expected an object of `variables` and "
+            "`writable`"
+        )
+    texts: list[object] = [*variables, *variables.values(), *writable]
+    if not all(isinstance(text, str) for text in texts):
+        raise SandboxError("sandbox: it reports variables or mount points that are no text")
+    return variables, writable
 
 
 def decode_files(body: bytes, max_bytes: int) -> dict[str, bytes]:

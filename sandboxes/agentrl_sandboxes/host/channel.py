@@ -16,7 +16,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Protocol
 
-from agentrl.errors import SandboxError
+from agentrl.errors import SandboxError, SandboxLost
 from agentrl_sandboxes.guest import wire
 
 GUEST = "agentrl_sandboxes.guest"
@@ -26,7 +26,7 @@ MODULES = (
 )
 """What runs inside, in the order of their imports."""
 
-BOOT = """
+_TAKE = """
 import marshal, os, sys
 def take(size):
     data = b""
@@ -36,6 +36,9 @@ def take(size):
             sys.exit(1)
         data += chunk
     return data
+"""
+
+BOOT = f"""{_TAKE}
 config = marshal.loads(take(int.from_bytes(take(9)[:4], "big")))
 for name, code in config.pop("modules"):
     sys.modules[name] = type(sys)(name)
@@ -45,16 +48,8 @@ sys.modules[config["entry"]].main(config)
 """Run as `python3 -I -S -c BOOT`: takes the modules from the first frame, so that no file of ours
 has to be visible where it runs."""
 
-PORTABLE_BOOT = """
-import marshal, os, select, sys
-def take(size):
-    data = b""
-    while len(data) < size:
-        chunk = os.read(0, size - len(data))
-        if not chunk:
-            sys.exit(1)
-        data += chunk
-    return data
+PORTABLE_BOOT = f"""{_TAKE}
+import select
 if not select.select([0], [], [], %d)[0]:
     sys.exit("nobody has attached")
 if sys.version_info < (3, 9):
@@ -73,6 +68,12 @@ Ends if nobody speaks to it for so many seconds, because nobody may be left who 
 _VERSION = (sys.implementation.name, *sys.version_info[:2])
 
 MAX_ANSWER = 2**30
+MAX_READY = 2**20
+"""Bytes of what a supervisor may say of itself; variables and mount points are a few thousand."""
+
+
+class EndedOutside(ConnectionError):
+    """The other side has gone for a reason that no program inside can have caused."""
 
 
 class ByteSource(Protocol):
@@ -177,6 +178,7 @@ class Channel:
         self._sinks: dict[int, Sink] = {}
         self._last = 0
         self._reason = ""
+        self._kind: type[SandboxError] = SandboxError
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -194,11 +196,11 @@ class Channel:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(first)
                 await self._writer.drain()
-                kind, _, said = await self._read_frame()
+                kind, _, said = await self._read_frame(MAX_READY)
         except TimeoutError as error:
             raise SandboxError(f"sandbox: not ready after {timeout_s:g} s") from error
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise SandboxError(f"sandbox: ended before it was ready{_reason(error)}") from error
+            raise _kind(error)(f"sandbox: ended before it was ready{_reason(error)}") from error
         if kind != wire.READY:
             raise SandboxError(f"sandbox: expected READY ({wire.READY}), got frame kind {kind}")
         self._task = asyncio.create_task(self._read())
@@ -245,7 +247,7 @@ class Channel:
         self, kind: int, ident: int, body: Mapping[str, Any], timeout_s: float | None
     ) -> bytes:
         if self._reason:
-            raise SandboxError(self._reason)
+            raise self._kind(self._reason)
         future: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self._waiting[ident] = future
         try:
@@ -283,14 +285,14 @@ class Channel:
         try:
             await self._writer.drain()
         except OSError as error:
-            self._fail(f"sandbox: ended unexpectedly ({error})")
-            raise SandboxError(self._reason) from error
+            self._fail(f"sandbox: ended unexpectedly ({error})", _kind(error))
+            raise self._kind(self._reason) from error
 
-    async def _read_frame(self) -> tuple[int, int, bytes]:
+    async def _read_frame(self, max_bytes: int = MAX_ANSWER) -> tuple[int, int, bytes]:
         head = await self._reader.readexactly(wire.HEAD.size)
         size, kind, ident = wire.HEAD.unpack(head)
-        if size > MAX_ANSWER:
-            raise OSError(f"a frame of {size} bytes")
+        if size > max_bytes:
+            raise OSError(f"a frame of {size} bytes, expected at most {max_bytes}")
         return kind, ident, await self._reader.readexactly(size)
 
     async def _read(self) -> None:
@@ -307,16 +309,21 @@ class Channel:
                 elif future is not None and not future.done():
                     future.set_result((kind, body))
         except (OSError, struct.error, asyncio.IncompleteReadError) as error:
-            self._fail(f"sandbox: ended unexpectedly{_reason(error)}")
+            self._fail(f"sandbox: ended unexpectedly{_reason(error)}", _kind(error))
 
-    def _fail(self, reason: str) -> None:
-        self._reason = self._reason or reason
+    def _fail(self, reason: str, kind: type[SandboxError] = SandboxError) -> None:
+        if not self._reason:
+            self._reason, self._kind = reason, kind
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(SandboxError(self._reason))
+                future.set_exception(self._kind(self._reason))
         for sink in self._sinks.values():
-            sink.fail(SandboxError(self._reason))
+            sink.fail(self._kind(self._reason))
         self._sinks.clear()
+
+
+def _kind(error: Exception) -> type[SandboxError]:
+    return SandboxLost if isinstance(error, EndedOutside) else SandboxError
 
 
 def _reason(error: Exception) -> str:

@@ -43,7 +43,10 @@ class PodStreams:
     def __init__(
         self, socket: aiohttp.ClientWebSocketResponse, why: Callable[[], Awaitable[str]]
     ) -> None:
-        """Streams over `socket`; once it has ended, `why` is asked what became of the pod."""
+        """Streams over `socket`; once it has ended, `why` is asked what became of the pod.
+
+        `why` raises `EndedOutside` where that is nothing that a program inside can cause.
+        """
         self._socket = socket
         self._why = why
         self._incoming = bytearray()
@@ -117,7 +120,9 @@ class PodStreams:
         """
         await self._room.wait()
         if self._broken:
-            raise ConnectionError(self._broken)
+            # The reader may not have seen yet that it has ended.
+            why = "" if self._closing else await self._why()
+            raise ConnectionError(why or self._broken)
 
     async def _send(self) -> None:
         import aiohttp
@@ -142,6 +147,7 @@ class PodStreams:
 
     def close(self) -> None:
         """Stop sending; `end` closes the connection."""
+        self._closing = True
         self._stop("closed")
 
     async def end(self) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import marshal
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable, choices
+from agentrl.errors import ConfigError, SandboxError, SandboxLost, SandboxUnavailable, choices
 from agentrl.sandbox import Isolation, Probe, Sandbox, SandboxLimits, Snapshot
 from agentrl_sandboxes.docker.guest_config import guest_config
 from agentrl_sandboxes.guest.filter import INET
+from agentrl_sandboxes.host.answers import decode_surroundings
 from agentrl_sandboxes.host.channel import PORTABLE_BOOT, Channel, portable_frame
 from agentrl_sandboxes.host.identity import FIRST_UID
 from agentrl_sandboxes.host.interpreter import PACKED_FLAGS
@@ -97,6 +97,9 @@ class KubernetesBackend(SupervisedBackend):
         self._cluster = Cluster(check_namespace(namespace))
         self._fits = False
         self._sweeping: asyncio.Task[None] | None = None
+        self._has_policy = network == "none"
+        # Guards the making of the network policy, which every start waits for.
+        self._making_policy = asyncio.Lock()
         self._proved = network == "none"
         # Guards the first try of the network, for which one pod is enough.
         self._proving = asyncio.Lock()
@@ -156,8 +159,10 @@ class KubernetesBackend(SupervisedBackend):
         if self._sweeping is None:
             # Beside the start, which does not wait for it.
             self._sweeping = asyncio.create_task(self._sweep())
-            if self._network == "policy":
+        async with self._making_policy:
+            if not self._has_policy:
                 await ensure_policy(self._cluster)
+                self._has_policy = True
         wish = PodWish(
             name=f"agentrl-{secrets.token_hex(8)}",
             image=image,
@@ -184,21 +189,20 @@ class KubernetesBackend(SupervisedBackend):
         channel = Channel(streams, streams)
         config = self._guest_config(limits, {})
         try:
-            told = marshal.loads(await channel.start(portable_frame(config), timeout_s=READY_S))
-            _check_writable(told["writable"], image)
+            report = await channel.start(portable_frame(config), timeout_s=READY_S)
+            variables, writable = decode_surroundings(report)
+            _check_writable(writable, image)
         except SandboxUnavailable:
             await channel.close("sandbox: never started")
             raise
         except SandboxError as error:
             await channel.close("sandbox: never started")
             last = streams.errors.strip().rpartition("\n")[2]
-            raise SandboxError(
-                f"sandbox image {image!r}: {error}; it said: {last or 'nothing'}"
-            ) from error
+            kind = SandboxLost if isinstance(error, SandboxLost) else SandboxError
+            raise kind(f"sandbox image {image!r}: {error}; it said: {last or 'nothing'}") from error
         except BaseException:
             await channel.close("sandbox: never started")
             raise
-        variables: dict[str, str] = told["variables"]
         programs = {k: v for k, v in variables.items() if not k.startswith("KUBERNETES_")}
 
         async def end(failed: bool) -> None:

@@ -37,6 +37,8 @@ TRIES = 4
 """How often a request is sent that the API is too busy to take."""
 PAUSE_S = 5.0
 """The longest wait that the API may ask for between two tries."""
+WATCH_PAUSE_S = 0.2
+"""Between the end of a watch and the next one, which a server may end at once as well."""
 IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its own account."""
 POLICIES = "/apis/networking.k8s.io/v1"
@@ -226,9 +228,11 @@ class Cluster:
     async def watch(self, what: str, name: str) -> AsyncGenerator[dict[str, Any]]:
         """A pod as it is now and after each change, for ever; ends when it is deleted.
 
+        While the API is too busy it is asked again, `TRIES` times in a row.
+
         Raises:
             ApiRefusal: the API does not let us.
-            SandboxError: it does not answer.
+            SandboxError: it does not answer, or what it says cannot be read.
         """
         import aiohttp
 
@@ -237,7 +241,9 @@ class Cluster:
             "fieldSelector": f"metadata.name={name}",
             "timeoutSeconds": str(int(CALL_S)),
         }
+        left = TRIES
         while True:
+            pause_s = WATCH_PAUSE_S
             try:
                 response = await self._request(
                     "GET", self._path("pods"), query, timeout_s=2 * CALL_S
@@ -245,17 +251,25 @@ class Cluster:
                 async with response:
                     if not response.ok:
                         raise refusal(response.status, await response.read(), response.headers)
+                    left = TRIES
                     async for line in response.content:
-                        event = json.loads(line)
-                        if event["type"] == "DELETED":
+                        kind, pod = _event(line)
+                        if kind == "DELETED":
                             return
-                        if event["type"] == "ERROR":
+                        if kind == "ERROR":
                             # Too old a version of the list; the next one starts afresh.
                             break
-                        if event["type"] != "BOOKMARK":
-                            yield event["object"]
-            except (OSError, TimeoutError, aiohttp.ClientError) as error:
+                        if kind != "BOOKMARK":
+                            yield pod
+            except ApiRefusal as error:
+                left -= 1
+                if not left or error.status != BUSY:
+                    raise
+                pause_s = min(PAUSE_S, error.retry_after_s or 0.5)
+            # A ValueError: a line that a proxy broke off, or one longer than the buffer.
+            except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
                 raise unreachable(what, self.where, error, known=self.known) from error
+            await asyncio.sleep(pause_s)
 
     async def websocket(
         self, path: str, query: Mapping[str, str], protocols: tuple[str, ...], heartbeat_s: float
@@ -304,3 +318,19 @@ class Cluster:
         api, self._api = self._api, None
         if api is not None:
             await api.close()
+
+
+def _event(line: bytes) -> tuple[str, dict[str, Any]]:
+    """The kind and the object of a line of a watch.
+
+    Raises:
+        ValueError: it is no event.
+    """
+    event: Any = json.loads(line)
+    try:
+        kind, found = event["type"], event["object"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an event of a watch: {line[:100]!r}") from error
+    if not isinstance(kind, str) or not isinstance(found, dict):
+        raise ValueError(f"not an event of a watch: {line[:100]!r}")
+    return kind, found

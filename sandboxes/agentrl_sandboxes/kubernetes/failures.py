@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentrl.errors import SandboxError, SandboxUnavailable
+from agentrl.errors import SandboxError, SandboxLost, SandboxUnavailable
 
 VERBS = (
     "create, get, list, watch and delete on pods, create and get on pods/attach, create and get on "
@@ -55,7 +55,7 @@ def as_sandbox_error(what: str, where: str, namespace: str, found: ApiRefusal) -
             "whoami`"
         )
     if found.status == 403 and "exceeded quota" in found.message:
-        return SandboxError(text)
+        return SandboxLost(text)
     if found.status == 403 and "PodSecurity" in found.message:
         return SandboxUnavailable(
             f"{text}. Pods of sandboxes keep to the standard `restricted`, but for what sandbox.pod"
@@ -76,7 +76,8 @@ def as_sandbox_error(what: str, where: str, namespace: str, found: ApiRefusal) -
         )
     if found.status in (400, 405, 415, 422):
         return SandboxUnavailable(text)
-    return SandboxError(text)
+    # Busy or broken, and nothing of it is what a program in a pod could do.
+    return SandboxLost(text)
 
 
 def unreachable(what: str, where: str, cause: BaseException, *, known: bool) -> SandboxError:
@@ -90,7 +91,7 @@ def unreachable(what: str, where: str, cause: BaseException, *, known: bool) -> 
     """
     reason = str(cause) or type(cause).__name__
     if known:
-        return SandboxError(f"{what}: the Kubernetes API at {where} went away: {reason}")
+        return SandboxLost(f"{what}: the Kubernetes API at {where} went away: {reason}")
     return SandboxUnavailable(
         f"{what}: no Kubernetes API at {where}: {reason}. See `kubectl cluster-info`; KUBECONFIG "
         "names the file, and its current-context the cluster"

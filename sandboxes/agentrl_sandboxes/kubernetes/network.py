@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from agentrl.errors import SandboxUnavailable
 from agentrl.sandbox import Outcome, Sandbox
 from agentrl_sandboxes.kubernetes.client import POLICIES, Cluster
-from agentrl_sandboxes.kubernetes.failures import CONFLICT, ApiRefusal
+from agentrl_sandboxes.kubernetes.failures import BUSY, CONFLICT, ApiRefusal
 from agentrl_sandboxes.kubernetes.manifest import POLICY, policy_manifest
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,11 @@ print(json.dumps(reached))
 
 
 async def ensure_policy(cluster: Cluster) -> None:
-    """Make the policy for our pods, unless it is there; who may not make one is told by `prove`."""
+    """Make the policy for our pods, unless it is there; without the right to, `prove` reports it.
+
+    Raises:
+        SandboxError: the API does not answer or cannot serve it now; another try may work.
+    """
     try:
         await cluster.call(
             "network policy",
@@ -51,6 +55,8 @@ async def ensure_policy(cluster: Cluster) -> None:
         )
         logger.info("kubernetes: made the network policy %s in %s", POLICY, cluster.namespace)
     except ApiRefusal as error:
+        if error.status == BUSY or error.status >= 500:
+            raise cluster.error("network policy", error) from error
         if error.status != CONFLICT:
             logger.warning("kubernetes: no network policy was made: %s", error.message)
 

@@ -9,7 +9,8 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import SandboxError
+from agentrl.errors import SandboxError, SandboxLost
+from agentrl_sandboxes.host.channel import EndedOutside
 from agentrl_sandboxes.kubernetes import verdicts
 from agentrl_sandboxes.kubernetes.attach import PodStreams, attach
 from agentrl_sandboxes.kubernetes.client import Cluster
@@ -109,7 +110,7 @@ async def _until_running(
                         scope.reschedule(start + START_S)
     except TimeoutError:
         raise verdicts.not_in_time(seen, image, loop.time() - start, fits=fits) from None
-    raise SandboxError(f"sandbox image {image!r}: the pod was deleted before it was ready")
+    raise SandboxLost(f"sandbox image {image!r}: the pod was deleted before it was ready")
 
 
 async def _attached(cluster: Cluster, name: str, image: str) -> PodStreams:
@@ -124,11 +125,16 @@ async def _attached(cluster: Cluster, name: str, image: str) -> PodStreams:
                 while True:
                     pod = await look(cluster, name)
                     if pod is None or not verdicts.is_running(pod) or verdicts.why_ended(pod):
-                        return verdicts.why_ended(pod)
+                        break
                     seen = True
                     await asyncio.sleep(0.2)
         except (SandboxError, ApiRefusal, TimeoutError):
-            return "" if seen else "the API does not answer"
+            if seen:
+                return ""
+            raise EndedOutside("the API does not answer") from None
+        if verdicts.ended_outside(pod):
+            raise EndedOutside(verdicts.why_ended(pod))
+        return verdicts.why_ended(pod)
 
     loop = asyncio.get_running_loop()
     give_up, pause = loop.time() + ATTACH_S, 0.05
@@ -143,10 +149,7 @@ async def _attached(cluster: Cluster, name: str, image: str) -> PodStreams:
                 raise SandboxError(f"sandbox image {image!r}: cannot attach: {error}") from error
             pod = await look(cluster, name)
             if pod is None or not verdicts.is_running(pod):
-                said = verdicts.why_ended(pod)
-                raise SandboxError(
-                    f"sandbox image {image!r}: the pod ended before it was ready: {said}"
-                ) from error
+                raise verdicts.ended_early(pod, image) from error
         await asyncio.sleep(pause)
         pause = min(1.0, 2 * pause)
 

@@ -1,7 +1,8 @@
 """The status of a pod, read: whether it starts, what keeps it from starting, what ended it.
 
 Pure functions of the object that the API gives. `SandboxUnavailable` is for what somebody has to
-mend (no such image, no python3 in it, no node that fits); what may pass is `SandboxError`.
+mend (no such image, no python3 in it, no node that fits); what may pass is `SandboxError`, and of
+that `SandboxLost` what no program in a pod can cause.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.errors import SandboxError, SandboxUnavailable
+from agentrl.errors import SandboxError, SandboxLost, SandboxUnavailable
 
 Pod = Mapping[str, Any]
 
@@ -23,6 +24,18 @@ NEVER_RAN = ("StartError", "ContainerCannotRun")
 NOT_THERE = ("no such file", "not found", "executable file")
 """What runtimes say of a program that is not there."""
 DENIED = ("permission denied",)
+LOW_NODE = "node was low on resource"
+"""What a kubelet says where it evicts because its node runs out of something."""
+OWN_USE = ("has larger consumption of", "exceed")
+"""What it adds where the pod used more than was reserved for it, or than a volume may hold."""
+OUTSIDE = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "OutOf", "NodeAff",
+           "Unexpected")  # fmt: skip
+"""How reasons of a pod begin that are of its node or of the scheduler."""
+DISRUPTIONS = (
+    *("PreemptionByScheduler", "DeletionByTaintManager", "EvictionByEvictionAPI"),
+    "DeletionByPodGC",
+)
+"""Reasons of the condition `DisruptionTarget` that are of the cluster."""
 
 
 def is_running(pod: Pod) -> bool:
@@ -57,8 +70,15 @@ def start_trouble(pod: Pod, image: str) -> SandboxError | None:
     if ended.get("reason") in NEVER_RAN:
         return _not_made(subject, f"{ended['reason']}: {ended.get('message', '')}")
     if is_over(pod) or _is_deleted(pod):
-        return SandboxError(f"{subject}: the pod ended before it was ready: {why_ended(pod)}")
+        return ended_early(pod, image)
     return None
+
+
+def ended_early(pod: Pod | None, image: str) -> SandboxError:
+    """The error of a pod that ended before it was ready."""
+    kind = SandboxLost if ended_outside(pod) else SandboxError
+    subject = f"sandbox image {image!r}"
+    return kind(f"{subject}: the pod ended before it was ready: {why_ended(pod)}")
 
 
 def _not_made(subject: str, said: str) -> SandboxError:
@@ -85,11 +105,11 @@ def not_in_time(pod: Pod | None, image: str, waited_s: float, *, fits: bool) -> 
     """
     subject = f"sandbox image {image!r}: no pod after {waited_s:.0f} s"
     if pod is None:
-        return SandboxError(f"{subject}: the API has not shown it")
+        return SandboxLost(f"{subject}: the API has not shown it")
     if not is_placed(pod):
         said = _condition(pod, "PodScheduled").get("message") or "no scheduler has looked at it"
         if fits:
-            return SandboxError(f"{subject}: no node has room for it: {said}")
+            return SandboxLost(f"{subject}: no node has room for it: {said}")
         return SandboxUnavailable(
             f"{subject}: no node takes it: {said}. See sandbox.limits, sandbox.pod (nodeSelector, "
             "tolerations) and `kubectl describe nodes`"
@@ -126,6 +146,38 @@ def why_ended(pod: Pod | None) -> str:
     if ready.get("status") in ("False", "Unknown") and "node" in str(ready.get("reason")).lower():
         return f"its node {pod.get('spec', {}).get('nodeName')} is lost: {ready.get('reason')}"
     return ""
+
+
+def ended_outside(pod: Pod | None) -> bool:
+    """True if what ended a pod is known to be nothing that a program in it can cause.
+
+    A program can have itself evicted: by more than the limit of a volume, or by more of what its
+    node runs out of than was reserved for it. The kubelet says both in its message
+    (`pkg/kubelet/eviction/helpers.go`), and an eviction without the words of one that
+    is the node's is not taken for one.
+    """
+    if pod is None:
+        return True
+    status = pod.get("status", {})
+    if reason := status.get("reason"):
+        said = str(status.get("message", ""))
+        if reason == "Evicted":
+            return LOW_NODE in said and not any(words in said for words in OWN_USE)
+        return str(reason).startswith(OUTSIDE)
+    if (_state(pod).get("terminated") or {}).get("reason") == "OOMKilled":
+        return False
+    disrupted = _condition(pod, "DisruptionTarget")
+    # TerminationByKubelet is an eviction too, for one's own use perhaps.
+    if disrupted.get("status") == "True":
+        return disrupted.get("reason") in DISRUPTIONS
+    if _is_deleted(pod):
+        return True
+    if _state(pod).get("terminated"):
+        return False
+    ready = _condition(pod, "Ready")
+    return ready.get("status") in ("False", "Unknown") and (
+        "node" in str(ready.get("reason")).lower()
+    )
 
 
 def _is_deleted(pod: Pod) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import marshal
 import struct
@@ -16,16 +17,18 @@ from typing import Any
 import pytest
 from agentrl_sandboxes import KubernetesBackend, ProcessBackend
 from agentrl_sandboxes.guest import wire
-from agentrl_sandboxes.host.channel import PORTABLE_BOOT, portable_frame
+from agentrl_sandboxes.host.answers import decode_surroundings
+from agentrl_sandboxes.host.channel import PORTABLE_BOOT, Channel, EndedOutside, portable_frame
 from agentrl_sandboxes.host.leases import labels
 from agentrl_sandboxes.kubernetes import verdicts
 from agentrl_sandboxes.kubernetes.attach import WINDOW, PodStreams, attach
 from agentrl_sandboxes.kubernetes.client import Cluster
+from agentrl_sandboxes.kubernetes.failures import ApiRefusal, as_sandbox_error, unreachable
 from agentrl_sandboxes.kubernetes.manifest import PodWish, pod_manifest, policy_manifest
 from agentrl_sandboxes.kubernetes.sweep import is_left
 from aiohttp import web
 
-from agentrl.errors import SandboxError, SandboxUnavailable
+from agentrl.errors import SandboxError, SandboxLost, SandboxUnavailable
 from agentrl.sandbox import SandboxLimits
 from agentrl.testing.fake_cluster.rules import complaints
 from agentrl.testing.fake_cluster.server import kubeconfig
@@ -135,9 +138,9 @@ def state(**state: Any) -> dict[str, Any]:
         (state(terminated={"reason": "StartError", "message": 'exec: "python3": executable file'
                            " not found in $PATH"}), SandboxUnavailable, "no python3"),
         ({"status": {"phase": "Failed", "reason": "OutOfmemory", "message": "full"}},
-         SandboxError, "OutOfmemory: full"),
+         SandboxLost, "OutOfmemory: full"),
         ({"metadata": {"deletionTimestamp": "x"}, "status": {"phase": "Pending"}},
-         SandboxError, "deleted"),
+         SandboxLost, "deleted"),
     ],
 )  # fmt: skip
 def test_a_status_says_what_keeps_a_pod_from_starting(
@@ -156,6 +159,85 @@ def test_a_status_says_what_ended_a_pod() -> None:
     assert "exit code 3" in verdicts.why_ended(state(terminated={"reason": "Error", "exitCode": 3}))
     assert verdicts.why_ended(state(running={})) == ""
     assert "deleted" in verdicts.why_ended(None)
+
+
+def ended(reason: str, message: str = "") -> dict[str, Any]:
+    return {"status": {"phase": "Failed", "reason": reason, "message": message}}
+
+
+def disrupted(reason: str) -> dict[str, Any]:
+    found = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+    return {"status": {"conditions": [found]}}
+
+
+LOW = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. "
+
+
+@pytest.mark.parametrize(
+    ("pod", "outside"),
+    [
+        (None, True),
+        (ended("NodeLost"), True),
+        (ended("Evicted", LOW), True),
+        (ended("Terminated", "Pod was terminated in response to imminent node shutdown."), True),
+        (disrupted("EvictionByEvictionAPI"), True),
+        (disrupted("DeletionByTaintManager"), True),
+        ({"metadata": {"deletionTimestamp": "x"}}, True),
+        ({"status": {"conditions": [{"type": "Ready", "status": "Unknown",
+                                     "reason": "NodeStatusUnknown"}]}}, True),
+        # What a program in the pod can do itself.
+        (ended("Evicted", LOW + "Container sandbox was using 3Gi, request is 1Gi, has larger "
+               "consumption of memory. "), False),
+        (ended("Evicted", 'Usage of EmptyDir volume "work" exceeds the limit "16Mi". '), False),
+        (ended("Evicted", "Pod ephemeral local storage usage exceeds the total limit of "
+               "containers 1Gi. "), False),
+        (ended("Evicted"), False),
+        (ended("DeadlineExceeded"), False),
+        (disrupted("TerminationByKubelet"), False),
+        (state(terminated={"reason": "OOMKilled", "exitCode": 137}), False),
+        (state(terminated={"reason": "Error", "exitCode": 3}), False),
+        (state(terminated={"reason": "Completed", "exitCode": 0}), False),
+        (state(running={}), False),
+    ],
+)  # fmt: skip
+def test_only_what_a_program_cannot_cause_is_taken_for_the_cluster(
+    pod: dict[str, Any] | None, outside: bool
+) -> None:
+    # Fails if two evictions of a spot node cost a model its reward, or filling a volume saves one.
+    assert verdicts.ended_outside(pod) is outside
+    assert (type(verdicts.ended_early(pod, "i")) is SandboxLost) is outside
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_api_that_cannot_serve_now_is_outside_of_every_pod(status: int) -> None:
+    error = as_sandbox_error("pod", "http://api", "n", ApiRefusal(status, "later"))
+    assert type(error) is SandboxLost
+    assert type(unreachable("pod", "http://api", OSError("gone"), known=True)) is SandboxLost
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_lost_node_reaches_whoever_waits_for_an_answer(reads: bool, api: OneAttach) -> None:
+    closing = asyncio.Event()
+
+    async def script(socket: web.WebSocketResponse) -> None:
+        await socket.send_bytes(b"\x01" + wire.HEAD.pack(0, wire.READY, 0))
+        await closing.wait()
+
+    api.script = script
+    streams = await api.open("its node n is lost", EndedOutside)
+    channel = Channel(streams, streams)
+    await channel.start(b"", timeout_s=20.0)
+    if reads:
+        asyncio.get_running_loop().call_later(0.1, closing.set)
+    else:
+        closing.set()
+        while channel.open:
+            await asyncio.sleep(0.01)
+    for _ in range(2):
+        with pytest.raises(SandboxLost, match="node n is lost"):
+            await channel.request(wire.READ, {}, timeout_s=20.0)
+    await channel.close("closed")
+    await streams.end()
 
 
 def test_a_pod_is_left_when_its_owner_is_dead_or_it_ended_long_ago() -> None:
@@ -194,8 +276,38 @@ def test_a_supervisor_starts_under_a_python_of_another_version(same: bool) -> No
     assert done.stderr == b""
     size, kind, _ = wire.HEAD.unpack(done.stdout[: wire.HEAD.size])
     assert kind == wire.READY
-    told = marshal.loads(done.stdout[wire.HEAD.size :][:size])
-    assert told["variables"]["FLAVOUR"] == "x"
+    variables, _ = decode_surroundings(done.stdout[wire.HEAD.size :][:size])
+    assert variables["FLAVOUR"] == "x"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        marshal.dumps({"variables": {}, "writable": []}, 2),
+        b"[" * 100_000,
+        b"\xff",
+        b"[]",
+        b'{"variables": {}}',
+        b'{"variables": {"A": 1}, "writable": []}',
+        b'{"variables": {}, "writable": [["/"]]}',
+    ],
+)
+def test_what_an_image_says_of_itself_is_not_believed(body: bytes) -> None:
+    # Fails if bytes that an image's own python3 made are unmarshalled, or taken in any shape.
+    with pytest.raises(SandboxError, match="it reports"):
+        decode_surroundings(body)
+
+
+async def test_a_report_without_end_is_refused() -> None:
+    class Nowhere:
+        def write(self, data: bytes, /) -> None: ...
+        async def drain(self) -> None: ...
+        def close(self) -> None: ...
+
+    reader = asyncio.StreamReader()
+    reader.feed_data(wire.HEAD.pack(2**21, wire.READY, 0))
+    with pytest.raises(SandboxError, match="a frame of 2097152 bytes"):
+        await Channel(reader, Nowhere()).start(b"", timeout_s=5.0)
 
 
 def test_a_supervisor_to_whom_nobody_speaks_ends() -> None:
@@ -231,7 +343,7 @@ class OneAttach:
         await self.script(socket)
         return socket
 
-    async def open(self, why: str = "") -> PodStreams:
+    async def open(self, why: str = "", kind: type[Exception] | None = None) -> PodStreams:
         app = web.Application()
         app.add_routes([web.get("/api/v1/namespaces/sandboxes/pods/p/attach", self._attach)])
         self.runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -245,6 +357,8 @@ class OneAttach:
         await self.cluster.open()
 
         async def reason() -> str:
+            if kind is not None:
+                raise kind(why)
             return why
 
         return await attach(self.cluster, "p", "sandbox", reason)
@@ -330,3 +444,109 @@ async def test_a_server_of_another_protocol_is_refused(api: OneAttach) -> None:
     api.script, api.protocols = script, ("channel.k8s.io",)
     with pytest.raises(ConnectionError, match=r"speaks none of v5\.channel\.k8s\.io"):
         await api.open()
+
+
+@contextlib.asynccontextmanager
+async def served(
+    folder: Path, patch: pytest.MonkeyPatch, routes: list[web.RouteDef]
+) -> AsyncIterator[None]:
+    """An API server of a few requests, as the cluster of the kubeconfig."""
+    app = web.Application()
+    app.add_routes(routes)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
+    config = folder / "config"
+    config.write_text(kubeconfig(f"http://{host}:{port}"))
+    patch.setenv("KUBECONFIG", str(config))
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+LINE = b'{"type": "ADDED", "object": {"metadata": {"name": "p"}}}\n'
+
+
+async def watched(
+    folder: Path, patch: pytest.MonkeyPatch, answers: list[web.Response], wanted: int
+) -> tuple[list[dict[str, Any]], float]:
+    """The first pods of a watch that is answered so, and the seconds that it took."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return answers.pop(0)
+
+    async with served(folder, patch, [web.get("/api/v1/namespaces/sandboxes/pods", answer)]):
+        cluster = Cluster()
+        await cluster.open()
+        found: list[dict[str, Any]] = []
+        start = time.monotonic()
+        try:
+            async with contextlib.aclosing(cluster.watch("pod p", "p")) as changes:
+                async for pod in changes:
+                    found.append(pod)
+                    if len(found) == wanted:
+                        break
+        finally:
+            await cluster.aclose()
+        return found, time.monotonic() - start
+
+
+@pytest.mark.parametrize("line", [LINE[:20], b'{"kind": "Status"}\n', b"[]\n", b"7\n"])
+async def test_a_watch_that_is_broken_off_is_trouble_of_the_sandbox(
+    line: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SandboxError, match="Kubernetes API"):
+        await watched(tmp_path, monkeypatch, [web.Response(body=LINE + line)], 2)
+
+
+async def test_a_watch_is_asked_again_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Fails if a server that ends watches at once is asked without a pause, or a busy one is not.
+    ended = [web.Response(body=b'{"type": "ERROR", "object": {}}\n'), web.Response()]
+    busy = web.Response(status=429, headers={"Retry-After": "1"})
+    found, took_s = await watched(tmp_path, monkeypatch, [*ended, busy, web.Response(body=LINE)], 1)
+    assert found[0]["metadata"]["name"] == "p"
+    assert took_s > 1.3
+
+
+@pytest.mark.parametrize("status", [0, 503])
+async def test_the_policy_is_made_by_the_next_start_where_the_first_could_not(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Fails if one bad moment of the API leaves the pods of a whole run without a policy.
+    policies: list[int] = []
+
+    async def policy(request: web.Request) -> web.Response:
+        policies.append(status)
+        if len(policies) > 1:
+            return web.json_response({}, status=201)
+        if not status:
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response({"message": "not now"}, status=status or 500)
+
+    async def no_pods(_: web.Request) -> web.Response:
+        return web.json_response({"message": "no pods today"}, status=422)
+
+    async def none(_: web.Request) -> web.Response:
+        return web.json_response({"items": []})
+
+    place = "/namespaces/sandboxes"
+    routes = [
+        web.post(f"/apis/networking.k8s.io/v1{place}/networkpolicies", policy),
+        web.post(f"/api/v1{place}/pods", no_pods),
+        web.delete(f"/api/v1{place}/pods/{{name}}", none),
+        web.get("/{rest:.*}", none),
+    ]
+    async with served(tmp_path, monkeypatch, routes):
+        backend = KubernetesBackend()
+        with pytest.raises(SandboxError):
+            await backend.create(SandboxLimits())
+        starts = [backend.create(SandboxLimits()) for _ in range(3)]
+        errors = await asyncio.gather(*starts, return_exceptions=True)
+        assert all("no pods today" in str(error) for error in errors)
+        assert len(policies) == 2
+        await backend.close()
