@@ -29,7 +29,8 @@ MAX_HASHED = 256
 MAX_CARRIED = 1000
 TOO_LARGE = "ValueError: the returned value is too large"
 _PLAIN = (type(None), bool, int, float, str)
-_CONTAINERS = (list, tuple, dict, set, frozenset)
+_SCALARS = ((str, str.__str__), (int, int.__int__), (float, float.__float__))
+_CONTAINERS: "tuple[Any, ...]" = (list, tuple, dict, set, frozenset)
 
 
 def json_functions():
@@ -83,9 +84,9 @@ def encode(value, depth=0, budget=None):
     if kind in _PLAIN:
         return value
     name = kind.__name__
-    for base in (str, int, float):
+    for base, exactly in _SCALARS:
         if isinstance(value, base):
-            return {str: str.__str__, int: int.__int__, float: float.__float__}[base](value)
+            return exactly(value)
     for base in _CONTAINERS:
         if isinstance(value, base):
             # Their own methods, not those of a subclass.
