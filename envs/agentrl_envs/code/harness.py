@@ -29,7 +29,11 @@ MAX_HASHED = 256
 MAX_CARRIED = 1000
 TOO_LARGE = "ValueError: the returned value is too large"
 _PLAIN = (type(None), bool, int, float, str)
-_SCALARS = ((str, str.__str__), (int, int.__int__), (float, float.__float__))
+_SCALARS: "tuple[tuple[Any, Any], ...]" = (
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+)
 _CONTAINERS: "tuple[Any, ...]" = (list, tuple, dict, set, frozenset)
 
 

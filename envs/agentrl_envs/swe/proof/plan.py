@@ -46,14 +46,6 @@ class _Known:
         new = [key for key in found if key in self.seen and self.seen[key] != self.right[key]]
         return [key for key in (new or found) if self.right[key] not in _TRUTHS]
 
-    def plain(self) -> list[str]:
-        """Keys of the test's own inputs at which right code and the defect differ."""
-        return [
-            key
-            for key, value in self.right.items()
-            if key not in self.seen and value not in _TRUTHS and self.wrong.get(key) != value
-        ]
-
     def truths(self, *, telling: bool) -> list[str]:
         """Keys of true and false at which the defect is seen, or is not.
 
@@ -139,9 +131,8 @@ class ProofPlan:
         asked = known.others() if kept else known.telling()
         if asked or kept:
             share = _share(asked, known, values)
-            # Code that has the values of the test itself is no forged pass, but too little.
-            own = any(values.get(key) == known.right[key] for key in known.plain())
-            nothing = share == 0 and passing == 1.0 and not own
+            # Code may well have the values of the test itself: it can read them there.
+            nothing = share == 0 and passing == 1.0
             enough = share >= 0.5 * passing
             return Earned.NOTHING if nothing else Earned.ALL if enough else Earned.PART
         mended, others = (
