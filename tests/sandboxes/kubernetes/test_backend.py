@@ -22,7 +22,7 @@ from agentrl_sandboxes.kubernetes.pods import start_pod
 from agentrl_sandboxes.leftovers import collect
 
 from agentrl.config.sandboxes import sandbox_section
-from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
+from agentrl.errors import ConfigError, SandboxError, SandboxLost, SandboxUnavailable
 from agentrl.runtime.assembly.parts import open_sandboxes
 from agentrl.sandbox import Outcome, Sandbox, SandboxLimits
 from tests.sandboxes.kubernetes.fake import IMAGE, OnFake, RunningFake
@@ -167,14 +167,14 @@ async def test_a_network_that_is_open_is_refused(
         ({"code": 403, "message": 'pods is forbidden: User "u" cannot create resource "pods"'},
          SandboxUnavailable, r"Ask for a role .* may create, get, list, watch"),
         ({"code": 403, "message": 'pods "x" is forbidden: exceeded quota: q, used: pods=9'},
-         SandboxError, "exceeded quota"),
+         SandboxLost, "exceeded quota"),
         ({"code": 401, "message": "Unauthorized", "reason": "Unauthorized", "times": 2},
          SandboxUnavailable, "does not accept the credentials"),
         ({"code": 409, "message": "already exists", "reason": "AlreadyExists"},
-         SandboxError, "already exists"),
-        ({"code": 500, "message": "etcdserver: leader changed"}, SandboxError, "leader changed"),
+         SandboxLost, "already exists"),
+        ({"code": 500, "message": "etcdserver: leader changed"}, SandboxLost, "leader changed"),
         ({"code": 429, "message": "too many requests", "times": 9, "wait": 0.05},
-         SandboxError, "too many requests"),
+         SandboxLost, "too many requests"),
         ({"what": "watch pods", "code": 403, "message": 'User "u" cannot watch resource "pods"'},
          SandboxUnavailable, "cannot watch"),
         ({"what": "get pods/attach", "code": 403, "message": "Forbidden", "times": 99},
