@@ -12,9 +12,14 @@
     |   `-- SandboxLost        ended or not had for a reason that is known to lie outside it
     |-- EngineError            an engine or its transport failed (infrastructure)
     |   |-- EngineRefused      the request was turned away before anything was sampled
+    |   |-- NoEngine           no engine takes requests, and none came back in time
     |   `-- SyncError          weights did not arrive whole on every engine
+    |       `-- WeightsDoNotFit    a server holds another model; no later try can succeed
     |-- TrainError             a broken number or tensor in the trainer
+    |   |-- StepAbandoned      a step that is not trained to its end
+    |   `-- RanksParted        trainer ranks that must make the same call did not
     `-- RunError               a run directory, a checkpoint, a resume
+        `-- Outage             the run had no engine for longer than it may
 
 A message says what, what it got, what it expected and what to do. Every class is picklable: the
 message is its only argument.
@@ -79,16 +84,36 @@ class EngineRefused(EngineError):
     """The engine did not take the request: nothing was sampled, so another engine may serve it."""
 
 
+class NoEngine(EngineError):
+    """No engine takes requests, and none came back within the limit: nothing was asked of any."""
+
+
 class SyncError(EngineError):
     """Weights did not arrive, or not those that were sent."""
+
+
+class WeightsDoNotFit(SyncError):
+    """A server holds a model of other names or shapes: no later try can succeed."""
 
 
 class TrainError(AgentrlError):
     """The trainer met a number or a tensor it must not train on."""
 
 
+class StepAbandoned(TrainError):
+    """A training step was given up between two micro-batches, as it was asked to be."""
+
+
+class RanksParted(TrainError):
+    """Trainer ranks that must make the same call did not: one ended, hangs, or made another one."""
+
+
 class RunError(AgentrlError):
     """A run directory or checkpoint that cannot be used."""
+
+
+class Outage(RunError):
+    """The run had no engine for longer than it may; it stopped before any task was lost."""
 
 
 _LONGEST_NAME = 100

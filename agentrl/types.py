@@ -44,6 +44,8 @@ class Termination(StrEnum):
     """The sandbox itself failed; the model had no part in it."""
     ENGINE_FAILED = "engine_failed"
     """The inference engine failed."""
+    NO_ENGINE = "no_engine"
+    """No inference engine took requests; the group is rolled out again and never trained so."""
     ENV_CRASHED = "env_crashed"
     """`reset` or `step` raised."""
     GRADER_CRASHED = "grader_crashed"
@@ -123,6 +125,7 @@ TERMINATION_RULES: Mapping[Termination, TerminationRule] = {
     Termination.ENGINE_FAILED: _dropped(
         "The engine that samples broke: no fault of the policy.", retried=True
     ),
+    Termination.NO_ENGINE: _dropped("No engine was there to sample: no fault of the policy."),
     Termination.ENV_CRASHED: _dropped(
         "The environment raised an error: no fault of the policy.", retried=True
     ),
