@@ -73,8 +73,10 @@ class Boundaries:
     pieces: Mapping[Role, RolePiece]
     """By role; a role that is not here is written as a user message."""
 
-    def compose(self, messages: Sequence[Message], guard: Callable[[Message], str]) -> str:
+    def compose(self, messages: Sequence[Message], guard: Callable[[Message], str]) -> list[str]:
         """Text of `messages` and the generation prompt, as it follows a closed assistant turn.
+
+        Constant text and contents are parts of their own, to be joined.
 
         Args:
             messages: in roles of `pieces`, or `assistant`.
@@ -96,7 +98,7 @@ class Boundaries:
             parts += _write_run(self.pieces[role], run, contents)
             generation = self.pieces[role].generation
         parts.append(generation)
-        return "".join(parts)
+        return parts
 
 
 def find_boundaries(template: GuardedTemplate, codec: Codec) -> Boundaries:

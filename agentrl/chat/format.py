@@ -105,7 +105,7 @@ class ChatFormat(ABC):
             ended: whether a stop token was sampled. If so, a stop token at the beginning of
                 `text` is left out instead of being doubled.
         """
-        return self._append(clean(text), ended=ended)
+        return self._append([clean(text)], ended=ended)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
@@ -135,8 +135,8 @@ class ChatFormat(ABC):
         """Head and tail of `text` in at most `max_tokens` tokens, and whether it was truncated."""
         return truncate_middle(self._codec, text, max_tokens)
 
-    def _append(self, text: str, *, ended: bool) -> tuple[int, ...]:
-        ids = self._codec.encode(text, after=self.stop_token_ids[0])
+    def _append(self, parts: Sequence[str], *, ended: bool) -> tuple[int, ...]:
+        ids = self._codec.encode_parts(parts, after=self.stop_token_ids[0])
         return ids[1:] if ended and ids and ids[0] in self.stop_token_ids else ids
 
     def _with_system_prompt(self, messages: Sequence[Message]) -> list[Message]:
@@ -185,7 +185,7 @@ class TemplateChat(ChatFormat):
     def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
         """Do what `ChatFormat.turn_delta` says."""
         pieces = self.boundaries
-        ids = self._codec.encode(
+        ids = self._codec.encode_parts(
             pieces.compose(messages, self._template.guard), after=pieces.close_id
         )
         close = () if ended else (pieces.close_id,)
@@ -242,10 +242,10 @@ class RawChat(ChatFormat):
 
     def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
         """The contents one after another. Tool results cannot bring markers of their own."""
-        guarded = (
+        guarded = [
             self._codec.guard(message.content, everything=True)
             if message.role == "tool"
             else clean(message.content)
             for message in messages
-        )
-        return self._append("".join(guarded), ended=ended)
+        ]
+        return self._append(guarded, ended=ended)

@@ -151,7 +151,8 @@ class _PrefixCheck:
         deltas: list[str] = []
         for turn in turns:
             entries += [{"role": "assistant", "content": words}, *map(_entry, turn)]
-            deltas.append(self._boundaries.compose(turn, lambda message: message.content))
+            parts = self._boundaries.compose(turn, lambda message: message.content)
+            deltas.append("".join(parts))
         rendered = self._template.attempt(entries, generate=True, tools=tools)
         if rendered is None:
             return _REFUSED

@@ -5,6 +5,9 @@ Invariants:
   look-alike before it is encoded, so it stays text (`guard`).
 - New text is encoded in the context it will stand in (after the token that closed the turn), so
   no tokenizer slips in the leading space it puts at the start of a document.
+- Encoding in parts (`encode_parts`) gives the ids of encoding at once.
+
+Methods may be called from several threads; a long text is encoded without the GIL, piece by piece.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from agentrl.chat.known_ids import KnownIds
+from agentrl.chat.segments import core, segments, splits_between_words
 from agentrl.chat.spans import TokenMap, TokenPieces
 from agentrl.errors import ChatError
 
@@ -20,13 +25,18 @@ CUT = "\ufdd0"
 """Splits text where a look-alike of a special token must not be read as one. A Unicode
 noncharacter: it never stands for anything, so foreign text does not need it."""
 
+LONG_TEXT = 1024
+"""Characters; encoding more than these takes longer than a thread takes to begin it, and is done
+without the GIL."""
+
 
 class TokenizerLike(Protocol):
     """The part of a tokenizer that agentrl needs; every `transformers` tokenizer has it.
 
     Optional, used when present: `added_tokens_decoder` (id to added token, with `.content` and
     `.special`; otherwise `all_special_tokens` and `all_special_ids` say what is special),
-    `backend_tokenizer` (the Rust tokenizer, called without the Python layer around it),
+    `backend_tokenizer` (the Rust tokenizer, called without the Python layer around it and, where
+    it is known to encode word by word, with parts of long texts),
     `convert_ids_to_tokens` (exact spans inside multi-byte characters).
     """
 
@@ -56,6 +66,7 @@ class Codec:
         self._special_pattern = _alternation(self.specials)
         self._added_pattern = _alternation(self.added)
         self._encode, self._decode = _fast_calls(tokenizer)
+        self.known = KnownIds(self._encode_inside) if splits_between_words(tokenizer) else None
         self._texts = {i: text for text, i in self.specials.items()}
         entries = getattr(tokenizer, "added_tokens_decoder", None) or {}
         self._normalizes = any(getattr(t, "normalized", False) for t in entries.values())
@@ -128,9 +139,32 @@ class Codec:
             ids += self._encode_after(part, self._anchor) if part else []
         return tuple(ids)
 
+    def encode_parts(self, parts: Sequence[str], *, after: int | None = None) -> tuple[int, ...]:
+        """As `encode` of the joined parts; what was encoded lately is not encoded again.
+
+        Args:
+            parts: template text, and contents each in a part of its own.
+            after: as `encode` takes it.
+        """
+        ids: list[int] = []
+        pending: list[str] = []
+        if self.known is not None:
+            for part in parts:
+                if (span := core(part)) is None:
+                    pending.append(part)
+                    continue
+                start, end = span
+                before = "".join((*pending, part[:start]))
+                ids += self._encode_inside(before) if ids else self.encode(before, after=after)
+                ids += self.known.get(part[start:end])
+                pending = [part[end:]]
+        if not ids:
+            return self.encode("".join(parts), after=after)
+        return (*ids, *self._encode_inside("".join(pending)))
+
     def encode_plain(self, text: str) -> tuple[int, ...]:
         """Ids of `text` as it reads in the middle of a conversation; never an added token."""
-        return self.encode(self.guard(text, everything=True), after=self._anchor)
+        return self.encode_parts([self.guard(text, everything=True)], after=self._anchor)
 
     def encode_document(self, text: str) -> tuple[int, ...]:
         """Ids of text that brings its own markers; one beginning-of-text token where the
@@ -157,14 +191,27 @@ class Codec:
 
     def _encode_after(self, text: str, after: int | None) -> list[int]:
         if after is None:
-            return self._encode(text)
-        ids = self._encode(self.special_text(after) + text)
+            return self._encode_long(text)
+        ids = self._encode_long(self.special_text(after) + text)
         if ids[:1] != [after]:
             raise ChatError(
                 f"the tokenizer reads {self.special_text(after)!r} + {text[:40]!r} as ids "
                 f"{ids[:4]}, which do not begin with {after}; deltas cannot be exact"
             )
         return ids[1:]
+
+    def _encode_inside(self, text: str) -> list[int]:
+        """Ids of a part of a text in which words are encoded alone."""
+        return [token for part in text.split(CUT) for token in self._encode_long(part)]
+
+    def _encode_long(self, text: str) -> list[int]:
+        """As `_encode`, in segments where the tokenizer splits for certain."""
+        if self.known is None or len(text) <= LONG_TEXT:
+            return self._encode(text)
+        ids: list[int] = []
+        for segment in segments(text):
+            ids += self._encode(segment)
+        return ids
 
     def _is_free_of(self, ids: frozenset[int], text: str) -> bool:
         return all(ids.isdisjoint(self._encode(part)) for part in text.split(CUT))
@@ -222,7 +269,11 @@ def _fast_calls(
         )
     backend.no_truncation()
     backend.no_padding()
-    return (
-        lambda text: backend.encode(text, add_special_tokens=False).ids,
-        lambda ids, skip: backend.decode(ids, skip_special_tokens=skip),
-    )
+
+    def encode(text: str) -> list[int]:
+        if len(text) <= LONG_TEXT:
+            return backend.encode(text, add_special_tokens=False).ids
+        # A batch is encoded without the GIL.
+        return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    return encode, lambda ids, skip: backend.decode(ids, skip_special_tokens=skip)

@@ -13,6 +13,12 @@ _LONGEST_TOKEN = 16
 """Characters; text longer than the budget times this is truncated before it is encoded."""
 
 
+def surely_fits(text: str, max_tokens: int) -> bool:
+    """Return true if no tokenizer makes more than `max_tokens` tokens of `text`."""
+    # A token holds at least one byte.
+    return len(text) <= max_tokens and len(text.encode("utf-8", "replace")) <= max_tokens
+
+
 def truncate_middle(codec: Codec, text: str, max_tokens: int) -> tuple[str, bool]:
     """Head, marker and tail of `text` in at most `max_tokens` tokens, and whether it was truncated.
 
@@ -25,8 +31,7 @@ def truncate_middle(codec: Codec, text: str, max_tokens: int) -> tuple[str, bool
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-    # A token holds at least one byte.
-    if len(text) <= max_tokens and len(text.encode("utf-8", "replace")) <= max_tokens:
+    if surely_fits(text, max_tokens):
         return text, False
     window = max_tokens * _LONGEST_TOKEN
     if len(text) <= 2 * window:

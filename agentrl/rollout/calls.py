@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agentrl.chat.truncate import surely_fits
 from agentrl.errors import EnvError, ToolError, choices
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.limits import RolloutLimits
+from agentrl.rollout.long_texts import LongTexts
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.watch import DeadlineWatch
 from agentrl.tool import Tool
@@ -37,6 +39,8 @@ class CallRunner:
     """Shortens results."""
     limits: RolloutLimits
     """The cap on parallel calls and the length of results."""
+    long_texts: LongTexts
+    """Shortens long results beside the event loop."""
     watch: DeadlineWatch
     """The watch of the rollout's task, for a call that runs alone."""
 
@@ -65,7 +69,7 @@ class CallRunner:
             if refusal is None:
                 runnable.append(index)
             else:
-                results[index] = self._finish(call, refusal, 0.0)
+                results[index] = await self._finish(call, refusal, 0.0)
         if len(runnable) == 1:
             results[runnable[0]] = await self._run_alone(calls[runnable[0]], left_s)
         elif runnable:
@@ -115,7 +119,7 @@ class CallRunner:
             arguments = tool.validate(call.arguments)
         except ToolError as error:
             refusal = ToolResult(status=ToolStatus.INVALID_ARGUMENTS, text=str(error))
-            return self._finish(call, refusal, 0.0)
+            return await self._finish(call, refusal, 0.0)
         # Making the sandbox is not the model's doing, so it is outside the clock of the call.
         sandbox = await self.sandbox.open() if tool.needs_sandbox else None
         started = time.monotonic()
@@ -132,10 +136,14 @@ class CallRunner:
             raise EnvError(
                 f"tool {tool.name!r} returned {type(result).__name__}, expected ToolResult"
             )
-        return self._finish(call, result, in_ticks(time.monotonic() - started))
+        return await self._finish(call, result, in_ticks(time.monotonic() - started))
 
-    def _finish(self, call: ToolCall, result: ToolResult, duration_s: float) -> ToolResult:
-        text, truncated = self.chat.truncate_middle(result.text, self.limits.max_tool_tokens)
+    async def _finish(self, call: ToolCall, result: ToolResult, duration_s: float) -> ToolResult:
+        text, truncated, most = result.text, False, self.limits.max_tool_tokens
+        if not surely_fits(text, most):
+            text, truncated = await self.long_texts.run(
+                len(text), self.chat.truncate_middle, text, most
+            )
         return ToolResult(
             text=text,
             status=result.status,

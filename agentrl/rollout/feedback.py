@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.errors import EnvError
 from agentrl.rollout.limits import RolloutLimits
+from agentrl.rollout.long_texts import LongTexts
 from agentrl.types import Message, Role, ToolResult
 
 if TYPE_CHECKING:
@@ -36,8 +37,10 @@ class DeltaBuilder:
     """Limits of one feedback."""
     raw: bool
     """Splice text without the template."""
+    long_texts: LongTexts
+    """Encodes long texts beside the event loop."""
 
-    def build(
+    async def build(
         self,
         results: Sequence[ToolResult],
         feedback: str | tuple[Message, ...],
@@ -61,6 +64,26 @@ class DeltaBuilder:
             ChatError: the template cannot append these messages.
         """
         messages = self._as_messages(feedback)
+        characters = _characters(results) + sum(len(message.content) for message in messages)
+        return await self.long_texts.run(
+            characters, self._fit, results, messages, ended=ended, room=room
+        )
+
+    async def of_results(self, results: Sequence[ToolResult], *, ended: bool) -> Delta:
+        """Feedback that holds tool results alone."""
+        return await self.long_texts.run(
+            _characters(results), self._encode, results, (), ended=ended
+        )
+
+    def _fit(
+        self,
+        results: Sequence[ToolResult],
+        messages: tuple[Message, ...],
+        *,
+        ended: bool,
+        room: int,
+    ) -> Delta | None:
+        """Shorten `messages` until they and `results` have at most `room` tokens."""
         most = self.limits.max_tool_tokens
         delta = self._encode(results, self._shorten(messages, most), ended=ended)
         if len(delta.ids) <= room:
@@ -74,10 +97,6 @@ class DeltaBuilder:
                 return delta
             most -= excess
         return None
-
-    def of_results(self, results: Sequence[ToolResult], *, ended: bool) -> Delta:
-        """Feedback that holds tool results alone."""
-        return self._encode(results, (), ended=ended)
 
     def _encode(
         self, results: Sequence[ToolResult], feedback: Sequence[Message], *, ended: bool
@@ -124,3 +143,7 @@ class DeltaBuilder:
                 )
             )
         return out
+
+
+def _characters(results: Sequence[ToolResult]) -> int:
+    return sum(len(result.text) for result in results)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.env import Observation
 from agentrl.errors import EnvError
+from agentrl.rollout.long_texts import LongTexts
 from agentrl.tool import Tool
 from agentrl.types import Message
 
@@ -28,31 +30,40 @@ class Prompt:
 class PromptCache:
     """Remembers the prompts of one group; a group rarely has more than one."""
 
-    def __init__(self, chat: ChatFormat) -> None:
+    def __init__(self, chat: ChatFormat, long_texts: LongTexts) -> None:
         self._chat = chat
+        self._long_texts = long_texts
+        # One rollout of the group renders a prompt while the others wait for it.
+        self._lock = asyncio.Lock()
         self._known: list[tuple[Observation, Sequence[Tool], Prompt]] = []
         self.rendered = 0
         """Prompts tokenised so far."""
 
-    def get(self, observation: Observation, tools: Sequence[Tool]) -> Prompt:
+    async def get(self, observation: Observation, tools: Sequence[Tool]) -> Prompt:
         """The prompt for a first observation with these tools offered.
 
         Raises:
             EnvError: a raw observation that is not text.
             ChatError: the template refuses the messages.
         """
-        for known, known_tools, prompt in self._known:
-            if (
-                known.raw == observation.raw
-                and known.content == observation.content
-                and _same_offer(known_tools, tools)
-            ):
-                return prompt
-        self.rendered += 1
+        async with self._lock:
+            for known, known_tools, prompt in self._known:
+                if (
+                    known.raw == observation.raw
+                    and known.content == observation.content
+                    and _same_offer(known_tools, tools)
+                ):
+                    return prompt
+            self.rendered += 1
+            prompt = await self._long_texts.run(
+                _characters(observation), self._render, observation, tools
+            )
+            self._known.append((observation, tools, prompt))
+            return prompt
+
+    def _render(self, observation: Observation, tools: Sequence[Tool]) -> Prompt:
         ids = self._ids(observation, tools)
-        prompt = Prompt(ids=ids, text=self._chat.decode_raw(ids))
-        self._known.append((observation, tools, prompt))
-        return prompt
+        return Prompt(ids=ids, text=self._chat.decode_raw(ids))
 
     def _ids(self, observation: Observation, tools: Sequence[Tool]) -> tuple[int, ...]:
         content = observation.content
@@ -63,6 +74,13 @@ class PromptCache:
         if isinstance(content, str):
             content = (Message(role="user", content=content),)
         return tuple(self._chat.render_prompt(content, tools))
+
+
+def _characters(observation: Observation) -> int:
+    content = observation.content
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(message.content) for message in content)
 
 
 def _same_offer(ours: Sequence[Tool], theirs: Sequence[Tool]) -> bool:
