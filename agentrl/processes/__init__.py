@@ -1,1 +1,1 @@
-"""Code in processes of its own, which can be killed: `child`, `child_main` and `tree`."""
+"""Code in processes of its own, which can be killed: `child`, `child_main`, `tree`, `scratch`."""

@@ -46,7 +46,10 @@ class ChildEnded(EOFError):
 
 
 class ChildProcess:
-    """One child. One thread at a time sends and receives; any thread may kill it."""
+    """One child. One thread at a time sends and receives; any thread may kill it.
+
+    On an event loop one task may send while another receives (`send_async`, `receive_async`).
+    """
 
     def __init__(
         self,
@@ -188,19 +191,41 @@ class ChildProcess:
         Raises:
             ChildEnded, TimeoutError: as `receive`.
         """
+        async with asyncio.timeout(timeout_s):
+            await self.send_async(head)
+            return await self.receive_async()
+
+    async def send_async(self, head: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
+        """`send` for code on an event loop; one task at a time, beside one that receives.
+
+        Raises:
+            ChildEnded: the child cannot take it.
+        """
         loop = asyncio.get_running_loop()
         self._link.setblocking(False)
         try:
-            async with asyncio.timeout(timeout_s):
-                await loop.sock_sendall(self._link, encode(head))
-                while (frame := self._parsed()) is None:
-                    data = await loop.sock_recv(self._link, _READ_BYTES)
-                    if not data:
-                        raise ConnectionResetError
-                    self._unread += data
-                return frame
+            await loop.sock_sendall(self._link, encode(head, body))
+            await loop.sock_sendall(self._link, body)
         except ConnectionError as error:
             raise await asyncio.to_thread(self._ended) from error
+
+    async def receive_async(self) -> Frame:
+        """`receive` for code on an event loop; one task at a time, beside one that sends.
+
+        Raises:
+            ChildEnded: there is no frame, and the child has ended.
+        """
+        loop = asyncio.get_running_loop()
+        self._link.setblocking(False)
+        try:
+            while (frame := self._parsed()) is None:
+                data = await loop.sock_recv(self._link, _READ_BYTES)
+                if not data:
+                    raise ConnectionResetError
+                self._unread += data
+        except ConnectionError as error:
+            raise await asyncio.to_thread(self._ended) from error
+        return frame
 
     def kill(self) -> None:
         """End it, whatever it does; another thread that waits for a frame gets `ChildEnded`."""

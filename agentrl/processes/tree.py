@@ -1,6 +1,6 @@
 """A command and the tree of processes below it, of which nothing outlives the parent.
 
-    python tree.py PARENT_PID GRACE_S COMMAND...      stdin: a pipe that the parent holds
+    python tree.py PARENT_PID GRACE_S scratch|shared COMMAND...     stdin: a pipe of the parent
 
 A vLLM server is several processes, and only the first is a child of the one that started it; the
 code of an environment may start anything. This program stands between: it makes itself the parent
@@ -10,6 +10,9 @@ it), or SIGTERM arrives. SIGTERM goes to the command first; what is left after G
 If this process itself is killed, the kernel sends the command a SIGTERM. It ends as its command
 did.
 
+With `scratch` the tree has a temporary folder for itself, and it is removed after the last process
+of the tree, with what the tree has left in /dev/shm (`scratch.py`).
+
 Run as a file, by the standard library alone, so that it starts in a few milliseconds.
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import resource
 import select
@@ -25,7 +29,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from agentrl.processes.scratch import ScratchFolder
 
 _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
@@ -36,13 +43,15 @@ _MARGIN_S = 5.0
 """For a loaded machine."""
 
 
-def command(grace_s: float) -> list[str]:
+def command(grace_s: float, *, scratch: bool = False) -> list[str]:
     """The words before a command that this program is to run; its stdin must be a pipe.
 
     Args:
         grace_s: seconds between SIGTERM and SIGKILL.
+        scratch: gives the tree a temporary folder of its own, removed when the tree has ended.
     """
-    return [sys.executable, "-I", str(Path(__file__)), str(os.getpid()), str(grace_s)]
+    folder = "scratch" if scratch else "shared"
+    return [sys.executable, "-I", str(Path(__file__)), str(os.getpid()), str(grace_s), folder]
 
 
 def longest_end_s(grace_s: float) -> float:
@@ -52,16 +61,30 @@ def longest_end_s(grace_s: float) -> float:
 
 def children_of(process: int) -> set[int]:
     """Process ids of the living children; none where there is no /proc."""
-    found: set[int] = set()
+    return {pid for pid, parent in _parents().items() if parent == process}
+
+
+def descendants_of(process: int) -> list[int]:
+    """Process ids of the living children, of theirs and so on."""
+    parents = _parents()
+    found = [process]
+    for ancestor in found:
+        found += [pid for pid, parent in parents.items() if parent == ancestor]
+    return found[1:]
+
+
+def _parents() -> dict[int, int]:
+    """The parent of each living process."""
+    parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             # pid (name) state parent ...; the name may hold anything, parentheses too.
             state, parent = entry.read_bytes().rpartition(b")")[2].split()[:2]
         except (OSError, ValueError):
             continue  # it has just ended
-        if int(parent) == process and state != b"Z":
-            found.add(int(entry.parent.name))
-    return found
+        if state != b"Z":
+            parents[int(entry.parent.name)] = int(parent)
+    return parents
 
 
 def end_children() -> None:
@@ -113,8 +136,10 @@ def main(words: list[str]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
+    scratch = _make_scratch() if words[2] == "scratch" else None
     child = subprocess.Popen(
-        words[2:],
+        words[3:],
+        env=None if scratch is None else {**os.environ, "TMPDIR": str(scratch.path)},
         stdin=subprocess.DEVNULL,
         close_fds=False,  # the channel of a `ChildProcess` is one of them
         preexec_fn=lambda: libc.prctl(_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0),
@@ -123,6 +148,8 @@ def main(words: list[str]) -> None:
         readable, _, _ = select.select([0], [], [], _TICK_S)
         if readable and not os.read(0, 1):
             break
+        _look(scratch)
+    _look(scratch)
     if child.poll() is None:
         child.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -130,8 +157,24 @@ def main(words: list[str]) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.kill()
         child.wait(_SWEEP_S)
+    _look(scratch)
     end_children()
+    if scratch is not None:
+        scratch.remove()
     _end_like(child.returncode)
+
+
+def _make_scratch() -> ScratchFolder:
+    # Run as a file and isolated, this program finds no modules but those of the library.
+    sys.path.append(str(Path(__file__).parent))
+    module = importlib.import_module("scratch")
+    module.sweep()
+    return module.ScratchFolder()
+
+
+def _look(scratch: ScratchFolder | None) -> None:
+    if scratch is not None:
+        scratch.look(lambda: descendants_of(os.getpid()))
 
 
 def _end_like(status: int | None) -> NoReturn:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from agentrl.processes.tree import children_of, command
+from agentrl.processes.tree import children_of, command, descendants_of
 
 
 def run(script: str, grace_s: float = 5.0) -> subprocess.Popen[bytes]:
@@ -49,3 +49,13 @@ def test_ended_children_are_not_counted() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert child.pid not in children_of(os.getpid())
+
+
+def test_descendants_are_all_generations() -> None:
+    nested = "import subprocess, sys; subprocess.run(['sleep', '60'], stdout=sys.stdout)"
+    with subprocess.Popen([sys.executable, "-c", nested]) as child:
+        while not children_of(child.pid):
+            assert child.poll() is None
+        (grandchild,) = children_of(child.pid)
+        assert {child.pid, grandchild} <= set(descendants_of(os.getpid()))
+        os.kill(grandchild, signal.SIGKILL)

@@ -1,0 +1,184 @@
+"""A tree with a scratch folder leaves no segment, semaphore, socket or file, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import shared_memory
+from pathlib import Path
+
+import pytest
+
+from agentrl.processes.scratch import PREFIX, SHARED_MEMORY, torch_cache
+from agentrl.processes.tree import command
+
+LEAVER = Path(__file__).with_name("leaver.py")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder for temporary files, with a path short enough for those of sockets."""
+    path = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """A running `leaver.py` below a supervisor."""
+
+    supervisor: subprocess.Popen[bytes]
+    pid: int
+    scratch: Path
+    """TMPDIR of the tree."""
+    segments: list[Path]
+
+    def left(self) -> list[Path]:
+        return [path for path in (self.scratch, *self.segments) if path.exists()]
+
+
+@contextlib.contextmanager
+def leaver(folder: Path, *words: str) -> Iterator[Leaving]:
+    """A leaver of which the supervisor knows all that it has made."""
+    with subprocess.Popen(
+        [*command(0.5, scratch=True), sys.executable, str(LEAVER), *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(folder)},
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        told = json.loads(supervisor.stdout.readline())
+        scratch = Path(told["folder"])
+        record = scratch / ".segments"
+        until(lambda: all(name in record.read_text() for name in told["segments"]))
+        yield Leaving(
+            supervisor=supervisor,
+            pid=told["pid"],
+            scratch=scratch,
+            segments=[SHARED_MEMORY / name for name in told["segments"]],
+        )
+
+
+def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def until_gone(pid: int) -> None:
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def start_another(folder: Path) -> None:
+    """A tree that ends at once; its supervisor sweeps first."""
+    words = [*command(0.5, scratch=True), "true"]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, env=environment) as supervisor:
+        assert supervisor.wait(60) == 0
+
+
+@pytest.mark.parametrize("end", ["pipe", "SIGTERM", "killed", "deaf"])
+def test_nothing_is_left_of_a_tree(folder: Path, end: str) -> None:
+    """Fails if segments are left to the tracker, or the folder is removed before the tree ends."""
+    with leaver(folder, *(["deaf"] if end == "deaf" else [])) as leaving:
+        assert leaving.scratch.parent == folder
+        assert leaving.left() == [leaving.scratch, *leaving.segments]
+        if end == "SIGTERM":
+            leaving.supervisor.send_signal(signal.SIGTERM)
+        elif end == "killed":
+            os.kill(leaving.pid, signal.SIGKILL)
+        else:
+            assert leaving.supervisor.stdin is not None
+            leaving.supervisor.stdin.close()
+        leaving.supervisor.wait(60)
+        assert leaving.left() == []
+        assert list(folder.iterdir()) == []
+
+
+def test_the_next_start_sweeps_what_a_killed_supervisor_left(folder: Path) -> None:
+    with leaver(folder) as leaving:
+        leaving.supervisor.kill()
+    until_gone(leaving.pid)
+    assert leaving.left() == [leaving.scratch, *leaving.segments]
+    start_another(folder)
+    assert leaving.left() == []
+    assert list(folder.iterdir()) == []
+
+
+def test_a_tree_that_still_runs_is_not_swept(folder: Path) -> None:
+    """Fails if a folder counts as left when its lock is free, whatever uses it."""
+    with leaver(folder, "deaf") as leaving:
+        start_another(folder)
+        assert leaving.left() == [leaving.scratch, *leaving.segments]
+        leaving.supervisor.kill()  # its process ignores the SIGTERM that this brings
+    start_another(folder)
+    assert leaving.left() == [leaving.scratch, *leaving.segments]
+    os.kill(leaving.pid, signal.SIGKILL)
+    until_gone(leaving.pid)
+    start_another(folder)
+    assert leaving.left() == []
+
+
+def test_what_others_use_stays(folder: Path) -> None:
+    """Fails if a new name is enough, or if other processes are not asked for what they use."""
+    with leaver(folder) as leaving:
+        mine = shared_memory.SharedMemory(create=True, size=4096)
+        shared = shared_memory.SharedMemory(leaving.segments[0].name)
+        time.sleep(0.6)  # two looks of the supervisor
+        assert mine.name not in (leaving.scratch / ".segments").read_text()
+        leaving.supervisor.send_signal(signal.SIGTERM)
+        leaving.supervisor.wait(60)
+        left = leaving.left()
+        shared.close()
+        shared.unlink()
+        mine.close()
+        mine.unlink()  # raises if it was removed
+        assert left == [leaving.segments[0]]
+
+
+def test_a_folder_in_the_making_is_not_swept(folder: Path) -> None:
+    made = folder / f"{PREFIX}new"
+    made.mkdir()
+    start_another(folder)
+    assert made.exists()
+    os.utime(made, (0, 0))
+    start_another(folder)
+    assert not made.exists()
+
+
+def test_sockets_have_short_paths(folder: Path) -> None:
+    """Fails if a long TMPDIR becomes a path that no socket can have."""
+    deep = folder / ("d" * 60)
+    deep.mkdir()
+    words = [*command(0.5, scratch=True), "sh", "-c", "echo $TMPDIR"]
+    environment = {**os.environ, "TMPDIR": str(deep)}
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        told = supervisor.stdout.read().strip()
+    assert told.startswith(f"/tmp/{PREFIX}")
+    assert not Path(told).exists()
+
+
+def test_code_that_torch_has_compiled_outlives_the_tree(folder: Path) -> None:
+    """Fails if each server compiles headers anew, or a cache is removed through a link to it."""
+    cache = folder / torch_cache().name
+    cache.mkdir()
+    (cache / "compiled").touch()
+    words = [*command(0.5, scratch=True), "sh", "-c", f"cp $TMPDIR/{cache.name}/* {cache}/again"]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, env=environment) as supervisor:
+        assert supervisor.wait(60) == 0
+    assert list(folder.iterdir()) == [cache]
+    assert {path.name for path in cache.iterdir()} == {"compiled", "again"}
