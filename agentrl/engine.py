@@ -7,12 +7,58 @@ engines; an engine offers both.
 
 from __future__ import annotations
 
+import collections.abc
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentrl.types import Generation, SamplingParams
+
+LONGEST_TURN_S = 24 * 3600.0
+"""Seconds after which a connection gives up a turn of which nothing was heard, pauses included. The
+limit of a turn that decodes is `rollout.turn_limit_s`."""
+
+
+class TurnClock(Protocol):
+    """The time limit of a turn, which stands still while nothing is decoded for it.
+
+    The task that asks for a turn sets it (`TURN_CLOCK`); the parts between it and the engine hold
+    it while the turn waits. Calls may be nested, and belong to the event loop of the turn.
+    """
+
+    def hold(self) -> None:
+        """Let no time pass until `release`."""
+        ...
+
+    def release(self) -> None:
+        """Let time pass again, once every `hold` has been released."""
+        ...
+
+
+class _NoClock:
+    """The clock of turns without a limit."""
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+TURN_CLOCK: ContextVar[TurnClock] = ContextVar("TURN_CLOCK", default=_NoClock())  # noqa: B039
+"""Clock of the turn that the present task asks for; where none is set, nothing is limited."""
+
+
+@contextmanager
+def turn_held() -> collections.abc.Generator[None]:
+    """Stop the clock of the turn that this task asks for while the block runs."""
+    clock = TURN_CLOCK.get()
+    clock.hold()
+    try:
+        yield
+    finally:
+        clock.release()
 
 
 class Generator(Protocol):
@@ -105,6 +151,13 @@ class Engine(ABC):
 
         Raises:
             EngineError: the rendezvous failed.
+        """
+
+    async def stage_weights(self, ticket: WeightTicket) -> None:  # noqa: B027 - saves time only
+        """Take weights beside those that sample, before `pause`, so that `load_weights` is short.
+
+        Raises:
+            EngineError: they could not be staged; `load_weights` takes them all the same.
         """
 
     @abstractmethod

@@ -1,21 +1,21 @@
-"""The wall clock of one rollout, and whom to blame when it runs out.
+"""The clock of one rollout, and whom to blame when it runs out.
 
+It counts what the environment and the model's own actions take, and nothing else: neither the
+turns of the model, which have a limit each (`rollout.turn_limit_s`), nor the wait for a sandbox.
 Only the model's own actions may cost the model something. A rollout that ran out of time is a
-`TOOL_TIMEOUT` if tools and sandboxed commands took the largest part of it; if waiting for the
-engine or for the environment did, it is an infrastructure failure of that part. The wait for a
-sandbox is not charged to the rollout: the clock stands still meanwhile.
+`TOOL_TIMEOUT` if tools and sandboxed commands took the larger part of it; if the environment did,
+it is an infrastructure failure.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Literal
 
 from agentrl.rollout.limits import Reached
 from agentrl.types import Termination
 
-Part = Literal["engine", "env", "action"]
+Part = Literal["env", "action"]
 _TICK_S = 2.0**-14
 
 
@@ -30,28 +30,27 @@ def in_ticks(seconds: float) -> float:
 
 
 class RolloutClock:
-    """Counts where the time of a rollout goes."""
+    """Adds up what the parts of a rollout take."""
 
-    def __init__(self, timeout_s: float, *, paused_s: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, timeout_s: float) -> None:
         """Start it.
 
         Args:
-            timeout_s: the limit.
-            paused_s: seconds so far that do not count.
+            timeout_s: the limit of environment and actions together.
         """
         self.timeout_s = timeout_s
-        self._paused_s = paused_s
         self._started = time.monotonic()
-        self._spent: dict[Part, float] = {"engine": 0.0, "env": 0.0, "action": 0.0}
-        self._deadline = self._started + timeout_s
+        self._spent: dict[Part, float] = {"env": 0.0, "action": 0.0}
 
     def elapsed_s(self) -> float:
-        """Seconds since the rollout began."""
+        """Wall seconds since the rollout began, whatever they went into."""
         return time.monotonic() - self._started
 
     def left_s(self) -> float:
         """Seconds until the limit; negative past it."""
-        return self._deadline + self._paused_s() - time.monotonic()
+        left_s = self.timeout_s - self._spent["env"] - self._spent["action"]
+        # A call that was stopped at the limit may be booked half a tick below it.
+        return left_s if abs(left_s) > _TICK_S else 0.0
 
     def add(self, part: Part, seconds: float) -> None:
         """Book time on one part."""
@@ -59,17 +58,10 @@ class RolloutClock:
 
     def overrun(self) -> Reached:
         """The ending of a rollout whose time is up."""
-        part: Part = max(self._spent, key=self._spent.__getitem__)
-        termination = {
-            "engine": Termination.ENGINE_FAILED,
-            "env": Termination.ENV_CRASHED,
-            "action": Termination.TOOL_TIMEOUT,
-        }[part]
-        spent, paused_s = self._spent, self._paused_s()
-        paused = f"; {paused_s:.1f} s of opening sandboxes do not count" if paused_s else ""
+        env_s, action_s = self._spent["env"], self._spent["action"]
+        own = action_s >= env_s
         return Reached(
-            termination=termination,
-            detail=f"timeout_s: {self.elapsed_s() - paused_s:.1f} s of {self.timeout_s:g} s; the "
-            f"model's own actions took {spent['action']:.1f} s, the engine "
-            f"{spent['engine']:.1f} s, the environment {spent['env']:.1f} s{paused}",
+            termination=Termination.TOOL_TIMEOUT if own else Termination.ENV_CRASHED,
+            detail=f"timeout_s: {env_s + action_s:.1f} s of {self.timeout_s:g} s; the model's own "
+            f"actions took {action_s:.1f} s, the environment {env_s:.1f} s",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from agentrl.errors import EngineError, GraderError, SandboxError
+from agentrl.errors import EngineError, GraderError, NoEngine, SandboxError
 from agentrl.rollout.limits import Reached
 from agentrl.types import Termination
 
@@ -34,6 +34,8 @@ def classify(error: BaseException) -> Termination:
         return Termination.GRADER_CRASHED
     if isinstance(error, SandboxError):
         return Termination.SANDBOX_FAILED
+    if isinstance(error, NoEngine):
+        return Termination.NO_ENGINE
     if isinstance(error, EngineError):
         return Termination.ENGINE_FAILED
     return Termination.ENV_CRASHED

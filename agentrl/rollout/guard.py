@@ -1,5 +1,8 @@
 """Everything a rollout awaits, within its time limit, with its time booked and its errors named.
 
+A turn of the model has a limit of its own, whose clock the engine side holds while the turn waits
+(`agentrl.engine.TURN_CLOCK`).
+
 The three methods are the recording boundaries of the loop: whatever an environment, a tool or an
 engine raises becomes the ending of the rollout here and nowhere else.
 """
@@ -11,11 +14,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from agentrl.engine import Generator
-from agentrl.errors import EngineError
+from agentrl.engine import TURN_CLOCK, Generator
+from agentrl.errors import EngineError, NoEngine
 from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock
-from agentrl.rollout.endings import RolloutEnded, crash, ended
+from agentrl.rollout.endings import crash, ended
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.watch import DeadlineWatch
 from agentrl.types import Generation, SamplingParams, Termination, ToolCall, ToolResult
@@ -25,13 +28,20 @@ class EnvGuard:
     """Awaits for one rollout; make it inside the task that runs the rollout."""
 
     def __init__(
-        self, *, clock: RolloutClock, sandbox: SharedSandbox, env_timeout_s: float
+        self,
+        *,
+        clock: RolloutClock,
+        sandbox: SharedSandbox,
+        env_timeout_s: float,
+        turn_limit_s: float,
     ) -> None:
         self.watch = DeadlineWatch()
+        TURN_CLOCK.set(self.watch)
         sandbox.watch = self.watch
         self._clock = clock
         self._sandbox = sandbox
         self._env_timeout_s = env_timeout_s
+        self._turn_limit_s = turn_limit_s
 
     async def generate(
         self,
@@ -43,12 +53,11 @@ class EnvGuard:
         """A turn of at least one and at most `max_tokens` tokens.
 
         Raises:
-            RolloutEnded: the engine failed, or the wall clock of the rollout ran out.
+            RolloutEnded: the engine failed, or took longer than the limit of a turn.
         """
         started = time.monotonic()
-        late = False
         try:
-            with self.watch.limit(self._clock.left_s()):
+            with self.watch.limit(self._turn_limit_s):
                 generation = await generator.generate(prompt_ids, sampling, session_id)
             if not 0 < len(generation.ids) <= sampling.max_tokens:
                 raise EngineError(
@@ -61,12 +70,16 @@ class EnvGuard:
                 raise
             raise crash("engine", error, Termination.ENGINE_FAILED) from error
         except Exception as error:  # recording boundary: an engine may fail in any way
-            late = isinstance(error, TimeoutError) and self.watch.expired
-            if not late:
+            if isinstance(error, NoEngine):
+                raise crash("engine", error, Termination.NO_ENGINE) from error
+            if not (isinstance(error, TimeoutError) and self.watch.expired):
                 raise crash("engine", error, Termination.ENGINE_FAILED) from error
-        finally:
-            self._clock.add("engine", time.monotonic() - started)
-        raise RolloutEnded(self._clock.overrun())
+            raise ended(
+                Termination.ENGINE_FAILED,
+                f"turn_limit_s: a turn of at most {sampling.max_tokens} tokens was not done after "
+                f"{self._turn_limit_s:g} s of decoding, {time.monotonic() - started:.1f} s after "
+                "it was asked for",
+            ) from error
 
     async def run(self, runner: CallRunner, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
         """The results of the calls of one turn; their time is the model's own.

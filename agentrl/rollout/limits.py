@@ -65,7 +65,9 @@ class RolloutLimits:
     max_tool_tokens: int
     """Tokens kept of one tool result or feedback."""
     timeout_s: float
-    """Wall clock of the rollout."""
+    """Seconds that environment and tools may take in the whole rollout."""
+    turn_limit_s: float
+    """Seconds that one model turn may take."""
     env_timeout_s: float
     """Wall clock of one `reset`, `step` or `close`."""
     delta_overhead: int = 0
@@ -83,6 +85,7 @@ class RolloutLimits:
             max_parallel_calls=section.max_parallel_calls,
             max_tool_tokens=section.max_tool_tokens,
             timeout_s=section.timeout_s,
+            turn_limit_s=section.turn_limit_s,
             env_timeout_s=section.env_timeout_s,
             delta_overhead=delta_overhead,
         )

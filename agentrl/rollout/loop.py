@@ -77,7 +77,7 @@ class ToolAgentLoop:
         self._end_ids = frozenset(ends)
         self._stop_ids = tuple(dict.fromkeys(ends))
         self._given: tuple[int, ...] = ()
-        self._clock = RolloutClock(parts.limits.timeout_s, paused_s=lambda: sandbox.opening_s)
+        self._clock = RolloutClock(parts.limits.timeout_s)
         self._progress = RolloutProgress()
         self._overrides: Mapping[str, Any] = {}
         self._result = Rollout()
@@ -105,6 +105,7 @@ class ToolAgentLoop:
             clock=self._clock,
             sandbox=self._sandbox,
             env_timeout_s=self._parts.limits.env_timeout_s,
+            turn_limit_s=self._parts.limits.turn_limit_s,
         )
         state = AgentState.PENDING
         try:
@@ -133,7 +134,7 @@ class ToolAgentLoop:
         try:
             observation = as_observation(value)
             tools = _merge_tools(self._tools, observation.tools)
-            prompt = self._prompts.get(observation, tuple(tools.values()))
+            prompt = await self._prompts.get(observation, tuple(tools.values()))
         except Exception as error:  # recording boundary: reset may have returned anything
             raise crash("reset", error) from error
         self._begin(prompt, tools, raw=observation.raw)
@@ -150,12 +151,15 @@ class ToolAgentLoop:
         if not raw:
             self._given = parts.chat.reply_prefix_ids
             self._stop_ids = tuple(dict.fromkeys((*self._stop_ids, *parts.chat.action_stop_ids)))
-        self._deltas = DeltaBuilder(chat=parts.chat, limits=parts.limits, raw=raw)
+        self._deltas = DeltaBuilder(
+            chat=parts.chat, limits=parts.limits, raw=raw, long_texts=parts.long_texts
+        )
         self._calls = CallRunner(
             tools=tools,
             sandbox=self._sandbox,
             chat=parts.chat,
             limits=parts.limits,
+            long_texts=parts.long_texts,
             watch=self._guard.watch,
         )
         self._offered = tuple(tools.values())
@@ -238,7 +242,7 @@ class ToolAgentLoop:
         turn, limits, progress = self._turn, self._parts.limits, self._progress
         started = time.monotonic()
         results = await self._run_calls(turn)
-        delta = self._show(results, turn)
+        delta = await self._show(results, turn)
         reached = limits.reached(progress, result_tokens=0 if delta is None else len(delta.ids))
         if reached is None and self._clock.left_s() <= 0:
             reached = self._clock.overrun()
@@ -261,7 +265,7 @@ class ToolAgentLoop:
                 self._offered = tuple(tools.values())
             if feedback:
                 room = limits.delta_room(progress)
-                delta = self._deltas.build(results, feedback, ended=turn.ended, room=room)
+                delta = await self._deltas.build(results, feedback, ended=turn.ended, room=room)
         except Exception as error:  # recording boundary: feedback and overrides may be anything
             raise crash("step", error) from error
         if delta is None:
@@ -291,12 +295,12 @@ class ToolAgentLoop:
             return ()
         return await self._guard.run(self._calls, calls)
 
-    def _show(self, results: Sequence[ToolResult], turn: SampledTurn) -> Delta | None:
+    async def _show(self, results: Sequence[ToolResult], turn: SampledTurn) -> Delta | None:
         """The results as the model will see them if the environment has nothing to add."""
         if not results:
             return None
         try:
-            return self._deltas.of_results(results, ended=turn.ended)
+            return await self._deltas.of_results(results, ended=turn.ended)
         except ChatError as error:
             raise crash("tool results", error) from error
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.engine import Generator
 from agentrl.rollout.limits import Reached, RolloutLimits
+from agentrl.rollout.long_texts import LongTexts
 from agentrl.rollout.recorder import RecordedRow
 from agentrl.tool import Tool
 from agentrl.types import ToolCall
@@ -44,6 +45,8 @@ class LoopParts:
     """Tools of the config, by name; each rollout has what their `fresh` gives."""
     limits: RolloutLimits
     """Every bound of a rollout."""
+    long_texts: LongTexts
+    """Encodes and decodes long texts beside the event loop."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from agentrl.rollout.adapters.adapt import adapt_env, make_dict_env
 from agentrl.rollout.effort import CancelledWork, Effort
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.limits import RolloutLimits
+from agentrl.rollout.long_texts import LongTexts
 from agentrl.rollout.loop import ToolAgentLoop
 from agentrl.rollout.prompts import PromptCache
 from agentrl.rollout.records import LoopParts, Rollout
@@ -93,6 +94,7 @@ class RolloutWorker:
             parser=parser,
             tools=by_name,
             limits=RolloutLimits.of(section, delta_overhead=len(frame)),
+            long_texts=LongTexts(),
         )
         self._make_env = make_env
         self._sandboxes = sandboxes
@@ -120,7 +122,7 @@ class RolloutWorker:
             The rows of all `n` rollouts in order of their index, failed ones included. Never
             raises for a failed rollout; on cancellation everything is released first.
         """
-        prompts = PromptCache(self._parts.chat)
+        prompts = PromptCache(self._parts.chat, self._parts.long_texts)
         efforts = [Effort() for _ in range(n)]
         try:
             async with asyncio.TaskGroup() as group:

@@ -138,12 +138,20 @@ async def test_cut_turn_without_feedback_is_truncated(bench):
     assert row.termination_detail.startswith("max_turn_tokens")
 
 
-async def test_slow_engine_is_infrastructure(bench):
-    """Fails if a wall clock that ran out is always `TOOL_TIMEOUT`."""
-    row = await bench(["hi"], chatty, delay_s=5.0, timeout_s=0.05).one()
+async def test_a_turn_beyond_its_limit_is_infrastructure(bench):
+    """Fails if a clock that ran out is always `TOOL_TIMEOUT`."""
+    row = await bench(["hi"], chatty, delay_s=5.0, turn_limit_s=0.05).one()
     assert row.termination is T.ENGINE_FAILED
-    assert row.termination_detail.startswith("timeout_s")
+    assert row.termination_detail.startswith("turn_limit_s: a turn of at most 512 tokens was not")
     assert row.reward is None
+
+
+async def test_turns_do_not_use_up_the_time_of_environment_and_tools(bench):
+    """Fails if a model that writes much, or slowly, leaves no time for its own calls."""
+    made = bench(["hi"], chatty, delay_s=0.1, timeout_s=0.15, max_assistant_turns=4)
+    row = await made.one()
+    assert row.termination is T.MAX_TURNS
+    assert row.reward == 1.0
 
 
 async def test_slow_actions_of_the_model_are_its_own(bench):
@@ -162,6 +170,21 @@ async def test_slow_actions_of_the_model_are_its_own(bench):
     assert last.last
     assert last.tool_results[0].status is ToolStatus.TIMEOUT
     assert row.reward == 0.5 * len(made.envs[0].actions)
+
+
+async def test_an_environment_that_adds_up_is_infrastructure(bench):
+    """Each step is within its own limit; together they are not within that of the rollout."""
+
+    class Slow(Talk):
+        async def step(self, action):
+            await asyncio.sleep(0.06)
+            return await super().step(action)
+
+    made = bench(["hi"], lambda: Slow(MORE), timeout_s=0.1, max_assistant_turns=50)
+    row = await made.one()
+    assert row.termination is T.ENV_CRASHED
+    assert row.termination_detail.startswith("timeout_s: 0.1 s of 0.1 s; the model's own")
+    assert made.envs[0].actions[-1].last
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])

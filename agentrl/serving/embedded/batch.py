@@ -113,6 +113,8 @@ class Batch:
                 break
             # From here on the request is among those notified of a failure.
             self.running.append(self.waiting.popleft())
+            if request.waits:
+                request.note_wait(False)
             key = request.prompt.tobytes()
             if key in leaders:
                 leader, source = leaders[key]
@@ -127,6 +129,11 @@ class Batch:
                 wave.segments.append(CacheSegment(row=row, start=request.cached, ids=ids.tolist()))
                 budget -= len(ids)
             wave.source.append(source)
+        # Those that were seen to wait before come first.
+        for request in reversed(self.waiting):
+            if request.waits:
+                break
+            request.note_wait(True)
         return wave
 
     def _shorten(self, segments: Sequence[CacheSegment]) -> list[CacheSegment]:

@@ -18,7 +18,7 @@ import torch
 
 from agentrl.compute_threads import run_computing, usable_cores
 from agentrl.config.fleet import EmbeddedServing
-from agentrl.engine import Engine, EngineHealth, WeightTicket
+from agentrl.engine import TURN_CLOCK, Engine, EngineHealth, WeightTicket
 from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.serving.embedded.batch import Batch, make_cache
 from agentrl.serving.embedded.forward import RowModel
@@ -116,6 +116,7 @@ class EmbeddedEngine(Engine):
             future=loop.create_future(),
             random=random.Random(sampling.seed),
             stops=frozenset(sampling.stop_token_ids),
+            clock=TURN_CLOCK.get(),
         )
         if self._closing or self._failure:
             raise EngineRefused(self._failure or f"engine {self.name} is closed")
@@ -130,6 +131,7 @@ class EmbeddedEngine(Engine):
             request.cancelled = True
             raise
         finally:
+            request.end()
             lane.prompts[key] -= 1
             if not lane.prompts[key]:
                 del lane.prompts[key]

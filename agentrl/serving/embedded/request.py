@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from agentrl.engine import TurnClock
 from agentrl.errors import EngineError
 from agentrl.types import Generation, SamplingParams
 
@@ -31,9 +33,37 @@ class Request:
     cached: int = 0
     """Tokens of the prompt that a row held already."""
     cancelled: bool = False
+    clock: TurnClock | None = None
+    """Clock of the turn, which stands still while the request waits for a row; None once it has
+    ended. Used on the event loop only."""
+    held: bool = False
+    """Whether the request holds it."""
+    waits: bool = False
+    """Whether it was seen to wait for a row; belongs to the thread of the lane."""
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+
+    def note_wait(self, waits: bool) -> None:
+        """Hold the clock of the turn, or release it; called in the thread of the lane."""
+        self.waits = waits
+        with contextlib.suppress(RuntimeError):  # the caller's event loop is gone
+            self.loop.call_soon_threadsafe(self.hold, waits)
+
+    def hold(self, held: bool) -> None:
+        """Hold the clock of the turn, or release it; called on the event loop."""
+        if self.clock is None or self.held == held:
+            return
+        self.held = held
+        if held:
+            self.clock.hold()
+        else:
+            self.clock.release()
+
+    def end(self) -> None:
+        """Release the clock for good: the caller waits no more."""
+        self.hold(False)
+        self.clock = None
 
 
 def deliver(request: Request, outcome: Generation | EngineError) -> None:
