@@ -2,6 +2,7 @@
 
     python benchmarks/sticky_sessions.py                  # 5 repeats, some minutes on 2 cores
     python benchmarks/sticky_sessions.py --quick          # one small repeat
+    python benchmarks/sticky_sessions.py --parts          # where the time of a turn goes instead
 
 Two vLLM servers of SmolLM2-135M, one core each on a machine without a GPU. Conversations begin with
 a prompt of 1,600 tokens (instructions, tools, a task) and reach 1,808 in five turns: 16 tokens are
@@ -18,6 +19,11 @@ unfinished block of the cache, which is why blocks are smaller here than vLLM's 
 Time to first token is measured with `max_tokens` 1, in conversations of their own. Turns 2 to 5
 count; the first cannot be in a cache. Printed are medians and means over all turns of a repeat, and
 the ratio of the means as the median [range] over the repeats.
+
+`--parts` has one conversation at a time and one sampled token, so that what vLLM counts between two
+looks at its `/metrics` is one turn: the wait in its queue, the steps up to the first token, the
+rest of the server, and what remains for our client, HTTP and JSON. Turns are counted apart by
+whether most of their prompt was in the cache.
 
 Targets: time to first token at least 5 times, turn time at least 1.8 times better than round robin.
 """
@@ -36,6 +42,8 @@ import shutil
 import statistics
 import tempfile
 import time
+import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.config.fleet import VllmServing
@@ -43,7 +51,7 @@ from agentrl.engine import Engine, Generator
 from agentrl.serving import LoadBalancer, TokenClient
 from agentrl.serving.vllm import VllmEngine
 from agentrl.serving.vllm.command import ServerCommand, server_command, vllm_device
-from agentrl.serving.vllm.launcher import launch_servers, stop_servers
+from agentrl.serving.vllm.launcher import VllmServer, launch_servers, stop_servers
 from agentrl.types import Generation, SamplingParams
 
 MODEL = Path.home() / ".cache/agentrl/SmolLM2-135M-Instruct"
@@ -211,6 +219,102 @@ def summary(results, options) -> dict[str, object]:
     return {**out, "options": vars(options)}
 
 
+# -- the parts of a turn ------------------------------------------------------------------------
+
+_SUMS = {
+    "queue": "vllm:request_queue_time_seconds_sum",
+    "prefill": "vllm:request_prefill_time_seconds_sum",
+    "server": "vllm:e2e_request_latency_seconds_sum",
+    "turns": "vllm:e2e_request_latency_seconds_count",
+}
+
+
+def read_sums(urls: Sequence[str]) -> dict[str, float]:
+    """What the servers have counted so far, together."""
+    sums = dict.fromkeys(_SUMS, 0.0)
+    for url in urls:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as page:
+            for line in page.read().decode().splitlines():
+                for ours, theirs in _SUMS.items():
+                    if line.startswith(theirs + "{"):
+                        sums[ours] += float(line.rpartition("}")[2])
+    return sums
+
+
+@dataclasses.dataclass(slots=True)
+class Parts:
+    """Seconds of turns 2 to 5, one entry a turn."""
+
+    total: list[float] = dataclasses.field(default_factory=list)
+    queue: list[float] = dataclasses.field(default_factory=list)
+    prefill: list[float] = dataclasses.field(default_factory=list)
+    server: list[float] = dataclasses.field(default_factory=list)
+    """All of the server, from the arrival of the request to its end."""
+    computed_tokens: list[float] = dataclasses.field(default_factory=list)
+    """Tokens of the prompt that were not in the cache."""
+
+
+class Watched:
+    """A generator that notes the parts of each turn after the first of a session."""
+
+    def __init__(self, generator: Generator, urls: Sequence[str]) -> None:
+        self._generator, self._urls = generator, urls
+        self._seen: set[str] = set()
+        self.found = {"in the cache": Parts(), "not in the cache": Parts()}
+
+    async def generate(self, prompt_ids, sampling, session_id) -> Generation:
+        before = read_sums(self._urls)
+        began = time.perf_counter()
+        generation = await self._generator.generate(prompt_ids, sampling, session_id)
+        total = time.perf_counter() - began
+        while (after := read_sums(self._urls))["turns"] == before["turns"]:
+            await asyncio.sleep(0.01)
+        if session_id in self._seen:
+            cached = generation.cached_tokens
+            there = "in the cache" if cached > len(prompt_ids) / 2 else "not in the cache"
+            parts = self.found[there]
+            parts.total.append(total)
+            parts.computed_tokens.append(len(prompt_ids) - cached)
+            for name in ("queue", "prefill", "server"):
+                getattr(parts, name).append(after[name] - before[name])
+        self._seen.add(session_id)
+        return generation
+
+    async def end_session(self, session_id: str) -> None:
+        await self._generator.end_session(session_id)
+
+
+async def measure_parts(
+    engines: list[Engine], servers: Sequence[VllmServer], options
+) -> dict[str, object]:
+    """A table of the parts, each the mean over its turns."""
+    options.concurrent = 1
+    urls = [server.url for server in servers]
+    table: list[dict[str, object]] = []
+    for name in ("sticky", "round-robin"):
+        balanced = TokenClient(engines, LoadBalancer())
+        watched = Watched(balanced if name == "sticky" else RoundRobin(engines), urls)
+        await serve(watched, f"{options.seed}/parts/{name}", options, 1)
+        for there, parts in watched.found.items():
+            if not parts.total:
+                continue
+            mean = {
+                field.name: statistics.mean(getattr(parts, field.name))
+                for field in dataclasses.fields(parts)
+            }
+            of_client = mean["total"] - mean["server"]
+            rest = mean["server"] - mean["queue"] - mean["prefill"]
+            print(
+                f"{name:11s} {there:16s} {len(parts.total):3d} turns: {mean['total'] * 1e3:7.1f} ms"
+                f" = client and HTTP {of_client * 1e3:5.1f} + queue {mean['queue'] * 1e3:5.1f} + "
+                f"prefill {mean['prefill'] * 1e3:7.1f} + rest of the server {rest * 1e3:5.1f}; "
+                f"{mean['computed_tokens']:6.1f} tokens computed",
+                flush=True,
+            )
+            table.append({"policy": name, "prefix": there, "turns": len(parts.total), **mean})
+    return {"parts": table, "options": vars(options)}
+
+
 async def run(options) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         servers = await launch_servers(
@@ -224,6 +328,8 @@ async def run(options) -> dict[str, object]:
                     await engine.generate(
                         list(range(2_000, 2_000 + length)), SamplingParams(max_tokens=4), "warm"
                     )
+            if options.parts:
+                return await measure_parts(engines, servers, options)
             return summary(await measure(engines, options), options)
         finally:
             for engine in engines:
@@ -247,6 +353,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="one repeat of 4 conversations")
+    parser.add_argument("--parts", action="store_true", help="where the time of a turn goes")
     parser.add_argument("--json", metavar="FILE", help="write the numbers there, too")
     options = parser.parse_args()
     if options.quick:

@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from agentrl.errors import EngineError, choices
+from agentrl.serving.load_order import LoadOrder
 from agentrl.serving.records import EngineState, Routed, total
 
 MARGIN = 1
@@ -38,6 +39,8 @@ class _Seat:
     state: EngineState = EngineState.ACTIVE
     in_flight: int = 0
     sessions: int = 0
+    rank: int = 0
+    """Position among equals."""
     routed: Routed = field(default_factory=Routed)
 
 
@@ -96,6 +99,8 @@ class LoadBalancer:
         self._max_moves = max_moves
         self._offset = offset
         self._seats: dict[str, _Seat] = {}
+        self._order = LoadOrder()
+        """The seats that take requests."""
         self._pins: OrderedDict[str, _Pin] = OrderedDict()
         self._gone = Routed()
         for name in engines:
@@ -138,6 +143,7 @@ class LoadBalancer:
                 self._pin(session_id, _Pin(name, pin.moves + 1))
                 self._seats[name].routed.crowded += 1
         self._seats[name].in_flight += 1
+        self._note_load(name)
         return name
 
     def release(self, name: str) -> None:
@@ -150,6 +156,7 @@ class LoadBalancer:
         if seat is None or seat.in_flight == 0:
             raise ValueError(f"release of {name!r}, which has nothing in flight")
         seat.in_flight -= 1
+        self._note_load(name)
         self._forget_if_gone(name)
 
     def end_session(self, session_id: str) -> str | None:
@@ -158,11 +165,13 @@ class LoadBalancer:
         if pin is None:
             return None
         self._seats[pin.engine].sessions -= 1
+        self._note_load(pin.engine)
         return pin.engine
 
     def forget_sessions(self, name: str) -> None:
         """The engine's cache is gone, so nothing binds its sessions to it any more."""
         self._seat(name).sessions = 0
+        self._note_load(name)
         self._unpin(name)
 
     # -- engines ----------------------------------------------------------------------------
@@ -178,8 +187,10 @@ class LoadBalancer:
             raise ValueError(f"engine {name!r} is already there; engine names must be unique")
         if seat is None:
             self._seats[name] = _Seat()
+            self._rank_anew()
         else:
             seat.state = EngineState.ACTIVE
+            self._note_load(name)
 
     def remove(self, name: str) -> None:
         """Take no more requests and forget the engine once nothing is in flight."""
@@ -196,7 +207,7 @@ class LoadBalancer:
 
     def restore(self, name: str) -> None:
         """Let an engine take requests again."""
-        self._seat(name).state = EngineState.ACTIVE
+        self._set(name, EngineState.ACTIVE)
 
     # -- questions --------------------------------------------------------------------------
 
@@ -238,6 +249,7 @@ class LoadBalancer:
 
     def _set(self, name: str, state: EngineState) -> None:
         self._seat(name).state = state
+        self._note_load(name)
 
     def _stay_or_leave(self, pin: _Pin, prefix_tokens: int, avoid: Collection[str]) -> str:
         worth = MARGIN + self._alpha * prefix_tokens
@@ -248,29 +260,32 @@ class LoadBalancer:
         return best if stay > self._seats[best].in_flight + worth else pin.engine
 
     def _least_loaded(self, avoid: Collection[str]) -> str:
-        best: str | None = None
-        load = (0, 0)
-        for name in self._in_order():
-            seat = self._seats[name]
-            if seat.state is EngineState.ACTIVE and name not in avoid:
-                this = (seat.in_flight, seat.sessions)
-                if best is None or this < load:
-                    best, load = name, this
+        best = self._order.first(avoid)
         if best is None:
             states = ", ".join(f"{n} ({s.state})" for n, s in self._seats.items())
             refused = f"; refused by {', '.join(avoid)}" if avoid else ""
             raise EngineError(f"no engine takes this request: {states or 'there is none'}{refused}")
         return best
 
-    def _in_order(self) -> list[str]:
-        names = list(self._seats)
-        first = self._offset % len(names) if names else 0
-        return names[first:] + names[:first]
+    def _note_load(self, name: str) -> None:
+        """Bring the order up to date after a change of one seat."""
+        seat = self._seats[name]
+        if seat.state is EngineState.ACTIVE:
+            self._order.put(name, (seat.in_flight, seat.sessions, seat.rank))
+        else:
+            self._order.discard(name)
+
+    def _rank_anew(self) -> None:
+        """Number the seats, which have become more or fewer, from the one at `offset` on."""
+        for index, (name, seat) in enumerate(self._seats.items()):
+            seat.rank = (index - self._offset) % len(self._seats)
+            self._note_load(name)
 
     def _pin(self, session_id: str, pin: _Pin) -> None:
         self.end_session(session_id)
         self._pins[session_id] = pin
         self._seats[pin.engine].sessions += 1
+        self._note_load(pin.engine)
         if len(self._pins) > self.max_sessions:
             oldest = next(iter(self._pins))
             self.end_session(oldest)
@@ -284,4 +299,6 @@ class LoadBalancer:
         if seat.state is EngineState.REMOVED and seat.in_flight == 0:
             self._gone = total(self._gone, seat.routed)
             del self._seats[name]
+            self._order.discard(name)
+            self._rank_anew()
             self._unpin(name)

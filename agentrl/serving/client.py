@@ -21,8 +21,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from agentrl.engine import Engine, WeightTicket
-from agentrl.errors import EngineError, EngineRefused
+from agentrl.engine import Engine, WeightTicket, turn_held
+from agentrl.errors import EngineError, EngineRefused, NoEngine
 from agentrl.serving.balancer import LoadBalancer
 from agentrl.serving.fleet import FAILURES_TO_QUARANTINE, Fleet, Recover
 from agentrl.serving.member import Member, TakenAway
@@ -30,6 +30,16 @@ from agentrl.serving.records import EngineState, Routed, Served, total
 from agentrl.types import Generation, SamplingParams
 
 logger = logging.getLogger(__name__)
+
+STAGE_LIMIT_S = 600.0
+"""Seconds that a sync waits for engines to take weights beside those they sample with."""
+PAUSE_LIMIT_S = 600.0
+"""Seconds to pause or resume for engines of which nothing else is said."""
+Act = Callable[[Engine], Awaitable[None]]
+
+
+class Silent(EngineError):
+    """An engine did not answer a change of its state within the limit: it is stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,13 @@ class _Prefix:
     """Prompt and generation."""
     version: int
     """The weights the cache was computed with; worth nothing under others."""
+    engine: str
+    """Name of the engine."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Engine and weights; the cache is of use only there and with them."""
+        return self.engine, self.version
 
 
 class TokenClient(Fleet):
@@ -53,6 +70,7 @@ class TokenClient(Fleet):
         probe_s: float = 1.0,
         recover: Recover | None = None,
         wait_s: float = 60.0,
+        pause_limit_s: float = PAUSE_LIMIT_S,
     ) -> None:
         """Take the engines.
 
@@ -61,16 +79,21 @@ class TokenClient(Fleet):
             balancer: must be empty; default a new one.
             probe_s: as `Fleet`.
             recover: as `Fleet`.
-            wait_s: seconds a turn waits for an engine to come back when none takes requests; 0
-                fails at once, for engines that do not come back.
+            wait_s: seconds without any engine that takes requests until turns fail instead of
+                waiting for one; 0 fails at once, for engines that do not come back.
+            pause_limit_s: seconds an engine has to pause or to resume; one that takes longer is
+                stuck.
 
         Raises:
             ValueError: no engine, two of one name, or a balancer that has engines already.
         """
-        super().__init__(engines, balancer, probe_s=probe_s, recover=recover)
+        super().__init__(
+            engines, balancer, probe_s=probe_s, recover=recover, answer_limit_s=pause_limit_s
+        )
         self.turns_resampled = 0
         """Turns that were lost with their engine and asked of another."""
         self._wait_s = wait_s
+        self._pause_limit_s = pause_limit_s
         self._prefixes: dict[str, _Prefix] = {}
         self._goodbyes: dict[tuple[str, str], asyncio.Task[None]] = {}
 
@@ -83,20 +106,25 @@ class TokenClient(Fleet):
 
         Raises:
             EngineRefused: all engines turned it away, or the client is closed.
-            EngineError: the engine of the session failed, or none takes requests.
+            NoEngine: none takes requests, and none did in time.
+            EngineError: the engine of the session failed.
         """
+        with self._clocks.turn():
+            return await self._generate(prompt_ids, sampling, session_id)
+
+    async def _generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+    ) -> Generation:
         refused: list[str] = []
         lost = False
-        deadline = 0.0
         while True:
             if not self.active():
-                deadline = deadline or asyncio.get_running_loop().time() + self._wait_s
-                await self._wait_for_engine(deadline)
+                with turn_held():
+                    await self._wait_for_engine()
             if all(name in refused for name in self.active()):
                 # The others have left since they were asked; who refused may have room by now.
                 refused.clear()
             name, member = self._seat(session_id, len(prompt_ids), refused)
-            deadline = 0.0  # the next wait is for another loss
             try:
                 return await self._ask_turn(name, member, prompt_ids, sampling, session_id)
             except EngineRefused:
@@ -159,29 +187,31 @@ class TokenClient(Fleet):
             if (goodbye := self._goodbyes.get((name, session_id))) is not None:
                 # The session is back before its end arrived, and must not end later.
                 await asyncio.wait([goodbye])
+            version = member.engine.version
             generation = await member.generate(prompt_ids, sampling, session_id)
         finally:
             self.balancer.release(name)
         tokens = len(prompt_ids) + len(generation.ids)
-        self._prefixes.pop(session_id, None)
-        self._prefixes[session_id] = _Prefix(tokens, member.engine.version)
+        held = self._prefixes.pop(session_id, None)
+        now = _Prefix(tokens, member.engine.version, name)
+        if held is not None and held.place == (name, version) == now.place:
+            prefix = min(held.tokens, len(prompt_ids))
+            if member.served.cached_tokens:  # else the server does not report them
+                member.served.count_prefix(prefix, generation.cached_tokens)
+        self._prefixes[session_id] = now
         if len(self._prefixes) > self.balancer.max_sessions:
             del self._prefixes[next(iter(self._prefixes))]
         return generation
 
-    async def _wait_for_engine(self, deadline: float) -> None:
+    async def _wait_for_engine(self) -> None:
         if self._closed:
             raise EngineRefused("the client is closed")
         try:
-            await self._until_active(deadline)
+            await self._until_active(self._wait_s)
         except TimeoutError:
-            states = ", ".join(
-                f"{n} ({self._state(n)}{': ' + m.why if m.why else ''})"
-                for n, m in self._members.items()
-            )
-            raise EngineError(
+            raise NoEngine(
                 f"no engine takes requests and none came back within {self._wait_s:g} s: "
-                f"{states or 'there is none'}"
+                f"{self.states()}"
             ) from None
 
     async def _all_down(self, names: list[str]) -> bool:
@@ -233,7 +263,8 @@ class TokenClient(Fleet):
     async def pause_all(self, *, or_none: bool = False) -> None:
         """Stop every engine that serves from producing tokens; returns once all have stopped.
 
-        No engine joins or comes back until `resume_all`. One that does not stop is quarantined.
+        No engine joins or comes back until `resume_all`. One that does not stop within
+        `pause_limit_s` is quarantined.
 
         Args:
             or_none: it is no error that none serves.
@@ -241,10 +272,10 @@ class TokenClient(Fleet):
         Raises:
             EngineError: none has stopped.
         """
-        self._paused = True
+        self._set_paused(True)
         if or_none and not self._serving():
             return
-        await self._all("pause", lambda engine: engine.pause())
+        await self._all("pause", self._within_limit(lambda engine: engine.pause()))
 
     async def resume_all(self) -> None:
         """Let every engine that serves go on; one that does not is quarantined.
@@ -253,8 +284,23 @@ class TokenClient(Fleet):
             EngineError: their versions do not agree, and none was resumed; or none resumes.
         """
         version = self.version
-        await self._all("resume", lambda engine: engine.resume())
-        self._paused, self._served = False, version
+        await self._all("resume", self._within_limit(lambda engine: engine.resume()))
+        self._set_paused(False)
+        self._served = version
+
+    async def stage_weights(self, ticket: WeightTicket) -> None:
+        """Let every engine that serves take new weights beside those that it samples with.
+
+        One that cannot takes them in `load_weights`. So does one that is silent for longer than
+        `STAGE_LIMIT_S`: new weights of the others do not wait for it.
+        """
+
+        async def stage(engine: Engine) -> None:
+            async with asyncio.timeout(STAGE_LIMIT_S):
+                await engine.stage_weights(ticket)
+
+        for name, error in (await self._each(self._serving(), stage)).items():
+            logger.info("engine %s takes its weights while it is paused: %r", name, error)
 
     async def load_weights(self, ticket: WeightTicket) -> None:
         """Give every engine that serves new weights, between `pause_all` and `resume_all`.
@@ -284,10 +330,23 @@ class TokenClient(Fleet):
         if failed:
             raise _failure("close", failed)
 
-    async def _all(self, what: str, act: Callable[[Engine], Awaitable[None]]) -> None:
+    def _within_limit(self, act: Act) -> Act:
+        async def limited(engine: Engine) -> None:
+            try:
+                async with asyncio.timeout(self._pause_limit_s):
+                    await act(engine)
+            except TimeoutError:
+                raise Silent(f"no answer within {self._pause_limit_s:g} s") from None
+
+        return limited
+
+    async def _all(self, what: str, act: Act) -> None:
         """Act on every engine that serves; those that fail are quarantined, unless all do."""
         names = self._serving()
         failed = await self._each(names, act)
+        for name, error in failed.items():
+            if name in self.names():
+                self.member(name).stuck |= isinstance(error, Silent)
         if len(failed) == len(names):
             raise _failure(what, failed)
         for name, error in failed.items():
@@ -298,9 +357,7 @@ class TokenClient(Fleet):
         serving = (EngineState.ACTIVE, EngineState.DRAINING)
         return [name for name in self.names() if self._state(name) in serving]
 
-    async def _each(
-        self, names: Sequence[str], act: Callable[[Engine], Awaitable[None]]
-    ) -> dict[str, BaseException]:
+    async def _each(self, names: Sequence[str], act: Act) -> dict[str, BaseException]:
         """Act on all at once; all are awaited even if one fails. Returns the errors."""
         work = (act(self._members[name].engine) for name in names)
         results = await asyncio.gather(*work, return_exceptions=True)

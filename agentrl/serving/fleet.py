@@ -29,6 +29,7 @@ from agentrl.errors import EngineError, choices
 from agentrl.serving.balancer import LoadBalancer
 from agentrl.serving.member import ANSWER_LIMIT_S, Member
 from agentrl.serving.records import EngineState, EngineStats, Served, total
+from agentrl.serving.turn_clocks import TurnClocks
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ RECOVER_LIMIT_S = 600.0
 
 Recover = Callable[[Engine], Awaitable[None]]
 """Gives an engine the newest weights and leaves it running; raises `EngineError` if it cannot."""
+
+Counted = Callable[[Mapping[str, EngineStats]], Mapping[str, EngineStats]]
+"""Adds to records of engines what other clients have asked of them."""
 
 
 class Fleet:
@@ -55,6 +59,7 @@ class Fleet:
         *,
         probe_s: float = 1.0,
         recover: Recover | None = None,
+        answer_limit_s: float = ANSWER_LIMIT_S,
     ) -> None:
         """Take the engines.
 
@@ -64,6 +69,8 @@ class Fleet:
             probe_s: seconds before a quarantined engine is asked how it is; doubles each time, up
                 to thirty times as much.
             recover: see the attribute.
+            answer_limit_s: seconds an engine that was stuck has to sample one token before it
+                serves again.
 
         Raises:
             ValueError: no engine, two of one name, or a balancer that has engines already.
@@ -76,14 +83,21 @@ class Fleet:
                 f"{type(self).__name__} adds its engines itself; give it an empty LoadBalancer"
             )
         self.recover = recover
+        self.counted: Counted | None = None
+        """Set where turns go through other clients, as those of workers in other processes."""
         self.quarantines = 0
         """Times an engine was quarantined."""
         self._probe_s = probe_s
+        self._answer_limit_s = answer_limit_s
         self._members: dict[str, Member] = {}
         self._gone = Served()
         self._newest = self._served = max(engine.version for engine in engines)
         self._waiting: set[str] = set()
+        self._outage_began = 0.0
+        """When a turn first waited for an engine that serves, in the time of the loop; 0 while one
+        does."""
         self._paused = False
+        self._clocks = TurnClocks()
         self._closed = False
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,6 +114,33 @@ class Fleet:
     def active(self) -> list[str]:
         """Engines that take requests."""
         return self.balancer.active()
+
+    @property
+    def paused(self) -> bool:
+        """No engine produces tokens, because weights are being changed."""
+        return self._paused
+
+    def is_stuck(self, name: str) -> bool:
+        """True for an engine that `quarantine` took out as stuck, until it samples again."""
+        return self._member(name).stuck
+
+    def states(self) -> str:
+        """Every engine with its state, and why it is quarantined, for messages."""
+        return (
+            ", ".join(
+                f"{name} ({self._state(name)}{': ' + member.why if member.why else ''})"
+                for name, member in self._members.items()
+            )
+            or "there is none"
+        )
+
+    def member(self, name: str) -> Member:
+        """The engine of this name with what is in flight there.
+
+        Raises:
+            EngineError: there is none of that name.
+        """
+        return self._member(name)
 
     def engine(self, name: str) -> Engine:
         """The engine of this name.
@@ -130,6 +171,11 @@ class Fleet:
             for name in self.names()
             for member in [self._members[name]]
         }
+
+    def all_stats(self) -> Mapping[str, EngineStats]:
+        """As `stats`, with what other clients of the same engines have asked of them."""
+        own = self.stats()
+        return own if self.counted is None else self.counted(own)
 
     # -- coming and going -------------------------------------------------------------------
 
@@ -210,16 +256,24 @@ class Fleet:
         else:
             self._set_aside(name, "it missed weights while it was drained", wait_s=0.0)
 
-    def quarantine(self, name: str, why: str) -> None:
+    def quarantine(self, name: str, why: str, *, stuck: bool = False) -> None:
         """Take an engine out at once, with what is in flight there, even if it is the last.
 
         It comes back by itself, after `recover`.
 
+        Args:
+            name: of the engine.
+            why: for messages.
+            stuck: it holds requests and produces nothing, whatever its health says; it comes back
+                only after it has sampled a token.
+
         Raises:
             EngineError: there is none of that name.
         """
+        member = self._member(name)
+        member.stuck = member.stuck or stuck
         self._set_aside(name, why, wait_s=self._probe_s)
-        self._members[name].evict()
+        member.evict()
 
     async def start_over(self, why: str, *, limit_s: float) -> None:
         """After a change that no engine took: take all of them out, and wait for one to return.
@@ -233,7 +287,7 @@ class Fleet:
         Raises:
             EngineError: none came back in time.
         """
-        self._paused = False
+        self._set_paused(False)
         self._waiting.clear()
         for name in self.names():
             self.quarantine(name, why)
@@ -258,14 +312,29 @@ class Fleet:
         member = self._member(name)
         if self._state(name) is EngineState.QUARANTINED:
             _cancel(member.probe)
-            member.failures_in_row, member.why = 0, ""
+            member.failures_in_row, member.why, member.stuck = 0, "", False
             self._serve(name)
 
+    def hold_turns(self, held: bool) -> None:
+        """Stop the clocks of all turns, or let them go on: the engines are paused by others.
+
+        A fleet that pauses its engines itself does this with the pause. Idempotent.
+        """
+        if held:
+            self._clocks.stop()
+        else:
+            self._clocks.go_on()
+
     # -- inside -----------------------------------------------------------------------------
+
+    def _set_paused(self, paused: bool) -> None:
+        self._paused = paused
+        self.hold_turns(paused)
 
     def _serve(self, name: str) -> None:
         """From now on it takes requests."""
         self._waiting.discard(name)
+        self._outage_began = 0.0
         self._served = self._members[name].engine.version
         self.balancer.restore(name)
         self._notify()
@@ -293,14 +362,19 @@ class Fleet:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _until_active(self, deadline: float) -> None:
+    async def _until_active(self, limit_s: float) -> None:
         """Return once an engine takes requests.
 
+        Args:
+            limit_s: seconds since a turn first waited for one; whoever waits later waits less.
+
         Raises:
-            TimeoutError: none did until `deadline`, in the time of the loop.
+            TimeoutError: none did in time.
         """
+        now = asyncio.get_running_loop().time()
+        began = self._outage_began = self._outage_began or now
         while not self.active() and not self._closed:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(began + limit_s):
                 await self._changed.wait()
 
     def _agrees(self, name: str, version: int) -> bool:
@@ -341,9 +415,14 @@ class Fleet:
     async def _try_to_return(self, name: str, member: Member) -> bool:
         if self._paused:
             return False
+        if member.stuck:
+            await self._wake(member)
         if self.recover is not None:
             async with asyncio.timeout(RECOVER_LIMIT_S):
                 await self.recover(member.engine)
+        if member.stuck:
+            await member.sample_one(self._answer_limit_s)
+            member.stuck = False
         health = await member.health()
         # No await from here on: what is compared is still true when the engine takes requests.
         if self._paused or not health.ready or not self._agrees(name, health.version):
@@ -352,6 +431,18 @@ class Fleet:
         member.failures_in_row, member.why = 0, ""
         self._serve(name)
         return True
+
+    async def _wake(self, member: Member) -> None:
+        """Resume an engine that may have got stuck while it was paused.
+
+        Raises:
+            TimeoutError: its core does not answer, whatever its HTTP front says of its health.
+        """
+        try:
+            async with asyncio.timeout(self._answer_limit_s):
+                await member.engine.resume()
+        except EngineError as error:  # torn weights, say: `recover` brings others
+            logger.info("engine %s does not resume: %s", member.engine.name, error)
 
     async def _is_down(self, name: str, member: Member) -> bool:
         """Ask an engine that did not serve a request how it is; one that is down is set aside."""

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 ANSWER_LIMIT_S = 10.0
 """Seconds an engine has to answer a question that is not a generation."""
+WATCH_SESSION = "agentrl-watch"
+"""Session of the turns that only ask whether an engine works."""
 
 
 class TakenAway(EngineError):
@@ -35,6 +37,8 @@ class Member:
     """Failed requests since the last that did not."""
     why: str = ""
     """Reason of the quarantine."""
+    stuck: bool = False
+    """It held requests and produced nothing; it must sample a token before it serves again."""
     probe: asyncio.Task[None] | None = None
     """Brings it back out of quarantine."""
     _running: set[asyncio.Timeout] = field(default_factory=set)
@@ -118,6 +122,24 @@ class Member:
             if check.cancelled() and not (task and task.cancelling()):
                 return _down("closing")
             raise
+
+    async def sample_one(self, limit_s: float) -> None:
+        """Sample a turn of one token, which nobody reads: proof that the engine works.
+
+        Args:
+            limit_s: seconds until the token must be there.
+
+        Raises:
+            EngineError: the engine failed, or did not answer in time.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.engine.generate((0,), SamplingParams(max_tokens=1), WATCH_SESSION)
+                await self.engine.end_session(WATCH_SESSION)
+        except TimeoutError:
+            raise EngineError(
+                f"engine {self.engine.name} sampled no token within {limit_s:g} s"
+            ) from None
 
     def stop(self) -> list[asyncio.Task[None] | asyncio.Task[EngineHealth]]:
         """Ask no more; the cancelled tasks."""

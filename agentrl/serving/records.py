@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TypeVar
+
+BLOCK_TOKENS = 128
+"""Tokens of the largest cache block in use; engines keep no block that is not full."""
 
 
 class EngineState(StrEnum):
@@ -55,12 +59,30 @@ class Served:
     """Tokens of their prompts."""
     cached_tokens: int = 0
     """Prompt tokens that did not have to be computed again."""
+    later_turns: int = 0
+    """Generations for conversations whose turn before was here, with the same weights."""
+    prefix_tokens: int = 0
+    """Tokens of those conversations that had been computed here before."""
+    recomputed_tokens: int = 0
+    """Of those, the ones that were no longer in the cache."""
     generated_tokens: int = 0
     """Sampled tokens."""
     failures: int = 0
     """Requests that failed after they may have been sampled."""
     refusals: int = 0
     """Requests that were turned away."""
+
+    def count_prefix(self, prefix: int, cached: int) -> None:
+        """Count a later turn of a conversation that stayed here.
+
+        Args:
+            prefix: tokens of it that were computed here before.
+            cached: prompt tokens that were not computed again.
+        """
+        self.later_turns += 1
+        self.prefix_tokens += prefix
+        if prefix - cached > BLOCK_TOKENS:
+            self.recomputed_tokens += prefix - cached
 
 
 Counts = TypeVar("Counts", Routed, Served)
@@ -100,3 +122,19 @@ class EngineStats:
     def cached_share(self) -> float:
         """Share of the prompt tokens that were in the engine's cache; 0 while there are none."""
         return self.served.cached_tokens / max(1, self.served.prompt_tokens)
+
+
+def added(own: EngineStats, seen: Iterable[EngineStats]) -> EngineStats:
+    """The record of an engine with the requests of other clients added.
+
+    Args:
+        own: of a client that asks for nothing but control.
+        seen: of the clients that ask for turns.
+    """
+    others = list(seen)
+    return replace(
+        own,
+        in_flight=sum(stats.in_flight for stats in others),
+        routed=total(Routed(), *(stats.routed for stats in others)),
+        served=total(Served(), *(stats.served for stats in others)),
+    )

@@ -1,4 +1,4 @@
-"""Servers that die come back, with the newest weights, and not for ever."""
+"""Servers that die or hang come back, with the newest weights, and not too often."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from agentrl.engine import Engine, WeightTicket
 from agentrl.errors import EngineError
 from agentrl.serving import EngineState, TokenClient
-from agentrl.serving.keeper import MAX_RESTARTS, Keeper
+from agentrl.serving.keeper import Keeper
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams
 
@@ -74,25 +74,54 @@ async def test_a_dead_server_comes_back_with_the_newest_weights() -> None:
     await until(lambda: client.balancer.state("a") is EngineState.ACTIVE)
     assert servers[0].engine.loaded == [newest]
     assert keeper.restarts == {"a": 1, "b": 0}
-    assert notes == ["a ended; starting it again (1 of 3)"]
+    assert notes == ["a is started again: its process ended"]
     keeping.cancel()
     await client.close()
 
 
-async def test_a_server_that_never_starts_is_given_up_and_the_others_go_on() -> None:
-    """Fails if restarts are not counted: the machine would start servers for ever."""
-    servers = [Server("a", starts=lambda: False), Server("b")]
+async def test_a_server_is_started_again_so_often_an_hour_and_again_in_the_next() -> None:
+    """Fails if restarts are not counted, if the budget never recovers, or if one server's restarts
+    are taken from another's."""
+    servers = [Server("a", starts=lambda: servers[0].tries > 4), Server("b")]
     client = TokenClient([server.engine for server in servers], probe_s=0.001)
     notes: list[str] = []
-    keeper = Keeper(client, servers, note=notes.append, look_s=0.001, back_off_s=0.001)
+    keeper = Keeper(
+        client,
+        servers,
+        note=notes.append,
+        restarts_per_hour=3,
+        look_s=0.001,
+        back_off_s=0.001,
+        hour_s=1.0,
+    )
     keeping = asyncio.create_task(keeper.run())
     await servers[0].kill()
-    await until(lambda: any("given up" in note for note in notes))
-    await asyncio.sleep(0.02)
-    assert servers[0].tries == MAX_RESTARTS
+    await until(lambda: any("restarts_per_hour" in note for note in notes))
+    assert servers[0].tries == 3
     assert client.balancer.state("a") is EngineState.QUARANTINED
     assert await client.generate([1], SAMPLING, "s")
+    await servers[1].kill()
+    await until(lambda: keeper.restarts["b"] == 1 and servers[1].running)
+    assert servers[0].tries == 3
+    await until(lambda: client.active() == ["a", "b"])
+    assert servers[0].tries == 5
     assert not keeping.done()
+    keeping.cancel()
+    await client.close()
+
+
+async def test_a_server_that_is_stuck_is_started_again() -> None:
+    """Fails if only processes that ended are started again: a stopped one runs for ever."""
+    servers = [Server("a"), Server("b")]
+    client = TokenClient([server.engine for server in servers], probe_s=60)
+    notes: list[str] = []
+    keeper = Keeper(client, servers, note=notes.append, look_s=0.001)
+    keeping = asyncio.create_task(keeper.run())
+    client.quarantine("a", "no token", stuck=True)
+    await until(lambda: client.active() == ["a", "b"])
+    assert notes == ["a is started again: it is stuck"]
+    assert servers[0].tries == 1
+    assert not client.is_stuck("a")
     keeping.cancel()
     await client.close()
 
@@ -113,12 +142,19 @@ async def test_whatever_goes_wrong_with_one_server_the_others_are_watched_on() -
     servers = [Unstartable("a"), Server("b"), Unseen("c"), Server("nobody's")]
     client = TokenClient([server.engine for server in servers[:3]], probe_s=0.001)
     notes: list[str] = []
-    keeper = Keeper(client, servers, note=notes.append, look_s=0.001, back_off_s=0.001)
+    keeper = Keeper(
+        client,
+        servers,
+        note=notes.append,
+        restarts_per_hour=3,
+        look_s=0.001,
+        back_off_s=0.001,
+    )
     keeping = asyncio.create_task(keeper.run())
     await servers[0].kill()
     await servers[3].kill()
-    await until(lambda: sum("given up" in note for note in notes) == 2)
-    assert servers[0].tries == MAX_RESTARTS
+    await until(lambda: sum("restarts_per_hour" in note for note in notes) == 2)
+    assert servers[0].tries == 3
     await servers[1].kill()
     await until(lambda: keeper.restarts["b"] == 1 and servers[1].running)
     assert not keeping.done()

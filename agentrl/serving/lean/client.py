@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from agentrl.engine import Engine, EngineHealth, WeightTicket
+from agentrl.engine import LONGEST_TURN_S, Engine, EngineHealth, WeightTicket
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.lean.link import LeanLink, LinkStats
 from agentrl.types import Generation, SamplingParams
@@ -53,7 +53,7 @@ class LeanEngine(Engine):
         secret: str,
         connect_timeout_s: float = 10.0,
         dead_after_s: float = 60.0,
-        turn_timeout_s: float = 3600.0,
+        turn_timeout_s: float = LONGEST_TURN_S,
         control_timeout_s: float = 600.0,
     ) -> None:
         """Note the address; nothing is dialled before `connect` or the first request.
@@ -64,7 +64,7 @@ class LeanEngine(Engine):
             secret: the server's.
             connect_timeout_s: seconds for dialling and the handshake.
             dead_after_s: seconds of silence, in spite of pings, after which the server is dead.
-            turn_timeout_s: seconds a turn may take.
+            turn_timeout_s: seconds a turn may take, pauses included.
             control_timeout_s: seconds a pause or a load of weights may take.
 
         Raises:

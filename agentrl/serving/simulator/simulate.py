@@ -25,8 +25,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from agentrl.serving.pressure import ConversationLimit
+from agentrl.serving.records import Served
 from agentrl.serving.simulator.policies import RoutingPolicy
 from agentrl.serving.simulator.workload import SimulatedTurn
+
+OBSERVE_S = 1.0
+"""Seconds between two looks of a `ConversationLimit` at the servers, as in a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,8 @@ class _Request:
     asked_s: float
     first_token_s: float = 0.0
     cached: int = 0
+    stayed: bool = False
+    """On the server of the turn before."""
 
     @property
     def prompt(self) -> int:
@@ -160,6 +167,11 @@ class _Server:
         seconds = (request.prompt - request.cached) / self.model.prefill_tokens_per_s
         self.prefill_end_s = self.now_s + seconds
 
+    @property
+    def requests(self) -> int:
+        """Number of requests that wait, are prefilled or decode."""
+        return len(self.queue) + len(self.running) + (self.prefilling is not None)
+
     def _make_room(self) -> None:
         surplus = self.cached + self.occupied - self.model.cache_tokens
         while surplus > 0 and self.cache:
@@ -182,14 +194,17 @@ def simulate(
     *,
     engines: Sequence[str],
     model: ServerModel,
+    limit: ConversationLimit | None = None,
 ) -> RoutingReport:
-    """Serve all sessions, which begin together, and say how it went.
+    """Serve all sessions and say how it went.
 
     Args:
         sessions: their turns in order; a turn has at least one new and one generated token.
         policy: fresh, over `engines`.
         engines: names of the servers.
         model: what each of them can do.
+        limit: bounds the sessions at once and follows the caches, as in a run; it is changed by
+            the simulation. None lets all begin together.
     """
     servers = {name: _Server(model) for name in engines}
     homes: dict[int, str] = {}
@@ -205,15 +220,24 @@ def simulate(
         if (at_s := servers[name].next_s()) is not None:
             heapq.heappush(events, (at_s, expected[name], name, None))
 
-    for index, turns in enumerate(sessions):
-        if turns:
-            first = _Request(session=index, turn=turns[0], context=0, asked_s=0.0)
-            heapq.heappush(events, (0.0, next(order), "", first))
+    coming_sessions = deque(index for index, turns in enumerate(sessions) if turns)
     position = dict.fromkeys(range(len(sessions)), 0)
+    under_way, served, observed_s = 0, Served(), 0.0
+
+    def begin_sessions(now_s: float) -> None:
+        nonlocal under_way
+        while coming_sessions and (limit is None or under_way < limit.value):
+            index = coming_sessions.popleft()
+            first = _Request(session=index, turn=sessions[index][0], context=0, asked_s=now_s)
+            heapq.heappush(events, (now_s, next(order), "", first))
+            under_way += 1
+
+    begin_sessions(0.0)
     while events:
         now_s, number, name, request = heapq.heappop(events)
         if request is not None:
             name = policy.choose(str(request.session), request.context)
+            request.stayed = homes.get(request.session) == name
             moves += homes.get(request.session, name) != name
             homes[request.session] = name
             servers[name].advance(now_s)
@@ -225,10 +249,14 @@ def simulate(
             for done in servers[name].step():
                 finished.append((now_s, done))
                 policy.done(name)
+                if done.stayed:
+                    served.count_prefix(done.context, done.cached)
                 position[done.session] += 1
                 turns = sessions[done.session]
                 if position[done.session] == len(turns):
                     policy.end(str(done.session))
+                    under_way -= 1
+                    begin_sessions(now_s)
                     continue
                 coming = _Request(
                     session=done.session,
@@ -238,6 +266,16 @@ def simulate(
                 )
                 heapq.heappush(events, (coming.asked_s, next(order), "", coming))
             look_again(name)
+        if limit is not None and now_s >= observed_s + OBSERVE_S:
+            observed_s = now_s
+            asked = sum(server.requests for server in servers.values())
+            limit.observe(
+                served,
+                running=under_way,
+                asked=asked,
+                slots=len(servers) * model.max_sequences,
+            )
+            begin_sessions(now_s)
     return _report(finished, moves, [server.busy_s for server in servers.values()])
 
 

@@ -114,6 +114,8 @@ def server_command(
     }
     if weight_transfer is not None:
         options["weight_transfer_config"] = {"backend": weight_transfer}
+    if weight_transfer == "agentrl":
+        options["worker_extension_cls"] = "agentrl.sync.vllm.staging.StagingWorker"
     if device == "cpu":
         options["enforce_eager"] = True  # compiling takes minutes and gains little here
         # A seeded prompt that is computed in pieces kills a CPU server: between the pieces vLLM

@@ -20,11 +20,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from agentrl.engine import Engine, EngineHealth, WeightTicket
+from agentrl.engine import LONGEST_TURN_S, Engine, EngineHealth, WeightTicket
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.vllm.http import Http, accept
 from agentrl.serving.vllm.metrics import read_metrics
-from agentrl.serving.vllm.update import prepare, update
+from agentrl.serving.vllm.sockets import connection_of_turn
+from agentrl.serving.vllm.update import prepare, stage, update
 from agentrl.serving.vllm.wire import TORN, generate_body, read_generation, read_version
 from agentrl.types import FinishReason, Generation, SamplingParams
 
@@ -53,7 +54,7 @@ class VllmEngine(Engine):
         max_context_tokens: int | None = None,
         start_version: int = 0,
         adopt: bool = False,
-        turn_limit_s: float = 3600.0,
+        turn_limit_s: float = LONGEST_TURN_S,
         control_limit_s: float = 600.0,
         probe_limit_s: float = 10.0,
     ) -> None:
@@ -67,7 +68,8 @@ class VllmEngine(Engine):
             start_version: the version of the weights that the server was started with.
             adopt: whatever weights the server holds, call them `start_version` at `connect`: for
                 a server that ran before the run did, whose number is that of another run.
-            turn_limit_s: seconds a turn may take, pauses included.
+            turn_limit_s: seconds a turn may take, pauses included; a rollout ends its turn
+                earlier, by `rollout.turn_limit_s`.
             control_limit_s: seconds for a pause, an update or another change.
             probe_limit_s: seconds for each question of `health`.
         """
@@ -156,7 +158,8 @@ class VllmEngine(Engine):
         aborts = self._aborts
         self._in_flight += 1
         try:
-            answer = await self._http.send("POST", GENERATE, body, limit_s=self._turn_limit_s)
+            async with connection_of_turn():
+                answer = await self._http.send("POST", GENERATE, body, limit_s=self._turn_limit_s)
         finally:
             self._in_flight -= 1
         accept(answer, self._turn)
@@ -222,6 +225,11 @@ class VllmEngine(Engine):
         """Prepare a transfer of weights, as `agentrl.engine.Engine.prepare_weights` says."""
         async with self._control:
             await prepare(self._ask, backend, info)
+
+    async def stage_weights(self, ticket: WeightTicket) -> None:
+        """Let workers take weights beside those they sample with, as `Engine.stage_weights`."""
+        async with self._control:
+            await stage(self._ask, ticket)
 
     async def load_weights(self, ticket: WeightTicket) -> None:
         """Load new weights, as `agentrl.engine.Engine.load_weights` says."""

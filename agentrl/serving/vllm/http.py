@@ -8,6 +8,7 @@ case it may have: `EngineError`, and nothing is sent again from here.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,18 @@ import aiohttp
 import orjson
 
 from agentrl.errors import EngineError, EngineRefused
+from agentrl.serving.vllm.sockets import NO_DESCRIPTOR
+
+logger = logging.getLogger(__name__)
 
 CONNECT_LIMIT_S = 10.0
 """Seconds until a server must accept a connection."""
 KEEP_ALIVE_S = 4.0
 """Seconds until an idle connection is closed. uvicorn closes them after 5 s unless set
 otherwise, and a request written into a closing connection would be lost without a verdict."""
+
+DESCRIPTOR_WAIT_S = 0.2
+"""Seconds until a connection is tried again for which this process had no file descriptor."""
 
 _HEADERS = {"Content-Type": "application/json"}
 
@@ -114,11 +121,14 @@ class Http:
         pool.users += 1
         try:
             async with asyncio.timeout(limit_s):
-                async with pool.session.request(
-                    method, self.url + path, data=body, headers=_HEADERS if body else None
-                ) as response:
-                    pool.retired = pool.retired or response.status >= 500
-                    return HttpAnswer(status=response.status, body=await response.read())
+                while True:
+                    try:
+                        return await self._once(pool, method, path, body)
+                    except aiohttp.ClientConnectorError as error:
+                        if error.os_error.errno not in NO_DESCRIPTOR:
+                            raise
+                        logger.warning("%s: %s; trying again", what, error.os_error.strerror)
+                    await asyncio.sleep(DESCRIPTOR_WAIT_S)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineRefused(f"{what}: no connection ({error or 'timed out'})") from None
         except aiohttp.InvalidURL:
@@ -133,6 +143,13 @@ class Http:
             if pool.retired and not pool.users and pool in self._pools:
                 self._pools.remove(pool)
                 await pool.session.close()
+
+    async def _once(self, pool: _Pool, method: str, path: str, body: bytes | None) -> HttpAnswer:
+        async with pool.session.request(
+            method, self.url + path, data=body, headers=_HEADERS if body else None
+        ) as response:
+            pool.retired = pool.retired or response.status >= 500
+            return HttpAnswer(status=response.status, body=await response.read())
 
     async def expect(
         self, method: str, path: str, content: Any = None, *, limit_s: float

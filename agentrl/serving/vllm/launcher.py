@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agentrl.errors import ConfigError, EngineError
-from agentrl.processes import tree
+from agentrl.processes import scratch, tree
 from agentrl.serving.vllm.command import SERVED_NAME, ServerCommand
 from agentrl.serving.vllm.http import Http
 
@@ -143,10 +143,12 @@ class VllmServer:
         # stands for its group and for no other.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(5)
+        status = process.wait(5)
         self._process = None
         if not await _until(lambda: _group_gone(process.pid), 5):
             logger.warning("server %s: a process of it does not end", self.name)
+        if status == -signal.SIGKILL:
+            await asyncio.to_thread(scratch.sweep)
 
     def tail(self, lines: int = _TAIL) -> str:
         """The end of what it has printed since its last start."""
@@ -188,7 +190,7 @@ class VllmServer:
     def _open(self, alias: str) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         words = [
-            *(*tree.command(self._grace_s), *self._command.argv),
+            *(*tree.command(self._grace_s, scratch=True), *self._command.argv),
             *("--host", self._host, "--port", str(self.port)),
             *("--served-model-name", SERVED_NAME, alias),
         ]
@@ -199,7 +201,7 @@ class VllmServer:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self._command.env},
+                env=_environment(self._command),
                 start_new_session=True,  # Ctrl-C at the terminal is the parent's to handle
             )
 
@@ -252,6 +254,17 @@ class VllmServer:
             f"server {self.name} ended with status {status} while starting"
             f"{': ' + causes[-1] if causes else ''}; the end of {self.log}:\n{text}"
         )
+
+
+def _environment(command: ServerCommand) -> dict[str, str]:
+    """Variables of the server, whose temporary folder is one of its own."""
+    env = {**os.environ, **command.env}
+    # The sockets between its processes; without this they lie in the temporary folder.
+    env.pop("VLLM_RPC_BASE_PATH", None)
+    # Compiled code outlives a server; torch would keep it in the temporary folder.
+    scratch.torch_cache().mkdir(exist_ok=True)
+    env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(scratch.torch_cache()))
+    return env
 
 
 _CAUSE = re.compile(r"(\w+\.)*\w*(Error|Exception|error)\b.*:")

@@ -16,10 +16,12 @@ _NAMES: Mapping[str, str] = {
     "vllm:generation_tokens_total": "generated_tokens",
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:num_preemptions_total": "preemptions",
+    "vllm:iteration_tokens_total_count": "steps",
 }
 """Requests being decoded and waiting, the used share of the KV cache (0-1, the largest of several
 engine cores), prompt tokens looked up and found in the prefix cache, sampled tokens, prompt tokens
-taken, requests thrown out of a full cache."""
+taken, requests thrown out of a full cache, steps of the engine core: each computes tokens of every
+running request, or a piece of a long prompt."""
 
 
 def read_metrics(text: str) -> dict[str, float]:

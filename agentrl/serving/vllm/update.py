@@ -1,6 +1,7 @@
 """New weights into one vLLM server: its weight-transfer lifecycle, and what must follow it.
 
     /init_weight_transfer_engine    once; our plugin (`agentrl.sync.vllm.plugin`) meets the sender
+    /collective_rpc                 stage_weights, staged_weights: before the server is paused
     /update_weight_version          "torn"
     /start_weight_update, /update_weights, /finish_weight_update
     /reset_prefix_cache?reset_running_requests=true
@@ -18,13 +19,15 @@ A server without the plugin can still read whole checkpoints from a folder, thro
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
 from agentrl.engine import WeightTicket
-from agentrl.errors import EngineError, SyncError
+from agentrl.errors import EngineError, SyncError, WeightsDoNotFit
 from agentrl.serving.vllm.wire import TORN
 
 Ask = Callable[..., Awaitable[dict[str, Any]]]
@@ -32,7 +35,13 @@ Ask = Callable[..., Awaitable[dict[str, Any]]]
 
 _NATIVE = frozenset({"nccl", "sparse_nccl"})
 """Backends of vLLM itself: their infos go through as they are."""
+_POLL_S = 0.02
+"""Between two looks at what is staged; each takes the engine a moment between two tokens."""
 _NO_TRANSFER = "Weight transfer not configured"
+_UNFIT = re.compile(
+    r"weights have no place in|got no weight|does not fit the model: (AssertionError|ValueError)"
+)
+"""What `sync.vllm.receiver` says of weights whose names or shapes are not those of its model."""
 _STILL_OPEN = "already active"
 
 
@@ -49,6 +58,23 @@ async def prepare(ask: Ask, backend: str, info: Mapping[str, Any]) -> None:
         if backend == "disk" and _NO_TRANSFER in str(error):
             return  # `_reload` needs no meeting
         raise _explained(error, backend) from None
+
+
+async def stage(ask: Ask, ticket: WeightTicket) -> None:
+    """Let the server take weights beside those it samples with; returns once it has.
+
+    Raises:
+        EngineError: it cannot, or does not answer; `update` brings them all the same.
+    """
+    if ticket.backend in _NATIVE:
+        return
+    call: dict[str, Any] = {"method": "stage_weights", "kwargs": {"ticket": _plain(ticket)}}
+    while True:
+        answer = await ask("POST", "/collective_rpc", call)
+        if all((worker or {}).get("done") for worker in answer.get("results", ())):
+            return
+        await asyncio.sleep(_POLL_S)
+        call = {"method": "staged_weights"}
 
 
 async def update(ask: Ask, ticket: WeightTicket) -> None:
@@ -123,5 +149,10 @@ def _explained(error: EngineError, backend: str) -> SyncError:
         return SyncError(
             f"{error}; weights by {backend!r} need a server started with "
             f'--weight-transfer-config \'{{"backend":"{wanted}"}}\''
+        )
+    if _UNFIT.search(str(error)):
+        return WeightsDoNotFit(
+            f"{error}; the server holds another model than the one that is trained: start it with "
+            "that of model.path"
         )
     return error if isinstance(error, SyncError) else SyncError(str(error))

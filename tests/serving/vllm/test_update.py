@@ -24,6 +24,10 @@ class Server:
         self.version = "default"
         self.paused = False
         self.fails_at = ""
+        self.looks = 0
+        """Answers to `/collective_rpc` until what is staged is there."""
+        self.calls: list[str] = []
+        """Methods that workers were called with."""
         self.read_as: list[str] = []
         """Its version at each call of an update."""
 
@@ -33,6 +37,9 @@ class Server:
             self.read_as.append(self.version)
         if path == self.fails_at:
             return web.Response(status=500, text="boom")
+        if path == "/collective_rpc":
+            self.calls.append((await request.json())["method"])
+            self.looks -= 1
         if path == "/pause":
             self.paused = True
         if path == "/resume":
@@ -47,6 +54,7 @@ class Server:
                 "/weight_info": {"weight_version": self.version},
                 "/is_paused": {"is_paused": self.paused},
                 "/reset_prefix_cache": {"success": True},
+                "/collective_rpc": {"results": [{"done": True}, {"done": self.looks < 0}]},
             }.get(path, {})
         )
 
@@ -120,3 +128,16 @@ def test_tokens_of_torn_weights_are_no_answer() -> None:
         "weight_versions": [{"version": "torn", "start": 0, "end": 1}]}], "usage": {}}"""
     with pytest.raises(EngineError, match="torn"):
         read_generation(body, SamplingParams(), start_version=0)
+
+
+async def test_staging_is_over_when_every_worker_is_done(server: Server, url: str) -> None:
+    engine = VllmEngine(url, name="a")
+    server.looks = 2
+    await engine.stage_weights(ticket(1))
+    assert server.calls == ["stage_weights", "staged_weights", "staged_weights"]
+    await engine.stage_weights(WeightTicket(backend="nccl", version=2, info={}, checksum=""))
+    assert len(server.calls) == 3, "vLLM's own engine stages nothing"
+    server.fails_at = "/collective_rpc"
+    with pytest.raises(EngineError, match="boom"):
+        await engine.stage_weights(ticket(2))
+    await engine.close()
