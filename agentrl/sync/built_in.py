@@ -6,6 +6,7 @@ The halves that need torch or vllm are imported when they are made.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from agentrl.errors import ConfigError, SyncError
 from agentrl.sync.inprocess import InProcessReceiver, InProcessSender
@@ -99,10 +100,10 @@ class DiskTransfer(WeightTransfer):
 
 
 class CollectiveTransfer(WeightTransfer):
-    """One broadcast over gloo or NCCL."""
+    """From engine to engine over TCP, or one broadcast over NCCL between GPUs."""
 
     name = "collective"
-    reads = ("dense_every",)
+    reads = ("dense_every", "timeout_s")
 
     def preferred(self, route: TransferRoute) -> bool:
         """It reaches every engine."""
@@ -110,22 +111,23 @@ class CollectiveTransfer(WeightTransfer):
 
     def sender(self, setup: SenderSetup) -> WeightSender:
         """Do what `WeightTransfer.sender` says."""
-        from agentrl.sync.collective.sender import CollectiveSender
+        from agentrl.sync.collective.sender import GroupSender
+        from agentrl.sync.relay.sender import RelaySender
 
-        return CollectiveSender(
-            bucket_bytes=setup.bucket_bytes,
-            dense_every=setup.section.dense_every,
-            address=setup.address,
-            kind="nccl" if setup.cuda else "gloo",
-            workers=setup.workers,
-            timeout_s=setup.timeout_s,
-        )
+        settings: dict[str, Any] = {
+            "bucket_bytes": setup.bucket_bytes,
+            "dense_every": setup.section.dense_every,
+            "address": setup.address,
+            "workers": setup.workers,
+            "timeout_s": setup.section.timeout_s,
+        }
+        return GroupSender(kind="nccl", **settings) if setup.cuda else RelaySender(**settings)
 
     def receiver(self) -> WeightReceiver:
         """Do what `WeightTransfer.receiver` says."""
-        from agentrl.sync.collective.receiver import CollectiveReceiver
+        from agentrl.sync.network_receiver import NetworkReceiver
 
-        return CollectiveReceiver()
+        return NetworkReceiver()
 
 
 class IpcTransfer(WeightTransfer):
@@ -159,7 +161,7 @@ class NcclTransfer(WeightTransfer):
     """vLLM's own NCCL engine."""
 
     name = "nccl"
-    reads = ()
+    reads = ("timeout_s",)
     merges_adapters = False
     needs_cuda = True
     server_plugin = "nccl"

@@ -127,19 +127,17 @@ def make_sender(
     cuda: bool = False,
     workers: int = 1,
     describe: Callable[[], Sequence[tuple[str, str, Sequence[int]]]] | None = None,
-    timeout_s: float = 120.0,
 ) -> WeightSender:
     """Make the trainer's half of a backend.
 
     Args:
-        section: folder, and how often all weights are sent.
+        section: folder, limit, and how often all weights are sent.
         backend: from `resolve_backend`.
         directory: see `SenderSetup`, as the others.
         address: of this host as the engines reach it.
         cuda: whether trainer and engines have CUDA devices.
         workers: processes of each engine that receive.
         describe: name, dtype and shape of every weight.
-        timeout_s: for a meeting, or a bucket.
 
     Raises:
         ConfigError: something is missing, or cannot work here.
@@ -152,7 +150,6 @@ def make_sender(
             cuda=cuda,
             workers=workers,
             describe=describe,
-            timeout_s=timeout_s,
         )
     )
     sender.backend = backend

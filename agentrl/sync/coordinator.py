@@ -1,7 +1,7 @@
 """`WeightSync`: every engine on the same version, or out of service.
 
-    staged      send . . . . . . | pause | load on all | resume
-    streaming                    | pause | announce, (send || load on all) | resume
+    staged      send . stage on all | pause | load on all | resume
+    streaming                       | pause | announce, (send || load on all) | resume
 
 Invariants:
 
@@ -16,9 +16,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.compute_threads import run_computing
@@ -27,12 +26,11 @@ from agentrl.errors import EngineError, SyncError
 from agentrl.metrics import MetricBag
 from agentrl.serving.client import TokenClient
 from agentrl.serving.member import ANSWER_LIMIT_S
-from agentrl.sync.transfer import NotAllCame, WeightSender
+from agentrl.sync.broadcast import broadcast
+from agentrl.sync.transfer import WeightSender
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-logger = logging.getLogger(__name__)
 
 WeightsFactory = Callable[[], "Iterable[tuple[str, Tensor]]"]
 """Called once for each attempt to send; where other trainer ranks must drain, it starts that."""
@@ -46,18 +44,26 @@ class WeightSync:
     """Brings weights from one sender to all engines behind a client."""
 
     def __init__(
-        self, client: TokenClient, sender: WeightSender, *, drain_limit_s: float = 3600.0
+        self,
+        client: TokenClient,
+        sender: WeightSender,
+        *,
+        limit_s: float = 120.0,
+        drain_limit_s: float = 3600.0,
     ) -> None:
         """Take both, and become the way back for quarantined engines.
 
         Args:
             client: whose `recover` is set to `catch_up`.
             sender: of any backend.
+            limit_s: seconds that an engine may take to meet a streaming sender, and to end after
+                its send; as the limit of that sender, `sync.timeout_s`.
             drain_limit_s: seconds that `push` in mode `wait` waits for turns to end.
         """
         self.client = client
         """Client of the engines that get the weights."""
         self._sender = sender
+        self._limit_s = limit_s
         self._drain_limit_s = drain_limit_s
         self._newest: WeightTicket | None = None
         # Engines of the streaming group there is; none where it must be made anew.
@@ -101,7 +107,10 @@ class WeightSync:
         ticket: WeightTicket | None = None
         if not self._sender.streams:
             ticket = await run_computing(self._sender.send, weights(), version)
-            bag.mean("sync/stage_s", time.perf_counter() - started)
+            sent = time.perf_counter()
+            bag.mean("sync/stage_s", sent - started)
+            await self.client.stage_weights(ticket)
+            bag.mean("sync/prepare_s", time.perf_counter() - sent)
         if mode == "wait":
             await self._wait_for_turns()
         stopping = time.perf_counter()
@@ -116,7 +125,8 @@ class WeightSync:
             else:
                 await self.client.load_weights(ticket)
             self._newest = ticket
-            bag.mean("sync/load_s", time.perf_counter() - loading)
+            loaded = time.perf_counter()
+            bag.mean("sync/load_s", loaded - loading)
             if self.client.version != version:
                 raise SyncError(f"engines serve {self.client.version}, expected {version}")
             await self.client.resume_all()
@@ -125,7 +135,9 @@ class WeightSync:
         except EngineError as error:
             raise SyncError(f"version {version} reached no engine: {error}") from error
         # From the last token of the slowest engine to stop; until then it was still sampling.
-        bag.mean("sync/pause_s", time.perf_counter() - loading)
+        resumed = time.perf_counter()
+        bag.mean("sync/resume_s", resumed - loaded)
+        bag.mean("sync/pause_s", resumed - loading)
         serving = len(self.client.active())
         bag.sum("sync/bytes", ticket.info.get("size_bytes", 0))
         bag.mean("sync/replicas", serving)
@@ -188,11 +200,14 @@ class WeightSync:
             gone = {} if met else await self._meet(names)
             failed: Mapping[str, BaseException] = {}
             if not gone:
-                ticket, failed, left = await self._send_once(names, weights, version)
-                done = ticket or done
+                members = {name: self.client.engine(name) for name in names}
+                sent = await broadcast(
+                    self._sender, members, weights(), version, limit_s=self._limit_s
+                )
+                done, failed = sent.ticket or done, sent.failed
                 # One lost in mid-broadcast takes healthy ones with it. Where it is not known who
                 # it was, it is down, and will not meet the others.
-                gone = {name: error for name, error in failed.items() if name in left}
+                gone = {name: error for name, error in failed.items() if name in sent.culprits}
             if gone or failed:
                 self._members = []
                 last = next(iter((gone or failed).values()))
@@ -217,45 +232,6 @@ class WeightSync:
     def _lags(self, name: str, version: int) -> bool:
         return self.client.engine(name).version < version
 
-    async def _send_once(
-        self, names: Sequence[str], weights: WeightsFactory, version: int
-    ) -> tuple[WeightTicket | None, dict[str, BaseException], Collection[str]]:
-        """One broadcast.
-
-        Returns:
-            The ticket, None if it was not sent whole; who failed; and who of them is to blame.
-        """
-        ticket = self._sender.announce(version)
-        failed: dict[str, BaseException] = {}
-
-        async def load(name: str) -> None:
-            try:
-                await self.client.engine(name).load_weights(ticket)
-            except EngineError as error:
-                failed[name] = error
-                await self._give_up(sending)
-
-        sending = asyncio.ensure_future(run_computing(self._sender.send, weights(), version))
-        try:
-            async with asyncio.TaskGroup() as group:
-                for name in names:
-                    group.create_task(load(name))
-            return await sending, failed, failed.keys()
-        except SyncError as error:
-            logger.warning("version %d was not sent whole: %s", version, error)
-            culprits = [names[int(i)] for i in getattr(self._sender, "culprits", ())]
-            if isinstance(error, NotAllCame) and not culprits:
-                # Nothing had been sent that could have failed the first one.
-                culprits = [*failed][:1]
-            return None, failed or dict.fromkeys(names, error), culprits
-        finally:
-            await self._give_up(sending)
-
-    async def _give_up(self, sending: asyncio.Future[WeightTicket]) -> None:
-        """End a broadcast in which the others wait for one that will not come."""
-        if not sending.done():
-            await run_computing(getattr(self._sender, "abort", self._sender.close))
-
     async def _answering(self) -> list[str]:
         """Quarantined engines that can take part: those that let themselves be paused."""
 
@@ -273,7 +249,7 @@ class WeightSync:
         backend = self._sender.backend
         engines = [self.client.engine(name) for name in names]
         work: list[Any] = [
-            engine.prepare_weights(backend, info)
+            self._prepare(engine, backend, info)
             for engine, info in zip(engines, infos, strict=True)
         ]
         meet = getattr(self._sender, "meet", None)
@@ -289,6 +265,17 @@ class WeightSync:
         if not failed and isinstance(results[-1], BaseException):
             raise results[-1]
         return failed
+
+    async def _prepare(self, engine: Engine, backend: str, info: Mapping[str, Any]) -> None:
+        # The receiver itself may use up the limit, and says more about its reason.
+        limit_s = self._limit_s + ANSWER_LIMIT_S
+        try:
+            async with asyncio.timeout(limit_s):
+                await engine.prepare_weights(backend, info)
+        except TimeoutError:
+            raise SyncError(
+                f"it did not meet the sender of the weights within {limit_s:g} s"
+            ) from None
 
     async def _wait_for_turns(self) -> None:
         balancer = self.client.balancer

@@ -47,7 +47,7 @@ class IpcSender:
         self._alive: list[Tensor] = []
 
     def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
-        """Return the name of the device.
+        """Return nothing to remember: a ticket names the device of its weights.
 
         Raises:
             ConfigError: more than one receiver: torch counts one reader of a handle.
@@ -57,8 +57,7 @@ class IpcSender:
                 f"sync.backend is 'ipc', which serves the one engine on the trainer's GPU, and "
                 f"there are {receivers}; set `sync.backend: collective`"
             )
-        device = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        return [{"device": device}] * receivers
+        return [{}]
 
     def announce(self, version: int) -> WeightTicket:
         """Not for a sender that stages."""
@@ -68,26 +67,33 @@ class IpcSender:
         """Put a handle of every tensor into the ticket.
 
         Raises:
-            SyncError: a tensor is not on the GPU, or the layout has changed.
+            SyncError: a tensor is not on the GPU of the others, or the layout has changed.
         """
         alive: list[Tensor] = []
         rows: list[dict[str, Any]] = []
         digest = WeightDigest()
         for record, tensor in self._layout.watch(weights):
-            if not tensor.is_cuda:
-                raise SyncError(f"weight {record.name!r} is on {tensor.device}, expected CUDA")
+            expected = alive[0].device if alive else "CUDA"
+            if not tensor.is_cuda or (alive and tensor.device != expected):
+                raise SyncError(
+                    f"weight {record.name!r} is on {tensor.device}, expected {expected}"
+                )
             held = tensor.detach().contiguous()
             alive.append(held)
             rows.append({"name": record.name, **_handle(held)})
             digest.add(replace(record, digest=device_digest(held)))
         # Kernels of the last step may still be writing what the engines are about to read.
-        torch.cuda.synchronize()
+        if not alive:
+            raise SyncError("backend ipc was given no weights to send")
+        # The current device is that of a thread, and need not be theirs.
+        device = alive[0].device
+        torch.cuda.synchronize(device)
         self._alive = alive
         size = sum(tensor.nbytes for tensor in alive)
         return WeightTicket(
             backend="ipc",
             version=version,
-            info={"handles": rows, "size_bytes": size},
+            info={"handles": rows, "size_bytes": size, "device": _uuid(device)},
             checksum=digest.hexdigest(),
         )
 
@@ -106,19 +112,18 @@ class IpcReceiver:
         need_cuda()
 
     def connect(self, info: Mapping[str, Any]) -> None:
-        """Check that the engine is on the trainer's device."""
-        mine = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        if mine != info["device"]:
-            raise SyncError(
-                f"backend ipc: the trainer is on GPU {info['device']}, this engine on {mine}; put "
-                "both on one device or set `sync.backend: collective`"
-            )
+        """Do nothing: a ticket has all that it takes."""
 
     def receive(self, ticket: WeightTicket) -> Generator[tuple[str, Tensor]]:
-        """The trainer's own tensors."""
+        """The trainer's own tensors.
+
+        Raises:
+            SyncError: this process does not see their GPU, or CUDA cannot open them.
+        """
         digest = WeightDigest()
+        index = _index_of(ticket.info["device"])
         for row in ticket.info["handles"]:
-            tensor = _open(row)
+            tensor = _open(row, index)
             record = record_of(row["name"], tensor)
             digest.add(replace(record, digest=device_digest(tensor)))
             yield record.name, tensor
@@ -168,7 +173,26 @@ def _handle(tensor: Tensor) -> dict[str, Any]:
     return {**fields, "size": list(fields["size"]), "stride": list(fields["stride"])}
 
 
-def _open(row: Mapping[str, Any]) -> Tensor:
+def _uuid(device: torch.device) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _index_of(uuid: str) -> int:
+    """The index of a GPU here; it differs between processes that see different ones.
+
+    Raises:
+        SyncError: this process does not see it.
+    """
+    seen = [_uuid(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+    if uuid not in seen:
+        raise SyncError(
+            f"backend ipc: the trainer is on GPU {uuid}, this engine sees {', '.join(seen)}; put "
+            "both on one device or set `sync.backend: collective`"
+        )
+    return seen.index(uuid)
+
+
+def _open(row: Mapping[str, Any], device: int) -> Tensor:
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
     fields = {name: row.get(name) for name in _FIELDS}
@@ -180,8 +204,7 @@ def _open(row: Mapping[str, Any]) -> Tensor:
         "dtype": torch_dtype(row["dtype"]),
         "size": torch.Size(row["size"]),
         "stride": tuple(row["stride"]),
-        # The index of a device differs between processes that see different ones.
-        "device": torch.cuda.current_device(),
+        "device": device,
     }
     try:
         return rebuild_cuda_tensor(*(fields[name] for name in _FIELDS))

@@ -25,8 +25,19 @@ if TYPE_CHECKING:
 Weights = Iterable[tuple[str, "Tensor"]]
 
 
-class NotAllCame(SyncError):
+class SendFailed(SyncError):
+    """A streaming send failed; crosses processes with its culprits."""
+
+    culprits: Sequence[int] = ()
+    """Receivers that made it fail, by their index in `connect`; empty where that is not known."""
+
+
+class NotAllCame(SendFailed):
     """A streaming send was given up before its first byte: an engine did not take part."""
+
+
+class MemberLost(SyncError):
+    """Another member of a group that streams is gone, or has ended the sync."""
 
 
 class WeightSender(Protocol):

@@ -49,7 +49,7 @@ class SenderSetup:
     """Everything a sender may need to know of its run."""
 
     section: SyncSection
-    """Folder, and how often all weights are sent."""
+    """Folder, limit, and how often all weights are sent."""
     directory: Path | None = None
     """Folder of this run for files, where `sync.directory` names none."""
     address: str = "127.0.0.1"
@@ -60,8 +60,6 @@ class SenderSetup:
     """Processes of each engine that receive."""
     describe: Callable[[], Sequence[tuple[str, str, Sequence[int]]]] | None = None
     """Name, dtype and shape of every weight."""
-    timeout_s: float = 120.0
-    """Seconds for a meeting, or a bucket."""
 
     @property
     def bucket_bytes(self) -> int:
@@ -74,7 +72,7 @@ class WeightTransfer(ABC):
 
     name: str
     """Name in `sync.backend`."""
-    reads: tuple[str, ...] = ("dense_every", "directory")
+    reads: tuple[str, ...] = ("dense_every", "directory", "timeout_s")
     """Keys of `sync` that have an effect."""
     merges_adapters: bool = True
     """Whether its receiver can merge adapters into the engine's own weights."""

@@ -11,10 +11,10 @@ from agentrl.engine import EngineHealth, WeightTicket
 from agentrl.errors import EngineError, SyncError
 from agentrl.serving.client import TokenClient
 from agentrl.sync.choose import make_receiver
-from agentrl.sync.collective.sender import CollectiveSender
 from agentrl.sync.coordinator import WeightSync
 from agentrl.sync.disk.disk import DiskSender
 from agentrl.sync.inprocess import InProcessSender
+from agentrl.sync.relay.sender import RelaySender
 from agentrl.sync.shm.shm import ShmSender
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams
@@ -28,7 +28,9 @@ class ReceivingEngine(ScriptedEngine):
         super().__init__(["hello"], ByteTokenizer(), name=name)
         self.receiver: Any = None
         self.holds: dict[str, Any] = {}
-        self.fail_load = self.down = False
+        self.fail_load = self.fail_stage = self.down = False
+        self.staged: list[tuple[int, bool]] = []
+        """Version of each staged ticket, and if the engine was paused then."""
         self.paused = False
         self.versions_sampled: list[int] = []
 
@@ -36,6 +38,11 @@ class ReceivingEngine(ScriptedEngine):
         self.must_be_up()
         self.receiver = self.receiver or make_receiver(backend)
         await asyncio.to_thread(self.receiver.connect, info)
+
+    async def stage_weights(self, ticket: WeightTicket) -> None:
+        if self.fail_stage:
+            raise EngineError("no such call")
+        self.staged.append((ticket.version, self.paused))
 
     async def load_weights(self, ticket: WeightTicket) -> None:
         self.must_be_up()
@@ -106,7 +113,7 @@ def sender(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         return ShmSender()
     if "disk" in request.param:
         return DiskSender(tmp_path, dense_every=every)
-    return CollectiveSender(bucket_bytes=100_000, dense_every=every, timeout_s=20)
+    return RelaySender(bucket_bytes=100_000, dense_every=every, timeout_s=20)
 
 
 def check(engines, sent, version: int) -> None:
@@ -128,6 +135,19 @@ async def test_every_engine_has_every_version(engines, fleet: Fleet, sender) -> 
         assert metrics["sync/bytes"] > 0
         assert metrics["sync/pause_s"] >= metrics["sync/load_s"] > 0
         sent = nudged(sent, version)
+
+
+async def test_weights_are_staged_before_the_pause(engines, fleet: Fleet, tmp_path: Path) -> None:
+    """Fails if engines stop first, or if one that cannot stage is left out."""
+    sync = fleet(DiskSender(tmp_path))
+    await sync.connect()
+    engines[1].fail_stage = True
+    sent = weights(0)
+    metrics = (await sync.push(lambda: sent, 1)).result()
+    assert [engine.staged for engine in engines] == [[(1, False)], [], [(1, False)]]
+    check(engines, sent, 1)
+    assert metrics["sync/quarantined"] == 0
+    assert metrics["sync/prepare_s"] >= 0
 
 
 async def test_one_that_fails_is_set_aside_and_catches_up(engines, fleet: Fleet, sender) -> None:
@@ -209,7 +229,7 @@ async def test_the_only_engine_comes_back_with_the_next_broadcast(
     """Fails if a push needs somebody who serves, if the new process is taken for the one that was
     in the group, or if the wait for an engine is for one that serves: none can before the push."""
     del engines[1:]
-    sync = fleet(CollectiveSender(bucket_bytes=100_000, timeout_s=20))
+    sync = fleet(RelaySender(bucket_bytes=100_000, timeout_s=20))
     client = sync.client
     await sync.connect()
     await sync.push(lambda: weights(1), 1)
@@ -231,7 +251,7 @@ async def test_the_only_engine_comes_back_with_the_next_broadcast(
 async def test_one_that_comes_back_between_broadcasts_is_met_again(engines, fleet: Fleet) -> None:
     """Fails if an engine that was started again before the first push is taken for the one that
     was in the group: it is set aside at every push."""
-    sync = fleet(CollectiveSender(bucket_bytes=100_000, timeout_s=20))
+    sync = fleet(RelaySender(bucket_bytes=100_000, timeout_s=20))
     await sync.connect()
     engines[1] = ReceivingEngine("e1")
     sync.client.replace("e1", engines[1])
@@ -273,7 +293,7 @@ async def test_a_broadcast_that_fails_is_tried_again_in_a_new_group(engines, fle
             raise SyncError("left in mid-broadcast")
 
     engines[1] = Leaves("e1")
-    sync = fleet(CollectiveSender(bucket_bytes=10_000, timeout_s=10))
+    sync = fleet(RelaySender(bucket_bytes=10_000, timeout_s=10))
     await sync.connect()
     await sync.push(lambda: weights(0), 1)
     check([engines[0], engines[2]], weights(0), 1)

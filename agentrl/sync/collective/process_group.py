@@ -17,10 +17,8 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined] - a re-export
 
 from agentrl.errors import SyncError
-
-
-class MemberLost(SyncError):
-    """Another member of the group is gone."""
+from agentrl.nccl import make_nccl_group
+from agentrl.sync.transfer import MemberLost
 
 
 class Group:
@@ -62,9 +60,7 @@ class Group:
                 self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)
             else:
                 self.device = torch.device("cuda", torch.cuda.current_device())
-                nccl = dist.ProcessGroupNCCL.Options()
-                nccl._timeout = limit
-                self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
+                self._group = make_nccl_group(store, rank=rank, size=size, timeout_s=timeout_s)
         except (RuntimeError, ValueError) as error:
             raise MemberLost(
                 f"rank {rank} of {size} did not meet the others within {timeout_s:g} s: {error}"

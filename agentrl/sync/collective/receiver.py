@@ -12,21 +12,24 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] - a re-expo
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
-from agentrl.sync.collective.process_group import Group, MemberLost
+from agentrl.sync.collective.process_group import Group
 from agentrl.sync.collective.rendezvous import (
     GO,
     base_from_json,
+    bucket_key,
     left_key,
     make_store,
     own_address,
     ready_key,
     say,
+    sync_key,
 )
+from agentrl.sync.transfer import MemberLost
 from agentrl.sync.wire.buckets import Bucket, BucketHeader, unpack
 from agentrl.sync.wire.patches import PatchBase, PatchDecoder
 
 
-class CollectiveReceiver:
+class GroupReceiver:
     """Takes part in the broadcasts; see `agentrl.sync.transfer.WeightReceiver`."""
 
     keeps = False
@@ -80,14 +83,14 @@ class CollectiveReceiver:
         self, info: Mapping[str, Any], store: TCPStore, version: int
     ) -> Iterator[tuple[str, Tensor]]:
         def arrived() -> PatchBase:
-            checksum = store.get(f"{version}/checksum").decode()
+            checksum = store.get(sync_key(version, "checksum")).decode()
             return PatchBase(version=version, checksum=checksum)
 
-        base = base_from_json(store.get(f"{version}/base"))
+        base = base_from_json(store.get(sync_key(version, "base")))
         if base is not None:
             self._decoder.expect(base)
         say(store, ready_key(version, info["rank"]))
-        if store.get(f"{version}/go") != GO:
+        if store.get(sync_key(version, "go")) != GO:
             raise MemberLost(f"version {version} was given up: another engine did not take part")
         group = self._join(info, store)
         stream = unpack(self._buckets(store, group, version), version=version)
@@ -100,7 +103,7 @@ class CollectiveReceiver:
         """The buckets in turn, the next one on its way while one is used."""
 
         def begin(index: int) -> Bucket:
-            header = BucketHeader.from_json(store.get(f"{version}/{index}"))
+            header = BucketHeader.from_json(store.get(bucket_key(version, index)))
             buffer = self._buffers[index % 2]
             if header.size_bytes:
                 group.broadcast(buffer[: header.size_bytes])

@@ -1,11 +1,14 @@
 """The side channel of a broadcast's members: a small store that the sender serves.
 
-VERSION/base          what the coming stream is a patch to            sender
-VERSION/ready/RANK    this receiver listens                           receivers
-VERSION/go            whether the broadcast begins                    sender
-VERSION/0, 1, ...     header of a bucket                              sender
-VERSION/checksum      of all weights, with the last bucket            sender
-VERSION/left/RANK     this receiver gave up for a reason of its own   receivers
+The process group keeps its own addresses in the same store, under keys such as `0/1`, so every key
+of ours begins with `agentrl/VERSION/`:
+
+base          what the coming stream is a patch to            sender
+ready/RANK    this receiver listens                           receivers
+go            whether the broadcast begins                    sender
+bucket/I      header of bucket I                              sender
+checksum      of all weights, with the last bucket            sender
+left/RANK     this receiver gave up for a reason of its own   receivers
 """
 
 from __future__ import annotations
@@ -56,14 +59,24 @@ def say(store: TCPStore, key: str, value: bytes = b"") -> None:
     store.set(key, value)  # type: ignore[arg-type] - the stub forgets bytes
 
 
+def sync_key(version: int, name: str) -> str:
+    """Key of one sync in the store; no key of the process group begins as these do."""
+    return f"agentrl/{version}/{name}"
+
+
 def ready_key(version: int, rank: int) -> str:
     """Written by a receiver that listens."""
-    return f"{version}/ready/{rank}"
+    return sync_key(version, f"ready/{rank}")
 
 
 def left_key(version: int, rank: int) -> str:
     """Written by a receiver that gives up."""
-    return f"{version}/left/{rank}"
+    return sync_key(version, f"left/{rank}")
+
+
+def bucket_key(version: int, index: int) -> str:
+    """Written by the sender before it moves a bucket."""
+    return sync_key(version, f"bucket/{index}")
 
 
 def base_to_json(base: PatchBase | None) -> bytes:

@@ -25,12 +25,14 @@ from agentrl.sync.collective.process_group import Group
 from agentrl.sync.collective.rendezvous import (
     GO,
     base_to_json,
+    bucket_key,
     left_key,
     make_store,
     ready_key,
     say,
+    sync_key,
 )
-from agentrl.sync.transfer import NotAllCame, Weights
+from agentrl.sync.transfer import NotAllCame, SendFailed, Weights
 from agentrl.sync.wire.buckets import pack
 from agentrl.sync.wire.patches import PatchEncoder
 
@@ -44,7 +46,7 @@ def drain(weights: Iterable[tuple[str, Tensor]]) -> None:
         pass
 
 
-class CollectiveSender:
+class GroupSender:
     """Streams weights to all engines; see `agentrl.sync.transfer.WeightSender`."""
 
     backend = "collective"
@@ -77,9 +79,6 @@ class CollectiveSender:
         self._dense_every = dense_every
         self._store: TCPStore | None = None
         self._group: Group | None = None
-        self.culprits: list[int] = []
-        """Receivers, by their index in `connect`, that left the last `send` for a reason of their
-        own; the others failed with them, or were killed."""
         self._aborted = threading.Event()
         self._keys: list[str] = []
         self._size = 0
@@ -110,8 +109,7 @@ class CollectiveSender:
     def announce(self, version: int) -> WeightTicket:
         """The ticket of a coming `send`; its checksum follows with the last bucket."""
         self._aborted.clear()
-        self.culprits = []
-        return WeightTicket(backend="collective", version=version, info={"epoch": self._epoch})
+        return WeightTicket(backend=self.backend, version=version, info={"epoch": self._epoch})
 
     def send(self, weights: Weights, version: int) -> WeightTicket:
         """Broadcast, while every engine is in `load_weights`.
@@ -125,13 +123,17 @@ class CollectiveSender:
             moved = self._broadcast(self._store, weights, version)
         except BaseException as error:
             # Also on cancellation: receivers that wait for a bucket must be notified.
-            self.culprits = self.culprits or self._who_left(self._store, version)
+            left = self._who_left(self._store, version)
             self.close()
-            if isinstance(error, dist.DistError):
-                raise SyncError(f"the weight group failed: {error}") from error
+            if isinstance(error, NotAllCame):
+                error.culprits = error.culprits or left
+            elif isinstance(error, SyncError | dist.DistError):
+                failed = SendFailed(f"the weight group failed: {error}")
+                failed.culprits = left
+                raise failed from error
             raise
         return WeightTicket(
-            backend="collective",
+            backend=self.backend,
             version=version,
             info={"epoch": self._epoch, "size_bytes": moved},
             checksum=self._encoder.checksum,
@@ -152,21 +154,21 @@ class CollectiveSender:
             store.delete_key(key)
         self._keys.clear()
         base = self._encoder.base
-        self._publish(store, f"{version}/base", base_to_json(base))
+        self._publish(store, sync_key(version, "base"), base_to_json(base))
         try:
             self._wait_until_ready(store, version)
         except SyncError:
-            self._publish(store, f"{version}/go", b"no")
+            self._publish(store, sync_key(version, "go"), b"no")
             raise
-        self._publish(store, f"{version}/go", GO)
+        self._publish(store, sync_key(version, "go"), GO)
         group = self._join()
         busy = False
         moved = 0
         stream = self._encoder.encode(weights, version)
         for index, (buffer, header) in enumerate(pack(stream, self._buffers)):
             if header.last:
-                self._publish(store, f"{version}/checksum", self._encoder.checksum.encode())
-            self._publish(store, f"{version}/{index}", header.to_json())
+                self._publish(store, sync_key(version, "checksum"), self._encoder.checksum.encode())
+            self._publish(store, bucket_key(version, index), header.to_json())
             if busy:
                 group.wait()
             if busy := header.size_bytes > 0:
@@ -191,11 +193,12 @@ class CollectiveSender:
                 raise NotAllCame(f"version {version} was given up: an engine did not take part")
             if time.monotonic() > deadline:
                 late = [i for i, key in enumerate(wanted) if key in missing]
-                self.culprits = sorted({i // self._workers for i in late})
-                raise NotAllCame(
+                absent = NotAllCame(
                     f"{len(missing)} of {self._size - 1} engines did not come to receive version "
                     f"{version} within {self._timeout_s:g} s"
                 )
+                absent.culprits = sorted({i // self._workers for i in late})
+                raise absent
 
     def _who_left(self, store: TCPStore, version: int) -> list[int]:
         ranks = range(1, self._size)

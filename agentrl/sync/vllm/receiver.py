@@ -1,37 +1,29 @@
 """Our receivers inside a vLLM worker: a weight-transfer engine of vLLM, named `agentrl`.
 
     /init_weight_transfer_engine  {"backend", "info"}      -> make_receiver, connect
-    /start_weight_update                                   -> layers wait for their weights
-    /update_weights               {"ticket": {...}}        -> receive, each tensor checked, then put
+    /collective_rpc               stage_weights, staged_weights     (see `staging.py`)
+    /start_weight_update
+    /update_weights               {"ticket": {...}}        -> swap what is staged, or receive it
     /finish_weight_update         {"weight_version"}       -> layers as their kernels want them
 
-vLLM reloads layer by layer, so that layouts which kernels have packed are made anew. Invariants:
-a tensor is compared with its digest before the model sees it; every parameter of the model is
-loaded and every name that is sent is used, or the update fails and says which is not; after a
-failure the layers are put together again, so that the next update starts from a whole model. What
-the server then holds may be partly old and partly new: it must not sample until that succeeds.
+A tensor is compared with its digest before a model sees it, and a model is filled whole or not at
+all (`reload.py`). Where there is a second copy of the model (`twin.py`), weights are staged: they
+go into that while the server samples, and the update swaps the two. After a failed update the
+server may hold partly old and partly new weights: it must not sample until one succeeds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
-)
-from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.model_loader.reload.layerwise import (
-    finalize_layerwise_reload,
-    get_layerwise_info,
-    initialize_layerwise_reload,
 )
 
 from agentrl.engine import WeightTicket
@@ -39,11 +31,11 @@ from agentrl.errors import SyncError
 from agentrl.sync.adapters import Merger
 from agentrl.sync.choose import make_receiver
 from agentrl.sync.transfer import WeightReceiver
+from agentrl.sync.vllm.reload import ReloadableModel
+from agentrl.sync.vllm.staging import Staging
+from agentrl.sync.vllm.twin import ModelTwin, make_twin
 
 logger = logging.getLogger(__name__)
-
-_SHOWN = 8
-"""Names in an error."""
 
 
 @dataclass
@@ -76,11 +68,16 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._receiver: WeightReceiver | None = None
         self._backend = ""
         self._merger = Merger(self.model_config.model)
-        self._proved: set[str] = set()
-        """Names that are known to have a place, each, and to fill the model, together."""
+        self._serving = ReloadableModel(self.model, self.model_config)
+        self._reloading = False
+        self._staging = Staging()
+        self._twin: ModelTwin | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Connect to the sender of the weights."""
+        self._staging.wait()
+        if self._twin is None:
+            self._twin = make_twin(self.vllm_config, self.device, self._serving)
         info = dict(init_info.info)
         if "rank" in info:
             info["rank"] += self._worker(info["workers"])
@@ -98,29 +95,36 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _take(self, backend: str) -> WeightReceiver:
         if self._receiver is None or self._backend != backend:
-            self.shutdown()
+            self._release()
             self._receiver, self._backend = make_receiver(backend), backend
         return self._receiver
 
     def start_weight_update(self) -> None:
-        """Have the layers wait for their weights."""
-        initialize_layerwise_reload(self.model)
+        """Nothing yet: layers are taken apart only for weights that are not staged."""
 
     def finish_weight_update(self) -> None:
         """Bring the layers into the layout of their kernels."""
-        finalize_layerwise_reload(self.model, self.model_config)
-        self._prepare_tied_head()
+        if self._reloading:
+            self._serving.finish()
+            self._reloading = False
 
-    def _prepare_tied_head(self) -> None:
-        """Let a head that is tied to the embeddings make its kernels' layout from the new weights.
+    def stage_weights(self, ticket: WeightTicket) -> None:
+        """Begin to load weights into the second copy of the model, in a thread.
 
-        It is given no weight of its own, so the reload passes it over; on a CPU it multiplies with
-        a packed copy, and would go on sampling from the old one.
+        Nothing is done where there is none; `receive_weights` then loads them itself.
         """
-        head = getattr(self.model, "lm_head", None)
-        method = getattr(head, "quant_method", None)
-        if self._tied and method is not None:
-            method.process_weights_after_loading(head)
+        if self._twin is not None:
+            self._staging.begin(ticket, self._load_twin)
+
+    def staged_weights(self) -> bool:
+        """True if no thread is loading weights."""
+        return not self._staging.running
+
+    def _load_twin(self, ticket: WeightTicket) -> None:
+        assert self._twin is not None
+        self._twin.spare.begin()
+        self._load(self._twin.spare, ticket)
+        self._twin.spare.finish()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base class, which would wait for an accelerator that a CPU has not."""
@@ -129,121 +133,32 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Load all weights of a ticket, or raise and leave a model that can be loaded again."""
+        """Take all weights of a ticket, or raise and leave a model that can be loaded again."""
         ticket = WeightTicket(**update_info.ticket)
+        if self._staging.holds(ticket):
+            assert self._twin is not None
+            self._twin.swap()
+            return
+        self._serving.begin()
+        self._reloading = True
         try:
-            self._load(ticket)
+            self._load(self._serving, ticket)
         except BaseException:
-            # Also when the worker is stopped: layers must not stay taken apart.
-            self._proved = set()
-            self._put_together()
+            self._reloading = False
             raise
 
-    def _load(self, ticket: WeightTicket) -> None:
+    def _load(self, model: ReloadableModel, ticket: WeightTicket) -> None:
         receiver = self._take(ticket.backend)
         # Closed at once on errors: other engines may be waiting for this one in a broadcast.
         with contextlib.closing(receiver.receive(ticket)) as weights:
-            whole = self._merger.whole(weights)
-            stream = _Stream(whole, keeps=getattr(receiver, "keeps", False))
-            # Name by name the first time, slower, to prove that every name has its place.
-            loaded = self._load_all(stream) if self._proved else self._load_each(stream)
-        self._check_complete(loaded)
-        if self._proved and (changed := self._proved ^ stream.seen):
-            raise SyncError(f"other names than in the last update: {_listed(sorted(changed))}")
-        self._proved = stream.seen
-
-    def _load_all(self, stream: _Stream) -> set[str]:
-        try:
-            return self._put(iter(stream)) or set()
-        except SyncError:
-            raise
-        except Exception as error:  # vLLM's loaders raise all kinds, without the name
-            raise SyncError(f"{stream.current} does not fit the model: {error!r}") from error
-
-    def _load_each(self, stream: _Stream) -> set[str]:
-        loaded: set[str] = set()
-        unused: list[str] = []
-        for name, tensor in stream:
-            try:
-                places = self._put([(name, tensor)])
-            except Exception as error:  # vLLM's loaders raise all kinds, without the name
-                raise SyncError(f"{stream.current} does not fit the model: {error!r}") from error
-            if (
-                places is not None
-                and not places
-                and not (self._tied and name.startswith("lm_head."))
-            ):
-                unused.append(name)
-            loaded |= places or set()
-        if unused:
-            raise SyncError(
-                f"{len(unused)} weights have no place in {type(self.model).__name__}: "
-                f"{_listed(unused)}"
-            )
-        return loaded
-
-    @property
-    def _tied(self) -> bool:
-        return bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False))
-
-    def _put(self, weights: Iterable[tuple[str, Tensor]]) -> set[str] | None:
-        """Names of the parameters that were filled; None from models that do not say."""
-        model: Any = self.model
-        return model.load_weights(weights)
-
-    def _check_complete(self, loaded: set[str]) -> None:
-        # Quantised models make parameters that no checkpoint has; vLLM itself looks no closer.
-        if self.model_config.quantization is not None or not loaded:
-            return
-        missing = sorted({name for name, _ in self.model.named_parameters()} - loaded)
-        if self._tied:
-            # While layers wait for their weights, a tied head looks like a parameter of its own.
-            missing = [name for name in missing if not name.startswith("lm_head.")]
-        # A fused parameter counts as loaded as soon as one of its parts is.
-        for name, layer in self.model.named_modules():
-            info = get_layerwise_info(layer)
-            total = info.load_numel_total
-            if isinstance(layer, LinearBase) and total and 0 < info.load_numel < total:
-                missing.append(f"{name} ({total - info.load_numel} of {total} elements)")
-        if missing:
-            raise SyncError(
-                f"{len(missing)} parameters of {type(self.model).__name__} got no weight: "
-                f"{_listed(missing)}"
-            )
-
-    def _put_together(self) -> None:
-        """Drop what waits in half-loaded layers and give all layers their tensors back."""
-        for layer in self.model.modules():
-            info = get_layerwise_info(layer)
-            if info.can_load():
-                info.loaded_weights = []
-                info.load_numel = 0
-        finalize_layerwise_reload(self.model, self.model_config)
+            model.load(self._merger.whole(weights), keeps=getattr(receiver, "keeps", False))
 
     def shutdown(self) -> None:
         """Let go of the receiver."""
+        self._staging.wait()
+        self._release()
+
+    def _release(self) -> None:
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.close()
-
-
-class _Stream:
-    """Remembers which tensor is being loaded, and keeps alive what vLLM buffers."""
-
-    def __init__(self, weights: Iterator[tuple[str, Tensor]], *, keeps: bool) -> None:
-        self._weights = weights
-        self._keeps = keeps
-        self.current = "no weight"
-        self.seen: set[str] = set()
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._weights:
-            self.current = f"weight {name!r} of shape {tuple(tensor.shape)}"
-            self.seen.add(name)
-            # A layer's parts wait until the layer is whole, longer than a bucket stays filled.
-            yield name, tensor if self._keeps else tensor.clone()
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

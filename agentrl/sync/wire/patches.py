@@ -216,16 +216,19 @@ class PatchDecoder:
     def dense(
         self, weights: Iterable[tuple[str, Tensor]], arrived: Arrived, *, keep: bool
     ) -> Iterator[tuple[str, Tensor]]:
-        """Pass all weights through, keeping a copy for the patches to come."""
+        """Pass all weights through, keeping a copy for the patches to come.
+
+        Patches are applied by the processor, so the copies are in main memory.
+        """
         self._have = None
         for name, tensor in weights:
             if keep:
                 kept = self._kept.get(name)
                 if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
-                    self._kept[name] = tensor.clone(memory_format=torch.contiguous_format)
+                    self._kept[name] = tensor.detach().to("cpu", copy=True).contiguous()
                 else:
                     kept.copy_(tensor)
-            yield name, self._kept[name] if keep else tensor
+            yield name, self._kept[name] if keep and tensor.device.type == "cpu" else tensor
         if keep:
             self._have = arrived()
 
@@ -243,7 +246,7 @@ class PatchDecoder:
             if name not in self._kept:
                 raise SyncError(f"patch of {name!r}, a weight that was never sent")
             kept = self._kept[name]
-            apply_patch(flat_bytes(kept).numpy(), patch.numpy(), kept.element_size())
+            apply_patch(flat_bytes(kept).numpy(), patch.cpu().numpy(), kept.element_size())
         new = arrived()
         check_all(self._checksum(), new.checksum, new.version)
         self._have = new

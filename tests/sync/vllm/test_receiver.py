@@ -11,9 +11,9 @@ import torch
 from agentrl.errors import EngineError, SyncError
 from agentrl.serving.client import TokenClient
 from agentrl.serving.vllm import VllmEngine
-from agentrl.sync.collective.sender import CollectiveSender
 from agentrl.sync.coordinator import WeightSync
 from agentrl.sync.disk.disk import DiskSender
+from agentrl.sync.relay.sender import RelaySender
 from agentrl.sync.shm.shm import ShmSender
 from agentrl.types import SamplingParams
 from tests.serving.tiny_vllm import log_probs, weights_of, write_model
@@ -53,7 +53,7 @@ async def test_log_probs_after_a_sync_are_those_of_the_new_weights(
     senders = {
         "shm": ShmSender,
         "disk": lambda: DiskSender(tmp_path, dense_every=3),
-        "collective": lambda: CollectiveSender(bucket_bytes=20_000, timeout_s=60),
+        "collective": lambda: RelaySender(bucket_bytes=20_000, timeout_s=60),
     }
     client = TokenClient([engine])
     sync = WeightSync(client, senders[backend]())
@@ -128,4 +128,31 @@ async def test_weights_that_do_not_fit_are_named_and_the_next_sync_mends_it(
     await engine.load_weights(sender.send(good, version))
     await engine.resume()
     await assert_samples_from(engine, models[1], version)
+    sender.close()
+
+
+async def test_staged_weights_are_only_swapped_in_while_the_server_is_paused(
+    engine: VllmEngine, models: list[Path]
+) -> None:
+    """Fails if an update reads again what was staged, or samples from it before it is loaded."""
+    sender = ShmSender()
+    await engine.prepare_weights("shm", sender.connect(1)[0])
+    await assert_samples_from(engine, models[0], engine.version)
+    ticket = sender.send(weights_of(models[1]), engine.version + 1)
+    await engine.stage_weights(ticket)
+    await assert_samples_from(engine, models[0], engine.version)
+    sender._segments[0].data[4096 + 777] ^= 1  # seen by whoever reads the weights from now on
+    await engine.pause()
+    await engine.load_weights(ticket)
+    await engine.resume()
+    await assert_samples_from(engine, models[1], ticket.version)
+    torn = sender.send(weights_of(models[2]), ticket.version + 1)
+    sender._segments[1].data[4096 + 777] ^= 1
+    await engine.stage_weights(torn)  # the load is what fails
+    await engine.pause()
+    with pytest.raises(SyncError, match="arrived damaged"):
+        await engine.load_weights(torn)
+    await engine.load_weights(sender.send(weights_of(models[2]), ticket.version + 1))
+    await engine.resume()
+    await assert_samples_from(engine, models[2], ticket.version + 1)
     sender.close()

@@ -1,7 +1,8 @@
 """Weight sync on one host: shared memory against memcpy and gloo, the pause, and sparse patches.
 
-    .venv/bin/python benchmarks/weight_sync.py            # a quiet machine, about three minutes
-    .venv/bin/python benchmarks/weight_sync.py --quick    # a smoke test with small tensors
+    .venv/bin/python benchmarks/sync/weight_sync.py   # quiet: about three minutes
+    .venv/bin/python benchmarks/sync/weight_sync.py --quick   # small tensors
+    .venv/bin/python benchmarks/sync/weight_sync.py --only vllm
 
 The weights have the names and shapes of SmolLM2-135M, in float32: 538 MB. Two receiver processes.
 
@@ -10,7 +11,8 @@ The weights have the names and shapes of SmolLM2-135M, in float32: 538 MB. Two r
     gloo        the bucketed broadcast to two receivers, patches off
     pause       an embedded engine with weights of its own: from pause to resume, no token produced,
                 against a copy of the same weights into the same model
-    vllm        the same with a real server, with --vllm MODEL_DIR (a tokenizer must be there)
+    vllm        the same with a real server of a random model in bfloat16, or of --vllm MODEL_DIR;
+                and where the time of a sync goes
     patches     bfloat16 weights, float32 masters, AdamW at 1e-6 after a warm-up: bytes and bits
 
 The issue asks for shm >= 90 % of memcpy, >= 6 x gloo, pause <= 2 x copy, patches >= 20 x smaller.
@@ -25,6 +27,7 @@ import functools
 import multiprocessing
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -38,7 +41,7 @@ from agentrl.engine import WeightTicket
 from agentrl.serving.client import TokenClient
 from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.sync import make_receiver
-from agentrl.sync.collective.sender import CollectiveSender
+from agentrl.sync.collective.sender import GroupSender
 from agentrl.sync.coordinator import WeightSync
 from agentrl.sync.shm.shm import ShmSender
 from agentrl.sync.transfer import WeightSender
@@ -47,6 +50,7 @@ from agentrl.types import SamplingParams
 
 Weights = list[tuple[str, torch.Tensor]]
 RECEIVERS = 2
+PARTS = ("moves", "pause", "vllm", "patches")
 
 
 def config_of(quick: bool) -> Any:
@@ -143,7 +147,7 @@ class Receivers:
 def measure_moves(weights: Weights, repeats: int) -> None:
     size = size_of(weights)
     targets = [torch.zeros_like(tensor) for _, tensor in weights]
-    shm, gloo = ShmSender(), CollectiveSender(bucket_bytes=64 << 20, timeout_s=60)
+    shm, gloo = ShmSender(), GroupSender(bucket_bytes=64 << 20, timeout_s=60)
     by_shm, by_gloo = Receivers(shm), Receivers(gloo)
     versions = iter(range(1, 10_000))
     times: dict[str, list[float]] = {
@@ -230,11 +234,35 @@ async def measure_pause(model: Any, repeats: int, quick: bool) -> None:
     await sync.close()
 
 
+TIMELINE = {
+    "stage": "1 send, the server samples",
+    "prepare": "2 stage, the server samples",
+    "stop": "3 the server comes to a stop",
+    "load": "4 load, and the cache reset",
+    "resume": "5 the server goes on",
+}
+"""Parts of a sync in their order, as `sync/NAME_s` in the metrics."""
+
+
 async def report_pause(name: str, copies: list[float], pauses: list[float], size: int) -> None:
     show(f"copy into the {name} model", copies, size)
     show(f"pause of the {name} engine", pauses, size)
     ratio = statistics.median(pauses) / statistics.median(copies)
     print(f"  pause / copy (target <= 2): {ratio:.2f}")
+
+
+def write_random_model(folder: Path, quick: bool) -> Path:
+    """Save the random model in bfloat16, with a tokenizer of bytes, so that vLLM serves it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(folder)
+    make_model(quick).bfloat16().save_pretrained(folder)
+    return folder
 
 
 async def measure_vllm(folder: Path, repeats: int) -> None:
@@ -244,11 +272,11 @@ async def measure_vllm(folder: Path, repeats: int) -> None:
     from agentrl.serving.vllm.command import server_command
     from agentrl.serving.vllm.launcher import VllmServer
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     weights = weights_of(model)
     targets = [torch.zeros_like(tensor) for _, tensor in weights]
     section = VllmServing(max_batch_size=4, kv_cache_gb=0.5)
-    command = server_command(section, model_path=folder, max_context_tokens=2048, dtype="float32")
+    command = server_command(section, model_path=folder, max_context_tokens=2048)
     server = VllmServer(command, name="vllm-0", log=Path("/tmp/weight_sync_vllm.log"))
     await server.start()
     engine = VllmEngine(server.url, name="vllm-0")
@@ -256,22 +284,27 @@ async def measure_vllm(folder: Path, repeats: int) -> None:
     try:
         await engine.connect()
         await sync.connect()
-        copies, pauses, loads = [], [], []
+        copies, pauses = [], []
+        parts: dict[str, list[float]] = {name: [] for name in TIMELINE}
         for version in range(1, repeats + 3):
             turn = asyncio.create_task(
-                engine.generate([1, 2, 3], SamplingParams(max_tokens=64), f"s{version}")
+                engine.generate([1, 2, 3], SamplingParams(max_tokens=16), f"s{version}")
             )
             await asyncio.sleep(0.1)
             result = (await sync.push(lambda: weights, version)).result()
             await turn
             pairs = list(zip(targets, weights, strict=True))
             seconds = timed(lambda pairs=pairs: [t.copy_(w) for t, (_, w) in pairs])
+            timeline = ", ".join(f"{part} {result[f'sync/{part}_s']:.3f}" for part in TIMELINE)
+            print(f"  sync {version}: {timeline}; copy {seconds:.3f} s", flush=True)
             if version > 2:
                 pauses.append(result["sync/pause_s"])
-                loads.append(result["sync/load_s"])
+                for name, seconds_of in parts.items():
+                    seconds_of.append(result[f"sync/{name}_s"])
                 copies.append(seconds)
         await report_pause("vLLM", copies, pauses, size_of(weights))
-        show("load of the vLLM engine", loads, size_of(weights))
+        for name, seconds_of in parts.items():
+            show(TIMELINE[name], seconds_of, size_of(weights))
     finally:
         await engine.close()
         await sync.close()
@@ -329,6 +362,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=0, help="default 15, quick 3")
     parser.add_argument("--model", type=Path, help="patches of this model instead of a random one")
     parser.add_argument("--vllm", type=Path, help="also the pause of a server of this model")
+    parser.add_argument("--only", choices=PARTS, help="one part; default all")
     parser.add_argument("--threads", type=int, default=1, help="of copies, on both sides")
     options = parser.parse_args()
     repeats = options.repeats or (3 if options.quick else 15)
@@ -339,18 +373,21 @@ def main() -> None:
         f"torch {torch.__version__}, {os.cpu_count()} cores, {options.threads} thread(s), "
         f"{size / 1e6:.0f} MB float32, {RECEIVERS} receivers, medians of {repeats} [min-max]"
     )
-    measure_moves(weights_of(model), repeats)
-    del model
-    asyncio.run(measure_pause(make_model(options.quick), repeats, options.quick))
-    if options.vllm:
-        asyncio.run(measure_vllm(options.vllm, repeats))
-    if options.model:
-        from transformers import AutoModelForCausalLM
+    chosen = (options.only,) if options.only else PARTS
+    if "moves" in chosen:
+        measure_moves(weights_of(model), repeats)
+    if "pause" in chosen:
+        asyncio.run(measure_pause(make_model(options.quick), repeats, options.quick))
+    if options.vllm or options.only == "vllm":
+        with tempfile.TemporaryDirectory() as folder:
+            served = options.vllm or write_random_model(Path(folder), options.quick)
+            asyncio.run(measure_vllm(served, repeats))
+    if "patches" in chosen:
+        if options.model:
+            from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
-    else:
-        model = make_model(options.quick)
-    measure_patches(model, steps=3)
+            model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        measure_patches(model, steps=3)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""Which members of a relay made a send fail, from what each said and what its connection shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Waits = Literal["input", "output", "engine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReport:
+    """Answer of a member to the sender's question what it waits for."""
+
+    waits: Waits
+    """For bytes from the rank before, for the rank behind, or for its engine to use a bucket."""
+    idle_s: float
+    """Seconds since it last received or passed on a byte."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RelayEvidence:
+    """Facts about the members of one send, by rank."""
+
+    size: int
+    """Receivers; their ranks are 1 to `size`."""
+    done: set[int] = field(default_factory=set)
+    """Ranks that have received and passed on everything."""
+    left: dict[int, str] = field(default_factory=dict)
+    """Ranks that gave up for a reason of their own, with the reason."""
+    died: set[int] = field(default_factory=set)
+    """Ranks whose connection ended without a word."""
+    lost: dict[int, str] = field(default_factory=dict)
+    """Ranks that gave up because of another member, with the reason."""
+    silent: set[int] = field(default_factory=set)
+    """Ranks that did not answer a question."""
+    reports: dict[int, MemberReport] = field(default_factory=dict)
+    """Answers to the last question."""
+
+    @property
+    def over(self) -> bool:
+        """A member is gone that the send still needs."""
+        return bool((self.left.keys() | self.died | self.lost.keys()) - self.done)
+
+    def idle_s(self) -> float:
+        """Seconds since any member of those that answered last moved a byte."""
+        return min((report.idle_s for report in self.reports.values()), default=float("inf"))
+
+    def culprits(self) -> list[int]:
+        """Ranks to leave out; empty where it is not known.
+
+        A member that stops makes all before it wait for output and all behind it for input. So
+        where all answer, and none waits for its engine, it is the one behind the last that waits
+        for output; the connection between the two is broken.
+        """
+        if found := self.left.keys() | self.died | self.silent:
+            return sorted(found)
+        if found := {r for r, report in self.reports.items() if report.waits == "engine"}:
+            return sorted(found)
+        if self.lost or not self.reports:
+            return []
+        out = [rank for rank, report in self.reports.items() if report.waits == "output"]
+        return [min(max(out, default=0) + 1, self.size)]
+
+    def text(self, rank: int) -> str:
+        """Reason why a rank is a culprit."""
+        if rank in self.left:
+            return f"rank {rank} gave up: {self.left[rank]}"
+        if rank in self.died:
+            return f"rank {rank} is gone: its connection ended"
+        if rank in self.silent:
+            return f"rank {rank} does not answer"
+        report = self.reports.get(rank)
+        if report is not None and report.waits == "engine":
+            return f"the engine of rank {rank} has not used a bucket for {report.idle_s:.1f} s"
+        return f"rank {rank} takes no bytes"
+
+    def why(self) -> str:
+        """All reasons in one line."""
+        if found := self.culprits():
+            return "; ".join(self.text(rank) for rank in found)
+        return "; ".join(self.lost.values()) or "no member made progress"
