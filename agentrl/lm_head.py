@@ -39,10 +39,10 @@ def is_narrow(weight_VE: Tensor) -> bool:
 def float32_product(hidden_NE: Tensor, weight_VE: Tensor) -> tuple[Tensor, Tensor | None]:
     """hidden @ weight.T in float32, or two narrow tensors whose float32 sum it is.
 
-    A GPU stores its float32 sums (`out_dtype`, as vLLM does). torch has no such product for CPUs,
-    and float32 ones take two to ten times as long there. So the product c is formed as usual, and
-    a second one, `hidden @ weight.T - c`, gives what its rounding took away: oneDNN subtracts in
-    float32 before it rounds. c + rest is right to 2^-17 of a logit.
+    A GPU stores its float32 sums (`out_dtype`, as vLLM does, from torch 2.8). torch has no such
+    product for CPUs, and float32 ones take two to ten times as long there. So the product c is
+    formed as usual, and a second one, `hidden @ weight.T - c`, gives what its rounding took away:
+    oneDNN subtracts in float32 before it rounds. c + rest is right to 2^-17 of a logit.
 
     Args:
         hidden_NE: [N, E], in the dtype of the weight.
@@ -52,7 +52,7 @@ def float32_product(hidden_NE: Tensor, weight_VE: Tensor) -> tuple[Tensor, Tenso
         `(product_NV, None)` in float32, or `(c_NV, rest_NV)` in the dtype of the weight.
     """
     transposed = weight_VE.t()
-    if hidden_NE.device.type == "cuda":
+    if hidden_NE.device.type == "cuda" and _stores_its_sums():
         return torch.mm(hidden_NE, transposed, out_dtype=torch.float32), None
     many = hidden_NE.numel() * weight_VE.shape[0] >= _FEW
     if many and hidden_NE.device.type == "cpu" and _subtracts_before_rounding(weight_VE.dtype):
@@ -69,6 +69,12 @@ def float32_logits(hidden_NE: Tensor, head: Any) -> Tensor:
         logits += rest
     bias = getattr(head, "bias", None)
     return logits if bias is None else logits.add_(bias)
+
+
+@cache
+def _stores_its_sums() -> bool:
+    """True if this torch has products that are stored wider than their factors (2.8 and newer)."""
+    return "dtype" in torch.ops.aten.mm.overloads()
 
 
 @cache

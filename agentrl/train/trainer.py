@@ -23,7 +23,7 @@ from torch import Tensor
 from agentrl.batch.minibatches import why_not_early
 from agentrl.batch.records import PackedBatch, StepBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
-from agentrl.errors import RunError, TrainError
+from agentrl.errors import RanksParted, RunError, StepAbandoned, TrainError
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.agreement import check_same_batch, check_shares
 from agentrl.train.backends.contract import TrainBackend
@@ -103,11 +103,17 @@ class Trainer:
         self._kl_coef = algorithm.kl_coef
         self._version = 0
         self._early = EarlyUpdates()
+        self._moved = False
 
     @property
     def version(self) -> int:
         """Steps done, which is also the version of the weights."""
         return self._version
+
+    @property
+    def mid_step(self) -> bool:
+        """Weights have moved in a step that was begun and not finished."""
+        return self._moved
 
     @property
     def kl_coef(self) -> float:
@@ -125,9 +131,11 @@ class Trainer:
             batch: from `build_step`.
             on_progress: called with `(micro-batches done, micro-batches of the step)` of this rank,
                 from any thread, one call at a time; those that a critic computes as well count
-                twice.
+                twice. It may raise `StepAbandoned` on any rank.
 
         Raises:
+            StepAbandoned: raised by `on_progress` of this rank; weights have moved if `mid_step`
+                says so. Other ranks raise a `TrainError` then.
             TrainError: a log-probability, value or gradient that is not finite; names the rows. The
                 update at hand is given up, all weights are as they were before it, and the batch is
                 kept in `failures`.
@@ -159,6 +167,11 @@ class Trainer:
         check_same_batch(self.backend, batch, version=self._version)
         try:
             yield
+        except StepAbandoned:
+            self._clear_gradients()
+            raise
+        except RanksParted:
+            raise  # the batch is not the reason, and these ranks are of no more use
         except TrainError as error:
             self._clear_gradients()
             if self._failures is None or self.backend.rank != 0:
@@ -207,12 +220,13 @@ class Trainer:
                     part,
                     compare_sampler=is_compared(index, update, old_known=old_known),
                 )
+                self._moved = True
         self._recorder.finish(self._version + 1, self.backend.rank, updates.tokens)
         for bag in self.backend.gather(updates.tokens):
             metrics.merge(bag)
         metrics.merge(updates.metrics)
         derive_metrics(metrics)
-        self._version, self._early = self._version + 1, EarlyUpdates()
+        self._version, self._early, self._moved = self._version + 1, EarlyUpdates(), False
         if self._reference is not None:
             metrics.mean("train/kl_coef", self._kl_coef)
             if not updates.only_critic:
@@ -239,6 +253,7 @@ class Trainer:
         with self.backend.running():
             self._recorder.enter(index)
             updates.run(index, update, shares[0], compare_sampler=index == 0)
+        self._moved = True
         early.made.append(update)
         early.ref.update(answers.log_probs.ref or {})
 

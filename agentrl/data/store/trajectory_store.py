@@ -1,7 +1,9 @@
-"""Trajectories on disk: one parquet file per (step, kind), written whole or not at all.
+"""Trajectories on disk: the rows of a (step, kind), written whole or not at all.
 
     DIRECTORY/train/step_000012.parquet
     DIRECTORY/eval/NAME/step_000012.parquet
+
+Several trainer ranks store a part each, which readers see as one step (`step_files`).
 
 A step that is done again after a resume replaces its file. Readers may look at any time: a file
 appears complete, and a file that is torn, of another make or of a newer schema is skipped with one
@@ -11,7 +13,6 @@ warning instead of hiding the rest of the run.
 from __future__ import annotations
 
 import logging
-import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,12 +32,12 @@ from agentrl.data.store.columns import (
     escape,
 )
 from agentrl.data.store.parquet_writer import write_parquet
+from agentrl.data.store.step_files import part_name, step_name, step_of, stored_steps
 from agentrl.errors import DataError
 from agentrl.types import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
-_FILE = re.compile(r"step_(\d{6,})\.parquet")
 _VERSION_KEY = "agentrl.schema_version"
 _NUMBERS = (
     "duration_s",
@@ -86,7 +87,58 @@ class TrajectoryStore:
             DataError: a bad step or kind, a value that fits no column, a disk that is full. No
                 half file is left, and an older file of the same step stays as it was.
         """
-        path = self.path(step, kind)
+        path = self._write(self.path(step, kind), step, kind, groups, advantages)
+        for other in self._files_of(step, kind):
+            if other != path:
+                other.unlink(missing_ok=True)
+        return path
+
+    def write_part(
+        self,
+        step: int,
+        kind: str,
+        groups: Sequence[TrajectoryGroup],
+        advantages: Mapping[str, float] | None = None,
+        *,
+        part: int,
+        parts: int,
+    ) -> Path:
+        """Store the part of a step that one of several writers holds; see `remove`.
+
+        The step is there once all parts are. Its groups are read in the order of the parts.
+
+        Args:
+            step: not negative.
+            kind: `train` or `eval/NAME`.
+            groups: of this part; may be none.
+            advantages: as in `write`.
+            part: number of this part, from 0.
+            parts: number of parts.
+
+        Returns:
+            The file.
+
+        Raises:
+            DataError: as `write`.
+        """
+        if parts == 1:
+            return self.write(step, kind, groups, advantages)
+        name = part_name(step, part, parts)
+        return self._write(self.path(step, kind).with_name(name), step, kind, groups, advantages)
+
+    def remove(self, step: int, kind: str) -> None:
+        """Remove a step and what is there of its parts, before parts are written again."""
+        for path in self._files_of(step, kind):
+            path.unlink(missing_ok=True)
+
+    def _write(
+        self,
+        path: Path,
+        step: int,
+        kind: str,
+        groups: Sequence[TrajectoryGroup],
+        advantages: Mapping[str, float] | None,
+    ) -> Path:
         known = advantages or {}
         rows = [
             StoredTrajectory(
@@ -147,19 +199,30 @@ class TrajectoryStore:
         return sorted(found, key=lambda kind: (kind != "train", kind))
 
     def steps(self, kind: str = "train") -> list[int]:
-        """Steps that have a file of this kind, ascending."""
-        matches = (_FILE.fullmatch(path.name) for path in self._folder(kind).glob("*.parquet"))
-        return sorted(int(match[1]) for match in matches if match)
+        """Steps that are stored for this kind, all of their parts, ascending."""
+        return list(self._steps(kind))
 
     def path(self, step: int, kind: str) -> Path:
-        """The file of one step and kind, whether or not it exists.
+        """The file of one step and kind where it is stored whole, whether or not it exists.
 
         Raises:
             DataError: a bad step or kind.
         """
         if step < 0:
             raise DataError(f"a step is not negative, got {step}")
-        return self._folder(kind) / f"step_{step:06d}.parquet"
+        return self._folder(kind) / step_name(step)
+
+    def files(self, step: int, kind: str) -> list[Path]:
+        """The files of one step and kind, in the order of its groups; empty if it is not there."""
+        return self._steps(kind).get(step, [])
+
+    def _steps(self, kind: str) -> dict[int, list[Path]]:
+        return stored_steps(self._folder(kind).glob("*.parquet"))
+
+    def _files_of(self, step: int, kind: str) -> list[Path]:
+        """Everything that belongs to a step, parts of an unfinished one too."""
+        folder = self._folder(kind)
+        return [path for path in folder.glob("step_*.parquet") if step_of(path) == step]
 
     def _folder(self, kind: str) -> Path:
         if kind == "train":
@@ -178,11 +241,18 @@ class TrajectoryStore:
         self, kind: str | None, step: int | None, columns: list[str] | None
     ) -> Iterator[pa.Table]:
         for name in self.kinds() if kind is None else [kind]:
-            for number in self.steps(name):
+            for number, files in self._steps(name).items():
                 if step is None or number == step:
-                    yield from self._load(self.path(number, name), columns)
+                    yield from self._load_all(files, columns)
 
-    def _load(self, path: Path, columns: list[str] | None) -> list[pa.Table]:
+    def _load_all(self, files: Sequence[Path], columns: list[str] | None) -> list[pa.Table]:
+        """The tables of a step; none where one of its files is damaged."""
+        found = [self._load(path, columns) for path in files]
+        if None in found:
+            return []
+        return [table for tables in found for table in tables or ()]
+
+    def _load(self, path: Path, columns: list[str] | None) -> list[pa.Table] | None:
         try:
             # Opening a pipe under the name of a file would wait for ever.
             if not stat.S_ISREG(path.stat().st_mode):
@@ -198,11 +268,11 @@ class TrajectoryStore:
                     ]
         except FileNotFoundError:
             # The file of a run that was cleared away while we were looking.
-            return []
+            return None
         except (OSError, pa.ArrowException) as error:
             reason = f"torn or damaged: {str(error).splitlines()[0]}"
         self._warn(path, reason)
-        return []
+        return None
 
     def _warn(self, path: Path, reason: str) -> None:
         if path not in self._warned:

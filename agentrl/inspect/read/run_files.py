@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.store import token_store, trajectory_store
+from agentrl.data.store.step_files import step_of, stored_steps
 from agentrl.metrics import read_metrics
 
 _EFFECTIVE = os.access in os.supports_effective_ids
@@ -68,7 +69,7 @@ class RunFiles:
         """
         trajectories, tokens_folder = self.paths.trajectories, self.paths.tokens
         folders = [trajectories / "train", *sorted(_folders(trajectories / "eval"))]
-        paths = [path for folder in folders for path in _parquet(folder)]
+        paths = [path for folder in folders for path in _stored(folder)]
         tokens = _parquet(tokens_folder)
         before = {path: mark for path, (mark, _) in self._looks.items()}
         closed = [f for f in (trajectories, *folders, tokens_folder) if _is_closed(f)]
@@ -173,6 +174,13 @@ def _parquet(folder: Path) -> list[Path]:
         # A file that is being written has a name that begins with a dot.
         return sorted(folder.glob("step_*.parquet"))
     return []
+
+
+def _stored(folder: Path) -> list[Path]:
+    """Trajectory files of steps of which all parts are there."""
+    paths = _parquet(folder)
+    whole = {path for files in stored_steps(paths).values() for path in files}
+    return [path for path in paths if path in whole or step_of(path) is None]
 
 
 def _is_closed(folder: Path) -> bool:

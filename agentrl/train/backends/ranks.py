@@ -28,7 +28,8 @@ from torch.distributed import (
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from agentrl.errors import TrainError
+from agentrl.errors import RanksParted, TrainError
+from agentrl.nccl import make_nccl_group
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 """A rank waits this long for the slowest: longer than the forward and backward of an update."""
@@ -92,7 +93,7 @@ class Ranks:
             timeout_s: how long a rank waits in one call for the slowest.
 
         Raises:
-            TrainError: no meeting listens at `address`, or not all ranks came in time.
+            RanksParted: no meeting listens at `address`, or not all ranks came in time.
         """
         if not 0 <= rank < world_size:
             raise TrainError(f"rank {rank} is not one of {world_size} ranks")
@@ -111,7 +112,9 @@ class Ranks:
             self._objects._set_default_timeout(timedelta(seconds=timeout_s))
             self._tensors: Any = self._objects
             if device.type == "cuda":
-                self._tensors = _nccl(PrefixStore("tensors", store), rank, world_size, timeout_s)
+                self._tensors = make_nccl_group(
+                    PrefixStore("tensors", store), rank=rank, size=world_size, timeout_s=timeout_s
+                )
         self._store: Store | None = store
 
     @property
@@ -146,7 +149,7 @@ class Ranks:
         """One picklable value of every rank, in the order of the ranks.
 
         Raises:
-            TrainError: a rank is gone, or did not come in time.
+            RanksParted: a rank is gone, or did not come in time.
         """
         own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         with self.naming("gathering what every rank has to say"):
@@ -165,7 +168,7 @@ class Ranks:
         Every rank gets the same bits. Sums are formed in the dtype of the tensors.
 
         Raises:
-            TrainError: a rank is gone, or did not come in time.
+            RanksParted: a rank is gone, or did not come in time.
         """
         with self.naming("summing gradients"):
             for bucket in _buckets(tensors):
@@ -210,7 +213,7 @@ class Ranks:
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            raise TrainError(
+            raise RanksParted(
                 f"rank {self.rank} of {self.world_size} failed while {what}; a rank that ended, "
                 f"hangs or was never started is the usual cause: {error}"
             ) from error
@@ -220,14 +223,6 @@ def _gloo(store: Store, rank: int, world_size: int, timeout_s: float) -> Any:
     from torch.distributed import ProcessGroupGloo
 
     return ProcessGroupGloo(store, rank, world_size, timedelta(seconds=timeout_s))
-
-
-def _nccl(store: Store, rank: int, world_size: int, timeout_s: float) -> Any:
-    from torch.distributed import ProcessGroupNCCL
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout_s)
-    return ProcessGroupNCCL(store, rank, world_size, options)
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

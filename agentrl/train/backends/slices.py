@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from agentrl.errors import ConfigError
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.optim.divided_muon import MatrixPart
 
@@ -67,8 +68,26 @@ def shard_model(model: Any, whole: nn.Module, *, ranks: int, offload: bool) -> N
     for part in sharded_modules(whole):
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-        # Experts that no token of this rank was sent to take part in the sum as well.
-        part.set_reduce_scatter_unused_params(True)
+        _sum_unused(part, ranks)
+
+
+def _sum_unused(part: FSDPModule, ranks: int) -> None:
+    """Have experts that no token of this rank was sent to take part in the sum as well.
+
+    Raises:
+        ConfigError: this torch cannot, and there are parameters of which a rank may use none.
+    """
+    setter = getattr(part, "set_reduce_scatter_unused_params", None)
+    if setter is not None:
+        setter(True)
+        return
+    lists = (m for m in cast(nn.Module, part).modules() if isinstance(m, nn.ModuleList))
+    if ranks > 1 and any("expert" in type(child).__name__.lower() for m in lists for child in m):
+        raise ConfigError(
+            f"train.backend is fsdp2 on {ranks} ranks, and the model has experts one by one: torch "
+            f"{torch.__version__} would wait for ranks that use none of them; install torch 2.13 "
+            "or newer, or set train.backend: deepspeed"
+        )
 
 
 def sharded_modules(whole: nn.Module) -> Iterator[FSDPModule]:

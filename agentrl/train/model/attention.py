@@ -3,9 +3,10 @@
 Registered with transformers' `AttentionInterface` under a name of our own, so that no model file is
 touched. Rows are distinguished by their segments, not by a [T, T] mask; rows with a common prefix
 share its keys and values. On a GPU rows go through torch's fused kernel one by one, and trees
-through FlexAttention. On a CPU those kernels are several times slower than plain batched matrix
-products at the lengths of a rollout, so there the softmax is written out, block by block over the
-queries: a block sees only the keys before its end, which also saves the masked half of the work.
+through FlexAttention where it has a kernel for them. On a CPU those kernels are several times
+slower than plain batched matrix products at the lengths of a rollout, so there the softmax is
+written out, block by block over the queries: a block sees only the keys before its end, which also
+saves the masked half of the work.
 
 Legend: `H` query heads, `K` key heads, `T` packed tokens, `D` head dimension, `L` keys of a span.
 """
@@ -22,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.errors import TrainError
-from agentrl.train.model.flex import flexible_attention
+from agentrl.train.model.flex import flexible_attention, is_flexible
 from agentrl.train.model.segments import (
     Block,
     Segments,
@@ -113,7 +114,7 @@ def _packed_rows(
         sliding_window = None
     if query.device.type == "cpu":
         return _CpuRows.apply(query, key, value, segments, sliding_window, scale), None
-    if segments.shared:
+    if segments.shared and is_flexible(query, value):
         return flexible_attention(query, key, value, segments, sliding_window, scale), None
     return fused_attention(query, key, value, segments, sliding_window, scale), None
 
@@ -140,6 +141,7 @@ def fused_attention(
     scale: float,
 ) -> Tensor:
     """[1, T, H, D] through torch's fused kernels, segment by segment."""
+    share = query.shape[1] // key.shape[1]
     outputs = []
     for segment, (start, length) in enumerate(zip(starts(segments), segments.lengths, strict=True)):
         ranges = path_ranges(segments, segment)
@@ -154,6 +156,11 @@ def fused_attention(
             mask = torch.ones(length, k.shape[2], dtype=torch.bool, device=query.device).tril(depth)
             if sliding_window is not None:
                 mask = mask.triu(depth + 1 - sliding_window)
+        # Of torch's kernels for a GPU only the one for narrow dtypes without a mask knows groups:
+        # for all others repeated heads cost less than scores of every pair.
+        grouped = share == 1 or (mask is None and query.dtype in (torch.bfloat16, torch.float16))
+        if not grouped:
+            k, v = (tensor.repeat_interleave(share, dim=1) for tensor in (k, v))
         outputs.append(
             scaled_dot_product_attention(
                 query[:, :, start : start + length],
@@ -162,7 +169,7 @@ def fused_attention(
                 attn_mask=mask,
                 is_causal=mask is None,
                 scale=scale,
-                enable_gqa=True,
+                enable_gqa=grouped and share > 1,
             )
         )
     return torch.cat(outputs, dim=2).transpose(1, 2)

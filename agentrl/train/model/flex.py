@@ -6,6 +6,7 @@ compiled kernel, which skips blocks without a visible key.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -15,8 +16,29 @@ from torch import Tensor
 
 from agentrl.train.model.segments import Segments, positions, reach
 
+_NARROWEST_HEAD = 16
+"""Head dimension below which its kernel has no product."""
+_MOST_KERNELS = 64
+"""Kernels that are compiled before torch gives up; its own limit is 8."""
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """`(batch, head, query, key)`, all indices, to whether the query sees the key."""
+
+
+def is_flexible(query: Tensor, value: Tensor) -> bool:
+    """True if the kernel exists: on a GPU, with Triton, for these heads and this dtype.
+
+    It sums in float32, so float64 is left to torch's own kernels.
+    """
+    narrowest = min(query.shape[-1], value.shape[-1])
+    fits = narrowest >= _NARROWEST_HEAD and query.dtype in _DTYPES
+    return query.device.type == "cuda" and fits and _has_triton()
+
+
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def flexible_attention(
@@ -39,12 +61,17 @@ def visible(segments: Segments, sliding_window: int | None, device: torch.device
     position_T = torch.tensor(positions(segments), device=device)
 
     def on_path(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        seen = (key <= query) & (query < reach_T[key])
-        if sliding_window is not None:
-            seen = seen & (position_T[query] - position_T[key] < sliding_window)
-        return seen
+        return (key <= query) & (query < reach_T[key])
 
-    return on_path
+    if sliding_window is None:
+        return on_path
+    # A tensor: with dynamic shapes a captured number becomes a symbol, which kernels cannot take.
+    after_T = position_T - sliding_window
+
+    def in_window(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return on_path(batch, head, query, key) & (position_T[key] > after_T[query])
+
+    return in_window
 
 
 @lru_cache(maxsize=4)
@@ -58,7 +85,12 @@ def _block_mask(segments: Segments, sliding_window: int | None, device: torch.de
 
 @lru_cache(maxsize=1)
 def _compiled() -> Any:
+    import torch._dynamo.config as limits
     from torch.nn.attention.flex_attention import flex_attention
 
+    # One for each dtype, shape of heads, window or none, with and without gradients, of policy,
+    # reference and critic. Beyond its limit torch would form all scores, and run out of memory.
+    name = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"
+    setattr(limits, name, max(getattr(limits, name), _MOST_KERNELS))
     # Every micro-batch has another length: one kernel for all of them.
-    return torch.compile(flex_attention, dynamic=True)
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)

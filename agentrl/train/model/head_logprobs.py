@@ -34,7 +34,8 @@ GradientOf = Callable[[slice, Tensor, Tensor], Tensor]
 of the loss in these log-probabilities."""
 
 _CPU_BLOCK = 16
-_GPU_BLOCK = 1024
+_GPU_BLOCK_BYTES = 1 << 27
+"""Of each of the two float32 buffers on a GPU (128 MiB): beside that, a launch costs nothing."""
 
 
 def head_log_probs(
@@ -264,7 +265,7 @@ def _probabilities(
     kept = logits if logits.dtype == weight.dtype else torch.empty_like(logits, dtype=weight.dtype)
     rows, vocabulary = logits.shape
     kind = torch.promote_types(logits.dtype, torch.float32)
-    block = min(rows, _CPU_BLOCK if logits.device.type == "cpu" else _GPU_BLOCK)
+    block = min(rows, _rows_of_block(logits.device, vocabulary * kind.itemsize))
     scratch = torch.empty(2, block, vocabulary, dtype=kind, device=logits.device)
     for start in range(0, rows, block):
         part = slice(start, min(start + block, rows))
@@ -287,6 +288,11 @@ def _probabilities(
         raw.clamp_(min=torch.finfo(kind).min).mul_(probs)
         entropy[part] = (log_sum - raw.sum(dim=1)).clamp_(min=0.0)
     return kept
+
+
+def _rows_of_block(device: torch.device, row_bytes: int) -> int:
+    """Tokens whose softmax runs at once: as many as a cache holds, or a kernel is worth."""
+    return _CPU_BLOCK if device.type == "cpu" else max(1, _GPU_BLOCK_BYTES // row_bytes)
 
 
 def _logit_gradient(

@@ -173,7 +173,7 @@ def quickstart_checkpoint() -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as scratch:
         gguf = _download(Path(scratch))
-        made = _dequantise(gguf, Path(scratch) / "checkpoint")
+        made = dequantise(gguf, Path(scratch) / "checkpoint")
         try:
             made.rename(target)
         except OSError:
@@ -206,8 +206,11 @@ def _download(scratch: Path) -> Path:
     return gguf
 
 
-def _dequantise(gguf: Path, target: Path) -> Path:
-    """A model loaded from GGUF refuses to be saved, so its weights move into a fresh one."""
+def dequantise(gguf: Path, target: Path) -> Path:
+    """Write a bfloat16 checkpoint of a GGUF file into `target`, and return `target`.
+
+    A model loaded from GGUF refuses to be saved, so its weights move into a fresh one.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with _quiet_transformers():

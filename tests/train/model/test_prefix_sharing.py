@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agentrl.batch.packing import pack_micro_batch, padding_micro_batch, unpack
 from agentrl.batch.records import LossNeeds, Row, RowKey
@@ -18,7 +19,7 @@ from agentrl.batch.tensors import to_tensors
 from agentrl.errors import DataError
 from agentrl.train.model import stateful_layers
 from agentrl.train.model.attention import _CpuRows, fused_attention, packed_attention
-from agentrl.train.model.flex import visible
+from agentrl.train.model.flex import is_flexible, visible
 from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.model.segments import Segments, attention_plan
 from tests.train.test_same_gradient import split_rows
@@ -102,6 +103,38 @@ def test_the_mask_of_the_gpu_kernel_is_the_same_tree(seed, window):
     mask = visible(segments, window, torch.device("cpu"))
     none = torch.zeros((), dtype=torch.int64)
     assert torch.equal(mask(none, none, at[:, None], at[None, :]), dense_mask(segments, window))
+
+
+def test_the_mask_of_the_gpu_kernel_captures_tensors_alone():
+    """With dynamic shapes a captured number becomes a symbol, which kernels cannot take."""
+
+    def captured(function):
+        for cell in function.__closure__:
+            found = cell.cell_contents
+            yield from captured(found) if callable(found) else [found]
+
+    for window in (None, 7):
+        mask = visible(Segments.of_rows((5, 9)), window, torch.device("cpu"))
+        kinds = [isinstance(found, torch.Tensor) for found in captured(mask)]
+        assert kinds
+        assert all(kinds)
+
+
+@pytest.mark.parametrize(
+    ("device", "dim", "dtype", "flexible"),
+    [
+        ("cuda", 64, torch.bfloat16, True),
+        ("cuda", 16, torch.float32, True),
+        ("cuda", 8, torch.bfloat16, False),
+        ("cuda", 64, torch.float64, False),
+        ("cpu", 64, torch.bfloat16, False),
+    ],
+)
+def test_trees_go_to_the_compiled_kernel_where_it_has_one(device, dim, dtype, flexible):
+    """Its kernel for a GPU refuses heads narrower than 16, and sums float64 in float32."""
+    with FakeTensorMode():
+        query = torch.empty(1, 4, 32, dim, dtype=dtype, device=device)
+    assert is_flexible(query, query) is flexible
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
