@@ -1,4 +1,4 @@
-"""`agentrl simulate`: try on a model what is expensive to try on machines."""
+"""`agentrl simulate routing`: compare ways of choosing the server of a conversation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,11 @@ from rich.table import Table
 from agentrl.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    from agentrl.serving.pressure import ConversationLimit
     from agentrl.serving.simulator.simulate import RoutingReport
     from agentrl.serving.simulator.workload import Session
 
-app = typer.Typer(help="Compare settings on a model before renting machines.", no_args_is_help=True)
 
-
-@app.callback()
-def simulate() -> None:
-    """Compare settings on a model before renting machines."""
-
-
-@app.command()
 def routing(
     run: Annotated[
         Path | None,
@@ -34,8 +27,15 @@ def routing(
     servers: Annotated[int, typer.Option(min=1, help="Servers.")] = 4,
     sessions: Annotated[
         int | None,
-        typer.Option(min=1, help="Conversations at once; default 256, or all of the step of RUN."),
+        typer.Option(min=1, help="Conversations; default 256, or all of the step of RUN."),
     ] = None,
+    at_once: Annotated[
+        str,
+        typer.Option(
+            metavar="all|auto|N",
+            help="Conversations at once: all, a number, or as many as the caches hold (auto).",
+        ),
+    ] = "all",
     step: Annotated[
         str, typer.Option(metavar="N|first|last", help="Step of RUN that is replayed.")
     ] = "last",
@@ -114,10 +114,32 @@ def routing(
         work,
         servers,
         {
-            name: serve(work, policy, engines=engines, model=model)
+            name: serve(
+                work,
+                policy,
+                engines=engines,
+                model=model,
+                limit=_limit(at_once, slots=servers * max_sequences),
+            )
             for name, policy in compared.items()
         },
     )
+
+
+def _limit(at_once: str, *, slots: int) -> ConversationLimit | None:
+    from agentrl.serving.pressure import ConversationLimit
+
+    if at_once == "all":
+        return None
+    if at_once == "auto":
+        from agentrl.runtime.drivers.concurrency import LEAST, MOST
+
+        start = 2 * slots
+        return ConversationLimit(value=start, least=max(1, start // LEAST), most=MOST * start)
+    if not at_once.isdecimal() or at_once == "0":
+        raise ConfigError(f"--at-once {at_once}: expected all, auto or a number from 1")
+    fixed = int(at_once)
+    return ConversationLimit(value=fixed, least=fixed, most=fixed)
 
 
 def _check_finite(options: Mapping[str, float]) -> None:

@@ -69,6 +69,23 @@ def test_options_reach_the_model(capsys):
     assert {line.split("%")[0].split()[-1] for line in bare.splitlines()[-5:]} == {"0.0"}
 
 
+def test_conversations_at_once_can_be_bounded(capsys):
+    few = ("--servers", "1", "--sessions", "12", "--sigma", "0", "--max-sequences", "2")
+    _, together, _ = run(capsys, *few)
+    _, bounded, _ = run(capsys, *few, "--at-once", "1")
+    _, follows, _ = run(capsys, *few, "--at-once", "auto")
+    assert makespan(bounded) > makespan(together)
+    assert makespan(follows) < makespan(bounded)
+    code, _, err = run(capsys, "--at-once", "0")
+    assert (code, "all, auto or a number from 1" in err) == (2, True)
+
+
+def makespan(text: str) -> float:
+    """Seconds of the sticky policy."""
+    (row,) = (line for line in text.splitlines() if line.startswith("sticky  "))
+    return float(row.split()[1])
+
+
 def test_turns_of_a_run_are_replayed(capsys, tmp_path):
     folder = str(stored_run(tmp_path))
     status, out, err = run(capsys, folder, "--servers", "2")

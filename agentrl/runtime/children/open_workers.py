@@ -1,0 +1,108 @@
+"""Opens the rollout workers of a local run in child processes, and closes them in any case."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.runtime.assembly.engine_addresses import EngineAddress
+from agentrl.runtime.assembly.engines import OpenEngines
+from agentrl.runtime.assembly.rollout_host import HostReport
+from agentrl.runtime.children.stages import ChildRollouts, EngineNews
+from agentrl.runtime.children.worker_main import WorkerSetup
+from agentrl.runtime.children.workers import ChildWorkers
+from agentrl.serving.vllm import VllmEngine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenWorkers:
+    """Rollout workers in child processes."""
+
+    rollouts: ChildRollouts
+    """Makes groups with them."""
+    news: EngineNews
+    """Lets them know which engines serve."""
+    workers: ChildWorkers
+    """Their processes."""
+    report: HostReport
+    """Report of the first of them."""
+
+
+@contextlib.asynccontextmanager
+async def open_workers(
+    config: RunConfig,
+    *,
+    base: Path,
+    logs: Path,
+    engines: OpenEngines,
+    source: str,
+    version: int,
+) -> AsyncIterator[OpenWorkers]:
+    """Start `runtime.worker_processes` children, connected to the engines that serve.
+
+    Args:
+        config: of the run.
+        base: where its relative paths start.
+        logs: folder for the output of the workers.
+        engines: reached over HTTP.
+        source: folder or hub name of the tokenizer.
+        version: of the weights that the servers were started with.
+
+    Raises:
+        AgentrlError: a worker cannot be opened.
+    """
+    assert config.runtime.kind == "local"
+    count = config.runtime.worker_processes
+    there = config.model_copy(update={"model": config.model.model_copy(update={"path": source})})
+    logs.mkdir(parents=True, exist_ok=True)
+    setups = [
+        WorkerSetup(
+            config=there,
+            base=base.absolute(),
+            index=index,
+            sharers=count,
+            log=(logs / f"worker-{index}.log").absolute(),
+        )
+        for index in range(count)
+    ]
+    context = config.rollout.max_context_tokens
+    workers = ChildWorkers(
+        setups, lambda: _addresses(engines, max_context_tokens=context, version=version)
+    )
+    try:
+        report = await workers.open()
+        news = EngineNews(workers)
+        watching = asyncio.create_task(news.watch())
+        try:
+            rollouts = ChildRollouts(workers)
+            yield OpenWorkers(rollouts=rollouts, news=news, workers=workers, report=report)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+    finally:
+        await workers.close()
+
+
+def _addresses(
+    engines: OpenEngines, *, max_context_tokens: int, version: int
+) -> list[EngineAddress]:
+    """The engines that serve at this moment, as a worker connects to them."""
+    found: list[EngineAddress] = []
+    for name in engines.client.active():
+        engine = engines.client.engine(name)
+        assert isinstance(engine, VllmEngine), engine
+        found.append(
+            EngineAddress(
+                name=name,
+                address=engine.url,
+                secret=engines.secret,
+                transport=engines.transport,
+                max_context_tokens=max_context_tokens,
+                start_version=version,
+            )
+        )
+    return found
