@@ -132,7 +132,11 @@ async def drive(
         if always_async:
             made = make_driver_parts(config, directory, parts, **rest)
             run = AsynchronousRun(
-                made, rollout=config.rollout, schedule=config.schedule, steps=args.steps
+                made,
+                rollout=config.rollout,
+                reward=config.reward,
+                schedule=config.schedule,
+                steps=args.steps,
             )
         else:
             run = make_run(config, directory, parts, **rest)

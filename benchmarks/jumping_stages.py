@@ -245,6 +245,9 @@ class FakeLearner:
     async def learn_early(self, step: int, minibatch: int, groups: Mapping[int, Handle]) -> None:
         raise NotImplementedError("it shares the devices of the engine")
 
+    def abandon(self) -> None:
+        raise NotImplementedError("no signal with a grace period comes here")
+
     async def keep(self, step: int, kind: str, groups: Sequence[Handle]) -> None: ...
 
     def save(self, folder: Path) -> None:

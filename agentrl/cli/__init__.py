@@ -26,7 +26,7 @@ _COMMANDS = {
     "train": (_DURING, "Train a policy from a run file."),
     "eval": (_DURING, "Score a policy on held-out tasks."),
     "rollout": (_DURING, "Collect trajectories without training."),
-    "control": (_DURING, "Answer a run that a rule has paused."),
+    "control": (_DURING, "Answer a paused run, or let servers join and leave a live one."),
     "inspect": (_AFTER, "Look at runs in the browser, or in the terminal."),
     "doctor": (_AFTER, "Read a run and say what is wrong with it, why, and what to change."),
     "replay": (_AFTER, "Recompute a recorded step, and say what is not what it was."),

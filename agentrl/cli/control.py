@@ -1,4 +1,4 @@
-"""`agentrl control`: the answer to a run that a rule has paused."""
+"""`agentrl control`: the answer to a paused run, and servers that join or leave a live one."""
 
 from __future__ import annotations
 
@@ -12,16 +12,45 @@ from agentrl.errors import ConfigError
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="Directory of the paused run.")],
-    what: Annotated[str, typer.Argument(metavar="continue|stop", help="What it shall do.")],
+    run: Annotated[Path, typer.Argument(help="Directory of the run.")],
+    what: Annotated[
+        str,
+        typer.Argument(metavar="continue|stop|add-server|remove-server", help="What it shall do."),
+    ],
+    server: Annotated[
+        str, typer.Argument(metavar="[URL]", help="The server that shall join or leave.")
+    ] = "",
 ) -> None:
-    """Tell a run that a rule has paused to go on, or to score its policy and end."""
-    from agentrl.runtime.disk.pause import PauseState, answer
+    """Tell a run that a rule has paused to go on, or to score its policy and end; or let a vLLM
+    server join or leave a run that goes on. A resumed run begins with the servers of its config."""
+    from agentrl.runtime.disk.pause import PauseState
+    from agentrl.runtime.disk.server_requests import ServerAction
 
     prepare()
-    choices = (PauseState.CONTINUE.value, PauseState.STOP.value)
-    if what not in choices:
-        raise ConfigError(f"a paused run cannot {what!r}; expected {' or '.join(choices)}")
-    pause = answer(run, PauseState(what))
-    text = f"{run}: told to {what} after step {pause.step}, where it paused: {pause.why}"
+    pauses = (PauseState.CONTINUE.value, PauseState.STOP.value)
+    changes = tuple(action.value for action in ServerAction)
+    if what not in (*pauses, *changes):
+        raise ConfigError(f"a run cannot {what!r}; expected {', '.join((*pauses, *changes))}")
+    if (what in changes) != bool(server):
+        needs = "needs the address of a server" if what in changes else "takes no server"
+        raise ConfigError(f"{what} {needs}, got {server!r}, as in: agentrl control RUN {what}"
+                          f"{' http://host:port' if what in changes else ''}")  # fmt: skip
+    text = _change(run, what, server) if what in changes else _answer(run, what)
     open_console().print(text, markup=False, soft_wrap=True)
+
+
+def _answer(run: Path, what: str) -> str:
+    from agentrl.runtime.disk.pause import PauseState, answer
+
+    pause = answer(run, PauseState(what))
+    return f"{run}: told to {what} after step {pause.step}, where it paused: {pause.why}"
+
+
+def _change(run: Path, what: str, server: str) -> str:
+    from agentrl.errors import RunError
+    from agentrl.runtime.disk.server_requests import ServerAction, ask_run
+
+    answer = ask_run(run, ServerAction(what), server)
+    if not answer.done:
+        raise RunError(f"{run}: {answer.text}")
+    return f"{run}: {answer.text}"

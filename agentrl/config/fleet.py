@@ -9,6 +9,9 @@ from pydantic import Field, field_validator
 
 from agentrl.config.base import KindSection, OneOf, Section
 
+WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size")
+"""Options of a vLLM server that make it several processes, which all receive weights."""
+
 
 class EmbeddedServing(KindSection):
     """The engine that samples beside the trainer, from the trainer's own weights."""
@@ -57,6 +60,24 @@ class VllmServing(KindSection):
     """Prompt tokens computed in one forward pass."""
     kv_cache_gb: float = Field(default=4.0, gt=0)
     """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
+    stuck_after_s: float = Field(default=60.0, gt=0)
+    """Seconds in which a server with turns in flight may produce nothing; then it is asked for one
+    token, and without one after as long again its turns go to other servers."""
+    outage_limit_s: float = Field(default=900.0, gt=0)
+    """Seconds that a run waits while no server takes requests; then it ends with an error, and
+    `--resume` goes on with the tasks it was at."""
+    restarts_per_hour: int = Field(default=6, ge=1)
+    """Restarts of each server within any hour; one that needs more waits for its next try."""
+
+    @field_validator("args")
+    @classmethod
+    def _widths(cls, args: dict[str, Any]) -> dict[str, Any]:
+        for key, value in args.items():
+            if key.lstrip("-").replace("-", "_") not in WIDTHS:
+                continue
+            if isinstance(value, bool) or not str(value).isdecimal() or int(value) < 1:
+                raise ValueError(f"{key} is {value!r}, but it is a number of devices: 1, 2, 4, ...")
+        return args
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -84,6 +105,12 @@ class ExternalServing(KindSection):
     transport: Literal["auto", "http", "lean"] = "auto"
     """How turns reach a vLLM server: `http` works with any; `lean` keeps one connection and sends
     only new tokens; `auto` is `lean` for the servers that are started here."""
+    stuck_after_s: float = Field(default=60.0, gt=0)
+    """Seconds in which a server with turns in flight may produce nothing; then it is asked for one
+    token, and without one after as long again its turns go to other servers."""
+    outage_limit_s: float = Field(default=900.0, gt=0)
+    """Seconds that a run waits while no server takes requests; then it ends with an error, and
+    `--resume` goes on with the tasks it was at."""
 
     @field_validator("urls")
     @classmethod
@@ -113,13 +140,16 @@ class SyncSection(Section):
 
     backend: str = "auto"
     """`inprocess` (embedded: nothing moves), `shm` (one host), `disk` (a shared folder),
-    `collective` (gloo or NCCL broadcast), `ipc` (CUDA, one device), `nccl` (vLLM's own engine);
-    `auto` takes the fastest that reaches every engine. Or an import string of one's own."""
+    `collective` (engine to engine over TCP, NCCL between GPUs), `ipc` (CUDA, one device), `nccl`
+    (vLLM's own engine); `auto` takes the fastest that reaches all. Or one's own import string."""
     dense_every: int = Field(default=1, ge=1)
     """All weights go with every so many syncs, between them only those that changed; 1 always
     sends all. Lossless, for `disk` and `collective`."""
     directory: str | None = None
     """Folder of the `disk` backend that every engine can read; None takes one in the run."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds without progress after which a sync by `collective` or `nccl` ends, and engines that
+    made none are quarantined. The meeting and the last layers have the same limit."""
 
 
 class ScheduleSection(Section):
@@ -149,10 +179,13 @@ class ScheduleSection(Section):
 
 
 class LocalRuntime(KindSection):
-    """One process for rollouts and trainer."""
+    """The trainer in this process, and rollouts beside it."""
 
     kind: Literal["local"] = "local"
-    """`local` keeps rollouts and trainer in this process."""
+    """`local` trains in this process, and uses this machine alone."""
+    worker_processes: int = Field(default=0, ge=0)
+    """Child processes that run agent loops, hundreds of them each, with vLLM servers; 0 runs them
+    on the event loop of this process, which is enough for a few hundred at once."""
 
 
 class RayRuntime(KindSection):
@@ -172,6 +205,12 @@ class RayRuntime(KindSection):
     """GPUs of each engine; 0 samples on the CPU."""
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
     """Engines on devices of their own, or on those of the trainer ranks."""
+    rank_restarts: int = Field(default=3, ge=0)
+    """Times in a row that a run which lost a trainer rank goes on by itself from its last stored
+    step; the row ends with each further step. 0 ends the run, for `--resume`."""
+    hang_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds without a sign of life after which a rollout worker or a trainer rank is ended as if
+    it had died: longer than anything blocks its event loop. Waiting is a sign of life."""
 
 
 RuntimeSection = Annotated[LocalRuntime | RayRuntime, OneOf(LocalRuntime, RayRuntime)]

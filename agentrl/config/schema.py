@@ -40,6 +40,9 @@ class RunSection(Section):
     """Folder that holds the run directories."""
     seed: int = Field(default=0, ge=0)
     """Seeds data order, sampling and environments."""
+    grace_s: float = Field(default=0.0, ge=0)
+    """Seconds between a SIGTERM and the end of the process, for machines that are preempted: a step
+    that would take longer is given up, and the last finished one saved. 0 waits for the step."""
 
 
 class ModelSection(Section):
@@ -233,7 +236,11 @@ class RolloutSection(Section):
     max_tool_tokens: int = Field(default=512, ge=16)
     """Tokens kept of one tool result or environment feedback, head and tail."""
     timeout_s: float = Field(default=300.0, gt=0)
-    """Wall clock of one rollout in seconds."""
+    """Seconds that environment and tools may take in one rollout. Turns of the model, and waits for
+    engines, weights and sandboxes, do not count."""
+    turn_limit_s: float = Field(default=3600.0, gt=0)
+    """Seconds that an engine may decode one model turn. Waits for an engine, the queue of the
+    embedded one and pauses for new weights do not count."""
     env_timeout_s: float = Field(default=60.0, gt=0)
     """Wall clock of one `reset` or `step` in seconds."""
     retries: int = Field(default=1, ge=0)
@@ -367,6 +374,21 @@ class RunConfig(Section):
             raise ValueError(
                 f"train.micro_batch_tokens ({train.micro_batch_tokens}) cannot hold one row of "
                 f"rollout.max_context_tokens ({rollout.max_context_tokens}); raise the first"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _workers_reach_engines(self) -> RunConfig:
+        runtime = self.runtime
+        if (
+            runtime.kind == "local"
+            and runtime.worker_processes
+            and self.serving.engine == "embedded"
+        ):
+            raise ValueError(
+                f"runtime.worker_processes is {runtime.worker_processes}, but serving.engine is "
+                "embedded, which samples in the trainer's process, where no other process reaches "
+                "it; set runtime.worker_processes: 0, or serving.engine: vllm or external"
             )
         return self
 

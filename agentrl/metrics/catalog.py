@@ -177,6 +177,7 @@ _SAMPLER = (
     _m("is_correction/sequence_ratio_mean", "mean ratio of whole rollouts", "ratio"),
 )  # fmt: skip
 _MACHINE = (
+    _m("rollout/concurrency", "bound on the rollouts at once", "count"),
     _m("serving/cached_share", "prompt tokens the engines did not compute again", "share"),
     _m("serving/sticky_share", "later turns sent to the engine of the first", "share"),
     _m("serving/turns", "turns sampled", "count"),
@@ -185,6 +186,8 @@ _MACHINE = (
     _m("serving/failures", "requests that failed", "count"),
     _m("sync/stage_s", "weights on their way before engines stop", "s"),
     _m("sync/stop_s", "engines coming to a stop", "s"),
+    _m("sync/prepare_s", "engines taking weights beside those they sample with", "s"),
+    _m("sync/resume_s", "engines beginning again after new weights", "s"),
     _m("sync/load_s", "weights going into the engines", "s"),
     _m("sync/pause_s", "engines idle because of new weights", "s"),
     _m("sync/bytes", "bytes sent", "bytes"),
@@ -203,6 +206,7 @@ _MACHINE = (
     _m("timing_s/sync", "new weights to the engines", "s", "timing_s/update_weights"),
     _m("timing_s/wait", "trainer waiting for rollouts", "s"),
     _m("timing_s/drain", "waiting for rollouts to end", "s"),
+    _m("timing_s/evaluation_wait", "waiting for an evaluation beside training to end", "s"),
     _m("timing_s/eval", "evaluation", "s", "timing_s/testing"),
     _m("timing_s/checkpoint", "saving a checkpoint", "s", "timing_s/save_checkpoint"),
     _m("timing_s/step", "the whole step", "s", "timing_s/step"),

@@ -122,15 +122,15 @@ class JsonlSink:
             raise OSError(f"{self.path}: the disk took only part of a line")
 
     def truncate_after(self, step: int) -> None:
-        """Truncate the file at the first line of a later step; what follows it is later too."""
+        """Remove the lines of later steps; a score may stand after the line of a later step."""
         self._file.seek(0)
-        kept = 0
-        for line in self._file.read().splitlines(keepends=True):
-            record = _parse(line)
-            if record is not None and record["step"] > step:
-                self._file.truncate(kept)
-                return
-            kept += len(line)
+        lines = self._file.read().splitlines(keepends=True)
+        later = [(record := _parse(line)) is not None and record["step"] > step for line in lines]
+        if any(later):
+            first = later.index(True)
+            self._file.truncate(sum(map(len, lines[:first])))
+            rest = zip(lines[first:], later[first:], strict=True)
+            self._file.write(b"".join(line for line, gone in rest if not gone))
 
     def close(self) -> None:
         """Close the file of lines."""

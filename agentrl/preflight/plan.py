@@ -170,13 +170,15 @@ def limits_of(config: RunConfig, samples: int = 0) -> dict[str, Limit]:
     """
     rollout = config.rollout
     call_s = rollout.env_timeout_s + _MARGIN_S
+    # The reward test plays written answers; only samples wait for a model.
     episode_s = rollout.timeout_s * (1 + rollout.retries) + _MARGIN_S
+    turns_s = rollout.max_assistant_turns * rollout.turn_limit_s * (1 + rollout.retries)
     imported = Limit(still_s=call_s + _IMPORT_S, total_s=call_s + _IMPORT_S)
     answers_s = -(-TASKS * len(AnswerKind) // IN_FLIGHT) * episode_s
-    samples_s = _LOAD_S + -(-samples // in_flight(config)) * episode_s
+    samples_s = _LOAD_S + -(-samples // in_flight(config)) * (episode_s + turns_s)
     return {
         "tools": imported, "environment": imported, "rewards": imported,
         "prompts": Limit(still_s=call_s, total_s=preflight_parts.SAMPLE_S + 2 * call_s),
         "reward test": Limit(still_s=call_s, total_s=COMMON.total_s + answers_s),
-        "reward samples": Limit(still_s=_LOAD_S, total_s=samples_s),
+        "reward samples": Limit(still_s=max(_LOAD_S, rollout.turn_limit_s), total_s=samples_s),
     }  # fmt: skip

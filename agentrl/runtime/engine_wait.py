@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from agentrl.errors import EngineError, SyncError
+from agentrl.errors import EngineError, SyncError, WeightsDoNotFit
 from agentrl.metrics import MetricBag
+from agentrl.runtime.stop import Interrupted
 
 if TYPE_CHECKING:
     from agentrl.serving import TokenClient
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Push = Callable[[int], Awaitable[MetricBag]]
+STOP_LIMIT_S = 10.0
+"""Seconds that a push may take to end by itself after the run was asked to stop."""
 Guard = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
 """Awaits a wait that may be cancelled, as `StopSwitch.guard`."""
 
@@ -31,26 +35,61 @@ async def push_or_wait(
 
     Args:
         client: in front of the engines.
-        push: makes all of them sample the weights of a version; never cancelled by `guard`.
+        push: makes all of them sample the weights of a version; cancelled if it still runs
+            `STOP_LIMIT_S` after `guard` was asked to stop.
         version: of the weights.
         wait_s: seconds to wait for an engine; 0 where none ever comes back.
-        guard: may cancel the wait.
+        guard: may cancel the wait, and a push that hangs.
 
     Raises:
         SyncError: no engine took the weights, and none came back that did.
         EngineError: none came back in time.
-        Interrupted: `guard` cancelled the wait.
+        Interrupted: `guard` cancelled the wait, or the push.
     """
     try:
-        return await push(version)
+        return await _push(push, version, guard)
     except SyncError as error:
-        if not wait_s:
+        if not wait_s or _never_fits(error):
             raise
         logger.warning("%s; trying once more when an engine is back", error)
         await guard(client.start_over(str(error), limit_s=wait_s))
     if _serves(client, version):
         return MetricBag()  # it caught up by itself
-    return await push(version)
+    return await _push(push, version, guard)
+
+
+async def _push(push: Push, version: int, guard: Guard) -> MetricBag:
+    """Push, with a moment to end where the run is asked to stop: torn weights help no other run."""
+    pushing = asyncio.ensure_future(push(version))
+
+    async def ended() -> None:
+        await asyncio.wait({pushing})
+
+    try:
+        await guard(ended())
+    except Interrupted:
+        await asyncio.wait({pushing}, timeout=STOP_LIMIT_S)
+        if not pushing.done():
+            logger.warning(
+                "the sync of version %d still runs %g s after the signal and is cancelled",
+                version,
+                STOP_LIMIT_S,
+            )
+            raise
+    finally:
+        if not pushing.done():
+            pushing.cancel()
+            await asyncio.wait({pushing})
+    return pushing.result()
+
+
+def _never_fits(error: BaseException | None) -> bool:
+    """Whether a server holds another model, so that no later try can succeed."""
+    while error is not None:
+        if isinstance(error, WeightsDoNotFit):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _serves(client: TokenClient, version: int) -> bool:

@@ -29,8 +29,10 @@ from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.disk.run_name import holds_a_run, run_path
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, make_run, runs_ahead
 from agentrl.runtime.health.rules import check_health
+from agentrl.runtime.heap import frozen_heap
 from agentrl.runtime.open_stages import open_stages
 from agentrl.runtime.progress import Progress, RunPlan
+from agentrl.runtime.rank_restarts import RankLost, RankRestarts
 from agentrl.runtime.records import Parts, RunResult
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.sync import find_transfer
@@ -56,7 +58,7 @@ async def train(
     """
     from agentrl.train.losses import find_loss
 
-    stop = StopSwitch()
+    stop = StopSwitch(grace_s=config.run.grace_s)
     with stop.on_signals():
         config = run_dir.resolve_model(config) if run_dir else config
         check_parts(config, base=base)
@@ -134,7 +136,8 @@ async def _run_in(
     progress: Progress,
     stop: StopSwitch,
 ) -> RunResult:
-    """Run to the end; a rollback ends the stages, and goes on as a resume does."""
+    """Run to the end; after a rollback or the loss of a rank it goes on as a resume does."""
+    restarts = RankRestarts(config, TrajectoryStore(directory.trajectories))
     while True:
         with _rolling_back(directory.path):
             finish_rollbacks(directory.path)
@@ -143,6 +146,8 @@ async def _run_in(
         except RollBack as asked:
             with _rolling_back(directory.path):
                 begin_rollback(directory.path, asked.plan)
+        except RankLost as lost:
+            progress.note(restarts.after(lost))
         gc.collect()  # models are large, and those of the stages that ended may be in a cycle
 
 
@@ -210,7 +215,8 @@ async def _run_from_disk(
             run = make_run(
                 config, directory, parts, history=point.history, progress=progress, stop=stop
             )
-            result = await run.run()
+            with frozen_heap():
+                result = await run.run()
             progress.finished(result)
             return result
         finally:

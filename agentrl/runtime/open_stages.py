@@ -13,6 +13,7 @@ from agentrl.config import RunConfig
 from agentrl.config.fleet import ServingSection, SyncSection
 from agentrl.config.training import LoraSection
 from agentrl.runtime.assembly.layout import engine_width
+from agentrl.runtime.assembly.live_servers import live_servers
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, Push
 from agentrl.runtime.assembly.policy import Policy, open_policy
 from agentrl.runtime.assembly.resume_point import ResumePoint
@@ -20,6 +21,8 @@ from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.trainer import make_trainer
 from agentrl.runtime.assembly.weight_route import device_to_device, own_address, section_backend
 from agentrl.runtime.assembly.weight_stream import sent_weights
+from agentrl.runtime.checks.fleet import require_server
+from agentrl.runtime.children.stages import ChildEngines
 from agentrl.runtime.disk.checkpoint import Checkpoint
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.progress import Progress
@@ -66,6 +69,7 @@ async def open_stages(
             trajectories=directory.trajectories,
             checkpoint=point.checkpoint,
             note=progress.note,
+            check_server=lambda url, backend: require_server(config, url, backend=backend),
         ) as ray:
             for line in ray.actor_lines:
                 logger.info("%s", line)
@@ -93,12 +97,7 @@ async def open_stages(
             lora=config.train.lora,
             directory=directory.weights,
         ) as push:
-            engines = LocalEngines(
-                policy.engines.client,
-                push,
-                shared=policy.engines.shares_weights,
-                wait_s=policy.engines.wait_s,
-            )
+            engines = _engine_stage(policy, push)
             stages = Stages(
                 rollouts=policy.rollouts,
                 engines=engines,
@@ -106,7 +105,25 @@ async def open_stages(
                 stop_token_ids=policy.chat.stop_token_ids,
             )
             model = f"{policy.model}; sampled by {policy.engines.text}"
-            yield OpenStages(stages=stages, model=model, sandbox=policy.sandbox_text)
+            backend = section_backend(config.serving, config.sync, device=config.model.device)
+            async with live_servers(
+                config,
+                policy.engines.client,
+                directory.path,
+                lambda url: require_server(config, url, backend=backend),
+                backend=backend,
+                note=progress.note,
+            ):
+                yield OpenStages(stages=stages, model=model, sandbox=policy.sandbox_text)
+
+
+def _engine_stage(policy: Policy, push: Push) -> LocalEngines:
+    """The engines, which workers in child processes ask without this process."""
+    client, wait_s = policy.engines.client, policy.engines.wait_s
+    if policy.news is not None:
+        client.counted = policy.news.counted
+        return ChildEngines(client, push, policy.news, wait_s=wait_s)
+    return LocalEngines(client, push, shared=policy.engines.shares_weights, wait_s=wait_s)
 
 
 def open_learner(
@@ -171,7 +188,7 @@ async def syncing(
             for name, tensor in trainer.weights()
         ],
     )
-    sync = WeightSync(policy.engines.client, sender)
+    sync = WeightSync(policy.engines.client, sender, limit_s=section.timeout_s)
     try:
         await sync.connect()
         assert policy.pretrained is not None  # there is something to train

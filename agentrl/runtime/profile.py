@@ -30,7 +30,9 @@ from agentrl.data.tasks.pass_rates import (
 from agentrl.errors import ConfigError, DataError
 from agentrl.runtime.assembly.policy import open_policy
 from agentrl.runtime.checks.fleet import require_engines
+from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.disk.checkpoint import resolve_model_path
+from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.runtime.launch import check_parts, in_flight
 from agentrl.runtime.progress import Progress
@@ -173,7 +175,7 @@ async def _measure(
         ) from error
     with file:
 
-        def keep(held: HeldGroup) -> None:
+        def keep(held: HeldGroup | PackedGroup) -> None:
             task = by_id[held.group.task_id]
             last = [rows[-1] for rows in held.group.rollouts()]
             scores = [row.score for row in last if row.rule.reward_trusted]
@@ -204,7 +206,7 @@ async def _measure(
                 n=n,
                 sampling=policy_sampling(config.rollout, policy, temperature),
                 seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
-                in_flight=in_flight(config),
+                limit=RolloutLimit(in_flight(config)),
                 on_group=keep,
             )
 

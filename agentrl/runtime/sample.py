@@ -14,6 +14,8 @@ from agentrl.errors import RunError
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.policy import Policy, open_policy
 from agentrl.runtime.checks.fleet import require_engines
+from agentrl.runtime.children.packed_group import PackedGroup
+from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import rollouts_of, run_groups, sampling_of, stable_seed
 from agentrl.runtime.health.failure_watch import infrastructure_failure
 from agentrl.runtime.launch import check_parts, in_flight
@@ -80,7 +82,7 @@ async def evaluate(
                         n=n,
                         sampling=policy_sampling(config.rollout, policy, config.eval.temperature),
                         seed=config.run.seed,
-                        in_flight=in_flight(config),
+                        limit=RolloutLimit(in_flight(config)),
                         progress=progress,
                     )
                 )
@@ -125,7 +127,7 @@ async def collect(
                     n=n,
                     sampling=policy_sampling(config.rollout, policy, config.rollout.temperature),
                     seed=config.run.seed,
-                    in_flight=in_flight(config),
+                    limit=RolloutLimit(in_flight(config)),
                     progress=progress,
                 )
             )
@@ -154,9 +156,9 @@ async def _roll_out(
     n: int,
     sampling: SamplingParams,
     seed: int,
-    in_flight: int,
+    limit: RolloutLimit,
     progress: Progress,
-) -> list[HeldGroup]:
+) -> list[HeldGroup | PackedGroup]:
     progress.phase(phase, len(tasks) * n)
     return await run_groups(
         policy.rollouts,
@@ -165,7 +167,7 @@ async def _roll_out(
         n=n,
         sampling=sampling,
         seed=lambda task: stable_seed(seed, name, task.id),
-        in_flight=in_flight,
+        limit=limit,
         on_group=lambda handle: progress.advance(n, handle.report.tokens),
     )
 

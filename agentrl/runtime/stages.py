@@ -218,8 +218,16 @@ class LearnStage(Protocol):
             on_progress: called with `(micro-batches done, micro-batches of the step)`.
 
         Raises:
+            StepAbandoned: after `abandon`.
             TrainError: a number that must not be trained on.
             OSError: the store could not be written.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Let `learn` give up at its next micro-batch, with `StepAbandoned`; for a run that ends.
+
+        Where no update of the step was made, weights and state are those before it.
         """
         ...
 

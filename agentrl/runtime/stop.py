@@ -2,6 +2,14 @@
 
 The first signal sets a flag; guarded work is cancelled, work that must be complete (an optimizer
 step, a checkpoint) runs to its end. The second signal ends the process at once.
+
+A machine that is preempted sends SIGTERM and, after a grace period, SIGKILL. With `run.grace_s` a
+SIGTERM is answered within that time:
+
+    0 ............ a quarter ......... half, or less ............ grace_s
+    | clean up     |                   |                          | the process ends,
+    | a training step goes on          | it is given up, and      | whatever it does
+    |                                  | a checkpoint is written  |
 """
 
 from __future__ import annotations
@@ -11,6 +19,8 @@ import contextlib
 import logging
 import os
 import signal
+import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
@@ -34,9 +44,17 @@ class Interrupted(Exception):
 class StopSwitch:
     """Set once by a signal or by `request`, looked at by the run."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, grace_s: float = 0.0) -> None:
+        """Wait for a signal.
+
+        Args:
+            grace_s: seconds between a SIGTERM and the end of the process; 0 sets no limit.
+        """
         self._event = asyncio.Event()
         self._signal = signal.SIGINT
+        self._grace_s = grace_s
+        self._asked_at = 0.0
+        self._end: threading.Timer | None = None
 
     def request(self, number: int = signal.SIGINT) -> None:
         """Ask the run to stop; a second request ends the process."""
@@ -44,12 +62,45 @@ class StopSwitch:
             logger.warning("second signal: ending at once")
             os._exit(128 + number)
         self._signal = signal.Signals(number)
+        if number == signal.SIGTERM and self._grace_s:
+            logger.info("SIGTERM: the run ends within %g s (run.grace_s)", self._grace_s)
+            # A thread: the event loop may be what keeps the run from ending.
+            self._end = threading.Timer(self._grace_s, _end_now, [self._grace_s])
+            self._end.daemon = True
+            self._end.start()
+            self._asked_at = time.monotonic()
         self._event.set()
 
     def check(self) -> None:
         """Raise `Interrupted` if the run was asked to stop."""
         if self._event.is_set():
             raise Interrupted(int(self._signal))
+
+    async def hurry(self, *, keep_s: float) -> None:
+        """Return when work that runs to its end must be given up; never without a grace period.
+
+        Args:
+            keep_s: seconds of the grace period that are needed afterwards; at least half of it is
+                kept.
+        """
+        await self._event.wait()
+        if self._end is None:
+            await asyncio.Event().wait()
+        work_s = self._grace_s - max(self._grace_s / 2, keep_s)
+        await asyncio.sleep(self._asked_at + work_s - time.monotonic())
+
+    async def cleaned_up(self, task: asyncio.Future[Any]) -> None:
+        """Wait for what cleans up, or is cancelled; in a grace period for a quarter of it at most.
+
+        Raises:
+            Exception: what it raised.
+        """
+        limit_s = None if self._end is None else self._grace_s / 4
+        await asyncio.wait([task], timeout=limit_s)
+        if not task.done():
+            logger.warning("what was cancelled has not cleaned up within %g s", limit_s or 0.0)
+        elif not task.cancelled() and (error := task.exception()):
+            raise error
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; on a stop request cancel it, let it clean up, and raise `Interrupted`."""
@@ -64,8 +115,7 @@ class StopSwitch:
             waiter.cancel()
             if not task.done():
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+                await self.cleaned_up(task)
 
     @contextlib.asynccontextmanager
     async def opening(self, context: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
@@ -114,5 +164,14 @@ class StopSwitch:
         try:
             yield
         finally:
+            if self._end is not None:
+                self._end.cancel()
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+
+
+def _end_now(grace_s: float) -> None:
+    """End the process; what it started sees its parent go, and no file is half-written."""
+    text = f"the {grace_s:g} s of run.grace_s are over: ending at once; go on with --resume\n"
+    os.write(2, text.encode())
+    os._exit(128 + signal.SIGTERM)

@@ -74,6 +74,12 @@ def test_an_override_of_the_kind_leaves_what_the_file_said_of_the_other() -> Non
     assert config.sandbox.limits.wall_s == 3
 
 
+def test_a_run_on_ray_becomes_local_by_one_word() -> None:
+    """Fails if a key of Ray's workers asks for workers that an embedded engine cannot have."""
+    ray = {"kind": "ray", "rollout_workers": 2, "trainer_ranks": 2}
+    assert with_keys("runtime=local", runtime=ray).runtime == LocalRuntime()
+
+
 def test_names_that_are_no_kind_of_their_own() -> None:
     assert isinstance(with_keys("sandbox.backend=mine.py:Own").sandbox, ContainerSandbox)
     assert isinstance(with_keys("sandbox.backend=bubblewrap").sandbox, HostSandbox)

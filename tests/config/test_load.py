@@ -253,3 +253,11 @@ def test_sandbox_limits_have_the_keys_of_the_contract() -> None:
     units = {"memory_mb": "memory_bytes", "output_kb": "output_bytes", "disk_mb": "disk_bytes"}
     named = {units.get(name, name) for name in ContainerLimits.model_fields}
     assert named <= {field.name for field in dataclasses.fields(SandboxLimits)}
+
+
+@pytest.mark.parametrize("value", ["x", "0", "-1", "1.5", "true"])
+def test_a_width_of_a_server_that_is_no_number_of_devices_is_named(value: str) -> None:
+    """Fails if it is only found where devices are counted, as a traceback."""
+    with pytest.raises(ConfigError, match=r"tensor.parallel.size is .*a number of devices"):
+        with_keys("serving.engine=vllm", f"serving.args.tensor-parallel-size={value}")
+    assert with_keys("serving.engine=vllm", "serving.args.tensor_parallel_size=2")

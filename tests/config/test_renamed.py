@@ -73,7 +73,7 @@ def test_values_arrive_where_they_are_read() -> None:
     assert config.serving.engine == "vllm"
     assert config.serving.replicas == 2
     assert config.sync.model_dump() == {
-        "backend": "collective", "dense_every": 4, "directory": None,
+        "backend": "collective", "dense_every": 4, "directory": None, "timeout_s": 120.0,
     }  # fmt: skip
     assert config.algorithm.kl_controller.model_dump() == {"kind": "window", "target": (0.05, 0.2)}
     assert config.algorithm.reference_update is not None
@@ -84,11 +84,14 @@ def test_values_arrive_where_they_are_read() -> None:
     assert config.serving.model_dump() == {
         "engine": "external", "urls": ("http://a:8000", "http://b:8000"), "devices_per_server": 4,
         "max_batch_size": 64, "start_timeout_s": 600.0, "transport": "auto",
+        "stuck_after_s": 60.0, "outage_limit_s": 900.0,
     }  # fmt: skip
     assert config.train.lora is not None
     assert (config.train.lora.rank, config.train.lora.sync) == (8, "merged")
     assert config.schedule.staleness_threshold == 1.0
-    assert config.sync.model_dump() == {"backend": "disk", "dense_every": 1, "directory": "shared"}
+    assert config.sync.model_dump() == {
+        "backend": "disk", "dense_every": 1, "directory": "shared", "timeout_s": 120.0,
+    }  # fmt: skip
 
     config = load_stored_config(OLD / "filters.yaml")
     assert config.reward.overlong is not None

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from agentrl.engine import Engine, WeightTicket
-from agentrl.errors import EngineError, SyncError
+from agentrl.errors import EngineError, SyncError, WeightsDoNotFit
 from agentrl.metrics import MetricBag
+from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.local_stages import LocalEngines
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.engine_wait import Push
 from agentrl.runtime.ray.engine_stage import RayEngines
-from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
@@ -154,6 +154,38 @@ async def test_a_signal_ends_the_wait_for_an_engine(kind: str) -> None:
     await client.close()
 
 
+@both
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_a_signal_ends_a_push_that_hangs(
+    kind: str, cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a run whose sync is stuck ignores Ctrl-C, or if one that would end is cancelled."""
+    monkeypatch.setattr("agentrl.runtime.engine_wait.STOP_LIMIT_S", 0.05 if cancelled else 60.0)
+    client = TokenClient([engine()], probe_s=0.001, recover=never)
+    events: list[str] = []
+
+    async def push(version: int) -> MetricBag:
+        try:
+            await asyncio.sleep(3600 if cancelled else 0.2)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)
+            events.append("cleaned up")
+            raise
+        return MetricBag()
+
+    stage, stop = stage_of(kind, client, push), StopSwitch()
+    stage.guard = stop.guard
+    asyncio.get_running_loop().call_later(0.02, stop.request)
+    async with asyncio.timeout(30):
+        if cancelled:
+            with pytest.raises(Interrupted):
+                await stage.sync(1)
+        else:
+            await stage.sync(1)
+    assert events == ["cleaned up"] * cancelled
+    await client.close()
+
+
 @pytest.mark.parametrize("schedule", [{}, {"oversample": 2.0}, {"staleness_threshold": 1.0}])
 async def test_a_step_whose_weights_reach_nobody_is_kept(
     tmp_path: Path, schedule: dict[str, float]
@@ -176,3 +208,30 @@ async def test_a_step_whose_weights_reach_nobody_is_kept(
     await asking
     (point,) = list_checkpoints(tmp_path / "fake" / "checkpoints")
     assert (point.state.step, point.state.version) == (2, 2)
+
+
+async def test_weights_that_fit_no_server_are_not_tried_again() -> None:
+    """Fails if a run waits for servers that hold another model to be back: they never take it."""
+    client = TokenClient([engine()])
+    tries = 0
+
+    async def load(_: WeightTicket) -> None:
+        raise WeightsDoNotFit("3 weights have no place in LlamaForCausalLM")
+
+    async def push(version: int) -> MetricBag:
+        nonlocal tries
+        tries += 1
+        client.engine("only").load_weights = load
+        try:
+            await client.pause_all()
+            await client.load_weights(ticket(version))
+        except EngineError as error:
+            raise SyncError(f"version {version} reached no engine: {error}") from error
+        return MetricBag()
+
+    engines = LocalEngines(client, push, shared=False, wait_s=600.0)
+    async with asyncio.timeout(20):
+        with pytest.raises(SyncError, match="have no place in LlamaForCausalLM"):
+            await engines.sync(1)
+    assert tries == 1
+    await client.close()

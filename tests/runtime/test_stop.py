@@ -1,9 +1,11 @@
-"""Ctrl-C while a run opens what it needs."""
+"""Signals: while a run opens what it needs, and with a grace period."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -75,3 +77,59 @@ async def test_others_may_cancel_the_opening() -> None:
         async with asyncio.timeout(0.02), stop.opening(opened(notes, takes_s=60.0)):
             notes.append("body")
     assert notes == ["began", "closed"]
+
+
+@pytest.fixture
+def no_end(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Grace periods that ended, in place of the process."""
+    ended: list[float] = []
+    monkeypatch.setattr("agentrl.runtime.stop._end_now", ended.append)
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "number", "keep_s", "hurries"),
+    [
+        (60.0, signal.SIGTERM, 60.0, True),
+        (60.0, signal.SIGTERM, 0.0, False),
+        (60.0, signal.SIGINT, 60.0, False),
+        (0.0, signal.SIGTERM, 60.0, False),
+    ],
+)
+async def test_only_a_grace_period_that_runs_out_gives_a_step_up(
+    grace_s: float, number: signal.Signals, keep_s: float, hurries: bool, no_end: list[float]
+) -> None:
+    """Fails if a step is given up while there is time, or by a signal without a period."""
+    stop = StopSwitch(grace_s=grace_s)
+    with stop.on_signals():
+        os.kill(os.getpid(), number)
+        waiting = asyncio.ensure_future(stop.hurry(keep_s=keep_s))
+        await asyncio.wait([waiting], timeout=0.2)
+        with pytest.raises(Interrupted):
+            stop.check()
+        assert waiting.done() is hurries
+        waiting.cancel()
+    assert no_end == []
+
+
+async def test_what_does_not_clean_up_is_left_in_a_grace_period(no_end: list[float]) -> None:
+    """Fails if a sandbox that does not close takes the time of the checkpoint."""
+    stop, closed = StopSwitch(grace_s=0.4), asyncio.Event()
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await closed.wait()
+
+    with stop.on_signals():
+        asyncio.get_running_loop().call_later(0.01, os.kill, os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            await asyncio.wait_for(stop.guard(stubborn()), 30)
+        assert not closed.is_set()
+        closed.set()
+        deadline = asyncio.get_running_loop().time() + 30
+        while not no_end:
+            assert asyncio.get_running_loop().time() < deadline, "the period has no end"
+            await asyncio.sleep(0.01)
+    assert no_end == [0.4]

@@ -200,6 +200,11 @@ class Agentrl:
             assert time.monotonic() < deadline, self.text()
             time.sleep(0.01)
 
+    @property
+    def pid(self) -> int:
+        """Process id; 0 once it has been waited for."""
+        return self._process.pid or 0
+
     def send(self, number: int) -> None:
         """Send a signal."""
         if self._process.is_alive() and self._process.pid:

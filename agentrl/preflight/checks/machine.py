@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.config.schema import ModelSection
@@ -133,8 +134,14 @@ def model_shape(section: ModelSection) -> ModelShape:
 
     found = AutoConfig.from_pretrained(model_source(section))
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(found)
-    text = getattr(found, "text_config", None) or found
+        return shape_of(AutoModelForCausalLM.from_config(found))
+
+
+def shape_of(model: Any) -> ModelShape:
+    """The shape of a `transformers` causal language model; its weights are not read."""
+    import torch
+
+    text = getattr(model.config, "text_config", None) or model.config
     heads = text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads

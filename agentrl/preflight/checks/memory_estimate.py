@@ -122,9 +122,9 @@ def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Proc
         found.append(
             ProcessMemory(name="trainer on the host", count=ranks, on_gpu=False, parts=host)
         )
-    if runtime.kind == "ray":
+    count = runtime.rollout_workers if runtime.kind == "ray" else runtime.worker_processes
+    if count:
         worker = (Part(what="process", size=_WORKER),)
-        count = runtime.rollout_workers
         found.append(ProcessMemory(name="rollout worker", count=count, on_gpu=False, parts=worker))
     if serving.engine == "vllm":
         server = (

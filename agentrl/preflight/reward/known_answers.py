@@ -22,6 +22,7 @@ from agentrl.preflight.reward.scripted_generator import ScriptedGenerator, scrip
 from agentrl.rollout import adapt_env
 from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
 from agentrl.runtime.assembly.tools import open_tools
+from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.tool import Tool
 from agentrl.types import FinishReason, SamplingParams, Task, ToolCall, Trajectory
@@ -170,7 +171,7 @@ async def _play(
                 max_tokens=config.rollout.max_turn_tokens, stop_token_ids=chat.stop_token_ids
             ),
             seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
-            in_flight=IN_FLIGHT,
+            limit=RolloutLimit(IN_FLIGHT),
         )
     finally:
         await sandboxes.close()

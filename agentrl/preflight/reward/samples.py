@@ -13,6 +13,7 @@ from agentrl.preflight.reward.known_answers import TriedAnswer, answer_of, sprea
 from agentrl.preflight.reward.verdict import judge_samples
 from agentrl.runtime.assembly.policy import open_policy
 from agentrl.runtime.checks.fleet import require_engines
+from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.runtime.launch import in_flight
 from agentrl.types import SamplingParams, Task
@@ -66,7 +67,7 @@ async def sample_rewards(
                 stop_token_ids=policy.chat.stop_token_ids,
             ),
             seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
-            in_flight=in_flight(config),
+            limit=RolloutLimit(in_flight(config)),
             on_group=lambda held: request.on_group(n),
         )
     made = [held.group for held in groups]

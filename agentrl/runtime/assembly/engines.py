@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from agentrl.config.fleet import (
 from agentrl.config.schema import ModelSection
 from agentrl.engine import Engine
 from agentrl.errors import ConfigError
+from agentrl.runtime.assembly.engine_care import closing_engines, engine_care, pause_limit_s
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.weight_route import (
     gpus_needed,
@@ -30,9 +31,8 @@ from agentrl.runtime.assembly.weight_route import (
     urls_are_local,
 )
 from agentrl.serving.balancer import LoadBalancer
-from agentrl.serving.client import TokenClient
+from agentrl.serving.client import PAUSE_LIMIT_S, TokenClient
 from agentrl.serving.connect import connect_engine
-from agentrl.serving.keeper import Keeper
 from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
 from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 
@@ -46,7 +46,7 @@ UNKNOWN_VERSION = -1
 """What a server has before its first sync: the model it was started with, or what an earlier run
 left there, whatever that is."""
 WAIT_S = 60.0
-"""Seconds that an engine which this process cannot start may be away."""
+"""Seconds that the connection to an engine in a trainer rank may be lost."""
 LEAN = "agentrl.serving.lean.vllm_app:LeanMiddleware"
 """Opens the lean listener inside a vLLM server."""
 
@@ -65,6 +65,10 @@ class OpenEngines:
     """Description of the engines for the log."""
     wait_s: float
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
+    transport: Transport = "auto"
+    """Transport of turns to servers, as in `serving.transport`."""
+    secret: str = field(default="", repr=False)
+    """Secret of the lean listeners of servers that this process started."""
 
 
 @contextlib.asynccontextmanager
@@ -122,10 +126,8 @@ async def open_engines(
         async with _launched(section, commands, connect, wait_s, logs, note) as launched:
             yield launched
         return
-    try:
+    async with closing_engines(opened.client), engine_care(opened.client, section, note=note):
         yield opened
-    finally:
-        await opened.client.close()
 
 
 def _embedded(
@@ -137,7 +139,7 @@ def _embedded(
         model, section=section, max_context_tokens=max_context_tokens, version=version
     )
     return OpenEngines(
-        client=make_client([engine], wait_s=wait_s),
+        client=make_client([engine], wait_s=wait_s, pause_limit_s=pause_limit_s(section)),
         shares_weights=True,
         same_host=True,
         text="embedded in this process",
@@ -162,11 +164,12 @@ async def _connected(
         for index, url in enumerate(section.urls)
     )
     return OpenEngines(
-        client=make_client(engines, wait_s=wait_s),
+        client=make_client(engines, wait_s=wait_s, pause_limit_s=pause_limit_s(section)),
         shares_weights=False,
         same_host=urls_are_local(section.urls),
         text=f"{len(engines)} vLLM servers that run already",
         wait_s=wait_s,
+        transport=section.transport,
     )
 
 
@@ -189,20 +192,20 @@ async def _launched(
     try:
         kept = [_OwnServer(server, connect) for server in servers]
         engines = await connected(server.connect() for server in kept)
-        client = make_client(engines, wait_s=wait_s)
-        keeping = asyncio.create_task(Keeper(client, kept, note=note).run())
-        try:
+        client = make_client(engines, wait_s=wait_s, pause_limit_s=pause_limit_s(section))
+        async with (
+            closing_engines(client),
+            engine_care(client, section, note=note, kept=kept),
+        ):
             yield OpenEngines(
                 client=client,
                 shares_weights=False,
                 same_host=True,
                 text=f"{len(servers)} vLLM servers on this machine",
                 wait_s=wait_s,
+                transport=connect.transport,
+                secret=connect.secret,
             )
-        finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-            await client.close()
     finally:
         await asyncio.shield(stop_servers(servers))
 
@@ -269,11 +272,15 @@ def server_commands(
     Raises:
         ConfigError: vLLM is not installed, or an option is not the user's to set.
     """
+    import torch
+
     from agentrl.serving.vllm.command import server_command, vllm_device
 
     device = vllm_device()
     backend = section_backend(section, sync, device=policy.device)
-    devices = _devices(section) if device == "cuda" else [None] * section.replicas
+    devices: Sequence[tuple[int, ...] | None] = [None] * section.replicas
+    if device == "cuda":
+        devices = engine_devices(section, have=torch.cuda.device_count(), trainer=policy.device)
     commands = [
         server_command(
             section,
@@ -294,43 +301,60 @@ def server_commands(
     return [replace(c, env={**c.env, **more}) for c in commands]
 
 
-def _devices(section: VllmServing) -> list[tuple[int, ...]]:
-    """The GPUs of each replica: those the trainer leaves free, if they are enough."""
-    import torch
+def engine_devices(section: VllmServing, *, have: int, trainer: str) -> list[tuple[int, ...]]:
+    """The GPUs of each replica: those the trainer leaves free, if they are enough.
 
-    width = engine_width(section)
-    have, needed = torch.cuda.device_count(), gpus_needed(section)
+    Args:
+        section: how many servers, and how many GPUs each needs.
+        have: GPUs of this machine.
+        trainer: `model.device`; `auto` and `cuda` are the first GPU, `cpu` leaves all free.
+
+    Raises:
+        ConfigError: the servers need more GPUs than there are.
+    """
+    width, needed = engine_width(section), gpus_needed(section)
     if have < needed:
         raise ConfigError(
             f"serving.replicas {section.replicas} with {width} GPUs each need {needed}, but this "
             f"machine has {have}; lower serving.replicas"
         )
-    first = 1 if have > needed else 0
-    if not first:
+    kind, _, index = trainer.partition(":")
+    own = None if kind == "cpu" else int(index or 0)
+    free = [number for number in range(have) if number != own]
+    if len(free) < needed:
         logger.warning("no GPU is left for the trainer: it shares one with a server")
+        free = list(range(have))
     return [
-        tuple(range(first + index * width, first + (index + 1) * width))
-        for index in range(section.replicas)
+        tuple(free[replica * width : (replica + 1) * width]) for replica in range(section.replicas)
     ]
 
 
-def make_client(engines: Sequence[Engine], *, wait_s: float, offset: int = 0) -> TokenClient:
+def make_client(
+    engines: Sequence[Engine],
+    *,
+    wait_s: float,
+    offset: int = 0,
+    pause_limit_s: float = PAUSE_LIMIT_S,
+) -> TokenClient:
     """The client of a config over engines.
 
     Args:
         engines: connected.
         wait_s: see `engine_wait_s`.
         offset: of the balancer, where several clients share the engines.
+        pause_limit_s: see `TokenClient`.
     """
-    return TokenClient(engines, LoadBalancer(offset=offset), wait_s=wait_s)
+    return TokenClient(
+        engines, LoadBalancer(offset=offset), wait_s=wait_s, pause_limit_s=pause_limit_s
+    )
 
 
 def engine_wait_s(section: ServingSection, *, on_ray: bool) -> float:
-    """Seconds that an engine which is gone may take to come back; 0 if it never does."""
-    if section.engine == "vllm":
-        return section.start_timeout_s
+    """Seconds without any engine after which a run ends; 0 if one that is gone never comes back."""
+    if section.engine != "embedded":
+        return section.outage_limit_s
     # On Ray, a connection to an engine that is well may be lost.
-    return WAIT_S if section.urls or on_ray else 0.0
+    return WAIT_S if on_ray else 0.0
 
 
 async def connected(connecting: Iterable[Awaitable[Engine]]) -> list[Engine]:

@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from agentrl.config.fleet import RayRuntime, ServingSection
+from agentrl.config.fleet import WIDTHS, RayRuntime, ServingSection
 from agentrl.errors import ConfigError
 
 Resources = Mapping[str, float]
 """Ray's names: `CPU`, `GPU`, `memory`, ..."""
-WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size")
-"""Options of a vLLM server that make it several processes, which all receive weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from agentrl.compute_threads import run_computing
+from agentrl.errors import StepAbandoned
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
 from agentrl.runtime.drivers.groups import GroupRunner, note_aborted
@@ -21,11 +22,16 @@ from agentrl.runtime.stages import GroupHandle, HeldGroup
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
+    from agentrl.batch import PackedBatch
     from agentrl.data import TrajectoryStore
     from agentrl.rollout.effort import CancelledWork
     from agentrl.serving import TokenClient
     from agentrl.serving.records import EngineStats
     from agentrl.train import Trainer
+
+
+ABANDONED = "the step is given up, since the run ends before it would"
+"""Message of a step that is given up."""
 
 
 class LocalRollouts:
@@ -93,7 +99,7 @@ class LocalLearner:
         self._store = store
         self._save = save
         self._maker = maker
-        self._mid_step = False
+        self._mid_step = self._abandoned = False
 
     @property
     def version(self) -> int:
@@ -109,8 +115,7 @@ class LocalLearner:
         self, step: int, minibatch: int, groups: Mapping[int, GroupHandle]
     ) -> None:
         """`learn_early` as in `LearnStage.learn_early`."""
-        held = dict(zip(groups, _held(list(groups.values())), strict=True))
-        update = await asyncio.to_thread(self._maker.prepare_minibatch, step, minibatch, held)
+        update = await asyncio.to_thread(self._prepare_early, step, minibatch, groups)
         if update is not None:
             self._mid_step = True
             await run_computing(self._trainer.update_early, update)
@@ -125,24 +130,49 @@ class LocalLearner:
     ) -> MetricBag:
         """`learn` as in `LearnStage.learn`."""
         # Rollouts go on beside it, so none of it runs on the event loop.
-        prepared = await asyncio.to_thread(self._prepare, step, _held(groups), stored)
+        prepared = await asyncio.to_thread(self._prepare, step, groups, stored)
         batch, bag = prepared.batch, prepared.metrics
         if not any(update.micro_batches for update in batch.updates):
             bag.sum("train/steps_without_signal", 1)
-        bag.merge(await run_computing(self._trainer.step, batch, on_progress))
+
+        def note(done: int, total: int) -> None:
+            self._check_wanted()
+            on_progress(done, total)
+
+        try:
+            self._check_wanted()
+            bag.merge(await run_computing(self._trainer.step, batch, note))
+        except StepAbandoned:
+            self._maker.forget()
+            self._mid_step = self._trainer.mid_step
+            raise
         self._mid_step = False
         return bag
 
-    def _prepare(self, step: int, groups: Sequence[TrajectoryGroup], stored: bool) -> PreparedStep:
+    def abandon(self) -> None:
+        """`abandon` as in `LearnStage.abandon`."""
+        self._abandoned = True
+
+    def _check_wanted(self) -> None:
+        if self._abandoned:
+            raise StepAbandoned(ABANDONED)
+
+    def _prepare_early(
+        self, step: int, minibatch: int, groups: Mapping[int, GroupHandle]
+    ) -> PackedBatch | None:
+        held = dict(zip(groups, _held(list(groups.values())), strict=True))
+        return self._maker.prepare_minibatch(step, minibatch, held)
+
+    def _prepare(self, step: int, groups: Sequence[GroupHandle], stored: bool) -> PreparedStep:
         """The batch of a step, whose groups are on disk when this returns."""
-        prepared = self._maker.prepare(step, groups)
+        prepared = self._maker.prepare(step, _held(groups))
         if not stored:
             self._store.write(step, "train", prepared.groups, prepared.batch.advantages)
         return prepared
 
     async def keep(self, step: int, kind: str, groups: Sequence[GroupHandle]) -> None:
         """`keep` as in `LearnStage.keep`."""
-        await asyncio.to_thread(self._store.write, step, kind, _held(groups), None)
+        await asyncio.to_thread(lambda: self._store.write(step, kind, _held(groups), None))
 
     def save(self, folder: Path) -> None:
         """`save` as in `LearnStage.save`."""
@@ -197,5 +227,15 @@ class LocalEngines:
         return self._client.stats()
 
 
+class LocalGroup(GroupHandle, Protocol):
+    """A finished group that this process has, as records or as bytes."""
+
+    @property
+    def group(self) -> TrajectoryGroup:
+        """The whole group; unpacks what is held as bytes."""
+        ...
+
+
 def _held(groups: Sequence[GroupHandle]) -> list[TrajectoryGroup]:
-    return [cast(HeldGroup, handle).group for handle in groups]
+    """The groups of handles; takes a while where they are bytes."""
+    return [cast(LocalGroup, handle).group for handle in groups]

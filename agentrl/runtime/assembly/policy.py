@@ -4,11 +4,12 @@ together."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from agentrl.chat import build_chat
 from agentrl.compute_threads import reserve_cores, run_computing
 from agentrl.config import RunConfig
 from agentrl.runtime.assembly.engines import (
@@ -31,6 +32,9 @@ from agentrl.runtime.assembly.tools import open_tools
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
+    from agentrl.runtime.children.stages import ChildRollouts, EngineNews
+    from agentrl.sandbox import SandboxBackend
+    from agentrl.tool import Tool
     from agentrl.train.model.pretrained import Pretrained
 
 
@@ -44,12 +48,14 @@ class Policy:
     """Describes the model."""
     engines: OpenEngines
     """Engines that sample from it."""
-    rollouts: LocalRollouts
+    rollouts: LocalRollouts | ChildRollouts
     """Makes groups with it."""
     chat: ChatFormat
     """Format that turns messages into ids."""
     sandbox_text: str
     """Backend and how strong it is."""
+    news: EngineNews | None = None
+    """The way to workers in child processes; None where there are none."""
 
 
 @contextlib.asynccontextmanager
@@ -81,28 +87,18 @@ async def open_policy(
     if embedded or train:
         # Before torch is imported: it reads only then how its threads wait.
         reserve_cores()
-    from agentrl.train.model.pretrained import load_tokenizer
-
-    sandboxes = await open_sandboxes(config.sandbox, base=base)
-    try:
-        probe = await sandboxes.probe()
+    children = config.runtime.kind == "local" and config.runtime.worker_processes > 0
+    # A sync before the first rollout brings servers to the trainer's version.
+    loaded = UNKNOWN_VERSION if train and not embedded else version
+    async with contextlib.AsyncExitStack() as stack:
+        here = None if children else await _open_environment(config, base=base, stack=stack)
         source = (
             served_source(config.model, config.train.lora, checkpoint=model_path)
             if train
             else model_source(config.model, path=model_path)
         )
-        pretrained: Pretrained | None = None
-        if embedded or train:
-            pretrained = await (
-                run_computing(load_trained, config.model, config.train.lora, checkpoint=model_path)
-                if train
-                else run_computing(load_model, config.model, path=model_path)
-            )
-            tokenizer = pretrained.tokenizer
-        else:
-            tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
-        async with (
-            open_tools(config.env, base=base) as tools,
+        pretrained, tokenizer = await _load(config, source, model_path=model_path, train=train)
+        engines = await stack.enter_async_context(
             open_engines(
                 config.serving,
                 config.sync,
@@ -112,26 +108,98 @@ async def open_policy(
                 model=pretrained.model if pretrained else None,
                 source=source,
                 logs=logs,
-                # A sync before the first rollout brings servers to the trainer's version.
-                version=UNKNOWN_VERSION if train and not embedded else version,
+                version=loaded,
                 note=note,
-            ) as engines,
-        ):
-            worker, chat = make_worker(
-                config,
-                generator=engines.client,
-                tokenizer=tokenizer,
-                sandboxes=sandboxes,
-                tools=tools,
-                base=base,
             )
-            yield Policy(
-                pretrained=pretrained,
-                model=describe_model(pretrained) if pretrained else f"{source} on {engines.text}",
-                engines=engines,
-                rollouts=LocalRollouts(worker, cancelled=lambda: worker.cancelled),
-                chat=chat,
-                sandbox_text=f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)",
+        )
+        if here is not None:
+            opened = here.rollouts(config, engines, tokenizer, base=base)
+        else:
+            opened = await stack.enter_async_context(
+                _open_children(config, engines, source, base=base, logs=logs, version=loaded)
             )
-    finally:
-        await sandboxes.close()
+        yield Policy(
+            pretrained=pretrained,
+            model=describe_model(pretrained) if pretrained else f"{source} on {engines.text}",
+            engines=engines,
+            rollouts=opened.rollouts,
+            chat=build_chat(tokenizer, config.chat),
+            sandbox_text=opened.sandbox_text,
+            news=opened.news,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenRollouts:
+    """A rollout stage that is ready."""
+
+    rollouts: LocalRollouts | ChildRollouts
+    sandbox_text: str
+    news: EngineNews | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Environment:
+    """Sandboxes and tools in this process."""
+
+    sandboxes: SandboxBackend
+    tools: Sequence[Tool]
+    text: str
+
+    def rollouts(
+        self, config: RunConfig, engines: OpenEngines, tokenizer: Any, *, base: Path
+    ) -> _OpenRollouts:
+        """A worker on the event loop of this process."""
+        worker, _ = make_worker(
+            config,
+            generator=engines.client,
+            tokenizer=tokenizer,
+            sandboxes=self.sandboxes,
+            tools=self.tools,
+            base=base,
+        )
+        rollouts = LocalRollouts(worker, cancelled=lambda: worker.cancelled)
+        return _OpenRollouts(rollouts=rollouts, sandbox_text=self.text)
+
+
+async def _open_environment(
+    config: RunConfig, *, base: Path, stack: contextlib.AsyncExitStack
+) -> _Environment:
+    sandboxes = await open_sandboxes(config.sandbox, base=base)
+    stack.push_async_callback(sandboxes.close)
+    probe = await sandboxes.probe()
+    tools = await stack.enter_async_context(open_tools(config.env, base=base))
+    text = f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)"
+    return _Environment(sandboxes=sandboxes, tools=tools, text=text)
+
+
+@contextlib.asynccontextmanager
+async def _open_children(
+    config: RunConfig, engines: OpenEngines, source: str, *, base: Path, logs: Path, version: int
+) -> AsyncIterator[_OpenRollouts]:
+    """Workers in processes of their own, with sandboxes and tools there."""
+    from agentrl.runtime.children.open_workers import open_workers
+
+    async with open_workers(
+        config, base=base, logs=logs, engines=engines, source=source, version=version
+    ) as opened:
+        yield _OpenRollouts(
+            rollouts=opened.rollouts, sandbox_text=opened.report.sandbox_text, news=opened.news
+        )
+
+
+async def _load(
+    config: RunConfig, source: str, *, model_path: str | None, train: bool
+) -> tuple[Pretrained | None, Any]:
+    """The model, where it is needed in this process, and its tokenizer."""
+    from agentrl.train.model.pretrained import load_tokenizer
+
+    if train:
+        pretrained = await run_computing(
+            load_trained, config.model, config.train.lora, checkpoint=model_path
+        )
+    elif config.serving.engine == "embedded":
+        pretrained = await run_computing(load_model, config.model, path=model_path)
+    else:
+        return None, load_tokenizer(config.model.model_copy(update={"path": source}))
+    return pretrained, pretrained.tokenizer

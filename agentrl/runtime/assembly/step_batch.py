@@ -73,6 +73,7 @@ class StepMaker:
         )
         if checkpoint is not None:
             self._shaper.load(checkpoint)
+        self._before = self._shaper.moments
 
     def prepare(self, step: int, groups: Sequence[TrajectoryGroup]) -> PreparedStep:
         """Build the batch of the next step; the statistics have seen it when this returns.
@@ -85,6 +86,7 @@ class StepMaker:
             DataError: a reward, a mask or a log-probability that must not be trained on.
         """
 
+        self._before = self._shaper.moments
         held = drop_too_old(self._schedule, step, groups)
         bag = rollout_metrics(held)
         shaped = self._shaper.shape(held)
@@ -93,6 +95,10 @@ class StepMaker:
         bag.merge(batch.metrics)
         self._count_waste(step, shaped, batch, bag)
         return PreparedStep(groups=held, batch=batch, metrics=bag)
+
+    def forget(self) -> None:
+        """Let the statistics forget the last step that was prepared: it was not trained."""
+        self._shaper.moments = self._before
 
     def prepare_minibatch(
         self, step: int, index: int, groups: Mapping[int, TrajectoryGroup]

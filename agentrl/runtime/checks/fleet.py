@@ -182,6 +182,29 @@ async def require_engines(config: RunConfig, *, model_path: str | None) -> None:
     await _strangers(urls, tokenizer, "disk", model=model, max_context_tokens=limit, score=score)
 
 
+async def require_server(config: RunConfig, url: str, *, backend: str) -> None:
+    """Do nothing if a server that joins a run while it goes on is one that the run can use.
+
+    Args:
+        config: of the run.
+        url: of the server.
+        backend: by which weights will reach it.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    from agentrl.train.model.pretrained import load_tokenizer
+
+    model = config.model.model_copy(update={"path": model_source(config.model)})
+    await _strangers(
+        [url],
+        await asyncio.to_thread(load_tokenizer, model),
+        backend,
+        model=model,
+        max_context_tokens=config.rollout.max_context_tokens,
+    )
+
+
 async def _strangers(
     urls: Sequence[str],
     tokenizer: Any,

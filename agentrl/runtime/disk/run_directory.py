@@ -13,6 +13,7 @@
     RUN/result.json       final scores
     RUN/health.jsonl      changes of verdicts, and what rules decided
     RUN/control           there while a rule pauses the run; see `agentrl.runtime.disk.pause`
+    RUN/requests/         servers that shall join or leave; see `runtime.disk.server_requests`
     RUN/rolled-back/N/    what a rollback moved aside; see `agentrl.runtime.disk.rollback`
     RUN/logs/             output of servers and of other processes of the run
     RUN/sinks/            what trackers of experiments keep: the id of this run there, and runs
@@ -70,6 +71,7 @@ _MAY_CHANGE = (
     "sandbox.",
     "run.dir",
     "run.name",
+    "run.grace_s",
 )
 """Keys a resumed run may change: they do not alter what a finished step was trained on.
 

@@ -23,8 +23,10 @@ The modes of `schedule` are points of this one loop: trigger 1 with staleness 0 
 trigger above 1 streams off-policy, staleness above 0 overlaps, and one step off is trigger 1 with
 staleness 1.
 
-Evaluation: the weights of the step are synced first. Training rollouts in flight go on beside it
-and none begins, so every token of a score comes from the version it is the score of.
+Evaluation: the weights of the step are synced first, and the next sync waits for its end, so every
+token of a score comes from the version it is the score of. Training goes on meanwhile, as far as
+the back-pressure allows (`evaluation_beside`). Where it cannot (`why_training_stops`), and before
+the first and after the last step, rollouts in flight go on, none begins, and nothing is trained.
 
 Resume: as in `driver`, with one difference. Tasks do not end in their order, so a stored group
 names its position in the task stream, and what the stored steps do not hold is rolled out first.
@@ -49,6 +51,7 @@ from agentrl.runtime.drivers.filters.token_ages import age_metrics
 from agentrl.runtime.drivers.groups import note_rollouts
 from agentrl.runtime.drivers.rollouter import Rollouter
 from agentrl.runtime.records import RunResult
+from agentrl.runtime.scoring.evaluation_beside import EvaluationBeside
 from agentrl.runtime.stages import GroupHandle
 from agentrl.runtime.stop import Interrupted
 from agentrl.types import TrajectoryGroup
@@ -67,6 +70,7 @@ class AsynchronousRun:
         reward: RewardSection,
         schedule: ScheduleSection,
         steps: int,
+        beside: bool = False,
     ) -> None:
         """Begin nothing yet.
 
@@ -76,6 +80,7 @@ class AsynchronousRun:
             reward: which groups are replaced, and how often.
             schedule: how far rollouts may run ahead.
             steps: as `train.steps`.
+            beside: training goes on while a step is evaluated; see `why_training_stops`.
         """
         self._parts, self._section, self._schedule = parts, rollout, schedule
         self._reward = reward
@@ -89,11 +94,20 @@ class AsynchronousRun:
             pressure=self._pressure,
             queue=self._queue,
             version=lambda: self._served,
-            capacity=min(self._pace.limit, max(1, parts.in_flight // rollout.n_samples_per_prompt)),
+            limit=parts.concurrency.limit,
+            n=rollout.n_samples_per_prompt,
+            most=self._pace.limit,
         )
         # What engines sample between two syncs. They are not asked: one that is on its way back has
         # other weights, and takes no turn before it has these.
         self._served = parts.stages.learner.version
+        self._beside = beside
+        self._evaluation = EvaluationBeside(
+            lambda step: parts.evaluator.evaluate(step, beside=True),
+            scored=parts.note_scores,
+            stop=parts.stop,
+            progress=parts.progress,
+        )
         self._streams = False  # rollouts have begun; before, stored steps are replayed
         self._waits = False  # the trainer waits for groups; then those that end are shown
 
@@ -117,8 +131,10 @@ class AsynchronousRun:
                 try:
                     while (reason := parts.decisions.reason_to_end()) is None:
                         await self._step(position.done + 1)
+                    if not parts.health.rolls_back(position.done):
+                        await self._evaluation.finish()
                 finally:
-                    await self._rollouter.close()
+                    await parts.stop.cleaned_up(asyncio.ensure_future(self._close_in_flight()))
             parts.end_as_ruled()
             await self._serve_for_evaluation()
             await parts.score_and_save(position.done)
@@ -137,8 +153,7 @@ class AsynchronousRun:
         parts.log.show(step, bag.result())
         with parts.log.step_line(step, bag.result()) as scores:
             if parts.decisions.evaluation_due(step):
-                await self._serve_for_evaluation()
-                scores.update(await parts.evaluator.evaluate(step))
+                scores.update(await self._score(step))
         if parts.decisions.checkpoint_due(step):
             await parts.checkpoints.save(step)
         await parts.apply_rules(step, drain=self._drain)
@@ -233,11 +248,15 @@ class AsynchronousRun:
         return self._parts.stages.learner.version
 
     async def _sync(self, bag: MetricBag) -> None:
+        await self._evaluation.finish()
         await self._parts.weights.sync(bag)
         self._served = self._learner_version
 
     async def _swap_if_due(self, bag: MetricBag) -> None:
-        if self._learner_version - self._served < self._pace.trigger:
+        behind = self._learner_version - self._served
+        if behind < self._pace.trigger:
+            return
+        if self._evaluation.in_flight and self._may_stay(behind):
             return
         try:
             await self._swap(bag)
@@ -246,11 +265,23 @@ class AsynchronousRun:
             # at the switch ends the run.
             return
 
+    def _may_stay(self, behind: int) -> bool:
+        """Another step may be trained before a sync, by the bound on age and the groups it has."""
+        bound, pace = self._schedule.max_version_lag, self._pace
+        oldest = pace.lag_bound if bound is None else bound
+        enough = (behind + 1) * pace.prompts_per_step <= pace.limit
+        return enough and oldest is not None and behind <= oldest
+
     async def _swap(self, bag: MetricBag) -> None:
         """Put the learner's weights on the engines: at once, or when nothing is in flight.
 
-        No group begins meanwhile, since engines take the weights at different moments.
+        No group begins meanwhile, since engines take the weights at different moments. An
+        evaluation in flight ends first: its tokens are of the weights before.
         """
+        if self._evaluation.in_flight:
+            began = _now()
+            await self._evaluation.finish()
+            bag.sum("timing_s/evaluation_wait", _now() - began)
         was_open = self._rollouter.is_open
         self._rollouter.hold()
         if not self._pace.partial and self._rollouter.running:
@@ -262,8 +293,22 @@ class AsynchronousRun:
         if was_open:
             self._rollouter.open()
 
+    async def _score(self, step: int) -> dict[str, float]:
+        """Evaluate a step, or begin to; the scores that are known when this returns."""
+        await self._serve_for_evaluation()
+        if not self._beside or self._parts.decisions.reason_to_end() is not None:
+            return await self._parts.evaluator.evaluate(step)
+        self._evaluation.start(step)
+        return {}
+
+    async def _close_in_flight(self) -> None:
+        """Cancel an evaluation and groups in flight, and wait until they have cleaned up."""
+        await self._evaluation.close()
+        await self._rollouter.close()
+
     async def _serve_for_evaluation(self) -> None:
         """Put the weights of the last step on the engines, and begin no training rollout."""
+        await self._evaluation.finish()
         self._rollouter.hold()
         if self._parts.decisions.reason_to_end() is not None:
             await self._rollouter.close()  # nothing more will be trained
@@ -271,8 +316,9 @@ class AsynchronousRun:
             await self._swap(MetricBag())
 
     async def _drain(self) -> None:
-        """Let groups in flight end; the next batch begins others."""
+        """Let what is in flight end; the next batch begins other groups."""
         self._rollouter.hold()
+        await self._evaluation.finish()
         await self._parts.stop.guard(self._rollouter.drained())
 
     # -- metrics ------------------------------------------------------------------------------
@@ -292,7 +338,9 @@ class AsynchronousRun:
 
     def _note_idle_time(self, bag: MetricBag) -> None:
         values = bag.result()
-        waited = values["timing_s/wait"] + values.get("timing_s/drain", 0.0)
+        waited = values["timing_s/wait"] + sum(
+            values.get(f"timing_s/{name}", 0.0) for name in ("drain", "evaluation_wait")
+        )
         bag.mean("async/trainer_idle_share", waited, count=values["timing_s/step"])
         bag.mean("async/rollout_idle_share", self._rollouter.idle_share())
         bag.mean("async/queued", len(self._queue))

@@ -93,6 +93,17 @@ class CheckpointKeeper:
         self._saved = step
         self._clock.checkpoint_s = self._clock.now() - began
 
+    async def score(self, step: int) -> None:
+        """Add the scores of a step to its checkpoint, if it has one that is still there."""
+        if step > self._saved:
+            return
+        root, state, keep = self._run_dir.checkpoints, self._state(step), self._protected(step)
+        try:
+            await run_computing(score_checkpoint, root, state, self._section, keep=keep)
+        except OSError as error:
+            logger.exception("scores of the checkpoint of step %d", step)
+            self._progress.note(disk_full(self._run_dir.path, error))
+
     def _state(self, step: int) -> CheckpointState:
         return CheckpointState(
             step=step,

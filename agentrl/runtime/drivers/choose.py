@@ -16,6 +16,7 @@ from agentrl.runtime.drivers.synchronous import SynchronousRun
 from agentrl.runtime.drivers.tail_batching import TailBatchingRun
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunHistory, RunResult
+from agentrl.runtime.scoring.evaluation_beside import why_training_stops
 from agentrl.runtime.stop import StopSwitch
 
 if TYPE_CHECKING:
@@ -70,8 +71,19 @@ def make_run(
     if kind is TailBatchingRun:
         return TailBatchingRun(made, rollout=rollout, reward=reward, schedule=schedule)
     if kind is AsynchronousRun:
-        steps = config.train.steps
-        return AsynchronousRun(made, rollout=rollout, reward=reward, schedule=schedule, steps=steps)
+        why = why_training_stops(
+            config.checkpoint,
+            shares_weights=parts.stages.engines.shares_weights,
+            rules_of_scores=made.health.rules_of_scores,
+        )
+        return AsynchronousRun(
+            made,
+            rollout=rollout,
+            reward=reward,
+            schedule=schedule,
+            steps=config.train.steps,
+            beside=not why,
+        )
     return SynchronousRun(made, rollout=rollout, reward=reward, plan=early)
 
 

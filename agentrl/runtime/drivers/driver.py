@@ -9,6 +9,7 @@ call these parts, one a line, and nothing calls back into it. Each part does one
     checkpoints  saves steps                          pending      sampled, and trained by no step
     health       rules, detectors, pauses             failures     ends a run that cannot work
     decisions    end? evaluate? save?                 clock        time over all processes
+    concurrency  bounds the rollouts at once
 
 Drivers share the disk and its promises:
 
@@ -25,16 +26,17 @@ import asyncio
 import contextlib
 import errno
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
-from agentrl.errors import RunError
+from agentrl.errors import Outage, RunError
 from agentrl.health.history import flat_config
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_names
 from agentrl.runtime.drivers.checkpoint_keeper import CheckpointKeeper, disk_full
+from agentrl.runtime.drivers.concurrency import Concurrency
 from agentrl.runtime.drivers.decisions import StepDecisions
 from agentrl.runtime.drivers.engine_counts import ServingCounts
 from agentrl.runtime.drivers.evaluator import Evaluator
@@ -47,6 +49,7 @@ from agentrl.runtime.drivers.step_learner import StepLearner
 from agentrl.runtime.drivers.step_log import StepLog
 from agentrl.runtime.drivers.weight_sync import EngineWeights
 from agentrl.runtime.health.failure_watch import FailureWatch
+from agentrl.runtime.health.outage_retries import OutageRetries
 from agentrl.runtime.health.run_health import RunHealth
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunHistory, RunResult
@@ -71,8 +74,8 @@ class DriverParts:
     """Stored groups, which a killed process left to be trained."""
     seed: int
     """Seed of training rollouts: `run.seed`, another one after each rollback."""
-    in_flight: int
-    """Most rollouts at once."""
+    concurrency: Concurrency
+    """Bounds the rollouts at once."""
     position: RunPosition
     """Steps done and the cursor of the tasks."""
     clock: RunClock
@@ -111,6 +114,11 @@ class DriverParts:
         self.log.write_scores(step, await self.evaluator.evaluate(step))
         await self.checkpoints.save(step)
 
+    async def note_scores(self, step: int, scores: Mapping[str, float]) -> None:
+        """Log the scores of a step that others have followed, and add them to its checkpoint."""
+        self.log.write_scores(step, scores)
+        await self.checkpoints.score(step)
+
     def count_step(self, step: int, bag: MetricBag, *, began: float, fresh: bool) -> None:
         """Count a trained step, and add what the engines did and how long it took.
 
@@ -122,6 +130,7 @@ class DriverParts:
         """
         self.position.finish(step)
         bag.merge(self.engine_counts.since_last(self.stages.engines.stats()))
+        self.concurrency.note(bag)
         bag.merge(self.clock.note_step(self.clock.now() - began, fresh=fresh))
 
     async def apply_rules(
@@ -179,6 +188,7 @@ class DriverParts:
         """The frame of a run: engines are shown, a signal saves the last finished step.
 
         Raises:
+            Outage: no engine came back in time; the last finished step is saved.
             RunError: the disk is full.
         """
         watcher = asyncio.create_task(self._show_engines())
@@ -188,6 +198,9 @@ class DriverParts:
         except Interrupted:
             await self.checkpoints.save(self.position.done)
             raise
+        except Outage as error:
+            await self.checkpoints.save(self.position.done)
+            raise Outage(f"after step {self.position.done}: {error}") from error
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise RunError(disk_full(self.run_dir.path, error)) from error
@@ -198,9 +211,11 @@ class DriverParts:
             await self.health.close(self.position.done, look=False)
 
     async def _show_engines(self) -> None:
-        """Show the engines once a second, until it is cancelled."""
+        """Show the engines and observe their caches once a second, until it is cancelled."""
         while True:
-            self.progress.engines(self.stages.engines.stats())
+            stats = self.stages.engines.stats()
+            self.progress.engines(stats)
+            self.concurrency.observe(stats)
             await asyncio.sleep(1.0)
 
     def write_result(self, reason: str) -> RunResult:
@@ -246,7 +261,8 @@ def make_driver_parts(
         # The same rollouts from the same weights would end where the last ones did.
         seed = stable_seed(seed, "rollback", history.rollbacks.count)
     position = RunPosition(parts.cursor, parts.leaps, done=history.done)
-    pending = PendingGroups(stages.rollouts)
+    rolling = OutageRetries(stages.rollouts, stages.engines)
+    pending = PendingGroups(rolling)
     step_s = last_value(history.logged, "timing_s/step")
     clock = RunClock(config.train.max_minutes, elapsed_s=history.elapsed_s, step_s=step_s, now=now)
     book = ScoreBook(
@@ -271,11 +287,17 @@ def make_driver_parts(
         clock=clock,
         progress=progress,
     )
+    # The embedded engine keeps its rows by itself, and decodes between the trainer's steps.
+    serving = config.serving
+    concurrency = Concurrency(
+        parts.in_flight,
+        slots_per_engine=None if serving.engine == "embedded" else serving.max_batch_size,
+    )
     rollouts = RolloutRunner(
-        stages.rollouts,
+        rolling,
         config.rollout,
         stop_token_ids=stages.stop_token_ids,
-        in_flight=parts.in_flight,
+        limit=concurrency.limit,
         seed=seed,
         stop=stop,
         progress=progress,
@@ -285,7 +307,7 @@ def make_driver_parts(
         stages=stages,
         store=store,
         seed=seed,
-        in_flight=parts.in_flight,
+        concurrency=concurrency,
         position=position,
         clock=clock,
         rollouts=rollouts,

@@ -19,6 +19,8 @@ class ServingCounts:
         bag = MetricBag()
         for name, now in stats.items():
             before = self._before.get(name)
+            if before is not None and now.served.turns < before.served.turns:
+                before = None  # a worker that counted for it is gone, and its counts with it
             served, last = now.served, before.served if before else Served()
             prompt = served.prompt_tokens - last.prompt_tokens
             cached = served.cached_tokens - last.cached_tokens

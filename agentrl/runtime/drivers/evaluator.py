@@ -46,11 +46,12 @@ class Evaluator:
         self._rollouts, self._learner, self._watch = rollouts, learner, watch
         self._pending, self._progress = pending, progress
 
-    async def evaluate(self, step: int) -> dict[str, float]:
+    async def evaluate(self, step: int, *, beside: bool = False) -> dict[str, float]:
         """Score every dataset with the weights that the engines have.
 
         Args:
             step: training steps done.
+            beside: training goes on meanwhile, and is what the live view shows.
 
         Returns:
             Metrics of the scores that are not in the log yet.
@@ -69,6 +70,7 @@ class Evaluator:
                 temperature=self._section.temperature,
                 # The same draws before and after training sharpen the paired difference.
                 seed=lambda task: stable_seed(self._seed, "eval", name, task.id),
+                beside=beside,
             )
             self._watch.evaluated(step, [handle.report for handle in groups])
             await self._learner.keep(step, f"eval/{name}", groups)

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from agentrl.config.schema import RolloutSection
 from agentrl.metrics import MetricBag
+from agentrl.runtime.drivers.concurrency import GroupGate, RolloutLimit
 from agentrl.runtime.stages import GroupHandle
 from agentrl.types import SamplingParams, Task, Trajectory, TrajectoryGroup
 
@@ -49,15 +50,15 @@ async def run_groups(
     n: int,
     sampling: SamplingParams,
     seed: Callable[[Task], int],
-    in_flight: int,
+    limit: RolloutLimit,
     on_group: Callable[[G], None] = lambda group: None,
     on_position: Callable[[int, G], None] = lambda position, group: None,
     order: Sequence[int] | None = None,
 ) -> list[G]:
-    """Run every task `n` times, at most `in_flight` rollouts at once.
+    """Run every task `n` times, as many rollouts at once as the limit allows.
 
-    The bound keeps the wall-clock limit of a rollout about the rollout: beyond what the engine
-    decodes at once, a rollout would spend its time in a queue. On cancellation every group is
+    The bound keeps the limit of a turn about decoding: beyond what a server decodes at once, a
+    turn would spend its time in a queue. On cancellation every group is
     cancelled and has cleaned up before this returns.
 
     Args:
@@ -67,17 +68,17 @@ async def run_groups(
         n: rollouts per task.
         sampling: how turns are sampled.
         seed: seed of a task's group.
-        in_flight: most rollouts at once; at least one group always runs.
+        limit: bounds the rollouts at once; at least one group always runs.
         on_group: called as each group finishes.
         on_position: likewise, with the position of its task.
         order: positions of the tasks in the order in which they begin; None for theirs.
     """
-    gate = asyncio.Semaphore(max(1, in_flight // n))
+    gate = GroupGate(limit, n)
     # A task that comes twice has two seeds, which must not depend on the order of the beginnings.
     seeds = [seed(task) for task in tasks]
 
     async def one(index: int, task: Task) -> G:
-        async with gate:
+        async with gate.room():
             group = await runner.run_group(
                 task,
                 group_id=f"{name}/{index:04d}-{task.id}",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from agentrl.config.schema import RolloutSection
 from agentrl.data.tasks.cursor import Claim
+from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import run_groups, sampling_of, stable_seed
 from agentrl.runtime.drivers.position import group_name
 from agentrl.runtime.progress import Progress
@@ -23,7 +24,7 @@ class RolloutRunner:
         section: RolloutSection,
         *,
         stop_token_ids: tuple[int, ...],
-        in_flight: int,
+        limit: RolloutLimit,
         seed: int,
         stop: StopSwitch,
         progress: Progress,
@@ -34,13 +35,13 @@ class RolloutRunner:
             stage: makes groups.
             section: limits of a turn, rollouts per task and the temperature of training.
             stop_token_ids: end an assistant turn.
-            in_flight: most rollouts at once.
+            limit: bounds the rollouts at once.
             seed: of training rollouts.
             stop: interrupts `collect`.
             progress: notified of rollouts that are done.
         """
         self._stage, self._section, self._seed = stage, section, seed
-        self._stop_token_ids, self._in_flight = stop_token_ids, in_flight
+        self._stop_token_ids, self._limit = stop_token_ids, limit
         self._stop, self._progress = stop, progress
 
     async def collect(
@@ -55,32 +56,38 @@ class RolloutRunner:
         on_group: Callable[[GroupHandle], None] = lambda handle: None,
         on_position: Callable[[int, GroupHandle], None] = lambda position, handle: None,
         order: Sequence[int] | None = None,
+        beside: bool = False,
     ) -> list[GroupHandle]:
         """Run every task `n` times and wait for all of them; see `run_groups`.
+
+        With `beside`, training goes on: it is what the live view shows, and the caller cancels
+        these rollouts when it has ended. A signal would cancel them while a step is trained, whose
+        ledger would then hold their tokens.
 
         Raises:
             Interrupted: a signal; all groups have cleaned up.
         """
 
         def ended(handle: GroupHandle) -> None:
-            self._progress.advance(n, handle.report.tokens)
+            if not beside:
+                self._progress.advance(n, handle.report.tokens)
             on_group(handle)
 
-        self._progress.phase(phase, len(tasks) * n)
-        return await self._stop.guard(
-            run_groups(
-                self._stage,
-                tasks,
-                name=name,
-                n=n,
-                sampling=self._sampling(temperature),
-                seed=seed,
-                in_flight=self._in_flight,
-                on_group=ended,
-                on_position=on_position,
-                order=order,
-            )
+        if not beside:
+            self._progress.phase(phase, len(tasks) * n)
+        work = run_groups(
+            self._stage,
+            tasks,
+            name=name,
+            n=n,
+            sampling=self._sampling(temperature),
+            seed=seed,
+            limit=self._limit,
+            on_group=ended,
+            on_position=on_position,
+            order=order,
         )
+        return await (work if beside else self._stop.guard(work))
 
     async def run_claim(self, claim: Claim) -> GroupHandle:
         """Run the training group of one claimed task, named after its position in the stream."""

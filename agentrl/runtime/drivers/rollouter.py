@@ -14,6 +14,7 @@ from typing import Any
 from agentrl.data.queue import Entry, TrajectoryQueue
 from agentrl.data.staleness import BackPressure
 from agentrl.data.tasks.cursor import Claim, TaskCursor
+from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.stages import GroupHandle
 
 RunGroup = Callable[[Claim], Coroutine[Any, Any, GroupHandle]]
@@ -30,7 +31,9 @@ class Rollouter:
         pressure: BackPressure,
         queue: TrajectoryQueue[GroupHandle],
         version: Callable[[], int],
-        capacity: int,
+        limit: RolloutLimit,
+        n: int,
+        most: int,
     ) -> None:
         """Begin nothing yet.
 
@@ -40,20 +43,23 @@ class Rollouter:
             pressure: whether another group may begin.
             queue: where finished groups go.
             version: what the engines sample from now.
-            capacity: most groups at once.
+            limit: bounds the rollouts at once.
+            n: rollouts of a group.
+            most: groups at once, whatever the limit allows.
         """
         self._run_group = run_group
         self._cursor = cursor
         self._pressure = pressure
         self._queue = queue
         self._version = version
-        self._capacity = capacity
+        self._limit, self._n, self._most = limit, n, most
+        limit.when_raised.add(self.fill)
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[int, int] = {}  # index -> version at which it began
         self._open = False
         self._none_runs = asyncio.Event()
         self._none_runs.set()
-        self._use = CapacityUse(capacity)
+        self._use = CapacityUse()
 
     @property
     def running(self) -> Sequence[int]:
@@ -65,6 +71,10 @@ class Rollouter:
         """Groups begin as soon as they may."""
         return self._open
 
+    @property
+    def _capacity(self) -> int:
+        return min(self._most, self._limit.groups(self._n))
+
     def open(self) -> None:
         """Begin groups from now on."""
         self._open = True
@@ -75,7 +85,7 @@ class Rollouter:
         self._open = False
 
     async def drained(self) -> None:
-        """Wait until no group is in flight; a rollout's time limit is the limit of this wait."""
+        """Wait until no group is in flight; the time limits of a rollout are those of this wait."""
         await self._none_runs.wait()
 
     def fill(self) -> None:
@@ -85,11 +95,12 @@ class Rollouter:
 
     def idle_share(self) -> float:
         """Share of the capacity that was unused since the last call, over time."""
-        return self._use.idle_share(_now(), len(self._running))
+        return self._use.idle_share(_now(), len(self._running), self._capacity)
 
     async def close(self) -> None:
         """Cancel what is in flight, wait until it has cleaned up, and release its tasks."""
         self._open = False
+        self._limit.when_raised.discard(self.fill)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -98,7 +109,7 @@ class Rollouter:
 
     def _begin(self, claim: Claim) -> None:
         self._pressure.begin()
-        self._use.note(_now(), len(self._running))
+        self._note_change(1)
         self._running[claim.index] = self._version()
         self._none_runs.clear()
         task = asyncio.create_task(self._one(claim), name=f"group {claim.index}")
@@ -112,8 +123,12 @@ class Rollouter:
         self._queue.put(Entry(index=claim.index, began=began, item=group))
         self.fill()
 
+    def _note_change(self, change: int) -> None:
+        self._use.note(_now(), len(self._running), self._capacity)
+        self._limit.running += change * self._n
+
     def _leave(self, index: int) -> int:
-        self._use.note(_now(), len(self._running))
+        self._note_change(-1)
         began = self._running.pop(index)
         if not self._running:
             self._none_runs.set()
@@ -133,27 +148,26 @@ class Rollouter:
 
 
 class CapacityUse:
-    """Adds up over time how much of a capacity is used."""
+    """Adds up over time how much of a capacity, which may change, is used."""
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    def __init__(self) -> None:
         self._since: float | None = None
-        self._began = 0.0
         self._used_s = 0.0
+        self._whole_s = 0.0
 
-    def note(self, now: float, used: int) -> None:
-        """Count `used` units as in use from the last call until `now`."""
-        if self._since is None:
-            self._began = self._since = now
-        self._used_s += used * (now - self._since)
+    def note(self, now: float, used: int, capacity: int) -> None:
+        """Count `used` of `capacity` units as in use from the last call until `now`."""
+        if self._since is not None:
+            self._used_s += used * (now - self._since)
+            # A capacity that has shrunk may be exceeded by what began before.
+            self._whole_s += max(used, capacity) * (now - self._since)
         self._since = now
 
-    def idle_share(self, now: float, used: int) -> float:
+    def idle_share(self, now: float, used: int, capacity: int) -> float:
         """The unused share since the last call; 0 before anything was noted."""
-        self.note(now, used)
-        whole = self._capacity * (now - self._began)
-        share = 1 - self._used_s / whole if whole > 0 else 0.0
-        self._began, self._used_s = now, 0.0
+        self.note(now, used, capacity)
+        share = 1 - self._used_s / self._whole_s if self._whole_s > 0 else 0.0
+        self._used_s = self._whole_s = 0.0
         return share
 
 

@@ -33,6 +33,7 @@ from agentrl.config.schema import RolloutSection
 from agentrl.data.tasks.cursor import Claim
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.runtime.drivers.concurrency import GroupGate, RolloutLimit
 from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.filters.dynamic_filter import missing_groups, most_rounds, note_rounds
 from agentrl.runtime.drivers.groups import note_aborted, note_rollouts
@@ -188,7 +189,7 @@ class TailBatchingRun:
         claims = [cursor.claim_new() if plan.new else cursor.claim() for _ in range(plan.groups)]
         parts.progress.phase("rollout", size * n)
         finished, surplus = await parts.stop.guard(
-            run_first(self._run_group, claims, wanted=size, at_once=parts.in_flight // n)
+            run_first(self._run_group, claims, wanted=size, n=n, limit=parts.concurrency.limit)
         )
         parts.pending.remove(item.group for item in surplus)
         note_aborted(
@@ -225,7 +226,8 @@ async def run_first(
     claims: Sequence[Claim],
     *,
     wanted: int,
-    at_once: int,
+    n: int,
+    limit: RolloutLimit,
 ) -> tuple[list[Finished], list[Finished]]:
     """The first `wanted` groups to end, in the order of the claims, and those that ended together
     with the last of them; the others are cancelled.
@@ -236,16 +238,18 @@ async def run_first(
         run_group: makes one group; never raises for a failed rollout.
         claims: what to begin, in this order.
         wanted: groups to wait for.
-        at_once: most groups at once; at least one always runs.
+        n: rollouts of a group.
+        limit: bounds the rollouts at once; at least one group always runs.
     """
-    gate = asyncio.Semaphore(max(1, at_once))
+    gate = GroupGate(limit, n)
     finished: list[Finished] = []
 
     async def one(claim: Claim) -> None:
-        async with gate:
+        async with gate.room():
             finished.append(Finished(claim=claim, group=await run_group(claim)))
 
     running = {asyncio.create_task(one(claim)) for claim in claims}
+    done: set[asyncio.Task[None]] = set()
     try:
         while len(finished) < wanted:
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -254,5 +258,6 @@ async def run_first(
     finally:
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        # An outage of all engines ends several at once; the first says so for all.
+        await asyncio.gather(*running, *done, return_exceptions=True)
     return sorted(finished[:wanted], key=lambda item: item.claim.index), finished[wanted:]

@@ -107,6 +107,11 @@ class RunRules:
         for step in sorted(logged):
             self.add_metrics(step, logged[step])
 
+    @property
+    def of_scores(self) -> bool:
+        """A rule decides by the metric of an evaluation."""
+        return any(rule.of_evaluation for rule in self._rules)
+
     def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Add the metrics of a step; a value that is known already stays as it was logged first."""
         for metric, known in self._values.items():

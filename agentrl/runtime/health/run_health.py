@@ -66,6 +66,11 @@ class RunHealth:
         self._rollbacks, self._most = history.rollbacks.count, section.max_rollbacks
         self._halted: Ruling | None = None  # a pause that was answered with `stop`
 
+    @property
+    def rules_of_scores(self) -> bool:
+        """A rule decides by the metric of an evaluation."""
+        return self._rules.of_scores
+
     def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Add the metrics of a step."""
         self._rules.add_metrics(step, values)

@@ -12,11 +12,11 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.errors import RunError
+from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.parts import served_source
 from agentrl.runtime.assembly.weight_route import rank_to_engine
 from agentrl.runtime.ray.actor import INLINE_BYTES, ActorSpec, run_identity, threads_of_a_rank
 from agentrl.runtime.ray.engine_actor import EngineActor, EngineReport, EngineSpec
-from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.rank import RankSpec
 from agentrl.runtime.ray.resource_pool import ResourcePool
 from agentrl.runtime.ray.rollout_actor import RolloutActor, WorkerReport
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S = 30.0
 """Seconds that actors have to release what they hold before they are ended."""
+CLOSE_PARTED_S = 5.0
+"""The same for ranks that have lost one: they may be stuck in a collective that never ends."""
 
 
 class RunActors:
@@ -79,11 +81,9 @@ class RunActors:
         """The weight backend of the run."""
 
     @property
-    def group_limit_s(self) -> float:
-        """Seconds after which a worker counts as hanging, far beyond the limits of a group."""
-        section = self.config.rollout
-        attempt_s = section.timeout_s + 4 * section.env_timeout_s
-        return 2 * (section.retries + 1) * attempt_s + 60.0
+    def run_dir(self) -> Path:
+        """Directory of the run, absolute."""
+        return self._run_dir
 
     # -- starting ---------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class RunActors:
             spec = self._spec(f"rank-{rank}")
             handles.append(self._pool.start(TrainerActor, slot, spec, rank_spec, env=env))
         group = WorkerGroup(TrainerActor, handles, name="trainer rank")
-        stack.push_async_callback(_close, group)
+        stack.push_async_callback(_close, group, parted_s=CLOSE_PARTED_S)
         return group
 
     def start_workers(self, stack: contextlib.AsyncExitStack) -> Workers:
@@ -202,16 +202,17 @@ class RunActors:
         )
 
 
-async def _close(group: WorkerGroup) -> None:
+async def _close(group: WorkerGroup, *, parted_s: float = CLOSE_S) -> None:
     """Let actors release what they hold; those that are gone, or hang, are ended with the pool."""
-    calls = (group.one(index, "close") for index in group.usable)
+    calls = [group.one(index, "close") for index in group.usable]
+    limit_s = CLOSE_S if len(calls) == len(group) else parted_s
     try:
-        async with asyncio.timeout(CLOSE_S):
+        async with asyncio.timeout(limit_s):
             for result in await asyncio.gather(*calls, return_exceptions=True):
                 if isinstance(result, BaseException) and not isinstance(result, ActorLost):
                     logger.warning("%s: closing failed: %r", group.name, result)
     except TimeoutError:
-        logger.warning("%s: not closed within %g s", group.name, CLOSE_S)
+        logger.warning("%s: not closed within %g s", group.name, limit_s)
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.ray.actor import (
     ActorLocation,
     ActorSpec,
@@ -18,7 +19,6 @@ from agentrl.runtime.ray.actor import (
     listening_host,
     set_up_actor,
 )
-from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.worker_group import Mode, dispatch
 
 if TYPE_CHECKING:

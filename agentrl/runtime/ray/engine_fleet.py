@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from agentrl.config import RunConfig
 from agentrl.engine import WeightTicket
 from agentrl.metrics import MetricBag
-from agentrl.runtime.assembly.engines import WAIT_S
+from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all
+from agentrl.runtime.assembly.engine_care import pause_limit_s
+from agentrl.runtime.assembly.engines import engine_wait_s, make_client
+from agentrl.runtime.assembly.live_servers import named_urls
 from agentrl.runtime.engine_wait import Push
 from agentrl.runtime.ray.actors import RunActors
 from agentrl.runtime.ray.engine_actor import EngineReport
-from agentrl.runtime.ray.engines import EngineAddress, connect_all
 from agentrl.runtime.ray.sender import RemoteSender
 from agentrl.runtime.ray.trainer_actor import RankReport
 from agentrl.runtime.ray.vllm_servers import ServerActor
@@ -67,10 +69,15 @@ async def open_fleet(
     """
     section = actors.config.serving
     embedded = [report.engine for report in reports if report.engine is not None]
-    entries = embedded or [report.engine for report in served] or _external(actors.config)
+    entries = (
+        embedded
+        or [report.engine for report in served]
+        or [external_address(actors.config, name, url) for name, url in named_urls(section).items()]
+    )
     addresses = {entry.name: entry for entry in entries}
     # Before any worker asks: what an earlier run left on a server has a number of that run.
-    client = TokenClient(await connect_all(entries, adopt=section.engine == "external"))
+    held = await connect_all(entries, adopt=section.engine == "external")
+    client = make_client(held, wait_s=0.0, pause_limit_s=pause_limit_s(section))
     stack.push_async_callback(client.close)
     if embedded:
 
@@ -101,13 +108,15 @@ async def open_fleet(
             )
             for index, entry in enumerate(entries)
         ]
-        actors.beside(stack, Keeper(client, kept, note=note).run())
+        assert section.engine == "vllm"
+        keeper = Keeper(client, kept, note=note, restarts_per_hour=section.restarts_per_hour)
+        actors.beside(stack, keeper.run())
     which = "on actors" if servers is not None else "that run already"
     return RayFleet(
         client=client,
         push=push,
         addresses=addresses,
-        wait_s=WAIT_S if servers is None else section.start_timeout_s,
+        wait_s=engine_wait_s(section, on_ray=True),
         shares_weights=False,
         text=f"{len(entries)} vLLM servers {which}",
     )
@@ -120,24 +129,23 @@ async def _open_sync(
     from agentrl.sync import WeightSync
 
     facts = await ranks.open_sender(actors.backend, actors.cuda)
-    sync = WeightSync(client, RemoteSender(ranks, facts))
+    limit_s = actors.config.sync.timeout_s
+    sync = WeightSync(client, RemoteSender(ranks, facts), limit_s=limit_s)
     stack.push_async_callback(sync.close)
     await sync.connect()
     return lambda version: sync.push(tuple, version)
 
 
-def _external(config: RunConfig) -> list[EngineAddress]:
+def external_address(config: RunConfig, name: str, url: str) -> EngineAddress:
+    """Address of a server that runs already, with what every client needs to connect to it."""
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
 
     section = config.serving
-    assert section.engine == "external"
-    return [
-        EngineAddress(
-            name=f"server-{index}",
-            address=url,
-            secret=os.environ.get(SECRET_VARIABLE, ""),
-            transport=section.transport,
-            max_context_tokens=config.rollout.max_context_tokens,
-        )
-        for index, url in enumerate(section.urls)
-    ]
+    assert section.engine != "embedded"
+    return EngineAddress(
+        name=name,
+        address=url,
+        secret=os.environ.get(SECRET_VARIABLE, ""),
+        transport=section.transport,
+        max_context_tokens=config.rollout.max_context_tokens,
+    )

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import EngineError
 from agentrl.metrics import MetricBag
+from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.engine_wait import Guard, Push, push_or_wait, to_the_end
-from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
 from agentrl.serving import TokenClient
-from agentrl.serving.records import EngineStats, Routed, Served
+from agentrl.serving.records import EngineStats, added
 
 logger = logging.getLogger(__name__)
 
@@ -79,16 +78,20 @@ class RayEngines:
 
     async def pause(self) -> None:
         """`pause` as in `EngineStage.pause`."""
+        await self._hold_turns(True)
         await self._rank_failure.guard(self._client.pause_all())
 
     async def sync(self, version: int) -> MetricBag:
         """`sync` as in `EngineStage.sync`."""
+        await self._hold_turns(True)
         work = push_or_wait(
             self._client, self._push, version, wait_s=self._wait_s, guard=self.guard
         )
-        bag = await self._rank_failure.guard(work)
-        await self._announce()
-        return bag
+        try:
+            return await self._rank_failure.guard(work)
+        finally:
+            await self._announce()
+            await self._hold_turns(False)
 
     def stats(self) -> Mapping[str, EngineStats]:
         """Counts of every engine, at most a second old; see `EngineStage`."""
@@ -118,6 +121,11 @@ class RayEngines:
                 logger.warning("engines: a worker did not hear who serves: %s", result)
                 self._announced = ()
 
+    async def _hold_turns(self, held: bool) -> None:
+        for result in await self._of_each("hold_turns", held):
+            if isinstance(result, EngineError):  # it is gone, and its turns with it
+                logger.info("engines: a worker's turns could not be held: %s", result)
+
     async def _of_each(self, method: str, *args: object) -> list[Any]:
         """Call every live worker; an error of one takes the position of its result."""
         calls = (self._workers.one(index, method, *args) for index in self._workers.usable)
@@ -128,15 +136,3 @@ class RayEngines:
             ):
                 raise result
         return results
-
-
-def added(own: EngineStats, seen: Iterable[EngineStats]) -> EngineStats:
-    """Counts of an engine: the driver's, with the requests of all workers added."""
-    routed, served, in_flight = Routed(), Served(), 0
-    for stats in seen:
-        in_flight += stats.in_flight
-        for whole, part in ((routed, stats.routed), (served, stats.served)):
-            for field in fields(part):
-                name = field.name
-                setattr(whole, name, getattr(whole, name) + getattr(part, name))
-    return replace(own, in_flight=in_flight, routed=routed, served=served)

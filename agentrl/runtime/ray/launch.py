@@ -10,26 +10,39 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config import RunConfig
+from agentrl.engine import Engine
+from agentrl.runtime.assembly.engine_addresses import connect
 from agentrl.runtime.assembly.layout import plan
+from agentrl.runtime.assembly.live_servers import LiveServers, named_urls
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.disk.checkpoint import Checkpoint
 from agentrl.runtime.ray.actors import RunActors
 from agentrl.runtime.ray.cluster import check_cluster, machines, open_cluster
-from agentrl.runtime.ray.engine_fleet import open_fleet
+from agentrl.runtime.ray.engine_fleet import RayFleet, external_address, open_fleet
 from agentrl.runtime.ray.engine_stage import RayEngines
+from agentrl.runtime.ray.heartbeat import Heartbeat
 from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.resource_pool import ResourcePool
 from agentrl.runtime.ray.stages import RayLearner, RayRollouts
 from agentrl.runtime.stages import Stages
+from agentrl.serving.watch import EngineWatch
 
 __all__ = ["RayStages", "check_cluster", "open_ray_stages"]
 
 logger = logging.getLogger(__name__)
+
+
+CheckServer = Callable[[str, str], Awaitable[None]]
+"""`(url, backend)`: raises for a server that a run cannot use with weights by this backend."""
+
+
+async def _no_check(url: str, backend: str) -> None:
+    """Take any server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +68,7 @@ async def open_ray_stages(
     trajectories: Path,
     checkpoint: Checkpoint | None = None,
     note: Callable[[str], None] = logger.warning,
+    check_server: CheckServer = _no_check,
 ) -> AsyncIterator[RayStages]:
     """Start the actors of a run; end them in every case.
 
@@ -65,6 +79,7 @@ async def open_ray_stages(
         trajectories: folder of the store; likewise.
         checkpoint: to go on from.
         note: called with each line for the user.
+        check_server: refuses a server that asks to join the run.
 
     Raises:
         ConfigError: no cluster, or too small a one.
@@ -86,11 +101,41 @@ async def open_ray_stages(
             checkpoint=checkpoint.path.absolute() if checkpoint else None,
             one_machine=len(machines()) == 1,
         )
-        yield await _open(actors, stack, note)
+        yield await _open(actors, stack, note, check_server)
+
+
+def _live_servers(
+    actors: RunActors, fleet: RayFleet, note: Callable[[str], None], check: CheckServer
+) -> LiveServers:
+    """Servers that join and leave; workers follow the addresses of those that serve."""
+    section = actors.config.serving
+
+    async def join(url: str, name: str) -> Engine:
+        entry = external_address(actors.config, name, url)
+        engine = await connect(entry, adopt=True)
+        fleet.addresses[name] = entry
+        return engine
+
+    def leave(name: str) -> None:
+        fleet.addresses.pop(name, None)
+
+    return LiveServers(
+        actors.run_dir,
+        fleet.client,
+        join,
+        lambda url: check(url, actors.backend),
+        urls=named_urls(section),
+        backend=actors.backend,
+        note=note,
+        left=leave,
+    )
 
 
 async def _open(
-    actors: RunActors, stack: contextlib.AsyncExitStack, note: Callable[[str], None]
+    actors: RunActors,
+    stack: contextlib.AsyncExitStack,
+    note: Callable[[str], None],
+    check_server: CheckServer,
 ) -> RayStages:
     # Closed in the opposite order: no worker asks an engine that is gone.
     ranks, servers = actors.start_ranks(stack), actors.start_servers(stack)
@@ -111,7 +156,22 @@ async def _open(
     )
     workers.engines = lambda: engines.serving
     actors.beside(stack, engines.watch())
-    rollouts = RayRollouts(workers, rank_failure, limit_s=actors.group_limit_s)
+    limit_s = actors.config.ray.hang_timeout_s
+    actors.beside(stack, Heartbeat(workers.group, limit_s=limit_s, lost=workers.lost).watch())
+    actors.beside(stack, Heartbeat(ranks, limit_s=limit_s).watch())
+    section = actors.config.serving
+    if section.engine != "embedded":
+        # Turns go through the workers' clients; the driver's only knows that they are in flight.
+        care = EngineWatch(
+            fleet.client,
+            stuck_after_s=section.stuck_after_s,
+            outage_limit_s=section.outage_limit_s,
+            note=note,
+            stats=engines.stats,
+        )
+        actors.beside(stack, care.run())
+        actors.beside(stack, _live_servers(actors, fleet, note, check_server).run())
+    rollouts = RayRollouts(workers, rank_failure)
     learner = RayLearner(ranks, rank_failure, version=reports[0].version)
     groups = (("rank", reports), ("worker", opened), ("engine", served))
     return RayStages(

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.metrics import MetricBag
+from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.weight_stream import sent_weights
-from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.sender import SenderFacts
+from agentrl.runtime.ray.worker_group import partition
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +64,7 @@ class Rank:
         self.trainer: Trainer = trainer
         """Changes the weights of the model."""
         self.store: TrajectoryStore = TrajectoryStore(rank_spec.trajectories)
-        """The store that rank 0 writes."""
+        """The store that every rank writes its part of a step to."""
         self._config, self._rank_spec = spec.config, rank_spec
         self._pretrained = pretrained
         self._others, self._layout = others, layout
@@ -143,7 +144,7 @@ class Rank:
     def prepare(
         self, step: int, groups: Sequence[TrajectoryGroup], *, stored: bool
     ) -> tuple[MetricBag, Any]:
-        """Batch of a step and its metrics; rank 0 stores the groups.
+        """Batch of a step and its metrics; each rank stores its part of the groups.
 
         Args:
             step: from 1.
@@ -152,17 +153,29 @@ class Rank:
         """
         prepared = self._maker.prepare(step, groups)
         batch, bag = prepared.batch, prepared.metrics
-        if self._rank_spec.rank == 0 and not stored:
-            self.store.write(step, "train", prepared.groups, batch.advantages)
+        if not stored:
+            rank, size = self._rank_spec.rank, self._rank_spec.world_size
+            own = partition(prepared.groups, size)[rank]
+            self.store.write_part(step, "train", own, batch.advantages, part=rank, parts=size)
         if not any(update.micro_batches for update in batch.updates):
             bag.sum("train/steps_without_signal", 1)
         return bag, batch
+
+    def keep(self, step: int, kind: str, groups: Sequence[TrajectoryGroup]) -> None:
+        """Store this rank's part of groups that are not trained on."""
+        rank, size = self._rank_spec.rank, self._rank_spec.world_size
+        self.store.write_part(step, kind, groups, part=rank, parts=size)
 
     def prepare_early(
         self, step: int, minibatch: int, groups: Mapping[int, TrajectoryGroup]
     ) -> PackedBatch | None:
         """One update of a step that is not complete; see `StepMaker.prepare_minibatch`."""
         return self._maker.prepare_minibatch(step, minibatch, groups)
+
+    def give_up(self) -> bool:
+        """Forget the step that was abandoned; True if weights have moved in it."""
+        self._maker.forget()
+        return self.trainer.mid_step
 
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and trainer state into `folder`; all ranks call, rank 0 writes.

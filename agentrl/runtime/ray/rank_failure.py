@@ -1,19 +1,28 @@
-"""When a trainer rank dies the run ends: every waiting call of the driver is cancelled at once.
+"""When a trainer rank dies every waiting call of the driver is cancelled at once.
 
 Without it a driver whose rank died during a rollout would wait until the last turn has given up on
-the engine, and then blame the engine.
+the engine, and then blame the engine; and one whose rank died inside a collective would wait until
+the other ranks have given up on that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from agentrl.errors import RunError
+from agentrl.errors import AgentrlError, EngineError, RanksParted
+from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+NAMED_S = 10.0
+"""Seconds until a rank that died is known to have died. The ranks that it left in a collective may
+fail first, and the call under way with them."""
 
 
 class RankFailure:
@@ -30,32 +39,43 @@ class RankFailure:
         try:
             await asyncio.gather(*lives)
         except ActorLost as error:
-            self._text = (
-                f"{error}; the ranks train together, so the run ends here. Nothing that was stored "
-                "is lost: go on with --resume, and look into logs/ of the run for the reason"
-            )
+            self._ranks.retire(error.index)
+            self._text = str(error)
+            logger.warning("%s", error)
             self._sealed.set()
 
     async def guard(self, work: Awaitable[T]) -> T:
         """Await `work`, which is cancelled if a rank dies.
 
         Raises:
-            RunError: a rank died.
+            RankLost: a rank died.
+            AgentrlError: as raised by `work` while all ranks live.
         """
         task = asyncio.ensure_future(work)
         sealed = asyncio.ensure_future(self._sealed.wait())
         try:
             await asyncio.wait({task, sealed}, return_when=asyncio.FIRST_COMPLETED)
             if self._sealed.is_set():
-                raise RunError(self._text)
+                raise RankLost(self._text)
             return await task
-        except ActorLost:
-            # The call under way fails first; the watch then names the reason for all calls.
-            async with asyncio.timeout(10.0):
-                await self._sealed.wait()
-            raise RunError(self._text) from None
+        except Exception as error:
+            if not _of_the_group(error):
+                raise
+            try:
+                async with asyncio.timeout(NAMED_S):
+                    await self._sealed.wait()
+            except TimeoutError:
+                raise error from None  # all ranks live: the reason is another one
+            raise RankLost(self._text) from error
         finally:
             sealed.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
+
+
+def _of_the_group(error: Exception) -> bool:
+    """A rank that died may be the reason, as the engine on it has died, too."""
+    if isinstance(error, ActorLost | RanksParted | EngineError):
+        return True
+    return not isinstance(error, AgentrlError | OSError)

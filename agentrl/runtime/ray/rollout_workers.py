@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentrl.errors import RunError
-from agentrl.runtime.ray.engines import EngineAddress
+from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.ray.worker_group import WorkerGroup, ask
 
 logger = logging.getLogger(__name__)
@@ -48,17 +48,24 @@ class Workers:
         self._open_limit_s = open_limit_s
         self._back_off_s = back_off_s
         self._restarts = [0] * len(group)
+        self._lost = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def lost(self, index: int) -> bool:
-        """Note that a worker died; True if that was not known yet."""
+        """Note that a worker died, and start another in its place; True if it was not known yet."""
         if index not in self.group.usable:
             return False
+        self._lost += 1
         self.group.retire(index)
         task = asyncio.create_task(self._replace(index))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
+
+    def take_lost(self) -> int:
+        """Workers that died since the last call."""
+        lost, self._lost = self._lost, 0
+        return lost
 
     async def usable(self) -> None:
         """Return once a worker takes groups.

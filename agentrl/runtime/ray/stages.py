@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from agentrl.errors import RunError
+from agentrl.errors import RunError, StepAbandoned, TrainError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.groups import note_aborted
 from agentrl.runtime.ray.rank_failure import RankFailure
@@ -45,16 +45,14 @@ class RemoteGroup:
 class RayRollouts:
     """The `RolloutStage` of a run on Ray, over workers that may die."""
 
-    def __init__(self, workers: Workers, rank_failure: RankFailure, *, limit_s: float) -> None:
-        """Keep the workers and the store of their groups.
+    def __init__(self, workers: Workers, rank_failure: RankFailure) -> None:
+        """Keep the workers; a group takes as long as its rollouts, which have limits of their own.
 
         Args:
             workers: run groups.
             rank_failure: ends what is under way when a rank dies.
-            limit_s: seconds a group, or the return of a worker, may take.
         """
         self._workers, self._rank_failure = workers, rank_failure
-        self._limit_s = limit_s
         self._counts = MetricBag()
 
     async def run_group(
@@ -73,28 +71,20 @@ class RayRollouts:
         group = self._workers.group
         for _ in range(GROUP_ATTEMPTS):
             try:
-                async with asyncio.timeout(self._limit_s):
-                    await self._workers.usable()
-                    report, ref = await group.run_group(task, group_id, n, sampling, seed)
+                await self._workers.usable()
+                report, ref = await group.run_group(task, group_id, n, sampling, seed)
                 return RemoteGroup(report=report, ref=ref)
             except asyncio.CancelledError:
                 await self._cancel(group_id)
                 raise
-            except TimeoutError:
-                raise RunError(
-                    f"group {group_id} did not come back within {self._limit_s:g} s, far beyond "
-                    "its own limits: a rollout worker hangs, or none could be started; look into "
-                    "logs/worker-*.log of the run, and go on with --resume"
-                ) from None
             except ActorLost as error:
                 logger.warning("group %s is run again: %s", group_id, error)
                 self._counts.sum("rollout/groups_run_again", 1)
-                if self._workers.lost(error.index):
-                    self._counts.sum("rollout/workers_lost", 1)
+                self._workers.lost(error.index)
         raise RunError(
-            f"{GROUP_ATTEMPTS} rollout workers died one after the other while they ran group "
-            f"{group_id}; most likely the environment of task {task.id!r} takes all memory, or "
-            "ends its process. Look into logs/ of the run"
+            f"{GROUP_ATTEMPTS} rollout workers died or hung one after the other while they ran "
+            f"group {group_id}; most likely the environment of task {task.id!r} takes all memory, "
+            "ends its process, or blocks the event loop. Look into logs/ of the run"
         )
 
     def adopt(self, group: TrajectoryGroup) -> RemoteGroup:
@@ -106,6 +96,8 @@ class RayRollouts:
     def counts(self) -> MetricBag:
         """`counts` as in `RolloutStage.counts`."""
         bag, self._counts = self._counts, MetricBag()
+        if lost := self._workers.take_lost():
+            bag.sum("rollout/workers_lost", lost)
         return bag
 
     async def _cancel(self, group_id: str) -> None:
@@ -124,7 +116,7 @@ class RayRollouts:
 
 
 class RayLearner:
-    """A `LearnStage` over trainer ranks. A rank that dies ends the run; it can be resumed."""
+    """A `LearnStage` over trainer ranks; all calls raise `RankLost` once one of them has died."""
 
     def __init__(self, ranks: WorkerGroup, rank_failure: RankFailure, *, version: int) -> None:
         """Take the ranks.
@@ -136,6 +128,7 @@ class RayLearner:
         """
         self._ranks, self._rank_failure = ranks, rank_failure
         self._version, self._mid_step = version, False
+        self._abandoning: asyncio.Future[Any] | None = None
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -169,10 +162,19 @@ class RayLearner:
         """`learn` as in `LearnStage.learn`."""
         bag = MetricBag()
         refs = [cast(RemoteGroup, group).ref for group in groups]
+        if not stored:
+            await self._rank_failure.guard(self._ranks.remove_stored(step, "train"))
         prepared = await self._rank_failure.guard(self._ranks.prepare(step, refs, stored))
         watch = asyncio.ensure_future(self._watch(on_progress))
         try:
             learned = await self._rank_failure.guard(self._ranks.learn())
+        except TrainError as error:
+            if self._abandoning is None:
+                raise
+            await self._abandoning
+            # One rank has given up; the others say which one it was.
+            self._mid_step = any(await self._rank_failure.guard(self._ranks.give_up()))
+            raise StepAbandoned(str(error)) from error
         finally:
             watch.cancel()
         # Every rank says the same of the whole step.
@@ -181,10 +183,15 @@ class RayLearner:
         self._version, self._mid_step = self._version + 1, False
         return bag
 
+    def abandon(self) -> None:
+        """`abandon` as in `LearnStage.abandon`."""
+        self._abandoning = asyncio.ensure_future(self._rank_failure.guard(self._ranks.abandon()))
+
     async def keep(self, step: int, kind: str, groups: Sequence[GroupHandle]) -> None:
         """`keep` as in `LearnStage.keep`."""
         refs = [cast(RemoteGroup, group).ref for group in groups]
-        await self._rank_failure.guard(self._ranks.keep(step, kind, refs))
+        await self._rank_failure.guard(self._ranks.remove_stored(step, kind))
+        await self._rank_failure.guard(self._ranks.keep(refs, step, kind))
 
     def save(self, folder: Path) -> None:
         """See `LearnStage`; rank 0 writes into the shared folder. Not from the event loop."""

@@ -3,7 +3,7 @@
 Every rank fetches the groups of a step from where they were made and builds the same batch from
 them; which part it computes is the business of its backend. The order of a step:
 
-    prepare (all ranks: fetch, build; rank 0: store)  ->  learn (all ranks: gradients, update)
+    prepare (all ranks: fetch, build, store a part each)  ->  learn (all ranks: gradients, update)
 
 The driver awaits the first before it asks for the second, so what a step trains on is on the disk
 before its last update. `prepare_early` and `learn_early` make updates of a step whose other
@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.compute_threads import reserve_cores, run_computing
-from agentrl.errors import RunError
+from agentrl.errors import RunError, StepAbandoned
 from agentrl.metrics import MetricBag
+from agentrl.runtime.assembly.engine_addresses import EngineAddress
+from agentrl.runtime.assembly.local_stages import ABANDONED
 from agentrl.runtime.assembly.weight_route import own_address, urls_are_local
 from agentrl.runtime.ray.actor import (
     ActorLocation,
@@ -30,7 +32,6 @@ from agentrl.runtime.ray.actor import (
     listening_host,
     set_up_actor,
 )
-from agentrl.runtime.ray.engines import EngineAddress
 from agentrl.runtime.ray.sender import SenderFacts
 from agentrl.runtime.ray.worker_group import Mode, dispatch
 
@@ -63,6 +64,9 @@ class TrainerActor:
         self._batch: Any = None
         self._update: Any = None
         self._closed = asyncio.Event()
+        self._abandoned = False
+        # Held while a step trains: the ranks that another one left are late to notice.
+        self._training = asyncio.Lock()
 
     @dispatch(Mode.RANK_ZERO)
     async def meet(self) -> str:
@@ -95,7 +99,7 @@ class TrainerActor:
 
     @dispatch(Mode.BROADCAST)
     async def prepare(self, step: int, refs: Sequence[Any], stored: bool) -> MetricBag:
-        """Fetch the groups and build the batch; rank 0 stores them first."""
+        """Fetch the groups, build the batch, and store this rank's part of them."""
         groups = await fetch(refs)
         bag, self._batch = await run_computing(self._own.prepare, step, groups, stored=stored)
         return bag
@@ -105,7 +109,19 @@ class TrainerActor:
         """Train on the prepared batch; the same metrics on every rank."""
         self._progress = (0, 0)
         batch, self._batch = self._batch, None
-        return await run_computing(self._own.trainer.step, batch, self._note_progress)
+        async with self._training:
+            return await run_computing(self._own.trainer.step, batch, self._note_progress)
+
+    @dispatch(Mode.BROADCAST)
+    async def abandon(self) -> None:
+        """Let `learn` raise `StepAbandoned` at the next micro-batch of this rank."""
+        self._abandoned = True
+
+    @dispatch(Mode.BROADCAST)
+    async def give_up(self) -> bool:
+        """Forget the step that was abandoned; True if weights have moved in it."""
+        async with self._training:
+            return self._own.give_up()
 
     @dispatch(Mode.BROADCAST)
     async def prepare_early(
@@ -128,9 +144,14 @@ class TrainerActor:
         return self._progress
 
     @dispatch(Mode.RANK_ZERO)
-    async def keep(self, step: int, kind: str, refs: Sequence[Any]) -> None:
-        """Store groups that are not trained on."""
-        await asyncio.to_thread(self._own.store.write, step, kind, await fetch(refs), None)
+    async def remove_stored(self, step: int, kind: str) -> None:
+        """Remove what an earlier try left of a step, before all ranks store their parts."""
+        await asyncio.to_thread(self._own.store.remove, step, kind)
+
+    @dispatch(Mode.SPLIT)
+    async def keep(self, refs: Sequence[Any], step: int, kind: str) -> None:
+        """Fetch this rank's part of groups that are not trained on, and store it."""
+        await asyncio.to_thread(self._own.keep, step, kind, await fetch(refs))
 
     @dispatch(Mode.BROADCAST)
     async def save(self, folder: Path) -> None:
@@ -156,6 +177,10 @@ class TrainerActor:
         await run_computing(self._own.gather_weights)
 
     @dispatch(Mode.BROADCAST)
+    async def beat(self) -> None:
+        """Answer, which a process that computes does and one that hangs does not."""
+
+    @dispatch(Mode.BROADCAST)
     async def until_closed(self) -> None:
         """Wait until closed; the call fails at once if this process dies."""
         await self._closed.wait()
@@ -167,6 +192,8 @@ class TrainerActor:
         await self._stack.aclose()
 
     def _note_progress(self, done: int, total: int) -> None:
+        if self._abandoned:
+            raise StepAbandoned(ABANDONED)
         self._progress = (done, total)
 
 

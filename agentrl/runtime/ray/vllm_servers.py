@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrl.engine import Engine
+from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect
 from agentrl.runtime.ray.engine_actor import EngineReport
-from agentrl.runtime.ray.engines import EngineAddress, connect
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup, ask
 
 logger = logging.getLogger(__name__)

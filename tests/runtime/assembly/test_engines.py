@@ -200,3 +200,25 @@ def test_what_is_no_address_of_a_server(url: str) -> None:
         config_of(serving={"engine": "external", "urls": [url]})
     with pytest.raises(ConfigError, match="named twice"):
         config_of(serving={"engine": "external", "urls": ["http://a:1", "http://a:1/"]})
+
+
+@pytest.mark.parametrize(
+    ("trainer", "replicas", "found"),
+    [
+        ("auto", 3, [(1,), (2,), (3,)]),
+        ("cuda", 2, [(1,), (2,)]),
+        ("cuda:1", 3, [(0,), (2,), (3,)]),
+        ("cpu", 3, [(0,), (1,), (2,)]),
+        ("cuda:1", 4, [(0,), (1,), (2,), (3,)]),
+    ],
+)
+def test_servers_get_the_gpus_that_the_trainer_is_not_on(trainer, replicas, found):
+    """Fails if a trainer on another GPU than the first shares it while one is free."""
+    section = config_of(serving={"replicas": replicas}).serving
+    assert engines.engine_devices(section, have=4, trainer=trainer) == found
+
+
+def test_more_servers_than_gpus_are_refused():
+    section = config_of(serving={"replicas": 3, "args": {"tensor_parallel_size": 2}}).serving
+    with pytest.raises(ConfigError, match="machine has 4"):
+        engines.engine_devices(section, have=4, trainer="cpu")

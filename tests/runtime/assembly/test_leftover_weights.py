@@ -16,12 +16,12 @@ from agentrl.config.fleet import ExternalServing
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, RunError
 from agentrl.metrics import MetricBag
+from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect, connect_all
 from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, OpenEngines, open_engines
 from agentrl.runtime.assembly.local_stages import LocalEngines
 from agentrl.runtime.checks.fleet import require_engines
 from agentrl.runtime.drivers.weight_sync import EngineWeights
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.ray.engines import EngineAddress, connect, connect_all
 from agentrl.runtime.sample import evaluate
 from agentrl.sync import WeightSync
 from tests.runtime.assembly.fake_vllm import fake_vllm

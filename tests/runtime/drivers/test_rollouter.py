@@ -10,6 +10,7 @@ from agentrl.data import TaskCursor
 from agentrl.data.queue import TrajectoryQueue
 from agentrl.data.staleness import BackPressure
 from agentrl.data.tasks.cursor import Claim
+from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.rollouter import CapacityUse, Rollouter
 from agentrl.runtime.stages import GroupHandle, HeldGroup
 from agentrl.types import TrajectoryGroup
@@ -27,13 +28,16 @@ class Stand:
         self.cursor = TaskCursor(TASKS.train, seed=0)
         self.pressure = BackPressure(limit)
         self.queue: TrajectoryQueue[GroupHandle] = TrajectoryQueue(capacity=limit)
+        self.limit = RolloutLimit(capacity)
         self.rollouter = Rollouter(
             self.run_group,
             cursor=self.cursor,
             pressure=self.pressure,
             queue=self.queue,
             version=lambda: self.version,
-            capacity=capacity,
+            limit=self.limit,
+            n=1,
+            most=limit,
         )
 
     async def run_group(self, claim: Claim) -> GroupHandle:
@@ -152,8 +156,8 @@ async def test_an_error_stops_it_and_reaches_the_queue() -> None:
 
 
 def test_idle_capacity_is_weighed_by_time() -> None:
-    use = CapacityUse(4)
-    assert use.idle_share(10.0, 0) == 0.0
-    use.note(11.0, 4)  # four of four for 1 s
-    assert use.idle_share(14.0, 1) == pytest.approx(1 - (4 + 3) / 16)  # one for 3 s
-    assert use.idle_share(15.0, 0) == 1.0
+    use = CapacityUse()
+    assert use.idle_share(10.0, 0, 4) == 0.0
+    use.note(11.0, 4, 4)  # four of four for 1 s
+    assert use.idle_share(14.0, 1, 4) == pytest.approx(1 - (4 + 3) / 16)  # one for 3 s
+    assert use.idle_share(15.0, 0, 4) == 1.0

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agentrl.config import RunConfig
 from agentrl.data import TaskCursor
 from agentrl.data.tasks.cursor import Claim
+from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.position import stream_index
 from agentrl.runtime.drivers.tail_batching import plan_round, run_first
 from agentrl.runtime.stages import GroupHandle, HeldGroup
@@ -92,14 +93,16 @@ async def test_the_first_are_kept_and_the_others_have_cleaned_up() -> None:
     """Fails if cancelled groups are not awaited, or if the kept ones come as they ended."""
     cut: list[int] = []
     ends = {0: 0.02, 1: 30.0, 2: 0.0, 3: 30.0}
-    finished, _ = await run_first(runner(ends, cut), claims_of(4), wanted=2, at_once=9)
+    finished, _ = await run_first(
+        runner(ends, cut), claims_of(4), wanted=2, n=1, limit=RolloutLimit(9)
+    )
     assert [item.claim.index for item in finished] == [0, 2]
     assert sorted(cut) == [1, 3]
 
 
 async def test_exactly_as_many_as_wanted_though_more_end_together() -> None:
     finished, surplus = await run_first(
-        runner(dict.fromkeys(range(5), 0.0)), claims_of(5), wanted=3, at_once=9
+        runner(dict.fromkeys(range(5), 0.0)), claims_of(5), wanted=3, n=1, limit=RolloutLimit(9)
     )
     assert len(finished) == 3
     # Fails if what ended and is not wanted is forgotten: it was paid for.
@@ -109,9 +112,9 @@ async def test_exactly_as_many_as_wanted_though_more_end_together() -> None:
 async def test_what_does_not_fit_waits() -> None:
     ends = {0: 0.03, 1: 0.0, 2: 0.0}
     # Fails (0 is among the first two) if the gate is not there, or lets one in too few.
-    finished, _ = await run_first(runner(ends), claims_of(3), wanted=2, at_once=2)
+    finished, _ = await run_first(runner(ends), claims_of(3), wanted=2, n=1, limit=RolloutLimit(2))
     assert [item.claim.index for item in finished] == [1, 2]
-    finished, _ = await run_first(runner(ends), claims_of(3), wanted=2, at_once=1)
+    finished, _ = await run_first(runner(ends), claims_of(3), wanted=2, n=1, limit=RolloutLimit(1))
     assert [item.claim.index for item in finished] == [0, 1]
 
 
@@ -125,7 +128,7 @@ async def test_a_worker_that_raises_is_shown_bare() -> None:
         return await slow(claim)
 
     with pytest.raises(AssertionError, match="unequal lengths"):
-        await run_first(run, claims_of(2), wanted=1, at_once=2)
+        await run_first(run, claims_of(2), wanted=1, n=1, limit=RolloutLimit(2))
     assert cut == [0]
 
 

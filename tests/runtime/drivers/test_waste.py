@@ -45,6 +45,7 @@ class Meter(StreamingWorker):
     def __init__(self, fuse: Fuse) -> None:
         super().__init__(fuse)
         self.sampled = self._cut_before = 0
+        self.on_evaluated = lambda: None
 
     async def run_group(
         self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
@@ -62,6 +63,8 @@ class Meter(StreamingWorker):
         finally:
             if not group_id.startswith("eval-"):
                 self.sampled += tokens
+            elif tokens:
+                self.on_evaluated()
         return group
 
 
@@ -76,6 +79,19 @@ class StopInside(StopAt):
     def advance(self, rollouts: int, tokens: int) -> None:
         if self.inside:
             self.inside = False  # a second signal ends the process at once
+            self.stop.request(signal.SIGTERM)
+
+
+class StopEvaluating(StopAt):
+    """Presses Ctrl-C when the first group of an evaluation has ended, shown or beside training."""
+
+    pressed = False
+
+    def phase(self, name: str, total: int = 0) -> None: ...
+
+    def group_ended(self) -> None:
+        if self.steps >= self.after and not self.pressed:
+            self.pressed = True  # a second signal ends the process at once
             self.stop.request(signal.SIGTERM)
 
 
@@ -136,7 +152,7 @@ async def test_the_uses_of_every_step_add_up(mode: str, tmp_path: Path) -> None:
         (StopInside, "rollout"),
         (StopAt, "train"),
         (StopAt, "sync"),
-        (StopInside, "eval held"),
+        (StopEvaluating, "eval held"),
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
@@ -150,6 +166,8 @@ async def test_what_the_engines_sampled_is_what_became_of_it(
     for after in (0, 1, 2, 100):
         worker, stop = Meter(Fuse()), StopSwitch()
         progress = at(stop, phase, after)
+        if isinstance(progress, StopEvaluating):
+            worker.on_evaluated = progress.group_ended
         if after < 100:
             with pytest.raises(Interrupted):
                 await drive(config, worker=worker, stop=stop, progress=progress)

@@ -101,7 +101,7 @@ def test_a_paused_run_is_answered_from_the_command_line(model: Path, tmp_path: P
     process = Agentrl(tmp_path / "out.txt", "train", path)
     process.wait_for("answer it: agentrl control")
     status, text = agentrl(tmp_path / "odd.txt", "control", run, "carry-on")
-    assert (status, "expected continue or stop" in text) == (2, True)
+    assert (status, "expected continue, stop" in text) == (2, True)
     # The machine goes down meanwhile, and the answer is given before it comes back.
     process.send(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL

@@ -12,11 +12,11 @@ from typing import cast
 import pytest
 
 from agentrl.data import TrajectoryStore
-from agentrl.errors import RunError
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.disk.checkpoint import latest_checkpoint
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.ray.launch import RayStages
 from agentrl.runtime.ray.stages import RemoteGroup
 from agentrl.types import SamplingParams, Task
@@ -61,6 +61,11 @@ def seeds_of(run: Path) -> list[tuple[str, str, str]]:
     ]
 
 
+def written(store: TrajectoryStore, step: int) -> list[int]:
+    """When each file of a step was written."""
+    return [path.stat().st_mtime_ns for path in store.files(step, "train")]
+
+
 def tokens_of(run: Path) -> list[tuple[int, ...]]:
     store = TrajectoryStore(run / "trajectories")
     groups = stored_groups(store, "train", 1)
@@ -86,6 +91,9 @@ async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path)
     assert result.reason == "all steps done"
     assert len(niceness) == 1, niceness
     local = project.parent / "runs" / "local"
+    # Each rank has stored its part of every step, of training and of evaluations.
+    store = TrajectoryStore(run / "trajectories")
+    assert all(len(store.files(n, kind)) == 2 for kind in store.kinds() for n in store.steps(kind))
     assert stored_tasks(run) == stored_tasks(local)
     assert seeds_of(run) == seeds_of(local)
     # Before anything was trained the weights, and with them the tokens, are the same.
@@ -119,7 +127,7 @@ async def machines_that_hold_a_large_group(opened: RayStages) -> int:
 
 
 async def test_a_worker_and_a_rank_are_killed_in_one_run(project: Path) -> None:
-    """A worker costs nothing but time; a rank ends the run, which can be resumed.
+    """A worker costs nothing but time; a rank ends its stages, and the run can be resumed.
 
     Fails if the groups of the worker are lost or counted twice, if nobody takes its place, if the
     driver waits for the dead rank, or if `--resume` makes a stored step again. Bit-equal weights:
@@ -149,7 +157,7 @@ async def test_a_worker_and_a_rank_are_killed_in_one_run(project: Path) -> None:
 
     run = project.parent / "runs" / "killed"
     overrides = ("run.name=killed", "env.args={delay_s: 0.3}")
-    with pytest.raises(RunError, match="--resume"):
+    with pytest.raises(RankLost, match="trainer rank 0 is gone"):
         await drive(project, *overrides, "train.steps=100", watch=watch)
     assert len(killed) == 2
     # A rollout waits 60 s for an engine to come back.
@@ -157,11 +165,11 @@ async def test_a_worker_and_a_rank_are_killed_in_one_run(project: Path) -> None:
     assert held == [1], "the group came to the driver inside of the answer"
     assert gone(list(killed))
     store = TrajectoryStore(run / "trajectories")
-    made = {step: store.path(step, "train").stat().st_mtime_ns for step in store.steps("train")}
+    made = {step: written(store, step) for step in store.steps("train")}
     steps = max(made) + 2
     assert sorted(made) == list(range(1, steps - 1))
     await drive(project, *overrides, f"train.steps={steps}")
-    assert made == {step: store.path(step, "train").stat().st_mtime_ns for step in made}
+    assert made == {step: written(store, step) for step in made}
     assert sorted(stored_tasks(run)) == list(range(1, steps + 1))
     lines = list(read_metrics(run / "metrics.jsonl"))
     assert sum(line.get("rollout/workers_lost") or 0 for line in lines) == 1

@@ -29,6 +29,8 @@ class EngineAddress:
     """Transport of turns; see `serving.transport`."""
     max_context_tokens: int | None = None
     """Of a vLLM server, most tokens of prompt and turn; None for an embedded engine."""
+    start_version: int = UNKNOWN_VERSION
+    """Of the weights that a vLLM server was started with."""
 
 
 async def connect(entry: EngineAddress, *, adopt: bool = False) -> Engine:
@@ -49,7 +51,7 @@ async def connect(entry: EngineAddress, *, adopt: bool = False) -> Engine:
     if entry.max_context_tokens is not None:
         options = {
             "max_context_tokens": entry.max_context_tokens,
-            "start_version": UNKNOWN_VERSION,
+            "start_version": entry.start_version,
             "adopt": adopt,
         }
     return await connect_engine(

@@ -1,0 +1,156 @@
+"""A rollout worker with all that it needs, for a process of its own: hundreds of agent loops.
+
+Ray's actor and the child of a local run wrap the same object; it knows neither of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.config import RunConfig
+from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all, follow
+from agentrl.runtime.assembly.engines import engine_wait_s, make_client
+from agentrl.runtime.disk.logs import quiet_transformers
+from agentrl.runtime.heap import frozen_heap
+from agentrl.runtime.stages import GroupReport, report_of
+from agentrl.serving.records import EngineStats
+from agentrl.types import SamplingParams, Task, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from agentrl.rollout import RolloutWorker
+    from agentrl.serving import TokenClient
+
+ENDED_KEPT = 256
+"""Groups whose cost a worker remembers; one is cancelled while its report is on the way, or never.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReport:
+    """Report of a rollout host once it is open."""
+
+    sandbox_text: str
+    """Sandbox backend of the host and how strong it is there."""
+    stop_token_ids: tuple[int, ...] = field(default=())
+    """Ends an assistant turn."""
+
+
+class RolloutHost:
+    """A `RolloutWorker`, its client and its sandboxes."""
+
+    _client: TokenClient
+    _worker: RolloutWorker
+
+    def __init__(self, config: RunConfig, *, base: Path, index: int, sharers: int) -> None:
+        """Keep the settings; nothing is opened yet.
+
+        Args:
+            config: of the run; its `model.path` is a folder or hub name that can be read here.
+            base: absolute folder from which relative paths of the config start.
+            index: number among the hosts of the run.
+            sharers: hosts of the run, which share the sandboxes of a machine.
+        """
+        self._config, self._base, self._index, self._sharers = config, base, index, sharers
+        self._groups: dict[str, asyncio.Task[TrajectoryGroup]] = {}
+        self._engines: Sequence[EngineAddress] = ()
+        self._following = asyncio.Lock()
+        self._stack = AsyncExitStack()
+        self._reported = (0, 0.0)
+        self._ended: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    async def open(self, engines: Sequence[EngineAddress]) -> HostReport:
+        """Open sandboxes, tools and connections to engines.
+
+        Raises:
+            AgentrlError: one of them cannot be opened; call `close`.
+        """
+        from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
+        from agentrl.runtime.assembly.tools import open_tools
+        from agentrl.train.model.pretrained import load_tokenizer
+
+        config, base, stack = self._config, self._base, self._stack
+        sandboxes = await open_sandboxes(config.sandbox, base=base, sharers=self._sharers)
+        stack.push_async_callback(sandboxes.close)
+        probe = await sandboxes.probe()
+        tools = await stack.enter_async_context(open_tools(config.env, base=base))
+        held = await connect_all(engines)
+        # As on Ray: a connection to an engine that is well may be lost.
+        wait_s = engine_wait_s(config.serving, on_ray=True)
+        self._client = make_client(held, wait_s=wait_s, offset=self._index)
+        stack.push_async_callback(self._client.close)
+        self._engines = engines
+        quiet_transformers()
+        self._worker, chat = make_worker(
+            config,
+            generator=self._client,
+            tokenizer=load_tokenizer(config.model),
+            sandboxes=sandboxes,
+            tools=tools,
+            base=base,
+        )
+        stack.enter_context(frozen_heap())
+        return HostReport(
+            sandbox_text=f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)",
+            stop_token_ids=chat.stop_token_ids,
+        )
+
+    async def run_group(
+        self, task: Task, group_id: str, n: int, sampling: SamplingParams, seed: int
+    ) -> tuple[GroupReport, TrajectoryGroup]:
+        """Run a group as `RolloutWorker.run_group`, and report on it."""
+        work = self._worker.run_group(task, group_id=group_id, n=n, sampling=sampling, seed=seed)
+        self._groups[group_id] = running = asyncio.ensure_future(work)
+        try:
+            group = await running
+        finally:
+            del self._groups[group_id]
+        report = report_of(group)
+        seconds = sum(rollout.duration_s for rollout in report.rollouts)
+        self._ended[group_id] = (report.tokens, seconds)
+        if len(self._ended) > ENDED_KEPT:
+            self._ended.popitem(last=False)
+        return report, group
+
+    async def cancel(self, group_id: str) -> tuple[int, float]:
+        """Cancel a group if it runs here; returns once it has released everything.
+
+        Returns:
+            Tokens and rollout seconds of the groups cancelled here since the last call. A group
+            that has just ended counts, too: its result is not used.
+        """
+        late = self._ended.pop(group_id, (0, 0.0))
+        if (running := self._groups.get(group_id)) is not None:
+            running.cancel()
+            await asyncio.wait([running])
+        work, (tokens, seconds) = self._worker.cancelled, self._reported
+        self._reported = (work.tokens, work.seconds)
+        return late[0] + work.tokens - tokens, late[1] + work.seconds - seconds
+
+    async def serve_from(self, engines: Sequence[EngineAddress]) -> None:
+        """Use exactly these engines from now on, at the versions of their weights."""
+        # A change is followed to its end before the next one: both compare with what is known.
+        async with self._following:
+            await follow(self._client, self._engines, engines)
+            self._engines = engines
+
+    async def hold_turns(self, held: bool) -> None:
+        """Stop the clocks of turns while the driver has paused the engines, or let them go on."""
+        self._client.hold_turns(held)
+
+    async def stats(self) -> Mapping[str, EngineStats]:
+        """Counts of each engine's answers to this host since it was opened."""
+        return self._client.stats()
+
+    async def close(self) -> None:
+        """Cancel what runs, and release sandboxes and connections."""
+        running = list(self._groups.values())
+        for group in running:
+            group.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._stack.aclose()
