@@ -9,7 +9,7 @@ TORCH  ?= torch
 CONFIG ?= configs/quickstart.yaml
 ARGS   ?=
 
-.PHONY: train test fleet check format bench clean
+.PHONY: train test fleet check format bench gpu clean
 
 train: $(VENV)/.train  ## learn a real multi-turn code task on this machine
 	$(BIN)/agentrl train $(CONFIG) $(ARGS)
@@ -36,13 +36,17 @@ bench: $(VENV)/.test  ## measure what the README claims, against a peer or a lim
 	$(BIN)/python benchmarks/prefix_sharing.py
 	$(BIN)/python benchmarks/lm_head.py
 	$(BIN)/python benchmarks/transport.py
-	$(BIN)/python benchmarks/weight_sync.py
+	$(BIN)/python benchmarks/sync/weight_sync.py
+	$(BIN)/python benchmarks/sync/weight_fanout.py
 	$(BIN)/python benchmarks/asynchrony.py
 	$(BIN)/python benchmarks/sticky_sessions.py
 	$(BIN)/python benchmarks/inspector.py
 	$(BIN)/python benchmarks/health/detectors.py
 	$(BIN)/python benchmarks/health/planted_faults.py
 	$(BIN)/python benchmarks/memory.py $(CONFIG)
+
+gpu: $(VENV)/.test  ## compare a GPU with the CPU and measure it, in at most 25 minutes
+	$(BIN)/python benchmarks/gpu/run.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

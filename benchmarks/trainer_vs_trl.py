@@ -124,7 +124,7 @@ def products(case: Case, variant: str) -> float:
     return 6 * forward
 
 
-def make_model(case: Case, dtype: torch.dtype) -> Any:
+def make_model(case: Case, dtype: torch.dtype, device: str) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -132,7 +132,7 @@ def make_model(case: Case, dtype: torch.dtype) -> Any:
         **case.shape, max_position_embeddings=2048, tie_word_embeddings=True,
         bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
-    return LlamaForCausalLM(config).to(dtype)
+    return LlamaForCausalLM(config).to(dtype).to(device)
 
 
 def make_groups(case: Case, model: Any = None) -> list[Any]:
@@ -165,7 +165,8 @@ def make_groups(case: Case, model: Any = None) -> list[Any]:
 def sampled_with(model: Any, prompt: tuple[int, ...], answer: tuple[int, ...]) -> tuple[float, ...]:
     if model is None:
         return (-1.0,) * len(answer)
-    logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    ids = torch.tensor([prompt + answer], device=model.device)
+    logits = model(ids).logits[0, len(prompt) - 1 : -1]
     log_probs = torch.log_softmax(logits.float(), -1)
     return tuple(log_probs[range(len(answer)), list(answer)].tolist())
 
@@ -181,7 +182,7 @@ class Ours:
         algorithm = AlgorithmSection(
             advantage_estimator="grpo", loss_agg_mode="token-mean", horizon=case.longest
         ).resolved(horizon=case.longest)
-        self.model = make_model(case, args.dtype)
+        self.model = make_model(case, args.dtype, args.device)
         self._trainer = Trainer(
             self.model,
             train=TrainSection(learning_rate=1e-30, max_grad_norm=1.0, weight_decay=0.0),
@@ -216,11 +217,11 @@ class Trl:
 
         self._head, self._compact = trl.trainer.utils, compact
         mixed = args.dtype == torch.bfloat16
-        self.model = make_model(case, torch.float32)
+        self.model = make_model(case, torch.float32, args.device)
         rows = GROUP * len(case.prompts)
         prompts = Dataset.from_dict({"prompt": ["a"] * rows})
         config = GRPOConfig(
-            output_dir=tempfile.mkdtemp(), use_cpu=True, report_to=[], bf16=mixed,
+            output_dir=tempfile.mkdtemp(), use_cpu=args.device == "cpu", report_to=[], bf16=mixed,
             gradient_checkpointing=args.checkpointing, per_device_train_batch_size=rows,
             num_generations=GROUP, max_completion_length=case.longest, learning_rate=1e-30,
         )  # fmt: skip
@@ -233,11 +234,12 @@ class Trl:
             # `train()` would do it, which is not called here.
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._trainer.current_gradient_accumulation_steps = 1
-        self._inputs = trl_inputs(case)
+        self._inputs = {name: t.to(args.device) for name, t in trl_inputs(case).items()}
 
     def set_advantages(self, advantages: list[float]) -> None:
         """One for each answer."""
-        self._inputs["advantages"] = torch.tensor(advantages)
+        like = self._inputs["completion_ids"]
+        self._inputs["advantages"] = torch.tensor(advantages, device=like.device)
 
     def step(self) -> float:
         """Returns the gradient norm before clipping."""
@@ -296,15 +298,23 @@ def make(variant: str, case: Case, args: argparse.Namespace) -> Any:
     return made
 
 
-def timed(steppers: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+def timed(steppers: dict[str, Any], rounds: int, *, device: str = "cpu") -> dict[str, list[float]]:
+    """CPU seconds of each, or seconds of a GPU."""
+
+    def now() -> float:
+        if device == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
     seconds: dict[str, list[float]] = {name: [] for name in steppers}
     for turn in range(rounds + 1):
         norms = {}
         for name, stepper in steppers.items():
-            began = time.process_time()
+            began = now()
             norms[name] = stepper.step()
             if turn:
-                seconds[name].append(time.process_time() - began)
+                seconds[name].append(now() - began)
         for name, norm in norms.items():
             reference = next(iter(norms.values()))
             if abs(norm - reference) > 0.02 * reference:
@@ -346,6 +356,7 @@ def main() -> None:
     parser.add_argument("--peak-of", choices=VARIANTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.dtype = torch.bfloat16 if args.bf16 else torch.float32
+    args.device = "cpu"  # a GPU is measured by benchmarks/gpu
     torch.set_num_threads(1)
     case = CASES[args.case]
     if args.layers:

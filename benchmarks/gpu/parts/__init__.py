@@ -1,0 +1,1 @@
+"""The parts of `make gpu`: each measures one thing on a device and compares it with the CPU."""
