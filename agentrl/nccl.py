@@ -8,6 +8,7 @@ waited for, and the caller can name it, leave the group and go on.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,6 +17,8 @@ from typing import Any
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
+_environment = threading.Lock()
+"""Held while the variable is ours: two threads would put back each other's value."""
 
 
 def make_nccl_group(store: Store, *, rank: int, size: int, timeout_s: float) -> Any:
@@ -37,13 +40,17 @@ def make_nccl_group(store: Store, *, rank: int, size: int, timeout_s: float) -> 
 
 @contextmanager
 def blocking_waits() -> Iterator[None]:
-    """Inside the block, torch makes groups with blocking waits; it asks the environment once."""
-    before = os.environ.get(_BLOCKING)
-    os.environ[_BLOCKING] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_BLOCKING]
-        else:
-            os.environ[_BLOCKING] = before
+    """Inside the block, torch makes groups with blocking waits; it asks the environment once.
+
+    One thread at a time is in the block.
+    """
+    with _environment:
+        before = os.environ.get(_BLOCKING)
+        os.environ[_BLOCKING] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_BLOCKING]
+            else:
+                os.environ[_BLOCKING] = before

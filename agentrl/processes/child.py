@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -75,6 +75,9 @@ class ChildProcess:
         self._most_bytes = most_bytes
         self._unread = bytearray()
         self._ending = threading.Lock()
+        self._closed = False
+        self._awaited = 0
+        """Tasks that wait for the link on an event loop."""
         self._link, theirs = _socket_pair()
         command = [sys.executable, "-P", str(Path(child_main.__file__)), str(theirs.fileno())]
         self._grace_s = grace_s
@@ -202,10 +205,10 @@ class ChildProcess:
             ChildEnded: the child cannot take it.
         """
         loop = asyncio.get_running_loop()
-        self._link.setblocking(False)
         try:
-            await loop.sock_sendall(self._link, encode(head, body))
-            await loop.sock_sendall(self._link, body)
+            with self._awaiting():
+                await loop.sock_sendall(self._link, encode(head, body))
+                await loop.sock_sendall(self._link, body)
         except ConnectionError as error:
             raise await asyncio.to_thread(self._ended) from error
 
@@ -216,13 +219,13 @@ class ChildProcess:
             ChildEnded: there is no frame, and the child has ended.
         """
         loop = asyncio.get_running_loop()
-        self._link.setblocking(False)
         try:
-            while (frame := self._parsed()) is None:
-                data = await loop.sock_recv(self._link, _READ_BYTES)
-                if not data:
-                    raise ConnectionResetError
-                self._unread += data
+            with self._awaiting():
+                while (frame := self._parsed()) is None:
+                    data = await loop.sock_recv(self._link, _READ_BYTES)
+                    if not data:
+                        raise ConnectionResetError
+                    self._unread += data
         except ConnectionError as error:
             raise await asyncio.to_thread(self._ended) from error
         return frame
@@ -242,11 +245,33 @@ class ChildProcess:
             self._process.wait()
 
     def close(self) -> None:
-        """Kill it and free the channel; again does nothing."""
+        """Kill it and free the channel; again does nothing. A task that waits gets `ChildEnded`."""
         self.kill()
-        self._link.close()
+        self._closed = True
+        with contextlib.suppress(OSError):  # it was closed before
+            self._link.shutdown(socket.SHUT_RDWR)
+        if not self._awaited:
+            self._link.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+    @contextlib.contextmanager
+    def _awaiting(self) -> Iterator[None]:
+        """Around waits of a task for the link.
+
+        An event loop hears of the end of a socket, but not that it was closed; so `close` leaves
+        that to the last task.
+        """
+        if self._closed:
+            raise ConnectionResetError
+        self._link.setblocking(False)
+        self._awaited += 1
+        try:
+            yield
+        finally:
+            self._awaited -= 1
+            if self._closed and not self._awaited:
+                self._link.close()
 
     def _ended(self) -> ChildEnded:
         """The error of a child that has closed its channel, once it has ended."""

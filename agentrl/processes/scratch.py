@@ -9,8 +9,9 @@ their names say nothing of who made them; so a file counts as the tree's if it a
 tree ran and a process of the tree had it mapped or open. `KILL -9` reaches the maker of a segment
 before it can unlink it, and a segment of a vLLM server is 160 MiB of memory.
 
-No file that a living process has mapped or open is removed. The limit: what is made and left within
-one look (`tree.py` looks four times a second) is not seen.
+No file that a living process has mapped or open is removed, and no folder of a tree of which a
+process lives: only its record says which files are the tree's. The limit: what is made and left
+within one look (`tree.py` looks four times a second) is not seen.
 
 Made of the standard library alone: `tree.py` imports it as a file.
 """
@@ -84,9 +85,10 @@ class ScratchFolder:
         found = {segment for segment in new if segment.inode in used}
         if found:
             self._ours |= found
+            lines = [b"%d %s\n" % (file.inode, os.fsencode(file.name)) for file in sorted(found)]
             # On a full disk the files are still known here.
-            with contextlib.suppress(OSError), (self.path / _RECORD).open("a") as file:
-                file.writelines(f"{segment.inode} {segment.name}\n" for segment in sorted(found))
+            with contextlib.suppress(OSError), (self.path / _RECORD).open("ab") as record:
+                record.write(b"".join(lines))
         old = {segment for segment in new if now - self._unclear[segment] > _UNCLEAR_S}
         self._others |= old - found
 
@@ -137,12 +139,13 @@ def _sweep(folder: Path) -> bool:
         record = folder / _RECORD
         if not record.exists() and time.time() - status.st_mtime < _BEING_MADE_S:
             return False
-        if _in_use(folder):
+        segments = _recorded(record)
+        if _in_use(folder, segments):
             return False
-        _remove_segments(_recorded(record))
+        _remove_segments(segments)
         _remove_folder(folder)
-    except BlockingIOError:
-        return False  # its owner lives
+    except OSError:
+        return False  # its owner lives, or it holds what cannot be read
     finally:
         os.close(lock)
     return True
@@ -150,18 +153,20 @@ def _sweep(folder: Path) -> bool:
 
 def _recorded(record: Path) -> set[SharedFile]:
     try:
-        lines = record.read_text().splitlines()
+        lines = record.read_bytes().split(b"\n")
     except FileNotFoundError:
         return set()
-    # The owner may have been killed while it wrote the last line.
-    words = [line.partition(" ") for line in lines]
-    return {SharedFile(int(inode), name) for inode, _, name in words if name}
+    # The owner may have been killed while it wrote the last line, or the disk have been full.
+    words = [line.partition(b" ") for line in lines]
+    return {
+        SharedFile(int(inode), os.fsdecode(name)) for inode, _, name in words if inode.isdigit()
+    }
 
 
 def _segments() -> list[SharedFile]:
-    """All files in /dev/shm; none where there is no such folder."""
+    """All files in /dev/shm; none where it cannot be read."""
     found: list[SharedFile] = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(SHARED_MEMORY) as entries:
+    with contextlib.suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
         found = [SharedFile(entry.inode(), entry.name) for entry in entries]
     return found
 
@@ -185,7 +190,8 @@ def _remove_folder(folder: Path) -> None:
 
 
 def _processes() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    """Process ids of all that live; none where there is no /proc."""
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 
 def _used_by(processes: Iterable[int]) -> set[int]:
@@ -195,12 +201,12 @@ def _used_by(processes: Iterable[int]) -> set[int]:
     """
     try:
         device = SHARED_MEMORY.stat().st_dev
-    except FileNotFoundError:
+    except OSError:
         return set()
     mark = f"{os.major(device):02x}:{os.minor(device):02x}"
     used: set[int] = set()
     for process in processes:
-        used |= _mapped(process, mark) | _opened(process, device)
+        used |= _mapped(process, mark) | _opened(process)
     return used
 
 
@@ -214,16 +220,22 @@ def _mapped(process: int, mark: str) -> set[int]:
     return {int(word[4]) for word in words if word[3] == mark}
 
 
-def _opened(process: int, device: int) -> set[int]:
+def _opened(process: int) -> set[int]:
     used: set[int] = set()
-    for target in _descriptors(process):
-        try:
-            status = target.stat()
-        except OSError:
-            continue  # closed meanwhile
-        if status.st_dev == device:
-            used.add(status.st_ino)
+    for link in _descriptors(process):
+        # Nothing else is looked at: a file on a disk that hangs would hold up who asks.
+        if _target(link).startswith(f"{SHARED_MEMORY}/"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                used.add(link.stat().st_ino)
     return used
+
+
+def _target(link: Path) -> str:
+    """What a link of /proc names; nothing if it is gone, or another user's."""
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
 
 
 def _descriptors(process: int) -> list[Path]:
@@ -234,16 +246,34 @@ def _descriptors(process: int) -> list[Path]:
         return []  # it has ended, or is another user's
 
 
-def _in_use(folder: Path) -> bool:
-    """A living process has a file of the folder open, or a socket with an address in it."""
+def _in_use(folder: Path, segments: set[SharedFile]) -> bool:
+    """A process of the tree lives, as far as /proc shows it.
+
+    It was started with the folder as its TMPDIR, works in it, has a file of it open or a socket
+    with an address in it, or uses one of the segments.
+    """
     inside = f"{folder}/"
     # Without /proc nothing can be known, and nothing was recorded either.
     with contextlib.suppress(OSError):
         if inside in Path("/proc/net/unix").read_text(errors="replace"):
             return True
-    for process in _processes():
-        for link in _descriptors(process):
-            with contextlib.suppress(OSError):
-                if str(link.readlink()).startswith(inside):
-                    return True
-    return False
+    processes = _processes()
+    if _used_by(processes) & {segment.inode for segment in segments}:
+        return True
+    return any(
+        _lives_in(process, folder)
+        or any(_target(link).startswith(inside) for link in _descriptors(process))
+        for process in processes
+    )
+
+
+def _lives_in(process: int, folder: Path) -> bool:
+    inside = f"{folder}/"
+    if f"{_target(Path(f'/proc/{process}/cwd'))}/".startswith(inside):
+        return True
+    try:
+        variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False  # it has ended, or is another user's
+    mark = os.fsencode(f"TMPDIR={inside}")
+    return any((variable + b"/").startswith(mark) for variable in variables)

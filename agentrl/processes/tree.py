@@ -11,7 +11,9 @@ If this process itself is killed, the kernel sends the command a SIGTERM. It end
 did.
 
 With `scratch` the tree has a temporary folder for itself, and it is removed after the last process
-of the tree, with what the tree has left in /dev/shm (`scratch.py`).
+of the tree, with what the tree has left in /dev/shm (`scratch.py`). That is housekeeping: what goes
+wrong with it is printed, and neither keeps a command from its start nor ends it. Whatever else goes
+wrong here, the tree is ended.
 
 Run as a file, by the standard library alone, so that it starts in a few milliseconds.
 """
@@ -28,8 +30,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from agentrl.processes.scratch import ScratchFolder
@@ -41,6 +44,8 @@ _SWEEP_S = 3.0
 """Orphans have so long to end by themselves."""
 _MARGIN_S = 5.0
 """For a loaded machine."""
+_printed: set[str] = set()
+_T = TypeVar("_T")
 
 
 def command(grace_s: float, *, scratch: bool = False) -> list[str]:
@@ -137,19 +142,32 @@ def main(words: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
     scratch = _make_scratch() if words[2] == "scratch" else None
-    child = subprocess.Popen(
-        words[3:],
-        env=None if scratch is None else {**os.environ, "TMPDIR": str(scratch.path)},
-        stdin=subprocess.DEVNULL,
-        close_fds=False,  # the channel of a `ChildProcess` is one of them
-        preexec_fn=lambda: libc.prctl(_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0),
-    )
-    while wanted and child.poll() is None and os.getppid() == parent:
-        readable, _, _ = select.select([0], [], [], _TICK_S)
-        if readable and not os.read(0, 1):
-            break
+    child: subprocess.Popen[bytes] | None = None
+    try:
+        child = subprocess.Popen(
+            words[3:],
+            env=None if scratch is None else {**os.environ, "TMPDIR": str(scratch.path)},
+            stdin=subprocess.DEVNULL,
+            close_fds=False,  # the channel of a `ChildProcess` is one of them
+            preexec_fn=lambda: libc.prctl(_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0),
+        )
+        while wanted and child.poll() is None and os.getppid() == parent:
+            readable, _, _ = select.select([0], [], [], _TICK_S)
+            if readable and not os.read(0, 1):
+                break
+            _look(scratch)
         _look(scratch)
-    _look(scratch)
+    finally:
+        if child is not None:
+            _end(child, grace_s)
+        _look(scratch)
+        end_children()
+        if scratch is not None:
+            _housekeep(scratch.remove)
+    _end_like(None if child is None else child.returncode)
+
+
+def _end(child: subprocess.Popen[bytes], grace_s: float) -> None:
     if child.poll() is None:
         child.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,24 +175,34 @@ def main(words: list[str]) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.kill()
         child.wait(_SWEEP_S)
-    _look(scratch)
-    end_children()
-    if scratch is not None:
-        scratch.remove()
-    _end_like(child.returncode)
 
 
-def _make_scratch() -> ScratchFolder:
+def _make_scratch() -> ScratchFolder | None:
+    """The folder of the tree; None if there can be none."""
     # Run as a file and isolated, this program finds no modules but those of the library.
     sys.path.append(str(Path(__file__).parent))
     module = importlib.import_module("scratch")
-    module.sweep()
-    return module.ScratchFolder()
+    _housekeep(module.sweep)
+    return _housekeep(module.ScratchFolder)
 
 
 def _look(scratch: ScratchFolder | None) -> None:
     if scratch is not None:
-        scratch.look(lambda: descendants_of(os.getpid()))
+        _housekeep(lambda: scratch.look(lambda: descendants_of(os.getpid())))
+
+
+def _housekeep(step: Callable[[], _T]) -> _T | None:
+    """Do a step that no command may fail for; prints what goes wrong, the same only once."""
+    try:
+        return step()
+    except Exception as error:  # whatever a folder of another tree, /proc or /dev/shm may hold
+        text = f"the supervisor of a process tree cannot clean up: {error!r}"
+        if text not in _printed:
+            _printed.add(text)
+            with contextlib.suppress(OSError):  # who read it may be gone
+                sys.stderr.write(f"{text}\n")
+                sys.stderr.flush()
+        return None
 
 
 def _end_like(status: int | None) -> NoReturn:

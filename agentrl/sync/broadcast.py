@@ -6,7 +6,8 @@
 
 A sender limits its own waits. Engines are limited from the end of the send: those that have not
 ended then are cancelled. A send is aborted as soon as an engine fails, and when the caller is
-cancelled; what was started here has ended on return.
+cancelled. What was started here has ended on return, but for a send that an abort does not reach,
+because the trainer hangs: that is an error, and its sender takes no other.
 """
 
 from __future__ import annotations
@@ -59,25 +60,28 @@ async def broadcast(
         weights: all of them.
         version: of the weights.
         limit_s: seconds that engines may take after the send has ended.
+
+    Raises:
+        SyncError: the last send, or this one after its abort, does not end.
     """
-    ticket = sender.announce(version)
+    ticket = await run_computing(sender.announce, version)
     sending = asyncio.ensure_future(run_computing(sender.send, weights, version))
     loads = {
         name: asyncio.ensure_future(engine.load_weights(ticket)) for name, engine in engines.items()
     }
     try:
-        first = await _until_sent(sending, loads, sender)
+        first = await _until_sent(sending, loads)
+        if not sending.done() and (stuck := await _abort(sending, sender)):
+            raise stuck
         error = sending.exception()
         blamed = _blamed(error, list(loads), first)
         # The others fail as soon as they notice that the send has ended; these may never.
-        await _cancel(loads[name] for name in blamed)
+        hung = [name for name in blamed if not loads[name].done()]
+        await _cancel(loads[name] for name in hung)
         late = await _until_loaded(loads, limit_s)
         lateness = SyncError(f"it did not load version {version} within {limit_s:g} s of its send")
-        failed = {
-            name: load.exception() if not load.cancelled() else error or lateness
-            for name, load in loads.items()
-        }
-        failed |= dict.fromkeys(late, lateness)
+        failed = {name: _failure(load) for name, load in loads.items()}
+        failed |= {**dict.fromkeys(hung, error), **dict.fromkeys(late, lateness)}
         failures = {name: failure for name, failure in failed.items() if failure is not None}
         for failure in [error, *failures.values()]:
             if failure is not None and not isinstance(failure, EngineError):
@@ -93,7 +97,17 @@ async def broadcast(
             culprits=frozenset({*blamed, *late}),
         )
     finally:
-        await _end(sending, loads.values(), sender)
+        # Only where the caller was cancelled, or this failed, does anything run.
+        if not sending.done() and (stuck := await _abort(sending, sender)):
+            logger.warning("%s", stuck)
+        await _cancel(loads.values())
+
+
+def _failure(load: asyncio.Future[None]) -> BaseException | None:
+    """Error of an engine that has ended; None if it has loaded."""
+    if load.cancelled():
+        return SyncError("its request was cancelled")
+    return load.exception()
 
 
 def _blamed(
@@ -108,20 +122,14 @@ def _blamed(
 
 
 async def _until_sent(
-    sending: asyncio.Future[WeightTicket],
-    loads: Mapping[str, asyncio.Future[None]],
-    sender: WeightSender,
+    sending: asyncio.Future[WeightTicket], loads: Mapping[str, asyncio.Future[None]]
 ) -> Sequence[str]:
-    """Wait for the end of the send; returns the engines that failed first, which aborts it."""
+    """Wait for the end of the send, or until an engine fails; returns those that failed first."""
     running = set(loads.values())
     while not sending.done():
         done, _ = await asyncio.wait({sending, *running}, return_when=asyncio.FIRST_COMPLETED)
         running -= done
-        failed = [name for name, load in loads.items() if load in done and load.exception()]
-        if failed:
-            if not sending.done():
-                await _abort(sender)
-                await asyncio.wait({sending})
+        if failed := [name for name, load in loads.items() if load in done and _failure(load)]:
             return failed
     return []
 
@@ -144,20 +152,23 @@ async def _cancel(loads: Iterable[asyncio.Future[None]]) -> None:
         await asyncio.wait(running)
 
 
-async def _abort(sender: WeightSender) -> None:
-    """End a send in which the others wait for an engine that will not come."""
-    await run_computing(getattr(sender, "abort", sender.close))
+async def _abort(sending: asyncio.Future[WeightTicket], sender: WeightSender) -> SyncError | None:
+    """End a send for which nobody waits; returns an error if it does not end.
 
-
-async def _end(
-    sending: asyncio.Future[WeightTicket],
-    loads: Iterable[asyncio.Future[None]],
-    sender: WeightSender,
-) -> None:
-    """Leave nothing running; only where the caller was cancelled is there anything."""
-    if not sending.done():
-        await _abort(sender)
-        await asyncio.wait({sending}, timeout=ABORT_LIMIT_S)
-    if not sending.done():
-        logger.warning("the send of weights did not end within %g s of its abort", ABORT_LIMIT_S)
-    await _cancel(loads)
+    Both the call and the end have a limit: either may depend on a trainer that hangs.
+    """
+    aborting = asyncio.ensure_future(run_computing(getattr(sender, "abort", sender.close)))
+    await asyncio.wait({sending, aborting}, timeout=ABORT_LIMIT_S)
+    failure = aborting.exception() if aborting.done() else None
+    running = [future for future in (sending, aborting) if not future.done()]
+    for future in running:
+        future.cancel()  # its thread goes on, and nobody hears of it
+    if running:
+        await asyncio.wait(running)
+    if sending not in running:
+        return None
+    why = f": {failure}" if failure is not None else ""
+    return SyncError(
+        f"the send of weights did not end within {ABORT_LIMIT_S:g} s of its abort{why}; what "
+        "gathers the weights hangs in the trainer"
+    )

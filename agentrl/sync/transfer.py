@@ -14,6 +14,7 @@ A streaming sender needs all its engines in `load_weights` while it sends.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentrl.engine import WeightTicket
@@ -40,6 +41,22 @@ class MemberLost(SyncError):
     """Another member of a group that streams is gone, or has ended the sync."""
 
 
+def need_ended(sending: Lock) -> None:
+    """Check that no send is running, before the next one is prepared.
+
+    Args:
+        sending: held by `send`.
+
+    Raises:
+        SyncError: one is.
+    """
+    if sending.locked():
+        raise SyncError(
+            "the last send of weights was given up and has not ended: what gathers the weights "
+            "hangs in the trainer; start the run again"
+        )
+
+
 class WeightSender(Protocol):
     """Beside the trainer, on its rank 0. Blocks; one call at a time."""
 
@@ -54,11 +71,18 @@ class WeightSender(Protocol):
         Returns:
             One JSON-serialisable info for each receiver's `prepare_weights`, in their order; the
             meeting itself may take place in the first `send`.
+
+        Raises:
+            SyncError: it cannot be met, or a send that was given up has not ended.
         """
         ...
 
     def announce(self, version: int) -> WeightTicket:
-        """The ticket of a coming `send`, for the engines of a streaming sender."""
+        """The ticket of a coming `send`, for the engines of a streaming sender.
+
+        Raises:
+            SyncError: a send that was given up has not ended.
+        """
         ...
 
     def send(self, weights: Weights, version: int) -> WeightTicket:

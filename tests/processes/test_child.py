@@ -315,3 +315,17 @@ async def test_asking_holds_no_event_loop(echo: ChildProcess) -> None:
     assert (await asked).head["sleep_s"] == 1.0
     with pytest.raises(TimeoutError):
         await echo.ask_async({"sleep_s": 1000}, timeout_s=0.1)
+
+
+async def test_a_task_that_waits_hears_of_a_close() -> None:
+    """Fails if it waits for ever: an event loop is not told that a socket was closed."""
+    child = ChildProcess(f"{CHILDREN}:echo")
+    receiving = asyncio.create_task(child.receive_async())
+    await asyncio.sleep(0.2)
+    child.close()
+    async with asyncio.timeout(PATIENT_S):
+        with pytest.raises(ChildEnded):
+            await receiving
+        with pytest.raises(ChildEnded):
+            await child.receive_async()
+    assert child._link.fileno() == -1

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.processes import tree
 from agentrl.processes.scratch import PREFIX, SHARED_MEMORY, torch_cache
 from agentrl.processes.tree import command
 
@@ -115,9 +116,11 @@ def test_the_next_start_sweeps_what_a_killed_supervisor_left(folder: Path) -> No
     assert list(folder.iterdir()) == []
 
 
-def test_a_tree_that_still_runs_is_not_swept(folder: Path) -> None:
-    """Fails if a folder counts as left when its lock is free, whatever uses it."""
-    with leaver(folder, "deaf") as leaving:
+@pytest.mark.parametrize("word", ["socket", "no-socket", "bare"])
+def test_a_tree_that_still_runs_is_not_swept(folder: Path, word: str) -> None:
+    """Fails if a folder counts as left when its lock is free, whatever uses it: its segments are
+    then never removed."""
+    with leaver(folder, "deaf", word) as leaving:
         start_another(folder)
         assert leaving.left() == [leaving.scratch, *leaving.segments]
         leaving.supervisor.kill()  # its process ignores the SIGTERM that this brings
@@ -144,6 +147,86 @@ def test_what_others_use_stays(folder: Path) -> None:
         mine.close()
         mine.unlink()  # raises if it was removed
         assert left == [leaving.segments[0]]
+
+
+@pytest.mark.parametrize("use", ["cwd", "segment"])
+def test_a_folder_is_in_use_where_only_its_cwd_or_segment_is(folder: Path, use: str) -> None:
+    """Fails if a process that was given another TMPDIR counts as none of the tree."""
+    made = folder / f"{PREFIX}old"
+    made.mkdir()
+    segment = shared_memory.SharedMemory(create=True, size=4096)
+    inode = (SHARED_MEMORY / segment.name).stat().st_ino
+    text = f"{inode} {segment.name}\n" if use == "segment" else ""
+    (made / ".segments").write_text(text)
+    with subprocess.Popen(["sleep", "600"], cwd=made if use == "cwd" else None) as user:
+        start_another(folder)
+        assert made.exists()
+        user.kill()
+    segment.close()
+    start_another(folder)
+    assert not made.exists()
+    assert (SHARED_MEMORY / segment.name).exists() == (use == "cwd")
+    with contextlib.suppress(FileNotFoundError):
+        segment.unlink()
+
+
+@pytest.mark.parametrize(
+    "record", [b"12 psm_\xc3", b"no number\n\n 3\n\xb2 x\n", None], ids=["torn", "odd", "folder"]
+)
+def test_a_record_that_cannot_be_read_stops_no_start(folder: Path, record: bytes | None) -> None:
+    made = folder / f"{PREFIX}old"
+    made.mkdir()
+    if record is None:
+        (made / ".segments").mkdir()
+    else:
+        (made / ".segments").write_bytes(record)
+    start_another(folder)
+    assert made.exists() == (record is None)
+
+
+def test_a_segment_of_any_name_is_removed(folder: Path) -> None:
+    """Fails if a name that is no text ends the supervisor, and not its tree."""
+    odd = os.fsencode(SHARED_MEMORY) + b"/odd-%d-\xff" % os.getpid()
+    script = (
+        f"import os, time; f = os.open({odd!r}, os.O_CREAT); print(f, flush=True); time.sleep(9)"
+    )
+    with subprocess.Popen(
+        [*command(0.5, scratch=True), sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(folder)},
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        supervisor.stdout.readline()
+        (scratch,) = folder.iterdir()
+        until(lambda: b"\xff" in (scratch / ".segments").read_bytes())
+        assert supervisor.poll() is None
+        supervisor.send_signal(signal.SIGTERM)
+        supervisor.wait(60)
+    assert not Path(os.fsdecode(odd)).exists()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_stops_no_start(folder: Path) -> None:
+    """Fails if a command does not run because what cleans up after it cannot."""
+    # The supervisor beside a housekeeper that can do nothing.
+    shutil.copy(tree.__file__, folder / "tree.py")
+    (folder / "scratch.py").write_text(
+        "def sweep():\n    raise ValueError('odd')\n"
+        "def ScratchFolder():\n    raise OSError('full')\n"
+    )
+    words = [*command(0.5, scratch=True), "echo", "ran"]
+    words[2] = str(folder / "tree.py")
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stderr is not None
+        assert supervisor.stdout.read() == "ran\n"
+        printed = supervisor.stderr.read()
+        assert "cannot clean up: ValueError('odd')" in printed
+        assert "cannot clean up: OSError('full')" in printed
+        assert supervisor.wait(60) == 0
 
 
 def test_a_folder_in_the_making_is_not_swept(folder: Path) -> None:

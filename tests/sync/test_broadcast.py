@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
+from agentrl.sync import broadcast as broadcast_module
 from agentrl.sync.broadcast import broadcast
 from agentrl.sync.transfer import NotAllCame, SendFailed, Weights
 from agentrl.testing import ByteTokenizer, ScriptedEngine
@@ -51,10 +53,36 @@ class StuckSender:
         """Nothing is open."""
 
 
+class DeafSender(StuckSender):
+    """One whose trainer hangs, so that nothing reaches it."""
+
+    def send(self, weights: Weights, version: int) -> WeightTicket:
+        self.ended.wait(60)
+        raise SyncError("the trainer goes on at last")
+
+    def abort(self) -> None:
+        self.ended.wait(60)
+
+    async def let_go(self) -> None:
+        """End its threads, before their event loop is closed."""
+        self.ended.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("compute-"):
+                await asyncio.to_thread(thread.join)
+
+
+class SlowSender(StuckSender):
+    """One that is asked over a network."""
+
+    def announce(self, version: int) -> WeightTicket:
+        time.sleep(0.5)
+        return super().announce(version)
+
+
 class LoadingEngine(ScriptedEngine):
     """Takes weights as it is told."""
 
-    def __init__(self, *, error: Exception | None = None, stuck: bool = False) -> None:
+    def __init__(self, *, error: BaseException | None = None, stuck: bool = False) -> None:
         super().__init__(["hello"], ByteTokenizer())
         self.cancelled = False
         self._error, self._stuck = error, stuck
@@ -125,3 +153,59 @@ async def test_a_mistake_in_the_code_is_not_the_fault_of_an_engine() -> None:
         await broadcast(
             StuckSender(error=ZeroDivisionError()), {"e": LoadingEngine()}, [], 1, limit_s=5
         )
+
+
+async def test_a_send_that_no_abort_reaches_is_an_error_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fails if a trainer that hangs makes the coordinator hang."""
+    monkeypatch.setattr(broadcast_module, "ABORT_LIMIT_S", 0.2)
+    sender, well = DeafSender(), LoadingEngine(stuck=True)
+    engines: Engines = {"well": well, "ill": LoadingEngine(error=SyncError("no room"))}
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises(SyncError, match=r"did not end within 0\.2 s of its abort"):
+                await broadcast(sender, engines, [], 1, limit_s=20)
+        assert well.cancelled
+    finally:
+        await sender.let_go()
+
+
+async def test_a_cancelled_sync_does_not_wait_for_a_trainer_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fails if Ctrl-C blocks, or becomes another error."""
+    monkeypatch.setattr(broadcast_module, "ABORT_LIMIT_S", 0.2)
+    sender, engine = DeafSender(), LoadingEngine(stuck=True)
+    sync = asyncio.ensure_future(broadcast(sender, {"e": engine}, [], 1, limit_s=60))
+    await asyncio.sleep(0.1)
+    sync.cancel()
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises(asyncio.CancelledError):
+                await sync
+        assert engine.cancelled
+    finally:
+        await sender.let_go()
+
+
+async def test_a_sender_that_is_slow_to_announce_stops_nothing_else() -> None:
+    """Fails if the event loop waits for an answer of the trainer."""
+    sync = asyncio.ensure_future(broadcast(SlowSender(), {"e": LoadingEngine()}, [], 1, limit_s=5))
+    ticks = 0
+    while not sync.done():
+        await asyncio.sleep(0.02)
+        ticks += 1
+    assert ticks > 10
+    assert sync.result().ticket is not None
+
+
+@pytest.mark.parametrize("stuck", [True, False])
+async def test_a_request_that_is_cancelled_inside_is_a_failure_of_its_engine(stuck: bool) -> None:
+    """Fails if it looks as if the sync were cancelled."""
+    engine = LoadingEngine(error=asyncio.CancelledError())
+    engines: Engines = {"well": LoadingEngine(), "ill": engine}
+    async with asyncio.timeout(20):
+        sent = await broadcast(StuckSender(stuck=stuck), engines, [], 1, limit_s=20)
+    assert (sent.ticket is None, sent.culprits) == (stuck, {"ill"})
+    assert str(sent.failed["ill"]) == "its request was cancelled"

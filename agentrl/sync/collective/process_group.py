@@ -22,7 +22,10 @@ from agentrl.sync.transfer import MemberLost
 
 
 class Group:
-    """The members of one fleet, until it changes."""
+    """The members of one fleet, until it changes.
+
+    Kind `gloo` is for tests and comparisons without GPUs.
+    """
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ from agentrl.sync.collective.rendezvous import (
     say,
     sync_key,
 )
-from agentrl.sync.transfer import NotAllCame, SendFailed, Weights
+from agentrl.sync.transfer import NotAllCame, SendFailed, Weights, need_ended
 from agentrl.sync.wire.buckets import pack
 from agentrl.sync.wire.patches import PatchEncoder
 
@@ -47,7 +47,10 @@ def drain(weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 class GroupSender:
-    """Streams weights to all engines; see `agentrl.sync.transfer.WeightSender`."""
+    """Streams weights to all engines; see `agentrl.sync.transfer.WeightSender`.
+
+    Kind `gloo` is for tests and comparisons without GPUs; runs without GPUs use the relay.
+    """
 
     backend = "collective"
     streams = True
@@ -68,7 +71,7 @@ class GroupSender:
             bucket_bytes: of one buffer; there are two.
             dense_every: all weights go with every so many sends, between them patches.
             address: of this host, as the engines reach it.
-            kind: `gloo`, or `nccl` where trainer and engines have GPUs of their own.
+            kind: `nccl` where trainer and engines have GPUs of their own, or `gloo`.
             workers: processes of each engine that receive.
             timeout_s: for the meeting and for each bucket.
         """
@@ -80,12 +83,19 @@ class GroupSender:
         self._store: TCPStore | None = None
         self._group: Group | None = None
         self._aborted = threading.Event()
+        self._sending = threading.Lock()
+        """Held by `send`: `_aborted` and the buffers are one send's at a time."""
         self._keys: list[str] = []
         self._size = 0
         self._epoch = 0
 
     def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
-        """Leave the group there is and open the rendezvous of a new one."""
+        """Leave the group there is and open the rendezvous of a new one.
+
+        Raises:
+            SyncError: as `agentrl.sync.transfer.WeightSender.connect`.
+        """
+        need_ended(self._sending)
         self.close()
         self._encoder.forget()
         self._keys.clear()
@@ -107,7 +117,12 @@ class GroupSender:
         return [{**common, "rank": rank} for rank in range(1, self._size, self._workers)]
 
     def announce(self, version: int) -> WeightTicket:
-        """The ticket of a coming `send`; its checksum follows with the last bucket."""
+        """The ticket of a coming `send`; its checksum follows with the last bucket.
+
+        Raises:
+            SyncError: as `agentrl.sync.transfer.WeightSender.announce`.
+        """
+        need_ended(self._sending)
         self._aborted.clear()
         return WeightTicket(backend=self.backend, version=version, info={"epoch": self._epoch})
 
@@ -119,19 +134,20 @@ class GroupSender:
         """
         if self._store is None:
             raise SyncError("connect the collective sender before it sends")
-        try:
-            moved = self._broadcast(self._store, weights, version)
-        except BaseException as error:
-            # Also on cancellation: receivers that wait for a bucket must be notified.
-            left = self._who_left(self._store, version)
-            self.close()
-            if isinstance(error, NotAllCame):
-                error.culprits = error.culprits or left
-            elif isinstance(error, SyncError | dist.DistError):
-                failed = SendFailed(f"the weight group failed: {error}")
-                failed.culprits = left
-                raise failed from error
-            raise
+        with self._sending:
+            try:
+                moved = self._broadcast(self._store, weights, version)
+            except BaseException as error:
+                # Also on cancellation: receivers that wait for a bucket must be notified.
+                left = self._who_left(self._store, version)
+                self.close()
+                if isinstance(error, NotAllCame):
+                    error.culprits = error.culprits or left
+                elif isinstance(error, SyncError | dist.DistError):
+                    failed = SendFailed(f"the weight group failed: {error}")
+                    failed.culprits = left
+                    raise failed from error
+                raise
         return WeightTicket(
             backend=self.backend,
             version=version,

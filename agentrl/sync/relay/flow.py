@@ -2,7 +2,8 @@
 
 A failure is noticed by the connection that each member has to the sender: one that dies closes it,
 one that gives up says why. One that hangs does neither, so when nothing has moved for the limit all
-are asked what they wait for.
+are asked what they wait for. While the trainer has nothing to send nobody is to blame, and members
+are told that the sender lives.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from agentrl.sync.relay.evidence import MemberReport, RelayEvidence, Waits
-from agentrl.sync.relay.links import MemberLink, ready
+from agentrl.sync.relay.links import TICK_S, MemberLink, ready
 from agentrl.sync.transfer import SendFailed
 
 ANSWER_S = 5.0
 """Seconds that members have to answer a question."""
+ALIVE_S = 1.0
+"""Seconds between two signs of life of a sender that has nothing to send."""
 GRACE_S = 0.5
 """Seconds in which the reasons of other members still come in after the first failure."""
 
@@ -44,24 +47,36 @@ class RelayFlow:
             limit_s: seconds without progress of any member until the send fails.
             aborted: ends the send from another thread.
         """
-        self.evidence = RelayEvidence(size=len(members))
+        self.evidence = RelayEvidence(size=len(members), limit_s=limit_s)
         """Facts about the members so far."""
         self._first, self._members = first, members
         self._version, self._limit_s, self._aborted = version, limit_s, aborted
         self._began = self._moved = time.monotonic()
 
-    def write(self, parts: Sequence[memoryview]) -> None:
-        """Send bytes to the first member.
+    def write(self, parts: Sequence[memoryview], filled: threading.Event) -> None:
+        """Send a bucket to the first member, and stand by until there is another.
+
+        Args:
+            parts: bytes of the bucket.
+            filled: is set when the next one can be sent, or there is none.
 
         Raises:
             SendFailed: a member is gone or nothing moves; `evidence` says which.
         """
-        self._moved = time.monotonic()  # until now the trainer had nothing to send
+        self._moved = time.monotonic()
         for part in parts:
             sent = 0
             while sent < len(part):
                 if self._wait(writing=True):
                     sent += self._send(part[sent:])
+        told = time.monotonic()
+        while not filled.wait(TICK_S):
+            self._moved = now = time.monotonic()  # a slow trainer is no failure
+            self._wait(writing=False, limit_s=0)
+            if now - told > ALIVE_S:
+                told = now
+                for link in self._members.values():
+                    link.say(alive=True)
 
     def finish(self) -> None:
         """Wait until every member has passed on all bytes.
@@ -86,9 +101,9 @@ class RelayFlow:
         self._moved = time.monotonic()
         return count
 
-    def _wait(self, *, writing: bool) -> bool:
+    def _wait(self, *, writing: bool, limit_s: float = TICK_S) -> bool:
         """Let a moment pass; whether the first member takes bytes."""
-        can_write = self._hear(writing=writing)
+        can_write = self._hear(writing=writing, limit_s=limit_s)
         if self.evidence.over:
             self._collect(GRACE_S)
             self._fail()
@@ -99,13 +114,13 @@ class RelayFlow:
             self._examine()
         return can_write
 
-    def _hear(self, *, writing: bool = False) -> bool:
+    def _hear(self, *, writing: bool = False, limit_s: float = TICK_S) -> bool:
         waiting = {
             link.fileno(): select.POLLIN for link in self._members.values() if not link.ended
         }
         if writing:
             waiting[self._first.fileno()] = select.POLLOUT
-        events = ready(waiting)
+        events = ready(waiting, limit_s)
         for rank, link in self._members.items():
             if not link.ended and link.fileno() in events:
                 self._read(rank, link)
@@ -117,14 +132,14 @@ class RelayFlow:
             if "done" in message:
                 facts.done.add(rank)
                 self._moved = time.monotonic()
-            if "left" in message:
-                facts.left[rank] = str(message["left"])
-            if "lost" in message:
-                facts.lost[rank] = str(message["lost"])
+            if "gave_up" in message:
+                facts.gave_up[rank] = str(message["gave_up"])
+            if "cut_off" in message:
+                facts.cut_off[rank] = str(message["cut_off"])
             if "waits" in message:
                 waits = cast(Waits, message["waits"])
                 facts.reports[rank] = MemberReport(waits=waits, idle_s=float(message["idle_s"]))
-        if link.ended and rank not in facts.done | facts.left.keys() | facts.lost.keys():
+        if link.ended and rank not in facts.gone:
             facts.died.add(rank)
 
     def _collect(self, seconds: float) -> None:
@@ -135,21 +150,24 @@ class RelayFlow:
 
     def _examine(self) -> None:
         """Ask all what they wait for; return if any of them still makes progress."""
-        asked = {r: m for r, m in self._members.items() if r not in self.evidence.done}
-        self.evidence.reports.clear()
-        for link in asked.values():
-            link.say(ask=True)
+        facts = self.evidence
+        asked = self._members.keys() - facts.done
+        for rank in asked:
+            self._members[rank].say(ask=True)
         deadline = time.monotonic() + ANSWER_S
-        while asked.keys() - self.evidence.reports.keys() and time.monotonic() < deadline:
+        # One that has finished or is gone meanwhile owes no answer; all others have the whole time.
+        while (silent := asked - facts.reports.keys() - facts.gone) and time.monotonic() < deadline:
+            if self._aborted.is_set():
+                return
             self._hear()
-            if self.evidence.over:
-                break
-        # One that has finished meanwhile owes no answer.
-        self.evidence.silent = asked.keys() - self.evidence.reports.keys() - self.evidence.done
-        idle_s = self.evidence.idle_s()
-        if self.evidence.silent or self.evidence.over or idle_s > self._limit_s:
+        facts.silent = silent
+        if facts.over:
+            self._collect(GRACE_S)
+        idle_s = min(facts.idle_s(), time.monotonic() - self._moved)
+        if facts.silent or facts.over or idle_s > self._limit_s:
             self._fail()
         self._moved = time.monotonic() - idle_s
+        facts.reports.clear()
 
     def _fail(self) -> None:
         after = time.monotonic() - self._began

@@ -7,8 +7,11 @@ blocks: members wait for at most `TICK_S` at a time, so another thread can alway
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hmac
 import logging
+import os
 import select
 import socket
 import struct
@@ -30,7 +33,7 @@ CONNECT_LIMIT_S = 10.0
 MESSAGE_BYTES = 1 << 16
 """Longest message."""
 STRANGERS = 64
-"""Connections that may wait for their first message; beyond them the oldest is closed."""
+"""Connections, beside those of all members, that may wait for their first message."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -55,14 +58,14 @@ class MemberLink:
     def say(self, **message: Any) -> None:
         """Send a message, unless the other side is gone, which the next `read` notices.
 
-        Messages are few and far smaller than the buffer of a connection.
+        That one also reads what the other side said before it went. Messages are few and far
+        smaller than the buffer of a connection.
         """
         text = orjson.dumps(message)
         data = _LENGTH.pack(len(text)) + text
-        try:
-            self.ended = self.socket.send(data) < len(data) or self.ended
-        except OSError:
-            self.ended = True
+        with contextlib.suppress(OSError):
+            if self.socket.send(data) < len(data):
+                self.socket.shutdown(socket.SHUT_WR)  # nothing can follow half a message
 
     def read(self) -> Mapping[str, Any] | None:
         """The next message if all of it has come; None if not, or if the link has `ended`."""
@@ -123,20 +126,56 @@ def open_listener(host: str) -> socket.socket:
     return listener
 
 
-def reach(host: str, port: int, *, who: str, timeout_s: float) -> MemberLink:
+def reach(
+    host: str, port: int, *, who: str, timeout_s: float, check: Callable[[], object] | None = None
+) -> MemberLink:
     """Connect to another member.
+
+    Args:
+        host: of the member, an address or a name.
+        port: of the member.
+        who: it is, for the error.
+        timeout_s: seconds it may take, if they are fewer than `CONNECT_LIMIT_S`.
+        check: called all the time; raises to end the wait.
 
     Raises:
         MemberLost: it does not accept the connection.
     """
+    deadline = time.monotonic() + min(timeout_s, CONNECT_LIMIT_S)
+    why: OSError | None = None
     try:
-        limit_s = min(timeout_s, CONNECT_LIMIT_S)
-        return MemberLink(socket.create_connection((host, port), timeout=limit_s))
-    except OSError as error:
-        raise MemberLost(f"cannot reach {who} at {host}:{port}: {error}") from error
+        for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            link = MemberLink(socket.socket(family, socket.SOCK_STREAM))
+            try:
+                _connect(link.socket, address, deadline, check)
+            except BaseException as error:
+                link.close()
+                if not isinstance(error, OSError):
+                    raise
+                why = error
+            else:
+                return link
+    except OSError as error:  # there is no such host
+        why = error
+    raise MemberLost(f"cannot reach {who} at {host}:{port}: {why}") from why
 
 
-def heed(control: MemberLink, *, waits: str, idle_s: float) -> None:
+def _connect(
+    connection: socket.socket, address: Any, deadline: float, check: Callable[[], object] | None
+) -> None:
+    code = connection.connect_ex(address)
+    while code == errno.EINPROGRESS:
+        if check is not None:
+            check()
+        if time.monotonic() > deadline:
+            raise TimeoutError("timed out")
+        if ready({connection.fileno(): select.POLLOUT}):
+            code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+def answer_sender(control: MemberLink, *, waits: str, idle_s: float) -> bool:
     """In a receiver: answer the sender's questions, and end when it ends the sync.
 
     Args:
@@ -144,24 +183,37 @@ def heed(control: MemberLink, *, waits: str, idle_s: float) -> None:
         waits: as `agentrl.sync.relay.evidence.MemberReport.waits`.
         idle_s: seconds without a byte.
 
+    Returns:
+        True if the sender has said that it has nothing to send yet.
+
     Raises:
         MemberLost: the sync has ended, or the sender is gone.
     """
+    alive = False
     while (message := control.read()) is not None:
+        alive = alive or "alive" in message
         if "ask" in message:
             control.say(waits=waits, idle_s=idle_s)
         if "end" in message:
             raise MemberLost(str(message["end"]))
     if control.ended:
         raise MemberLost("the sender of the weights is gone, or has left the sync")
+    return alive
 
 
-def ready(waiting: Mapping[int, int]) -> dict[int, int]:
-    """Events of open files within `TICK_S`: those that can be read or written, by number."""
+def reason_of(error: BaseException) -> str:
+    """Text of an error, as a message can carry it."""
+    if isinstance(error, GeneratorExit):
+        return "its engine takes no more weights"
+    return (str(error) or repr(error))[:1000].encode(errors="replace").decode()
+
+
+def ready(waiting: Mapping[int, int], limit_s: float = TICK_S) -> dict[int, int]:
+    """Events of open files within the limit: those that can be read or written, by number."""
     poller = select.poll()
     for number, events in waiting.items():
         poller.register(number, events)
-    return dict(poller.poll(TICK_S * 1e3))
+    return dict(poller.poll(limit_s * 1e3))
 
 
 def is_member(message: Mapping[str, Any], group: Mapping[str, Any], version: int) -> bool:
@@ -177,7 +229,8 @@ def accept_members(
     admit: Callable[[Mapping[str, Any]], bool],
     *,
     timeout_s: float,
-    check: Callable[[], None],
+    check: Callable[[], object],
+    hear: Callable[[int, Mapping[str, Any]], None] | None = None,
 ) -> dict[int, tuple[MemberLink, Mapping[str, Any]]]:
     """Accept the connections of members; whoever else connects is turned away and delays nothing.
 
@@ -187,6 +240,7 @@ def accept_members(
         admit: says whether a first message is that of a member; it names its `rank`.
         timeout_s: seconds to wait for all.
         check: called all the time; raises to end the wait.
+        hear: called with the rank and message of a member that says more before all have come.
 
     Returns:
         Connection and first message of each rank that came in time.
@@ -201,10 +255,13 @@ def accept_members(
             events = ready({n: select.POLLIN for n in (listener.fileno(), *_numbers(links))})
             # Before new ones are admitted: what follows a first message is for the caller.
             for rank, (link, _) in list(came.items()):
-                if link.fileno() in events and link.read() is None and link.ended:
+                message = link.read() if link.fileno() in events else None
+                if message is not None and hear is not None:
+                    hear(rank, message)
+                if link.ended:
                     _forget(came, rank)
             if listener.fileno() in events:
-                _accept(listener, unknown)
+                _accept(listener, unknown, room=STRANGERS + len(ranks))
             for link in [link for link in unknown if link.fileno() in events]:
                 message = link.read()
                 if message is None and not link.ended:
@@ -229,13 +286,15 @@ def _numbers(links: Iterable[MemberLink]) -> list[int]:
     return [link.fileno() for link in links]
 
 
-def _accept(listener: socket.socket, unknown: list[MemberLink]) -> None:
+def _accept(listener: socket.socket, unknown: list[MemberLink], *, room: int) -> None:
     try:
         connection, _ = listener.accept()
-    except OSError:  # it was closed before it was accepted
+    except OSError:
+        # Closed before it was accepted; or too many files are open, and it stays ready.
+        time.sleep(TICK_S)
         return
     unknown.append(MemberLink(connection))
-    if len(unknown) > STRANGERS:
+    if len(unknown) > room:
         unknown.pop(0).close()
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from agentrl.errors import SyncError
-from agentrl.sync.relay.links import TICK_S, MemberLink, heed, ready
+from agentrl.sync.relay.links import TICK_S, MemberLink, answer_sender, ready
 from agentrl.sync.transfer import MemberLost
 from agentrl.sync.wire.buckets import Bucket, BucketHeader
 
@@ -60,7 +60,7 @@ class RelayPump:
             before: gives the bytes.
             behind: gets them; None for the last member.
             buffers: two of one size.
-            limit_s: seconds without a byte after which the sender is held for lost.
+            limit_s: seconds without a byte or a sign of life after which the sender counts as lost.
         """
         self.checksum = ""
         """Of all weights, with the last bucket."""
@@ -186,8 +186,9 @@ class RelayPump:
         if moved:
             self._moved = now
         if self._stopped.is_set():
-            raise MemberLost(f"rank {self._rank} left")
-        heed(self._control, waits=self._waits, idle_s=now - self._moved)
+            raise MemberLost(f"rank {self._rank} gave up")
+        if answer_sender(self._control, waits=self._waits, idle_s=now - self._moved):
+            self._moved = now
         if now - self._moved > self._limit_s:
             raise MemberLost(
                 f"rank {self._rank} got no byte of the weights for {self._limit_s:g} s"

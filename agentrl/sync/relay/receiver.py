@@ -6,22 +6,24 @@ import contextlib
 import select
 import socket
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
+from agentrl.sync.relay.evidence import Waits
 from agentrl.sync.relay.flow import ANSWER_S
 from agentrl.sync.relay.links import (
     MemberLink,
     accept_members,
-    heed,
+    answer_sender,
     is_member,
     open_listener,
     reach,
     ready,
+    reason_of,
 )
 from agentrl.sync.relay.pump import RelayPump
 from agentrl.sync.transfer import MemberLost
@@ -78,8 +80,8 @@ class RelayReceiver:
                 yield from self._tensors(pump, base, version, keep=info["patches_follow"])
             except BaseException as error:
                 stack.close()  # the pump, which else speaks on this link, has ended
-                what = "lost" if isinstance(error, MemberLost) else "left"
-                control.say(**{what: _reason(error)})
+                what = "cut_off" if isinstance(error, MemberLost) else "gave_up"
+                control.say(**{what: reason_of(error)})
                 raise
 
     def _join(
@@ -106,7 +108,13 @@ class RelayReceiver:
         behind: MemberLink | None = None
         if go["next"] is not None:
             host, port = go["next"]
-            behind = reach(host, port, who=f"rank {rank + 1}", timeout_s=info["timeout_s"])
+            behind = reach(
+                host,
+                port,
+                who=f"rank {rank + 1}",
+                timeout_s=info["timeout_s"],
+                check=_answers(control, "output"),
+            )
             stack.callback(behind.close)
             behind.say(**hello, version=version)
         base = PatchBase(version=go["base"][0], checksum=go["base"][1]) if go["base"] else None
@@ -142,13 +150,6 @@ class RelayReceiver:
         self._info, self._buffers = None, []
 
 
-def _reason(error: BaseException) -> str:
-    """Text of an error that JSON can carry."""
-    if isinstance(error, GeneratorExit):
-        return "its engine takes no more weights"
-    return (str(error) or repr(error))[:1000].encode(errors="replace").decode()
-
-
 def _await_go(control: MemberLink, limit_s: float) -> Mapping[str, Any]:
     """The sender's word that all have come."""
     deadline = time.monotonic() + limit_s
@@ -164,6 +165,12 @@ def _await_go(control: MemberLink, limit_s: float) -> Mapping[str, Any]:
     raise MemberLost(f"{SENDER} did not begin within {limit_s:g} s")
 
 
+def _answers(control: MemberLink, waits: Waits) -> Callable[[], object]:
+    """What answers the sender while this member waits for a neighbour."""
+    began = time.monotonic()
+    return lambda: answer_sender(control, waits=waits, idle_s=time.monotonic() - began)
+
+
 def _await_before(
     listener: socket.socket,
     control: MemberLink,
@@ -172,15 +179,13 @@ def _await_before(
     limit_s: float,
 ) -> MemberLink:
     """The connection of the rank before this one."""
-
-    began = time.monotonic()
-
-    def check() -> None:
-        heed(control, waits="input", idle_s=time.monotonic() - began)
-
     rank = info["rank"] - 1
     came = accept_members(
-        listener, (rank,), lambda m: is_member(m, info, version), timeout_s=limit_s, check=check
+        listener,
+        (rank,),
+        lambda message: is_member(message, info, version),
+        timeout_s=limit_s,
+        check=_answers(control, "input"),
     )
     if rank not in came:
         raise MemberLost(f"rank {rank} did not reach rank {info['rank']} within {limit_s:g} s")

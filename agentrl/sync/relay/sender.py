@@ -24,9 +24,16 @@ from torch import Tensor
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
 from agentrl.sync.relay.flow import RelayFlow
-from agentrl.sync.relay.links import MemberLink, accept_members, is_member, open_listener, reach
+from agentrl.sync.relay.links import (
+    MemberLink,
+    accept_members,
+    is_member,
+    open_listener,
+    reach,
+    reason_of,
+)
 from agentrl.sync.relay.pump import frame_of
-from agentrl.sync.transfer import MemberLost, NotAllCame, SendFailed, Weights
+from agentrl.sync.transfer import MemberLost, NotAllCame, SendFailed, Weights, need_ended
 from agentrl.sync.wire.buckets import pack
 from agentrl.sync.wire.checksum import empty_bytes
 from agentrl.sync.wire.patches import PatchEncoder
@@ -67,9 +74,16 @@ class RelaySender:
         self._group: dict[str, Any] = {}
         self._epoch = self._receivers = 0
         self._aborted = threading.Event()
+        self._sending = threading.Lock()
+        """Held by `send`: `_aborted` and the buffers are one send's at a time."""
 
     def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
-        """Leave the group there is and open the meeting of a new one."""
+        """Leave the group there is and open the meeting of a new one.
+
+        Raises:
+            SyncError: a send that was aborted has not ended, or the address is not of this host.
+        """
+        need_ended(self._sending)
         self.close()
         self._encoder.forget()
         self._listener = open_listener(self._address)
@@ -92,7 +106,12 @@ class RelaySender:
         return [{**self._group, "rank": rank} for rank in ranks]
 
     def announce(self, version: int) -> WeightTicket:
-        """The ticket of a coming `send`; its checksum follows with the last bucket."""
+        """The ticket of a coming `send`; its checksum follows with the last bucket.
+
+        Raises:
+            SyncError: a send that was aborted has not ended.
+        """
+        need_ended(self._sending)
         self._aborted.clear()
         return WeightTicket(backend=self.backend, version=version, info={"epoch": self._epoch})
 
@@ -105,16 +124,17 @@ class RelaySender:
         """
         if self._listener is None:
             raise SyncError("connect the relay sender before it sends")
-        try:
-            members = self._meet(self._listener, version)
+        with self._sending:
             try:
-                moved = self._stream(members, weights, version)
-            finally:
-                for link, _ in members.values():
-                    link.close()
-        except BaseException:
-            self.close()
-            raise
+                members = self._meet(self._listener, version)
+                try:
+                    moved = self._stream(members, weights, version)
+                finally:
+                    for link, _ in members.values():
+                        link.close()
+            except BaseException:
+                self.close()
+                raise
         return WeightTicket(
             backend=self.backend,
             version=version,
@@ -126,12 +146,13 @@ class RelaySender:
         """Wait until all listen: from then on a missing one would cost the whole time limit.
 
         Raises:
-            NotAllCame: one did not come in time, or `abort` was called.
+            NotAllCame: one did not come in time or gave up, or `abort` was called.
         """
 
-        def check() -> None:
-            if self._aborted.is_set():
-                raise NotAllCame(f"version {version} was given up: an engine did not take part")
+        def hear(rank: int, message: Mapping[str, Any]) -> None:
+            if "gave_up" in message:
+                why = f"rank {rank} gave up before version {version}: {message['gave_up']}"
+                raise self._blame(NotAllCame(why), [rank])
 
         ranks = range(1, self._receivers + 1)
         came = accept_members(
@@ -139,17 +160,23 @@ class RelaySender:
             ranks,
             lambda message: is_member(message, self._group, version),
             timeout_s=self._timeout_s,
-            check=check,
+            check=lambda: self._go_on(version),
+            hear=hear,
         )
         late = [rank for rank in ranks if rank not in came]
         if late:
-            why = (
+            error = NotAllCame(
                 f"{len(late)} of {self._receivers} engines did not come to receive version "
                 f"{version} within {self._timeout_s:g} s: rank {', '.join(map(str, late))}"
             )
-            _dismiss(came, why)
-            raise self._blame(NotAllCame(why), late)
+            _end_sync(came, error)
+            raise self._blame(error, late)
         return came
+
+    def _go_on(self, version: int) -> None:
+        """Raise if `abort` was called; nothing has been sent yet."""
+        if self._aborted.is_set():
+            raise NotAllCame(f"version {version} was given up: an engine did not take part")
 
     def _stream(self, members: Members, weights: Weights, version: int) -> int:
         base = self._encoder.base
@@ -164,7 +191,13 @@ class RelaySender:
         first: MemberLink | None = None
         flow: RelayFlow | None = None
         try:
-            first = reach(host, port, who="rank 1", timeout_s=self._timeout_s)
+            first = reach(
+                host,
+                port,
+                who="rank 1",
+                timeout_s=self._timeout_s,
+                check=lambda: self._go_on(version),
+            )
             first.say(token=self._group["token"], epoch=self._epoch, version=version, rank=0)
             flow = RelayFlow(
                 first,
@@ -175,7 +208,7 @@ class RelaySender:
             )
             return self._write(flow, weights, version)
         except BaseException as error:
-            _dismiss(members, str(error) or repr(error))
+            _end_sync(members, error)
             if flow is None and isinstance(error, MemberLost):
                 raise self._blame(SendFailed(str(error)), [1]) from error
             if flow is not None and isinstance(error, SendFailed):
@@ -188,18 +221,20 @@ class RelaySender:
     def _write(self, flow: RelayFlow, weights: Weights, version: int) -> int:
         """One bucket fills while another travels."""
         moved = 0
+        filled = threading.Event()
         if not self._buffers:
             self._buffers = [empty_bytes(self._bucket_bytes) for _ in range(2)]
         with _writer(self._aborted) as pool:
-            travels: Future[None] | None = None
+            travels: Future[None] = pool.submit(flow.write, [], filled)
             for buffer, header in pack(self._encoder.encode(weights, version), self._buffers):
-                if travels is not None:
-                    travels.result()
+                filled.set()
+                travels.result()
+                filled.clear()
                 head = frame_of(header, self._encoder.checksum if header.last else "")
                 body = buffer.numpy().data[: header.size_bytes]
-                travels = pool.submit(flow.write, [memoryview(head), body])
+                travels = pool.submit(flow.write, [memoryview(head), body], filled)
                 moved += header.size_bytes
-            assert travels is not None  # there is always a last bucket
+            filled.set()
             travels.result()
             pool.submit(flow.finish).result()
         return moved
@@ -230,8 +265,8 @@ def _writer(aborted: threading.Event) -> Iterator[ThreadPoolExecutor]:
             raise
 
 
-def _dismiss(members: Members, why: str) -> None:
-    """Notify all members that the sync has ended, and leave them."""
+def _end_sync(members: Members, error: BaseException) -> None:
+    """Notify all members that the sync has ended, and why, and leave them."""
     for link, _ in members.values():
-        link.say(end=why)
+        link.say(end=reason_of(error))
         link.close()

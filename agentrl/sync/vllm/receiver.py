@@ -7,8 +7,8 @@
     /finish_weight_update         {"weight_version"}       -> layers as their kernels want them
 
 A tensor is compared with its digest before a model sees it, and a model is filled whole or not at
-all (`reload.py`). Where there is a second copy of the model (`twin.py`), weights are staged: they
-go into that while the server samples, and the update swaps the two. After a failed update the
+all (`reload.py`). Where there can be a second copy of the model (`twin.py`), weights are staged:
+they go into that while the server samples, and the update swaps the two. After a failed update the
 server may hold partly old and partly new weights: it must not sample until one succeeds.
 """
 
@@ -32,7 +32,7 @@ from agentrl.sync.adapters import Merger
 from agentrl.sync.choose import make_receiver
 from agentrl.sync.transfer import WeightReceiver
 from agentrl.sync.vllm.reload import ReloadableModel
-from agentrl.sync.vllm.staging import Staging
+from agentrl.sync.vllm.staging import SpareModel, Staging
 from agentrl.sync.vllm.twin import ModelTwin, make_twin
 
 logger = logging.getLogger(__name__)
@@ -71,13 +71,11 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._serving = ReloadableModel(self.model, self.model_config)
         self._reloading = False
         self._staging = Staging()
-        self._twin: ModelTwin | None = None
+        self._spare = SpareModel(lambda: make_twin(self.vllm_config, self.device, self._serving))
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Connect to the sender of the weights."""
         self._staging.wait()
-        if self._twin is None:
-            self._twin = make_twin(self.vllm_config, self.device, self._serving)
         info = dict(init_info.info)
         if "rank" in info:
             info["rank"] += self._worker(info["workers"])
@@ -113,18 +111,19 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
         Nothing is done where there is none; `receive_weights` then loads them itself.
         """
-        if self._twin is not None:
-            self._staging.begin(ticket, self._load_twin)
+        self._staging.wait()
+        twin = self._spare.get()
+        if twin is not None:
+            self._staging.begin(ticket, lambda ticket: self._load_twin(twin, ticket))
 
     def staged_weights(self) -> bool:
         """True if no thread is loading weights."""
         return not self._staging.running
 
-    def _load_twin(self, ticket: WeightTicket) -> None:
-        assert self._twin is not None
-        self._twin.spare.begin()
-        self._load(self._twin.spare, ticket)
-        self._twin.spare.finish()
+    def _load_twin(self, twin: ModelTwin, ticket: WeightTicket) -> None:
+        twin.spare.begin()
+        self._load(twin.spare, ticket)
+        twin.spare.finish()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base class, which would wait for an accelerator that a CPU has not."""
@@ -136,8 +135,9 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Take all weights of a ticket, or raise and leave a model that can be loaded again."""
         ticket = WeightTicket(**update_info.ticket)
         if self._staging.holds(ticket):
-            assert self._twin is not None
-            self._twin.swap()
+            twin = self._spare.get()
+            assert twin is not None
+            twin.swap()
             return
         self._serving.begin()
         self._reloading = True

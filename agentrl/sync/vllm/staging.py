@@ -13,10 +13,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
+
+if TYPE_CHECKING:
+    from agentrl.sync.vllm.twin import ModelTwin
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,32 @@ class Staging:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+
+class SpareModel:
+    """The second copy of a model, made when weights are first staged, or known to be none."""
+
+    def __init__(self, make: Callable[[], ModelTwin | None]) -> None:
+        """Keep `make`, which returns None where there can be no copy; it is called once."""
+        self._make = make
+        self._made = False
+        self._twin: ModelTwin | None = None
+
+    def get(self) -> ModelTwin | None:
+        """The two copies; None where weights are loaded while the server is paused.
+
+        Called where nothing is computed, as `make` may need. Weights that come by a stream are
+        never staged, and cost no second copy.
+        """
+        if not self._made:
+            self._made = True
+            try:
+                self._twin = self._make()
+            except Exception as error:  # vLLM raises all kinds, and a copy only saves time
+                logger.warning(
+                    "a second copy of the model could not be made, so syncs pause longer: %r", error
+                )
+        return self._twin
 
 
 class StagingWorker:

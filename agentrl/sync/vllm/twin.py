@@ -48,7 +48,10 @@ class ModelTwin:
         self._serving = serving
 
     def swap(self) -> None:
-        """Exchange the weights of the two; no request may be computed meanwhile."""
+        """Exchange the weights of the two; no request may be computed meanwhile.
+
+        Buffers stay: those that a checkpoint holds are constants, and a worker has loaded them.
+        """
         # Each tensor once, also where two layers share it.
         spare = dict(self.spare.model.named_parameters())
         for name, parameter in self._serving.named_parameters():
@@ -106,7 +109,7 @@ def _own_rotary_embeddings() -> Iterator[None]:
 
 
 def _packs_plainly(model: nn.Module) -> bool:
-    """All that is packed is packed into `cpu_linear`, and no buffer is loaded."""
+    """All that is packed is packed into `cpu_linear`."""
     plain = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
     methods = [getattr(layer, "quant_method", None) for layer in model.modules()]
     return all(method is None or type(method) in plain for method in methods)

@@ -17,7 +17,9 @@ import torch
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
+from agentrl.sync.collective.sender import GroupSender
 from agentrl.sync.network_receiver import NetworkReceiver
+from agentrl.sync.relay.links import reach
 from agentrl.sync.relay.sender import RelaySender
 from agentrl.sync.transfer import NotAllCame, SendFailed
 from tests.sync.receiving_processes import Receivers
@@ -85,10 +87,12 @@ def test_a_receiver_that_dies_is_named_at_once_and_all_notice(
         wanted = ["receive"] * 3
         wanted[index] = "die"
         orders(receivers, sender, *wanted)
+        begun = time.monotonic()
         with pytest.raises(
             SendFailed, match=rf"version 0 was not sent whole.*rank {index + 1} is"
         ) as caught:
             sender.send(large(), 0)
+        assert time.monotonic() - begun < 30
         assert caught.value.culprits == [index]
         healthy = [other for other in range(3) if other != index]
         assert {receivers.hear(other).split()[0] for other in healthy} == {"SyncError"}
@@ -285,8 +289,8 @@ def test_an_engine_that_lost_its_base_gets_all_weights() -> None:
 
 
 def test_one_that_stops_and_goes_on_within_the_limit_is_no_failure(receivers: Receivers) -> None:
-    """Fails if a short pause of a process quarantines its engine."""
-    with relay(receivers, timeout_s=30) as sender:
+    """Fails if a short pause of a process, about which all are asked, quarantines its engine."""
+    with relay(receivers, timeout_s=1) as sender:
         receivers.receive(sender, 0, 0, 1, 2)
         pid = receivers.processes[1]._process.pid
         assert pid is not None
@@ -296,3 +300,73 @@ def test_one_that_stops_and_goes_on_within_the_limit_is_no_failure(receivers: Re
         sender.send(weights(0), 0)
         assert [receivers.hear(index) for index in range(3)] == ["same"] * 3
         timer.join()
+
+
+def test_a_slow_trainer_is_nobodys_fault(
+    receivers: Receivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a gather that takes longer than the limit makes engines give up."""
+    sender, receiver = RelaySender(bucket_bytes=1000, timeout_s=1), NetworkReceiver()
+    monkeypatch.setattr("agentrl.sync.relay.receiver.ANSWER_S", 0.5)
+    (info,) = sender.connect(1)
+    receiver.connect(info)
+    ticket = sender.announce(0)
+
+    def gathered() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in "abc":
+            yield name, torch.zeros(400)
+            time.sleep(3)
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(sender.send, gathered(), 0)
+        assert [name for name, _ in receiver.receive(ticket)] == ["a", "b", "c"]
+        sending.result()
+    sender.close()
+
+
+def test_one_that_gives_up_in_the_meeting_is_named_at_once(receivers: Receivers) -> None:
+    """Fails if its reason is not read before all others have come."""
+    sender = RelaySender(bucket_bytes=1000, timeout_s=60)
+    infos = sender.connect(2)
+    sender.announce(0)
+    info = infos[1]
+    link = reach(info["host"], info["port"], who="the sender", timeout_s=5)
+    hello = {key: info[key] for key in ("token", "epoch", "rank")}
+    link.say(**hello, version=0, listens=["127.0.0.1", 1], holds=None)
+    link.say(gave_up="no room")
+    begun = time.monotonic()
+    with pytest.raises(NotAllCame, match="rank 2 gave up before version 0: no room") as caught:
+        sender.send(weights(0), 0)
+    assert caught.value.culprits == [1]
+    assert time.monotonic() - begun < 30
+    link.close()
+
+
+@pytest.mark.parametrize("kind", [RelaySender, GroupSender])
+def test_a_send_that_hangs_keeps_the_next_from_beginning(kind: Any) -> None:
+    """Fails if two sends share buffers, or the next one revives one that was aborted."""
+    sender, receiver = kind(bucket_bytes=1000, timeout_s=20), NetworkReceiver()
+    (info,) = sender.connect(1)
+    receiver.connect(info)
+    ticket = sender.announce(0)
+    gathers, go = threading.Event(), threading.Event()
+
+    def hangs() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", torch.zeros(400)
+        gathers.set()
+        go.wait(60)
+
+    with ThreadPoolExecutor(2) as pool:
+        receiving = pool.submit(lambda: list(receiver.receive(ticket)))
+        sending = pool.submit(sender.send, hangs(), 0)
+        assert gathers.wait(60)
+        sender.abort()
+        for begin in (lambda: sender.announce(1), lambda: sender.connect(1)):
+            with pytest.raises(SyncError, match="has not ended"):
+                begin()
+        go.set()
+        sending.exception()
+        receiving.exception()
+    sender.connect(1)
+    sender.announce(1)
+    sender.close()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
+
+import pytest
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
-from agentrl.sync.vllm.staging import Staging, StagingWorker
+from agentrl.sync.vllm.staging import SpareModel, Staging, StagingWorker
 
 
 def ticket(version: int) -> WeightTicket:
@@ -55,3 +58,35 @@ def test_a_worker_with_an_engine_of_vllm_stages_nothing() -> None:
     worker = StagingWorker()
     worker.weight_transfer_engine = None
     assert worker.stage_weights({"backend": "nccl", "version": 1}) == {"done": True}
+
+
+def test_a_second_copy_is_made_once_when_it_is_asked_for() -> None:
+    calls: list[int] = []
+    twin: Any = object()
+
+    def make() -> Any:
+        calls.append(1)
+        return twin
+
+    spare = SpareModel(make)
+    assert calls == []
+    assert spare.get() is spare.get() is twin
+    assert calls == [1]
+
+
+def test_a_copy_that_cannot_be_made_costs_no_sync(caplog: pytest.LogCaptureFixture) -> None:
+    """Fails if what only saves time fails a run, says nothing, or is tried at every sync."""
+    calls: list[int] = []
+
+    def make() -> None:
+        calls.append(1)
+        raise RuntimeError("a layer that none knows")
+
+    spare = SpareModel(make)
+    assert spare.get() is None
+    assert spare.get() is None
+    assert calls == [1]
+    assert "a layer that none knows" in caplog.text
+    nothing = SpareModel(lambda: calls.append(2))
+    assert nothing.get() is nothing.get() is None
+    assert calls == [1, 2]
