@@ -100,6 +100,8 @@ class EngineHealth:
     """Reason if the engine is not ready."""
     metrics: Mapping[str, float] | None = None
     """Engine-specific numbers for the log."""
+    asked: bool = True
+    """False where this machine could not ask: nothing is known, and `ready` is False."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,9 @@ class Engine(ABC):
 
     name: str
     """Unique among the engines behind one balancer."""
+    reports_cached: bool = False
+    """Whether it keeps prefixes and says in `Generation.cached_tokens` how much of them it found.
+    Where not, 0 of them may also mean that nothing is known."""
 
     @abstractmethod
     async def generate(

@@ -219,6 +219,10 @@ class LoadBalancer:
         """Requests between `acquire` and `release`."""
         return self._seat(name).in_flight
 
+    def sessions(self, name: str) -> int:
+        """Sessions whose latest request went to this engine and that have not ended."""
+        return self._seat(name).sessions
+
     def pinned(self, session_id: str) -> str | None:
         """The engine of a session that is remembered."""
         pin = self._pins.get(session_id)

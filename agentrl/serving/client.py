@@ -8,7 +8,8 @@ engine did not answer depends on what is known about it:
   turn is counted as resampled. Nothing of the lost sample is known here, so nothing of it can enter
   the trajectory, and it went because its engine did, not because of what it said: drawing again,
   with the same seed, draws from the same distribution. A loss that does depend on the content (a
-  turn that kills its server) would bias this, so the second loss of a turn is final;
+  turn that kills its server) would bias this, so the second loss of a turn is final. An engine that
+  leaves the run because it was asked to is no such loss, however often it happens;
 - failed on an engine that is well: it may have been sampled, and failed for a reason that may have
   to do with the sample (too long, not finite). Asking again until an answer is acceptable would
   select; the turn fails, and the rollout with it.
@@ -24,7 +25,7 @@ from dataclasses import dataclass, fields
 from agentrl.engine import Engine, WeightTicket, turn_held
 from agentrl.errors import EngineError, EngineRefused, NoEngine
 from agentrl.serving.balancer import LoadBalancer
-from agentrl.serving.fleet import FAILURES_TO_QUARANTINE, Fleet, Recover
+from agentrl.serving.fleet import FAILURES_TO_QUARANTINE, RECOVER_LIMIT_S, Fleet, Recover
 from agentrl.serving.member import Member, TakenAway
 from agentrl.serving.records import EngineState, Routed, Served, total
 from agentrl.types import Generation, SamplingParams
@@ -35,6 +36,8 @@ STAGE_LIMIT_S = 600.0
 """Seconds that a sync waits for engines to take weights beside those they sample with."""
 PAUSE_LIMIT_S = 600.0
 """Seconds to pause or resume for engines of which nothing else is said."""
+LOAD_LIMIT_S = RECOVER_LIMIT_S
+"""Seconds to take new weights while paused: as long as an engine has that catches up by itself."""
 Act = Callable[[Engine], Awaitable[None]]
 
 
@@ -71,6 +74,7 @@ class TokenClient(Fleet):
         recover: Recover | None = None,
         wait_s: float = 60.0,
         pause_limit_s: float = PAUSE_LIMIT_S,
+        load_limit_s: float = LOAD_LIMIT_S,
     ) -> None:
         """Take the engines.
 
@@ -83,6 +87,7 @@ class TokenClient(Fleet):
                 waiting for one; 0 fails at once, for engines that do not come back.
             pause_limit_s: seconds an engine has to pause or to resume; one that takes longer is
                 stuck.
+            load_limit_s: likewise to take new weights while it is paused.
 
         Raises:
             ValueError: no engine, two of one name, or a balancer that has engines already.
@@ -94,6 +99,7 @@ class TokenClient(Fleet):
         """Turns that were lost with their engine and asked of another."""
         self._wait_s = wait_s
         self._pause_limit_s = pause_limit_s
+        self._load_limit_s = load_limit_s
         self._prefixes: dict[str, _Prefix] = {}
         self._goodbyes: dict[tuple[str, str], asyncio.Task[None]] = {}
 
@@ -141,9 +147,10 @@ class TokenClient(Fleet):
                 taken = isinstance(error, TakenAway)
                 if not taken and not await self._note_failure(name, member, error):
                     raise
-                if lost or self._closed:
+                planned = isinstance(error, TakenAway) and error.planned
+                if self._closed or (lost and not planned):
                     raise
-                lost = True
+                lost = lost or not planned
                 self.turns_resampled += 1
                 logger.warning(
                     "session %s: a turn was lost with engine %s and is asked of another: %s",
@@ -196,7 +203,7 @@ class TokenClient(Fleet):
         now = _Prefix(tokens, member.engine.version, name)
         if held is not None and held.place == (name, version) == now.place:
             prefix = min(held.tokens, len(prompt_ids))
-            if member.served.cached_tokens:  # else the server does not report them
+            if member.engine.reports_cached or member.served.cached_tokens:
                 member.served.count_prefix(prefix, generation.cached_tokens)
         self._prefixes[session_id] = now
         if len(self._prefixes) > self.balancer.max_sessions:
@@ -275,7 +282,7 @@ class TokenClient(Fleet):
         self._set_paused(True)
         if or_none and not self._serving():
             return
-        await self._all("pause", self._within_limit(lambda engine: engine.pause()))
+        await self._all("pause", _within(self._pause_limit_s, lambda engine: engine.pause()))
 
     async def resume_all(self) -> None:
         """Let every engine that serves go on; one that does not is quarantined.
@@ -284,7 +291,7 @@ class TokenClient(Fleet):
             EngineError: their versions do not agree, and none was resumed; or none resumes.
         """
         version = self.version
-        await self._all("resume", self._within_limit(lambda engine: engine.resume()))
+        await self._all("resume", _within(self._pause_limit_s, lambda engine: engine.resume()))
         self._set_paused(False)
         self._served = version
 
@@ -292,21 +299,29 @@ class TokenClient(Fleet):
         """Let every engine that serves take new weights beside those that it samples with.
 
         One that cannot takes them in `load_weights`. So does one that is silent for longer than
-        `STAGE_LIMIT_S`: new weights of the others do not wait for it.
+        `STAGE_LIMIT_S`, and one that serves no more catches up by itself: new weights of the others
+        wait for neither.
         """
 
         async def stage(engine: Engine) -> None:
             async with asyncio.timeout(STAGE_LIMIT_S):
                 await engine.stage_weights(ticket)
 
-        for name, error in (await self._each(self._serving(), stage)).items():
-            logger.info("engine %s takes its weights while it is paused: %r", name, error)
+        names, stages = self._serving(), list[asyncio.Task[None]]()
+        for name in names:
+            member = self._members[name]
+            member.staging = asyncio.create_task(stage(member.engine))
+            stages.append(member.staging)
+        results = await asyncio.gather(*stages, return_exceptions=True)
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, BaseException):
+                logger.info("engine %s did not stage its weights: %r", name, result)
 
     async def load_weights(self, ticket: WeightTicket) -> None:
         """Give every engine that serves new weights, between `pause_all` and `resume_all`.
 
-        An engine that fails, or ends up with another version, is quarantined and catches up by
-        itself.
+        An engine that fails, takes longer than `load_limit_s`, or ends up with another version, is
+        quarantined and catches up by itself.
 
         Raises:
             EngineError: no engine took them.
@@ -317,7 +332,7 @@ class TokenClient(Fleet):
             if engine.version != ticket.version:
                 raise EngineError(f"was given version {ticket.version} but has {engine.version}")
 
-        await self._all("load_weights", load)
+        await self._all("load_weights", _within(self._load_limit_s, load))
 
     async def close(self) -> None:
         """Close every engine. Idempotent.
@@ -329,16 +344,6 @@ class TokenClient(Fleet):
         failed = await self._each(list(self._members), lambda engine: engine.close())
         if failed:
             raise _failure("close", failed)
-
-    def _within_limit(self, act: Act) -> Act:
-        async def limited(engine: Engine) -> None:
-            try:
-                async with asyncio.timeout(self._pause_limit_s):
-                    await act(engine)
-            except TimeoutError:
-                raise Silent(f"no answer within {self._pause_limit_s:g} s") from None
-
-        return limited
 
     async def _all(self, what: str, act: Act) -> None:
         """Act on every engine that serves; those that fail are quarantined, unless all do."""
@@ -363,6 +368,19 @@ class TokenClient(Fleet):
         results = await asyncio.gather(*work, return_exceptions=True)
         pairs = zip(names, results, strict=True)
         return {name: result for name, result in pairs if isinstance(result, BaseException)}
+
+
+def _within(limit_s: float, act: Act) -> Act:
+    """The same, as an engine that takes longer is stuck."""
+
+    async def limited(engine: Engine) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await act(engine)
+        except TimeoutError:
+            raise Silent(f"no answer within {limit_s:g} s") from None
+
+    return limited
 
 
 def _failure(what: str, failed: Mapping[str, BaseException]) -> EngineError:

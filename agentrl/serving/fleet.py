@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
 from agentrl.engine import Engine, EngineHealth
-from agentrl.errors import EngineError, choices
+from agentrl.errors import EngineError, NoEngine, choices
 from agentrl.serving.balancer import LoadBalancer
 from agentrl.serving.member import ANSWER_LIMIT_S, Member
 from agentrl.serving.records import EngineState, EngineStats, Served, total
@@ -165,6 +166,7 @@ class Fleet:
                 why=member.why,
                 version=member.engine.version,
                 in_flight=self.balancer.in_flight(name),
+                sessions=self.balancer.sessions(name),
                 routed=self.balancer.routed(name),
                 served=replace(member.served),
             )
@@ -204,6 +206,7 @@ class Fleet:
         if engine.name != name:
             raise EngineError(f"engine {name!r} cannot be replaced by one named {engine.name!r}")
         _cancel(old.probe)
+        _cancel(old.staging)
         old.evict()
         self._newest = max(self._newest, old.engine.version)
         self._members[name] = Member(engine, served=old.served)
@@ -224,6 +227,7 @@ class Fleet:
         member = self._member(name)
         self.balancer.remove(name)
         _cancel(member.probe)
+        _cancel(member.staging)
         try:
             if not await member.empty(limit_s=limit_s):
                 logger.warning("engine %s did not end its turns in %g s; others do", name, limit_s)
@@ -285,7 +289,7 @@ class Fleet:
             limit_s: seconds to wait, restarts included.
 
         Raises:
-            EngineError: none came back in time.
+            NoEngine: none came back in time.
         """
         self._set_paused(False)
         self._waiting.clear()
@@ -296,7 +300,7 @@ class Fleet:
                 while not (self.active() or self._waiting or self._closed):
                     await self._changed.wait()
         except TimeoutError:
-            raise EngineError(f"no engine came back within {limit_s:g} s: {why}") from None
+            raise NoEngine(f"no engine came back within {limit_s:g} s: {why}") from None
 
     def waits_for_sync(self, name: str) -> None:
         """Record that a quarantined engine answers, and gets weights only with the next sync."""
@@ -397,8 +401,10 @@ class Fleet:
             self.balancer.quarantine(name)
         logger.warning("engine %s is quarantined: %s", name, why)
         member.why = why
+        _cancel(member.staging)
         if not self._closed and (member.probe is None or member.probe.done()):
-            member.probe = asyncio.create_task(self._probe(name, member, wait_s))
+            probe = self._probe(name, member, wait_s)
+            member.probe = asyncio.create_task(probe, context=Context())
 
     async def _probe(self, name: str, member: Member, wait_s: float) -> None:
         """Try to bring a quarantined engine back until it is; cancelled when it leaves."""
@@ -447,7 +453,7 @@ class Fleet:
     async def _is_down(self, name: str, member: Member) -> bool:
         """Ask an engine that did not serve a request how it is; one that is down is set aside."""
         health = await member.health()
-        if health.ready:
+        if health.ready or not health.asked:
             return False
         if self._members.get(name) is member and self._state(name) is EngineState.ACTIVE:
             self._set_aside(name, health.detail or "it is not ready", wait_s=self._probe_s)
@@ -456,9 +462,9 @@ class Fleet:
     async def _look_at(self, name: str, member: Member) -> None:
         await self._is_down(name, member)
 
-    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        """Run something in the background; `close` ends it."""
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something in the background, on the clock of no turn; `close` ends it."""
+        task = asyncio.create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

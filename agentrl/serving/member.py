@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 
 from agentrl.engine import Engine, EngineHealth
@@ -24,6 +25,9 @@ WATCH_SESSION = "agentrl-watch"
 class TakenAway(EngineError):
     """The engine was quarantined, replaced or removed while it worked on this turn."""
 
+    planned = False
+    """It did not fail but left the run as it was asked to, so the turn is not lost with it."""
+
 
 @dataclass(slots=True, eq=False)
 class Member:
@@ -37,10 +41,14 @@ class Member:
     """Failed requests since the last that did not."""
     why: str = ""
     """Reason of the quarantine."""
+    leaves: bool = False
+    """It is well and leaves the run: what is taken away from it then is not lost with it."""
     stuck: bool = False
     """It held requests and produced nothing; it must sample a token before it serves again."""
     probe: asyncio.Task[None] | None = None
     """Brings it back out of quarantine."""
+    staging: asyncio.Task[None] | None = None
+    """Lets it take new weights beside those it samples with; ends when it serves no more."""
     _running: set[asyncio.Timeout] = field(default_factory=set)
     _emptied: asyncio.Event = field(default_factory=asyncio.Event)
     _check: asyncio.Task[EngineHealth] | None = None
@@ -65,7 +73,9 @@ class Member:
         except TimeoutError:
             if scope.expired():
                 why = self.why or "replaced or removed"
-                raise TakenAway(f"engine {self.engine.name} was taken away: {why}") from None
+                error = TakenAway(f"engine {self.engine.name} was taken away: {why}")
+                error.planned = self.leaves
+                raise error from None
             raise
         finally:
             self._running.discard(scope)
@@ -113,7 +123,8 @@ class Member:
         """As `Engine.health`, within a limit; calls while one is in flight share its
         answer, so that a failing engine is not asked by every request that it failed."""
         if self._check is None or self._check.done():
-            self._check = asyncio.create_task(self._ask())
+            # For all that ask: the clock of the turn that asks first must not be held for it.
+            self._check = asyncio.create_task(self._ask(), context=Context())
         check = self._check
         try:
             return await asyncio.shield(check)
@@ -143,7 +154,7 @@ class Member:
 
     def stop(self) -> list[asyncio.Task[None] | asyncio.Task[EngineHealth]]:
         """Ask no more; the cancelled tasks."""
-        tasks = [task for task in (self.probe, self._check) if task is not None]
+        tasks = [task for task in (self.probe, self.staging, self._check) if task is not None]
         for task in tasks:
             task.cancel()
         return tasks

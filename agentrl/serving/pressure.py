@@ -24,7 +24,8 @@ EVICTING = 0.1
 HOLDING = 0.02
 """Share of them up to which a cache counts as large enough for more conversations."""
 WAIT_FOR_ENGINES = 0.8
-"""Share of the conversations that are in a turn from which engines, not tools, are waited for."""
+"""Share of the live conversations that are in a turn from which engines, not tools, are waited
+for."""
 FULL = 0.9
 """Share of the decoding slots in use from which engines could not decode more."""
 SHRINK = 0.8
@@ -44,7 +45,7 @@ class ConversationLimit:
     Example:
         >>> limit = ConversationLimit(value=100, least=8, most=400)
         >>> counts = Served(later_turns=100, prefix_tokens=1000, recomputed_tokens=500)
-        >>> limit.observe(counts, running=100, asked=95, slots=64)
+        >>> limit.observe(counts, running=100, step=1, live=100, asked=95, slots=64)
         >>> limit.value
         80
     """
@@ -61,13 +62,18 @@ class ConversationLimit:
     _used: float = 0.0
     _looks: int = 0
 
-    def observe(self, served: Served, *, running: int, asked: int, slots: int) -> None:
+    def observe(
+        self, served: Served, *, running: int, step: int, live: int, asked: int, slots: int
+    ) -> None:
         """Take the counts of all engines since they began, and change the value where due.
 
         Args:
             served: sums over all engines; smaller ones than before begin a new observation.
-            running: conversations that are under way.
-            asked: of those, the ones whose turn an engine has not answered yet.
+            running: conversations that count against the value; of a group all, until its last
+                one ends.
+            step: conversations that begin together; with less room than that no more can run.
+            live: of those that run, the ones that have asked for a turn and will ask for more.
+            asked: of the live ones, those whose turn an engine has not answered yet.
             slots: sequences that all engines together decode at once.
         """
         before = self._seen or Served()
@@ -75,7 +81,7 @@ class ConversationLimit:
         if turns < 0:
             self._restart(served)
             return
-        self._in_turns += min(1.0, asked / running) if running else 0.0
+        self._in_turns += min(1.0, asked / live) if live else 0.0
         self._used += asked / slots
         self._looks += 1
         if turns < TURNS_TO_SHRINK * running or not turns:
@@ -84,11 +90,12 @@ class ConversationLimit:
         evicted = (served.recomputed_tokens - before.recomputed_tokens) / prefix if prefix else 0.0
         in_turns = self._in_turns / self._looks
         if evicted > EVICTING and in_turns >= WAIT_FOR_ENGINES:
-            self.value = max(self.least, min(self.value, int(running * SHRINK)))
+            # More than the value run where an evaluation has a loop of its own beside training.
+            self.value = max(self.least, int(min(running, self.value) * SHRINK))
             self._restart(served)
             return
         idle = self._used / self._looks < FULL
-        if evicted > HOLDING or not idle or running < self.value:
+        if evicted > HOLDING or not idle or running + step <= self.value:
             self._restart(served)
             return
         if served.later_turns - self._unchanged_since >= TURNS_TO_GROW * running:

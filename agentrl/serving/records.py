@@ -108,6 +108,8 @@ class EngineStats:
     """The weights it samples from, as far as is known here."""
     in_flight: int
     """Requests that this client awaits."""
+    sessions: int = 0
+    """Conversations that have asked for a turn here and have not ended or moved since."""
     routed: Routed
     """Requests by the reason for which they came here."""
     served: Served
@@ -135,6 +137,7 @@ def added(own: EngineStats, seen: Iterable[EngineStats]) -> EngineStats:
     return replace(
         own,
         in_flight=sum(stats.in_flight for stats in others),
+        sessions=sum(stats.sessions for stats in others),
         routed=total(Routed(), *(stats.routed for stats in others)),
         served=total(Served(), *(stats.served for stats in others)),
     )

@@ -4,10 +4,11 @@
         --> ask for one token, with as long again --none--> quarantine: turns go to other engines
 
 The HTTP front of a vLLM server answers `/health` while its engine core is stopped. Two things show
-a core that works: turns that end, and the counters of its metrics, one of which moves with every
-step, so with every piece of a long prompt too. Asking for a token is the last question and not the
-first, because on a full server it queues behind everything else. A fleet that is paused produces
-nothing, so time does not count then.
+a core that works: turns that end, and the numbers of its metrics, one of which moves with every
+step. While vLLM computes a long prompt in pieces no counter of tokens or steps moves, but each
+piece takes blocks of the cache. Asking for a token is the last question and not the first, because
+on a full server it queues behind everything else. A fleet that is paused produces nothing, so time
+does not count then.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ LOOK_S = 1.0
 """Seconds between two looks, or less where the limit is short."""
 OUTAGE_NOTE_S = 60.0
 """Seconds between two lines about the same outage."""
-SIGNS = ("generated_tokens", "prompt_tokens", "steps")
-"""Counters of `EngineHealth.metrics` that only an engine core that works moves."""
+SIGNS = ("generated_tokens", "prompt_tokens", "steps", "kv_cache_usage")
+"""Numbers of `EngineHealth.metrics` that only an engine core that works moves."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +87,9 @@ class EngineWatch:
                 await asyncio.sleep(min(LOOK_S, self._limit_s / 10))
                 self.look()
         finally:
+            asked = [seen.question for seen in self._seen.values() if seen.question is not None]
             self._forget(self._seen)
+            await asyncio.gather(*asked, return_exceptions=True)
 
     def look(self) -> None:
         """Note which engines have worked since the last call, and question those that have not."""
@@ -150,7 +153,10 @@ class EngineWatch:
         self._forget([name])
 
     async def _moved(self, name: str, seen: _Seen) -> bool:
-        """Read the counters; if one has moved, the engine is forgotten until it is quiet again."""
+        """Read the counters; if one has moved, the engine is forgotten until it is quiet again.
+
+        So it is while this machine cannot ask it: its turns and the question then wait here.
+        """
         try:
             async with asyncio.timeout(self._limit_s):
                 health = await seen.member.health()
@@ -158,7 +164,8 @@ class EngineWatch:
             return False
         metrics = health.metrics or {}
         counters = tuple(metrics[sign] for sign in SIGNS if sign in metrics)
-        if counters and seen.counters and counters != seen.counters:
+        moved = counters and seen.counters and counters != seen.counters
+        if moved or not health.asked:
             self._forget([name])
             return True
         seen.counters = counters or seen.counters

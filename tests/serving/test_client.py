@@ -13,6 +13,7 @@ import pytest
 from agentrl.engine import EngineHealth, WeightTicket
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving import EngineState, LoadBalancer, TokenClient
+from agentrl.serving.records import added
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams
 
@@ -254,6 +255,29 @@ async def test_what_is_asked_and_answered_is_counted():
     await client.remove_engine("e0")
     assert client.counters() == before
     assert client.names() == ["e1"]
+
+
+@pytest.mark.parametrize("reports", [True, False])
+async def test_prefixes_that_are_never_found_count_where_the_engine_would_say_so(reports: bool):
+    """Fails if a cache that loses all from the first turn on is taken for one that is silent."""
+    (engine,) = engines(1)
+    engine.reports_cached = reports
+    client = TokenClient([engine])
+    for _ in range(3):
+        await client.generate([1] * 1000, SAMPLING, "s")
+    served = client.stats()["e0"].served
+    assert (served.later_turns, served.recomputed_tokens) == ((2, 2000) if reports else (0, 0))
+
+
+async def test_conversations_are_counted_from_their_first_turn_to_their_end():
+    client = TokenClient(engines(2))
+    for session in ("s", "s", "t", "u"):
+        await client.generate([1], SAMPLING, session)
+    assert [stats.sessions for stats in client.stats().values()] == [2, 1]
+    await client.end_session("s")
+    assert [stats.sessions for stats in client.stats().values()] == [1, 1]
+    both = added(client.stats()["e0"], [*client.stats().values()])
+    assert both.sessions == 2
 
 
 def test_wrong_assemblies_are_refused():

@@ -394,6 +394,57 @@ async def test_nobody_joins_between_pause_and_resume():
     await client.close()
 
 
+class Hangs(Server):
+    """Its core stops in one step of a sync."""
+
+    def __init__(self, name: str, step: str) -> None:
+        super().__init__(name)
+        self.step = step
+
+    async def stage_weights(self, ticket):
+        if self.step == "stage_weights":
+            await asyncio.sleep(600)
+
+    async def load_weights(self, ticket):
+        if self.step == "load_weights":
+            await asyncio.sleep(600)
+        await super().load_weights(ticket)
+
+
+@pytest.mark.parametrize("how", ["quarantine", "remove", "replace", "close"])
+async def test_staging_waits_for_no_engine_that_serves_no_more(how):
+    """Fails if an engine that hangs while it stages holds the weights of the others back."""
+    hung, good = Hangs("e0", "stage_weights"), Server("e1")
+    client = TokenClient([hung, good])
+    staging = asyncio.create_task(client.stage_weights(ticket(1)))
+    await asyncio.sleep(0.01)
+    assert not staging.done()
+    match how:
+        case "quarantine":
+            client.quarantine("e0", "it is stuck", stuck=True)
+        case "remove":
+            await client.remove_engine("e0")
+        case "replace":
+            client.replace("e0", Server("e0"))
+        case _:
+            await client.close()
+    await asyncio.wait_for(staging, 5)
+    await client.close()
+
+
+async def test_loading_waits_for_an_engine_no_longer_than_its_limit():
+    """Fails if one stopped core of two keeps both paused."""
+    hung, good = Hangs("e0", "load_weights"), Server("e1")
+    client = TokenClient([hung, good], load_limit_s=0.05)
+    await client.pause_all()
+    await asyncio.wait_for(client.load_weights(ticket(1)), 5)
+    await client.resume_all()
+    assert (client.active(), client.version) == (["e1"], 1)
+    assert client.is_stuck("e0")
+    assert client.stats()["e0"].why == "load_weights failed: no answer within 0.05 s"
+    await client.close()
+
+
 # -- coming and going -------------------------------------------------------------------------
 
 

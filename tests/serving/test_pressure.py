@@ -35,10 +35,24 @@ def test_it_shrinks_while_prefixes_are_evicted_and_engines_are_waited_for():
     seen: list[int] = []
     for _ in range(20):
         turns += limit.value
-        limit.observe(counts(turns, 0.5), running=limit.value, asked=limit.value, slots=64)
+        limit.observe(
+            counts(turns, 0.5),
+            running=limit.value,
+            step=1,
+            live=limit.value,
+            asked=limit.value,
+            slots=64,
+        )
         seen.append(limit.value)
     assert seen[:3] == [80, 64, 51]
     assert seen[-1] == 10
+
+
+def test_it_shrinks_while_more_run_than_it_allows():
+    """An evaluation beside training: two loops, each within the limit."""
+    limit = limit_of()
+    limit.observe(counts(200, 0.5), running=200, step=1, live=200, asked=200, slots=64)
+    assert limit.value == 80
 
 
 @pytest.mark.parametrize(
@@ -49,14 +63,16 @@ def test_it_shrinks_while_prefixes_are_evicted_and_engines_are_waited_for():
 def test_it_stays_where_another_number_would_not_help(again: float, asked: int):
     limit = limit_of()
     for turns in range(100, 2000, 100):
-        limit.observe(counts(turns, again), running=100, asked=asked, slots=64)
+        limit.observe(counts(turns, again), running=100, step=1, live=100, asked=asked, slots=64)
     assert limit.value == 100
 
 
 def test_it_grows_slowly_while_caches_hold_and_engines_could_decode_more():
     limit, seen = limit_of(), list[int]()
     for turns in range(100, 1300, 100):
-        limit.observe(counts(turns, 0.0), running=limit.value, asked=20, slots=64)
+        limit.observe(
+            counts(turns, 0.0), running=limit.value, step=1, live=limit.value, asked=20, slots=64
+        )
         seen.append(limit.value)
     assert seen[:4] == [100, 100, 100, 112]
     assert seen[-1] == 120
@@ -66,17 +82,19 @@ def test_it_does_not_grow_beyond_what_runs():
     """Else a step with few tasks raises it without an observation."""
     limit = limit_of()
     for turns in range(100, 2000, 100):
-        limit.observe(counts(turns, 0.0), running=60, asked=10, slots=64)
+        limit.observe(counts(turns, 0.0), running=60, step=1, live=60, asked=10, slots=64)
     assert limit.value == 100
 
 
 def test_counts_that_begin_anew_are_not_taken_for_turns():
     limit = limit_of()
-    limit.observe(counts(1000, 0.0), running=100, asked=100, slots=64)
-    limit.observe(counts(10, 1.0), running=100, asked=100, slots=64)  # an engine was replaced
-    limit.observe(counts(20, 1.0), running=100, asked=100, slots=64)
+    limit.observe(counts(1000, 0.0), running=100, step=1, live=100, asked=100, slots=64)
+    limit.observe(
+        counts(10, 1.0), running=100, step=1, live=100, asked=100, slots=64
+    )  # an engine was replaced
+    limit.observe(counts(20, 1.0), running=100, step=1, live=100, asked=100, slots=64)
     assert limit.value == 100
-    limit.observe(counts(100, 1.0), running=100, asked=100, slots=64)
+    limit.observe(counts(100, 1.0), running=100, step=1, live=100, asked=100, slots=64)
     assert limit.value == 80
 
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from agentrl.engine import TURN_CLOCK
+from agentrl.engine import TURN_CLOCK, EngineHealth
+from agentrl.errors import EngineError
 from agentrl.serving import TokenClient
 from agentrl.serving.turn_clocks import TurnClocks
 from agentrl.testing import ByteTokenizer, ScriptedEngine
@@ -70,6 +71,41 @@ async def test_a_turn_is_held_while_no_engine_takes_it(client: TokenClient) -> N
     client.take_back("scripted-0")
     await turn
     assert (clock.holds, clock.held) == (0, 1)
+
+
+async def test_what_brings_an_engine_back_is_on_the_clock_of_no_turn() -> None:
+    """Fails if the task that a failed turn begins goes on with the clock of that turn."""
+    clocks: dict[str, object] = {}
+
+    class Sick(ScriptedEngine):
+        async def generate(self, prompt_ids, sampling, session_id):
+            if session_id == "lost":
+                raise EngineError("out of memory")
+            return await super().generate(prompt_ids, sampling, session_id)
+
+        async def health(self):
+            clocks["health"] = TURN_CLOCK.get()
+            return EngineHealth(ready=False, version=0, in_flight=0, detail="sick")
+
+        async def end_session(self, session_id):
+            clocks["end"] = TURN_CLOCK.get()
+
+    async def recover(engine):
+        clocks["probe"] = TURN_CLOCK.get()
+        back.set()
+
+    back, clock = asyncio.Event(), Clock()
+    engines = [Sick(["hi"], ByteTokenizer(), name="a"), Sick(["hi"], ByteTokenizer(), name="b")]
+    client = TokenClient(engines, probe_s=0.005, recover=recover)
+    await ask(client, clock)
+    client.drain(client.balancer.pinned("s") or "")
+    await ask(client, clock)  # the session moves, which ends it where it was
+    with pytest.raises(EngineError):
+        await ask(client, clock, "lost")
+    await asyncio.wait_for(back.wait(), 5)
+    assert set(clocks) == {"health", "end", "probe"}
+    assert clock not in clocks.values()
+    await client.close()
 
 
 async def test_a_turn_that_is_cancelled_in_a_pause_releases_its_clock(client: TokenClient) -> None:

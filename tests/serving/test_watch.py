@@ -14,6 +14,7 @@ from agentrl.engine import Engine, EngineHealth
 from agentrl.errors import EngineError, SyncError
 from agentrl.serving import EngineState, TokenClient
 from agentrl.serving.lean import LeanEngine
+from agentrl.serving.member import WATCH_SESSION
 from agentrl.serving.watch import EngineWatch
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams
@@ -30,18 +31,24 @@ class Core(ScriptedEngine):
         super().__init__(["hi"], ByteTokenizer(), name=name)
         self.runs = asyncio.Event()
         self.runs.set()
-        self.steps = 0
-        self.turn_s = 0.0
-        """Seconds a turn takes; each hundredth is a step."""
+        self.lock = asyncio.Lock()
+        """One prompt is computed at a time, which fills every step."""
+        self.blocks = 0
+        self.sampled = 0
+        self.prompt_s = 0.0
+        """Seconds a prompt takes; each hundredth is a step that computes a piece of it."""
         self.counts = True
-        """Whether steps show in the metrics."""
+        """Whether it reports metrics."""
 
     async def generate(self, prompt_ids, sampling, session_id):
-        for _ in range(round(self.turn_s * 100)):
-            await asyncio.sleep(0.01)
-            self.steps += 1
-        await self.runs.wait()
-        return await super().generate(prompt_ids, sampling, session_id)
+        async with self.lock:
+            for _ in range(round(self.prompt_s * 100)):
+                await asyncio.sleep(0.01)
+                await self.runs.wait()
+                self.blocks += 1
+            await self.runs.wait()
+            self.sampled += 1
+            return await super().generate(prompt_ids, sampling, session_id)
 
     async def pause(self):
         await self.runs.wait()
@@ -52,7 +59,10 @@ class Core(ScriptedEngine):
         await super().resume()
 
     async def health(self):
-        metrics = {"steps": float(self.steps)} if self.counts else None
+        # As vLLM: a step that computes a piece of a prompt moves no counter.
+        sampled = float(self.sampled)
+        counters = dict.fromkeys(("generated_tokens", "prompt_tokens", "steps"), sampled)
+        metrics = {**counters, "kv_cache_usage": self.blocks / 1e6} if self.counts else None
         return EngineHealth(ready=True, version=self.version, in_flight=0, metrics=metrics)
 
 
@@ -81,7 +91,7 @@ async def test_turns_of_a_stopped_core_go_to_another_and_it_comes_back() -> None
     a, b = Core("a"), Core("b")
     async with watched(a, b) as (client, notes):
         a.runs.clear()
-        b.turn_s = 0.1
+        b.prompt_s = 0.02
         turns = [asyncio.create_task(client.generate([1], SAMPLING, f"s{i}")) for i in range(6)]
         answers = await asyncio.wait_for(asyncio.gather(*turns), 10)
         assert all(answer.ids for answer in answers)
@@ -137,9 +147,10 @@ async def test_the_last_engine_is_taken_out_too_and_turns_wait_for_it() -> None:
 
 
 async def test_a_prompt_longer_than_the_limit_condemns_nobody() -> None:
-    """Fails if only turns that end count as work: the steps of a long prompt must count, too."""
+    """Fails if only turns that end and tokens count as work: vLLM counts none while it computes
+    a prompt in pieces, and the one token it is asked for queues behind that prompt."""
     a = Core("a")
-    a.turn_s = 6 * LIMIT_S
+    a.prompt_s = 6 * LIMIT_S
     async with watched(a) as (client, notes):
         assert (await client.generate([1], SAMPLING, "s")).ids
         assert notes == []
@@ -251,6 +262,53 @@ async def test_an_engine_that_is_replaced_or_leaves_while_it_is_questioned_ends_
         await asyncio.gather(*(client.generate([1], SAMPLING, f"t{i}") for i in range(4)))
         await until(lambda: client.is_stuck("c"))
         assert [note.split()[0] for note in notes] == ["c"]
+
+
+async def test_an_engine_that_this_machine_cannot_ask_is_not_condemned() -> None:
+    """Fails if an engine counts as stuck while turns and questions wait for a file descriptor."""
+    a = Core("a")
+    a.runs.clear()
+
+    async def health():
+        return EngineHealth(ready=False, version=0, in_flight=0, detail="none", asked=False)
+
+    a.health = health
+    async with watched(a) as (client, notes):
+        turn = asyncio.create_task(client.generate([1], SAMPLING, "s"))
+        await asyncio.sleep(6 * LIMIT_S)
+        assert (notes, client.quarantines) == ([], 0)
+        del a.health
+        await until(lambda: client.is_stuck("a"))
+        turn.cancel()
+
+
+async def test_the_watch_ends_with_its_questions() -> None:
+    """Fails if a question still runs when whoever ended the watch closes the engines."""
+    a = Core("a")
+    a.runs.clear()
+    asking = 0
+
+    async def generate(prompt_ids, sampling, session_id):
+        nonlocal asking
+        asking += session_id == WATCH_SESSION
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.02)
+            asking -= session_id == WATCH_SESSION
+
+    a.generate = generate
+    client = TokenClient([a])
+    watch = EngineWatch(client, stuck_after_s=LIMIT_S, outage_limit_s=60.0, note=print)
+    watching = asyncio.create_task(watch.run())
+    turn = asyncio.create_task(client.generate([1], SAMPLING, "s"))
+    await until(lambda: asking == 1)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert asking == 0
+    turn.cancel()
+    await asyncio.gather(turn, return_exceptions=True)
+    await client.close()
 
 
 async def test_turns_of_other_clients_count() -> None:

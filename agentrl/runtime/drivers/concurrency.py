@@ -30,12 +30,17 @@ class RolloutLimit:
         self.value = value
         """Most rollouts at once."""
         self.running = 0
-        """Rollouts that have begun and not ended."""
+        """Rollouts of the groups that have not ended, those included that ended before others of
+        their group."""
+        self.step = 1
+        """Rollouts of the largest group that was asked about: with less room than that, the limit
+        counts as reached."""
         self.when_raised: set[Callable[[], None]] = set()
         """Called when the value has grown."""
 
     def groups(self, n: int) -> int:
-        """The most groups of `n` rollouts at once, at least one."""
+        """The most groups of `n` rollouts at once, at least one; `n` is remembered as a `step`."""
+        self.step = max(self.step, n)
         return max(1, self.value // n)
 
     def change(self, value: int) -> None:
@@ -119,9 +124,13 @@ class Concurrency:
         if self._wanted is None or not active:
             return
         served = total(Served(), *(item.served for item in stats.values()))
-        asked = sum(item.in_flight for item in stats.values())
         self._wanted.observe(
-            served, running=self.limit.running, asked=asked, slots=active * self._slots
+            served,
+            running=self.limit.running,
+            step=self.limit.step,
+            live=sum(item.sessions for item in stats.values()),
+            asked=sum(item.in_flight for item in stats.values()),
+            slots=active * self._slots,
         )
         if self._wanted.value != self.limit.value:
             self.limit.change(self._wanted.value)

@@ -35,6 +35,8 @@ SIBLINGS = 8
 class EmbeddedEngine(Engine):
     """Continuous batching over a `transformers` model in this process."""
 
+    reports_cached = True
+
     def __init__(
         self,
         model: Any,

@@ -51,6 +51,7 @@ class VllmLeanEngine(VllmEngine):
                 reached with this secret.
         """
         await super().connect()
+        self.reports_cached = self._keeps_prefixes  # the lean answer always says it
         await self._lean.connect()
 
     async def generate(

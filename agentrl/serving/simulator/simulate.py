@@ -272,6 +272,8 @@ def simulate(
             limit.observe(
                 served,
                 running=under_way,
+                step=1,
+                live=under_way,
                 asked=asked,
                 slots=len(servers) * model.max_sequences,
             )

@@ -18,15 +18,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 from agentrl.engine import LONGEST_TURN_S, Engine, EngineHealth, WeightTicket
 from agentrl.errors import EngineError, EngineRefused
+from agentrl.serving.member import WATCH_SESSION
 from agentrl.serving.vllm.http import Http, accept
-from agentrl.serving.vllm.metrics import read_metrics
-from agentrl.serving.vllm.sockets import connection_of_turn
+from agentrl.serving.vllm.metrics import keeps_prefixes, read_metrics
+from agentrl.serving.vllm.sockets import NoDescriptor, connection_of_turn
 from agentrl.serving.vllm.update import prepare, stage, update
-from agentrl.serving.vllm.wire import TORN, generate_body, read_generation, read_version
+from agentrl.serving.vllm.wire import (
+    TORN,
+    generate_body,
+    read_generation,
+    read_version,
+    says_cached,
+)
 from agentrl.types import FinishReason, Generation, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -85,6 +94,7 @@ class VllmEngine(Engine):
         self._probe_limit_s = probe_limit_s
         self._version = start_version
         self._connected = False
+        self._keeps_prefixes = False
         self._unfit = ""
         self._updating = False
         self._closed = False
@@ -119,11 +129,13 @@ class VllmEngine(Engine):
         if self._adopt and not self._unfit:
             await self.adopt_version(self.start_version)
             self._adopt = False
+        page = await self._http.send("GET", "/metrics", limit_s=limit_s)
+        self._keeps_prefixes = keeps_prefixes(page.body.decode(errors="replace"))
         self._connected = True
 
-    async def _read_version(self, limit_s: float) -> None:
+    async def _read_version(self, limit_s: float, *, wait: bool = True) -> None:
         """What the server says counts: it may have been updated, or restarted, by others."""
-        answer = await self._http.expect("GET", "/weight_info", limit_s=limit_s)
+        answer = await self._http.expect("GET", "/weight_info", limit_s=limit_s, wait=wait)
         text = str((answer.json() or {}).get("weight_version", ""))
         if text == TORN:
             self._version = _NONE
@@ -158,12 +170,16 @@ class VllmEngine(Engine):
         aborts = self._aborts
         self._in_flight += 1
         try:
-            async with connection_of_turn():
+            # A question must not wait behind the very turns whose engine it is about.
+            question = session_id == WATCH_SESSION
+            async with nullcontext() if question else connection_of_turn():
                 answer = await self._http.send("POST", GENERATE, body, limit_s=self._turn_limit_s)
         finally:
             self._in_flight -= 1
         accept(answer, self._turn)
         generation = read_generation(answer.body, sampling, start_version=self.start_version)
+        if self._keeps_prefixes and not self.reports_cached:
+            self.reports_cached = says_cached(answer.body)
         self._check_whole(generation, session_id, aborts)
         if generation.policy_versions:
             # Another client of this server may have brought newer weights.
@@ -280,10 +296,13 @@ class VllmEngine(Engine):
             return self._health(detail=f"engine {self.name} is closed")
         limit_s = self._probe_limit_s
         try:
-            await self._http.expect("GET", "/health", limit_s=limit_s)
+            # A wait for a file descriptor of this machine would look like a server that is silent.
+            await self._http.expect("GET", "/health", limit_s=limit_s, wait=False)
             if not self._updating:
-                await self._read_version(limit_s)
-            page = await self._http.expect("GET", "/metrics", limit_s=limit_s)
+                await self._read_version(limit_s, wait=False)
+            page = await self._http.expect("GET", "/metrics", limit_s=limit_s, wait=False)
+        except NoDescriptor as error:
+            return replace(self._health(detail=str(error)), asked=False)
         except EngineError as error:
             return self._health(detail=str(error))
         return self._health(detail=self._unfit, metrics=read_metrics(page.body.decode()))

@@ -8,7 +8,6 @@ case it may have: `EngineError`, and nothing is sent again from here.
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +15,13 @@ import aiohttp
 import orjson
 
 from agentrl.errors import EngineError, EngineRefused
-from agentrl.serving.vllm.sockets import NO_DESCRIPTOR
-
-logger = logging.getLogger(__name__)
+from agentrl.serving.vllm.sockets import NO_DESCRIPTOR, NoDescriptor, wait_for_descriptor
 
 CONNECT_LIMIT_S = 10.0
 """Seconds until a server must accept a connection."""
 KEEP_ALIVE_S = 4.0
 """Seconds until an idle connection is closed. uvicorn closes them after 5 s unless set
 otherwise, and a request written into a closing connection would be lost without a verdict."""
-
-DESCRIPTOR_WAIT_S = 0.2
-"""Seconds until a connection is tried again for which this process had no file descriptor."""
 
 _HEADERS = {"Content-Type": "application/json"}
 
@@ -102,7 +96,13 @@ class Http:
         return pool
 
     async def send(
-        self, method: str, path: str, body: bytes | None = None, *, limit_s: float
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        limit_s: float,
+        wait: bool = True,
     ) -> HttpAnswer:
         """One request, sent once.
 
@@ -111,8 +111,10 @@ class Http:
             path: with its query.
             body: JSON.
             limit_s: seconds until all of the answer must be there.
+            wait: where no file descriptor is free, wait for one.
 
         Raises:
+            NoDescriptor: none was free, and it is not waited for.
             EngineRefused: no connection came about, so nothing was asked.
             EngineError: the connection broke or the time was up; the server may have acted.
         """
@@ -127,8 +129,10 @@ class Http:
                     except aiohttp.ClientConnectorError as error:
                         if error.os_error.errno not in NO_DESCRIPTOR:
                             raise
-                        logger.warning("%s: %s; trying again", what, error.os_error.strerror)
-                    await asyncio.sleep(DESCRIPTOR_WAIT_S)
+                        why = error.os_error.strerror or str(error)
+                    if not wait:
+                        raise NoDescriptor(f"{what}: {why}")
+                    await wait_for_descriptor(why)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineRefused(f"{what}: no connection ({error or 'timed out'})") from None
         except aiohttp.InvalidURL:
@@ -152,16 +156,17 @@ class Http:
             return HttpAnswer(status=response.status, body=await response.read())
 
     async def expect(
-        self, method: str, path: str, content: Any = None, *, limit_s: float
+        self, method: str, path: str, content: Any = None, *, limit_s: float, wait: bool = True
     ) -> HttpAnswer:
         """As `send`, with JSON from `content`, for an answer that must be a success.
 
         Raises:
+            NoDescriptor: as `send`.
             EngineRefused: as `send`, or the server turned it away (4xx, 503).
             EngineError: as `send`, or the server failed (other statuses).
         """
         body = None if content is None else orjson.dumps(content)
-        answer = await self.send(method, path, body, limit_s=limit_s)
+        answer = await self.send(method, path, body, limit_s=limit_s, wait=wait)
         return accept(answer, f"{method} {self.url}{path.partition('?')[0]}")
 
     async def close(self) -> None:

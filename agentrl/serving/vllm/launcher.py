@@ -97,8 +97,8 @@ class VllmServer:
         """Start and wait until it answers; on any failure nothing of it is left.
 
         Raises:
-            ConfigError: the wanted port is taken, the log cannot be written, or vLLM does not know
-                an option.
+            ConfigError: the wanted port is taken, the log or the folder of compiled code cannot be
+                written, or vLLM does not know an option.
             EngineError: it ended or did not answer in time; with the end of its log.
         """
         if self.running:
@@ -179,6 +179,15 @@ class VllmServer:
             return probe.getsockname()[1]
 
     def _spawn(self, alias: str) -> None:
+        cache = scratch.torch_cache()
+        try:
+            cache.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"server {self.name} with its compiled code in {cache}: {error.strerror or error}; "
+                "expected a folder that exists or can be made: remove what lies there, or set "
+                "TMPDIR to a folder that can be written to"
+            ) from error
         try:
             self._open(alias)
         except OSError as error:
@@ -262,7 +271,6 @@ def _environment(command: ServerCommand) -> dict[str, str]:
     # The sockets between its processes; without this they lie in the temporary folder.
     env.pop("VLLM_RPC_BASE_PATH", None)
     # Compiled code outlives a server; torch would keep it in the temporary folder.
-    scratch.torch_cache().mkdir(exist_ok=True)
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(scratch.torch_cache()))
     return env
 

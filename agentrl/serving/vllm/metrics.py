@@ -20,8 +20,19 @@ _NAMES: Mapping[str, str] = {
 }
 """Requests being decoded and waiting, the used share of the KV cache (0-1, the largest of several
 engine cores), prompt tokens looked up and found in the prefix cache, sampled tokens, prompt tokens
-taken, requests thrown out of a full cache, steps of the engine core: each computes tokens of every
-running request, or a piece of a long prompt."""
+taken, requests thrown out of a full cache, steps of the engine core that sampled a token.
+
+A step that computes a piece of a prompt but not its end samples none: of all these numbers only the
+used share of the cache is recorded for it."""
+
+
+_CACHE = "vllm:cache_config_info{"
+_KEEPS = 'enable_prefix_caching="True"'
+
+
+def keeps_prefixes(text: str) -> bool:
+    """True if the server says that it keeps the prefixes of turns."""
+    return any(line.startswith(_CACHE) and _KEEPS in line for line in text.splitlines())
 
 
 def read_metrics(text: str) -> dict[str, float]:

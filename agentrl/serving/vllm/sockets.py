@@ -2,6 +2,7 @@
 
 Over HTTP/1.1 a turn holds a connection from its prompt to its last token. With more turns than
 descriptors some would fail to connect, which looks like servers that are gone; so they wait here.
+Where others hold the descriptors, requests wait for one of those.
 """
 
 from __future__ import annotations
@@ -11,23 +12,61 @@ import contextlib
 import errno
 import logging
 import resource
+import time
 from collections.abc import AsyncIterator
 from weakref import WeakKeyDictionary
 
 from agentrl.engine import turn_held
+from agentrl.errors import EngineRefused
 
 logger = logging.getLogger(__name__)
 
 ENOUGH = 65536
 """Descriptors to which the limit is raised at most: children inherit it, and some close all."""
 RESERVED = 128
-"""Descriptors for everything else: files, sandboxes, the engines' control."""
+"""Descriptors for everything else: files, sandboxes, control of the engines and questions to
+them."""
 LEAST = 16
 """Turns that are sent at once however few descriptors there are."""
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 """Errors of this machine, which say nothing of a server."""
+TRY_AGAIN_S = 0.2
+"""Seconds until a connection is tried again for which this process had no file descriptor."""
+_OVER_S = 10 * TRY_AGAIN_S
+"""A shortage is over once no connection has failed for it for so long."""
 
 _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+class NoDescriptor(EngineRefused):
+    """This process had no file descriptor for a connection; that says nothing of the server."""
+
+
+class Shortage:
+    """A time without free descriptors, told of once however many requests meet it."""
+
+    def __init__(self) -> None:
+        self._met_at: float | None = None
+
+    def meet(self, why: str) -> None:
+        """Note that a connection failed for it."""
+        before, self._met_at = self._met_at, time.monotonic()
+        if before is None or self._met_at - before > _OVER_S:
+            logger.warning(
+                "no file descriptor is free for a connection (%s); requests wait for one: raise "
+                "`ulimit -n`, or close what holds them",
+                why,
+            )
+
+
+_shortage = Shortage()
+
+
+async def wait_for_descriptor(why: str) -> None:
+    """Wait before a connection is tried again; no time of the turn passes meanwhile."""
+    _shortage.meet(why)
+    with turn_held():
+        await asyncio.sleep(TRY_AGAIN_S)
 
 
 def turns_at_once() -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
+
+import pytest
 
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.concurrency import LEAST, MOST, Concurrency, GroupGate, RolloutLimit
@@ -86,7 +89,9 @@ async def test_a_group_that_is_cancelled_takes_no_room():
     assert limit.running == 0
 
 
-def stats(turns: int, again: float, in_flight: int) -> dict[str, EngineStats]:
+def stats(
+    turns: int, again: float, in_flight: int, *, sessions: int | None = None
+) -> dict[str, EngineStats]:
     served = Served(
         later_turns=turns, prefix_tokens=1000 * turns, recomputed_tokens=int(1000 * turns * again)
     )
@@ -97,6 +102,7 @@ def stats(turns: int, again: float, in_flight: int) -> dict[str, EngineStats]:
             why="",
             version=0,
             in_flight=in_flight,
+            sessions=in_flight if sessions is None else sessions,
             routed=Routed(),
             served=served,
         )
@@ -121,6 +127,72 @@ def test_it_follows_the_engines_within_bounds():
     bag = MetricBag()
     concurrency.note(bag)
     assert bag.result() == {"rollout/concurrency": 64.0 * MOST}
+
+
+class Rollouts:
+    """Groups of `n` rollouts of 1 to 30 turns, as many at once as the limit allows; every rollout
+    that lives ends one turn between two looks."""
+
+    def __init__(self, concurrency: Concurrency, n: int) -> None:
+        self._concurrency, self._n = concurrency, n
+        self._lengths = random.Random(n)
+        self._groups: list[list[int]] = []
+        self._turns = 0
+
+    def look(self, *, again: float, in_turns: float) -> None:
+        """Observe once; of the rollouts that live, a share waits for an engine."""
+        limit = self._concurrency.limit
+        while len(self._groups) < limit.groups(self._n):
+            self._groups.append([self._lengths.randint(1, 30) for _ in range(self._n)])
+            limit.running += self._n
+        live = sum(left > 0 for group in self._groups for left in group)
+        self._turns += live
+        seen = stats(self._turns, again, round(in_turns * live), sessions=live)
+        self._concurrency.observe(seen)
+        groups = [[left - 1 for left in group] for group in self._groups]
+        self._groups = [group for group in groups if max(group) > 0]
+        limit.running -= self._n * (len(groups) - len(self._groups))
+
+
+@pytest.mark.parametrize("n", [1, 6, 8])
+def test_it_grows_to_its_bound_in_groups_of_any_size(n: int):
+    """Fails if the limit counts as reached only where it is a multiple of the group size."""
+    concurrency = Concurrency(128, slots_per_engine=1024)
+    rollouts = Rollouts(concurrency, n)
+    for _ in range(600):
+        rollouts.look(again=0.0, in_turns=0.2)
+    assert concurrency.limit.value == 128 * MOST
+
+
+def test_it_does_not_grow_where_a_whole_group_more_could_run():
+    concurrency = Concurrency(128, slots_per_engine=1024)
+    concurrency.limit.groups(8)
+    concurrency.limit.running = 120
+    for turns in range(100, 20_000, 100):
+        concurrency.observe(stats(turns, 0.0, 0))
+    assert concurrency.limit.value == 128
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_rollouts_that_wait_for_the_rest_of_their_group_hide_no_pressure(n: int):
+    """Fails if those that ended before the last of their group count as waiting for tools."""
+    concurrency = Concurrency(128, slots_per_engine=64)
+    rollouts = Rollouts(concurrency, n)
+    for _ in range(600):  # until groups of all ages run
+        rollouts.look(again=0.05, in_turns=1.0)
+    assert concurrency.limit.value == 128
+    for _ in range(10):
+        rollouts.look(again=0.5, in_turns=1.0)
+    assert concurrency.limit.value < 128
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_rollouts_that_wait_for_tools_shrink_nothing(n: int):
+    concurrency = Concurrency(128, slots_per_engine=64)
+    rollouts = Rollouts(concurrency, n)
+    for _ in range(200):
+        rollouts.look(again=0.5, in_turns=0.6)
+    assert concurrency.limit.value == 128
 
 
 def test_a_fixed_number_stays():

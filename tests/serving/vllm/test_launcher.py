@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from agentrl.errors import ConfigError, EngineError
+from agentrl.processes.scratch import torch_cache
 from agentrl.serving.vllm.command import ServerCommand
 from agentrl.serving.vllm.launcher import VllmServer, launch_servers, stop_servers
 
@@ -147,6 +149,18 @@ async def test_a_log_that_cannot_be_written_is_the_users(tmp_path: Path) -> None
     """Fails if a folder in the place of the log file ends the command with a traceback."""
     server = VllmServer(fake("serve"), name="a", log=tmp_path)
     with pytest.raises(ConfigError, match=r"server a with its log at .*: Is a directory; name"):
+        await server.start()
+    assert not server.running
+
+
+async def test_a_folder_of_compiled_code_that_cannot_be_made_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if the message is about the log, which is well."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    torch_cache().write_text("no folder")
+    server = VllmServer(fake("serve"), name="a", log=tmp_path / "log")
+    with pytest.raises(ConfigError, match=r"a with its compiled code in .*: File exists; expected"):
         await server.start()
     assert not server.running
 

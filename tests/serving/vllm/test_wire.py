@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from agentrl.errors import EngineError
-from agentrl.serving.vllm.metrics import read_metrics
+from agentrl.serving.vllm.metrics import keeps_prefixes, read_metrics
 from agentrl.serving.vllm.wire import generate_body, read_generation
 from agentrl.types import FinishReason, SamplingParams
 
@@ -105,3 +105,10 @@ process_open_fds 35.0
         "prefix_hits": 1.2e6,
         "generated_tokens": 7.0,
     }
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_page_says_whether_prefixes_are_kept(kept: bool) -> None:
+    page = f'vllm:cache_config_info{{block_size="16",enable_prefix_caching="{kept}"}} 1.0'
+    assert keeps_prefixes(page) is kept
+    assert not keeps_prefixes("vllm:num_requests_running 3.0")
