@@ -6,13 +6,23 @@ exactly those. A change costs one call for each worker, never one for each turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentrl.engine import Engine
+from agentrl.errors import AgentrlError, EngineError
 from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, connected
 from agentrl.serving import TokenClient
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S = 30.0
+"""Seconds that a server has to answer a worker that follows a change; less than a worker may be
+silent before it is replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,31 +82,80 @@ async def connect_all(entries: Sequence[EngineAddress], *, adopt: bool = False) 
     return await connected(connect(entry, adopt=adopt) for entry in entries)
 
 
-async def follow(
-    client: TokenClient, known: Sequence[EngineAddress], entries: Sequence[EngineAddress]
-) -> None:
-    """Make a worker's client serve from exactly `entries`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """Engines of a worker's client after a change."""
 
-    An engine that left takes what is in flight there with it: those turns are asked of another.
+    engines: tuple[EngineAddress, ...]
+    """Engines that it serves from."""
+    failed: tuple[str, ...]
+    """Why the others could not be connected, each with its name."""
+
+
+async def follow(
+    client: TokenClient,
+    known: Sequence[EngineAddress],
+    entries: Sequence[EngineAddress],
+    *,
+    left: Collection[str] = (),
+) -> Followed:
+    """Make a worker's client serve from exactly `entries`, as far as they can be reached.
+
+    An engine that left takes what is in flight there with it: those turns are asked of another. One
+    that cannot be reached changes nothing for the others; the next call tries it again.
 
     Args:
         client: serves from `known`.
-        known: as `entries` of the last call.
+        known: `engines` of the last call.
         entries: engines that serve now; an engine that was restarted has another address.
-
-    Raises:
-        EngineError: an engine that is said to serve does not answer.
+        left: names of engines that were taken out of the run and did not fail: their turns are not
+            lost with them.
     """
-    for entry in entries:
-        if entry not in known:
-            engine = await connect(entry)
-            if entry.name in client.names():
-                client.replace(entry.name, engine)
-            else:
-                client.add_engine(engine)
     names = {entry.name for entry in entries}
     for name in client.names():
         if name not in names:
-            await client.remove_engine(name, limit_s=0.0)
+            client.member(name).leaves = name in left
+            try:
+                await client.remove_engine(name, limit_s=0.0)
+            except EngineError as error:
+                logger.info("engine %s is gone, and could not be closed: %s", name, error)
+    new = [entry for entry in entries if entry not in known]
+    why = dict(zip(new, await asyncio.gather(*(_take(client, e) for e in new)), strict=True))
     # Asking is how a connection learns of versions that others have loaded.
     await client.health()
+    return Followed(
+        engines=tuple(entry for entry in entries if not why.get(entry)),
+        failed=tuple(f"{entry.name}: {text}" for entry, text in why.items() if text),
+    )
+
+
+async def _take(client: TokenClient, entry: EngineAddress) -> str:
+    """Let a client serve from one more engine; returns why it cannot, or nothing."""
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            engine = await connect(entry)
+    except AgentrlError as error:
+        return str(error)
+    except TimeoutError:
+        return f"{entry.address} did not answer within {CONNECT_S:g} s"
+    if entry.name in client.names():
+        client.replace(entry.name, engine)
+    else:
+        client.add_engine(engine)
+    return ""
+
+
+async def until_served(
+    engines: Callable[[], Sequence[EngineAddress]], *, limit_s: float, look_s: float
+) -> None:
+    """Wait for an engine, without which no worker opens; returns also when none comes back.
+
+    Args:
+        engines: those that serve at this moment.
+        limit_s: seconds to wait.
+        look_s: seconds between two looks.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while not engines():
+                await asyncio.sleep(look_s)

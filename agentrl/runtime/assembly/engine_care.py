@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from agentrl.config.fleet import ServingSection
@@ -33,7 +33,7 @@ async def engine_care(
         note: called with each line for the user.
         kept: servers of this run, which are started again.
     """
-    work = []
+    work: dict[str, Coroutine[Any, Any, None]] = {}
     if section.engine != "embedded":
         watch = EngineWatch(
             client,
@@ -41,26 +41,35 @@ async def engine_care(
             outage_limit_s=section.outage_limit_s,
             note=note,
         )
-        work.append(watch.run())
+        work["stuck servers and outages are not noticed any more"] = watch.run()
     if section.engine == "vllm":
         keeper = Keeper(client, kept, note=note, restarts_per_hour=section.restarts_per_hour)
-        work.append(keeper.run())
-    async with beside(*work):
+        work["servers that die are not started again any more"] = keeper.run()
+    async with beside(work):
         yield
 
 
 @contextlib.asynccontextmanager
-async def beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run coroutines until the block ends."""
-    tasks = [asyncio.create_task(one) for one in work]
+async def beside(work: Mapping[str, Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Run coroutines until the block ends; one that fails before is logged at once.
+
+    Args:
+        work: by the text that says what the run is without it.
+    """
+    tasks = [asyncio.create_task(one) for one in work.values()]
+    for gone, task in zip(work, tasks, strict=True):
+        task.add_done_callback(lambda ended, gone=gone: _say_failed(gone, ended))
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                logger.error("a task that looks after the engines failed", exc_info=result)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _say_failed(gone: str, ended: asyncio.Task[None]) -> None:
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        logger.error("%s, until the run is started again: %r", gone, error, exc_info=error)
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,11 +28,11 @@ from agentrl.runtime.disk.server_requests import (
     ServerAction,
     ServerRequest,
     answer_request,
-    forget_requests,
     read_requests,
 )
 from agentrl.serving.client import TokenClient
 from agentrl.serving.connect import connect_engine
+from agentrl.serving.vllm import VllmEngine
 
 logger = logging.getLogger(__name__)
 
@@ -86,20 +87,45 @@ class LiveServers:
         self._urls = {name: url.rstrip("/") for name, url in urls.items()}
         self._backend, self._note, self._left = backend, note, left
         self._join_s, self._leave_s = join_s, leave_s
+        self._answers: dict[Path, RequestAnswer] = {}
+        """Of what was done, until the disk has taken them: nothing is done twice."""
 
     async def run(self) -> None:
         """Answer one request after the other."""
-        forget_requests(self._run)
-        while True:
-            for request in read_requests(self._run):
-                answer = await self._answer(request)
-                self._note(answer.text)
+        begun, trouble = dict(self._urls), ""
+        try:
+            while True:
                 try:
-                    answer_request(request, answer)
-                except OSError as error:  # a full disk: who asked reads the log of the run
-                    logger.warning("no answer to %s: %s", request.path, error)
-                    request.path.unlink(missing_ok=True)
-            await asyncio.sleep(LOOK_S)
+                    await self._look()
+                    trouble = ""
+                except OSError as error:  # a full disk, or a shared one that is away for a while
+                    why = error.strerror or repr(error)
+                    if why != trouble:
+                        logger.warning("requests for servers cannot be answered now: %s", error)
+                    trouble = why
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._say_changes(begun)
+
+    async def _look(self) -> None:
+        for request in read_requests(self._run):
+            if (answer := self._answers.get(request.path)) is None:
+                answer = self._answers[request.path] = await self._answer(request)
+                self._note(answer.text)
+            answer_request(request, answer)
+            del self._answers[request.path]
+
+    def _say_changes(self, begun: dict[str, str]) -> None:
+        """Say which changes a run that opens its engines again, for any reason, has forgotten."""
+        joined = [f"{n} at {url} joined" for n, url in self._urls.items() - begun.items()]
+        left = [f"{n} at {url} left" for n, url in begun.items() - self._urls.items()]
+        if joined or left:
+            logger.warning(
+                "while the run went on, %s; if it goes on, after a rollback, a lost rank or with "
+                "--resume, it begins with the servers of its config again: repeat `agentrl "
+                "control`, or resume it with other serving.urls",
+                ", ".join(sorted(joined) + sorted(left)),
+            )
 
     async def _answer(self, request: ServerRequest) -> RequestAnswer:
         server = request.server.rstrip("/")
@@ -113,8 +139,8 @@ class LiveServers:
 
     async def _add(self, url: str) -> str:
         _check_address(url)
-        if url in self._urls.values():
-            raise ConfigError(f"{self._named(url)} is that server already")
+        if name := await self._named(url, self._members()):
+            raise ConfigError(f"{name} is that server already")
         if self._backend in ONE_HOST and not urls_are_local([url]):
             raise ConfigError(
                 f"weights go by {self._backend!r}, which reaches this machine only; start the run "
@@ -138,25 +164,45 @@ class LiveServers:
         return f"{name} at {url} joined, and serves once it has the weights of the others: {why}"
 
     async def _remove(self, server: str) -> str:
-        name = server if server in self._urls else self._named(server)
+        name = server if server in self._urls else await self._named(server, self._urls)
         if not name:
             known = ", ".join(f"{n} at {url}" for n, url in self._urls.items()) or "none"
             raise ConfigError(f"no server of this run that can leave; there are: {known}")
         # A server that left during a sync would stay paused, or be missed by its broadcast.
         while self._client.paused:
             await asyncio.sleep(LOOK_S)
-        if not set(self._client.active()) - {name}:
+        if self._client.active() == [name]:
             raise ConfigError(f"{name} is the last server that serves; add another one first")
-        url = self._urls.pop(name)
+        if self._client.names() == [name]:
+            raise ConfigError(f"{name} is the only server; add another one first")
+        member = self._client.member(name)
+        member.leaves = True
+        text = f"{name} at {self._urls.pop(name)} has left"
         try:
             await self._client.remove_engine(name, limit_s=self._leave_s)
+        except asyncio.CancelledError:
+            await member.close()  # the client has forgotten it, and does not close it
+            raise
+        except Exception as error:  # recording boundary: of whatever closing it raises
+            logger.warning("%s; its connection could not be closed: %r", text, error)
+            return f"{text}; its connection could not be closed: {error}"
         finally:
             self._left(name)
-        return f"{name} at {url} has left"
+        return text
 
-    def _named(self, url: str) -> str:
-        """Name of the server with an address; empty if there is none."""
-        return next((name for name, known in self._urls.items() if known == url), "")
+    def _members(self) -> dict[str, str]:
+        """Addresses of all servers by name, of those that the run started, too."""
+        engines = [self._client.engine(name) for name in self._client.names()]
+        return {e.name: e.url for e in engines if isinstance(e, VllmEngine)}
+
+    @staticmethod
+    async def _named(url: str, known: dict[str, str]) -> str:
+        """Name of the server at an address, however the address is written; empty if none is."""
+        places = await _places(url)
+        for name, other in known.items():
+            if url == other or places & await _places(other):
+                return name
+        return ""
 
     def _free_name(self) -> str:
         taken = {*self._client.names(), *self._client.stats(), *self._urls}
@@ -208,13 +254,28 @@ async def live_servers(
         backend=backend,
         note=note,
     )
-    async with beside(servers.run()):
+    gone = "no server can join or leave any more"
+    async with beside({gone: servers.run()}):
         yield
 
 
 def named_urls(section: ServingSection) -> dict[str, str]:
     """Servers that ran before the run did, by the names of their engines."""
     return {f"server-{index}": url for index, url in enumerate(section.urls)}
+
+
+async def _places(url: str) -> set[tuple[str, int]]:
+    """Every address and port that a URL stands for; empty if it stands for none now."""
+    try:
+        parts = urlsplit(url)
+        if not parts.hostname:  # which would stand for this machine
+            return set()
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return set()
+    return {(str(address[0]), port) for *_, address in found}
 
 
 def _check_address(url: str) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
+from agentrl.errors import EngineError
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all, follow
 from agentrl.runtime.assembly.engines import engine_wait_s, make_client
 from agentrl.runtime.disk.logs import quiet_transformers
@@ -82,7 +83,11 @@ class RolloutHost:
         held = await connect_all(engines)
         # As on Ray: a connection to an engine that is well may be lost.
         wait_s = engine_wait_s(config.serving, on_ray=True)
-        self._client = make_client(held, wait_s=wait_s, offset=self._index)
+        try:
+            self._client = make_client(held, wait_s=wait_s, offset=self._index)
+        except BaseException:
+            await asyncio.gather(*(engine.close() for engine in held))
+            raise
         stack.push_async_callback(self._client.close)
         self._engines = engines
         quiet_transformers()
@@ -132,12 +137,27 @@ class RolloutHost:
         self._reported = (work.tokens, work.seconds)
         return late[0] + work.tokens - tokens, late[1] + work.seconds - seconds
 
-    async def serve_from(self, engines: Sequence[EngineAddress]) -> None:
-        """Use exactly these engines from now on, at the versions of their weights."""
+    async def serve_from(
+        self, engines: Sequence[EngineAddress], left: Collection[str] = ()
+    ) -> None:
+        """Use exactly these engines from now on, at the versions of their weights.
+
+        Args:
+            engines: that serve.
+            left: as `follow`.
+
+        Raises:
+            EngineError: some could not be reached; all others are used. Call again to try them.
+        """
         # A change is followed to its end before the next one: both compare with what is known.
         async with self._following:
-            await follow(self._client, self._engines, engines)
-            self._engines = engines
+            followed = await follow(self._client, self._engines, engines, left=left)
+            self._engines = followed.engines
+        if followed.failed:
+            raise EngineError(
+                f"rollout worker {self._index} does not reach {len(followed.failed)} of "
+                f"{len(engines)} engines and uses the others: {'; '.join(followed.failed)}"
+            )
 
     async def hold_turns(self, held: bool) -> None:
         """Stop the clocks of turns while the driver has paused the engines, or let them go on."""

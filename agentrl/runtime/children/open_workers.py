@@ -71,11 +71,14 @@ async def open_workers(
     ]
     context = config.rollout.max_context_tokens
     workers = ChildWorkers(
-        setups, lambda: _addresses(engines, max_context_tokens=context, version=version)
+        setups,
+        lambda: _addresses(engines, max_context_tokens=context, version=version),
+        wait_s=engines.wait_s,
+        open_limit_s=config.serving.start_timeout_s,
     )
     try:
         report = await workers.open()
-        news = EngineNews(workers)
+        news = EngineNews(workers, engines.client.names)
         watching = asyncio.create_task(news.watch())
         try:
             rollouts = ChildRollouts(workers)

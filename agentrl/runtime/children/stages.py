@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from agentrl.errors import EngineError, RunError
+from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.local_stages import LocalEngines
 from agentrl.runtime.children.packed_group import PackedGroup
@@ -59,9 +59,7 @@ class ChildRollouts:
             except WorkerLost as error:
                 logger.warning("group %s is run again: %s", group_id, error)
                 self._counts.sum("rollout/groups_run_again", 1)
-                lost = self._workers.lost
                 self._workers.note_lost(child)
-                self._counts.sum("rollout/workers_lost", self._workers.lost - lost)
             finally:
                 child.in_flight -= 1
         raise RunError(
@@ -77,6 +75,8 @@ class ChildRollouts:
     def counts(self) -> MetricBag:
         """`counts` as in `RolloutStage.counts`."""
         bag, self._counts = self._counts, MetricBag()
+        if lost := self._workers.take_lost():
+            bag.sum("rollout/workers_lost", lost)
         return bag
 
     async def _cancel(self, child: Any, group_id: str) -> None:
@@ -95,32 +95,39 @@ class ChildRollouts:
 class EngineNews:
     """Passes on between driver and workers: which engines serve, and what they were asked."""
 
-    def __init__(self, workers: ChildWorkers) -> None:
-        """Keep the workers, which were opened with the engines that serve now."""
-        self._workers = workers
-        self._announced = workers.engines()
+    def __init__(self, workers: ChildWorkers, names: Callable[[], Collection[str]]) -> None:
+        """Keep the workers, which were opened with the engines that serve now.
+
+        Args:
+            workers: ask the engines.
+            names: of all engines of the run at this moment, those that failed included.
+        """
+        self._workers, self._names = workers, names
+        self._announced, self._used_by_all = workers.engines(), True
         self._seen: list[Mapping[str, EngineStats]] = []
 
     async def announce(self) -> None:
         """Let all workers use exactly the engines that serve, at the versions of their weights."""
+        left = {entry.name for entry in self._announced} - set(self._names())
         self._announced = serving = self._workers.engines()
-        for result in await self._workers.ask_all("serve_from", serving):
-            if isinstance(result, EngineError):
-                # Asked again within a second; until then its turns wait or fail over.
-                logger.warning("engines: a worker does not reach all that serve: %s", result)
-                self._announced = ()
-            elif isinstance(result, Exception):
+        self._used_by_all = True
+        for result in await self._workers.ask_all("serve_from", serving, left):
+            if isinstance(result, WorkerLost):
                 logger.info("engines: a worker is gone: %s", result)
+            elif isinstance(result, Exception):
+                # Asked again within a second; until then it uses the others.
+                logger.warning("engines: a worker does not use all that serve: %s", result)
+                self._used_by_all = False
 
     async def hold_turns(self, held: bool) -> None:
         """Stop the clocks of turns while the engines are paused, or let them go on."""
-        await self._workers.ask_all("hold_turns", held)
+        await self._workers.hold_turns(held)
 
     async def watch(self) -> None:
         """Announce what has changed, and ask for counts; runs until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            if self._workers.engines() != self._announced:
+            if not self._used_by_all or self._workers.engines() != self._announced:
                 await self.announce()
             results = await self._workers.ask_all("stats")
             self._seen = [result for result in results if isinstance(result, Mapping)]

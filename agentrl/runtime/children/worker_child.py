@@ -118,7 +118,12 @@ class WorkerChild:
                 future = self._awaited.get(reply.head["id"])
                 if future is None or future.done():
                     continue  # whoever asked was cancelled
-                result = pickle.loads(reply.body)
+                try:
+                    result = pickle.loads(reply.body)
+                except Exception as error:  # what a user's class does when it is made is theirs
+                    text = self._text(f"its answer cannot be read here: {error!r}")
+                    future.set_exception(RuntimeError(text))
+                    continue
                 if not reply.head["error"]:
                     future.set_result(result)
                 elif result is None:
@@ -127,6 +132,10 @@ class WorkerChild:
                     future.set_exception(result)
         except ChildEnded as error:
             self._lose(str(error))
+        except Exception as error:
+            # Whatever it was, no answer is read any more, and nobody may wait for one.
+            self._lose(f"its answers are not read any more: {error!r}")
+            raise
 
     def _lose(self, why: str) -> None:
         self.lost = True

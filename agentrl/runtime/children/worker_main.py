@@ -100,8 +100,14 @@ class _WorkerServer:
 
 
 def _portable(error: Exception) -> Exception:
-    """The exception if it can be read in another process, else its text."""
+    """The exception if it can be read in another process, else its text.
+
+    The parent may not have imported what a user's file defines, so only our exceptions and
+    Python's own go through as they are.
+    """
     try:
+        if type(error).__module__.partition(".")[0] not in ("agentrl", "builtins"):
+            raise TypeError("a class of the user")
         pickle.loads(pickle.dumps(error, PROTOCOL))
     except Exception:  # the class of a user's exception may do anything when it is made anew
         return RuntimeError(f"{type(error).__name__}: {error}")

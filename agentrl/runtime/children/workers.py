@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentrl.errors import RunError
-from agentrl.runtime.assembly.engine_addresses import EngineAddress
+from agentrl.runtime.assembly.engine_addresses import EngineAddress, until_served
 from agentrl.runtime.assembly.rollout_host import HostReport
 from agentrl.runtime.children.worker_child import WorkerChild, WorkerLost
 from agentrl.runtime.children.worker_main import WorkerSetup
@@ -31,6 +31,8 @@ class ChildWorkers:
         setups: Sequence[WorkerSetup],
         engines: Callable[[], Sequence[EngineAddress]],
         *,
+        wait_s: float,
+        open_limit_s: float,
         back_off_s: float = BACK_OFF_S,
     ) -> None:
         """Keep what children are made of; none is started yet.
@@ -38,14 +40,17 @@ class ChildWorkers:
         Args:
             setups: one for each worker.
             engines: the engines that serve at this moment.
-            back_off_s: seconds before the first restart of a worker.
+            wait_s: seconds that a restart waits for an engine when none serves.
+            open_limit_s: seconds that a worker may take to open.
+            back_off_s: seconds before the first restart of a worker, and between two looks for an
+                engine.
         """
+        self._wait_s, self._open_limit_s, self._held = wait_s, open_limit_s, False
         self._setups, self._serving, self._back_off_s = setups, engines, back_off_s
         self._live: dict[int, WorkerChild] = {}
         self._restarts = [0] * len(setups)
         self._replacing: set[asyncio.Task[None]] = set()
-        self.lost = 0
-        """Workers that died so far."""
+        self._lost = 0
 
     async def open(self) -> HostReport:
         """Start all workers at once; returns the report of the first.
@@ -76,7 +81,7 @@ class ChildWorkers:
         Raises:
             RunError: none is left, and none will come.
         """
-        while not self._live:
+        while not self._usable():
             if not self._replacing:
                 raise RunError(
                     f"all {len(self._setups)} rollout workers died, each more than {RESTARTS} "
@@ -88,37 +93,64 @@ class ChildWorkers:
         child.in_flight += 1
         return child
 
+    def _usable(self) -> bool:
+        """Whether a worker lives; those that died unnoticed are replaced."""
+        for child in list(self._live.values()):
+            if child.lost:
+                self.note_lost(child)
+        return bool(self._live)
+
     def note_lost(self, child: WorkerChild) -> None:
         """Replace a worker that died, once."""
         if self._live.get(child.index) is not child:
             return
         del self._live[child.index]
-        self.lost += 1
+        self._lost += 1
         task = asyncio.create_task(self._replace(child))
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
+
+    def take_lost(self) -> int:
+        """Workers that died since the last call."""
+        lost, self._lost = self._lost, 0
+        return lost
 
     async def ask_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of every worker; an error of one takes the position of its result."""
         calls = [self._ask(child, method, *arguments) for child in self._live.values()]
         return await asyncio.gather(*calls, return_exceptions=True)
 
+    async def hold_turns(self, held: bool) -> None:
+        """Stop the clocks of turns, also those of a worker that opens meanwhile; or go on."""
+        self._held = held
+        await self.ask_all("hold_turns", held)
+
     async def _ask(self, child: WorkerChild, method: str, *arguments: Any) -> Any:
-        """Call a method of a worker, which is replaced if it does not answer within `HANG_S`."""
+        """Call a method of a worker, which is replaced if it does not answer within `HANG_S`.
+
+        The limit is two halves: if this process itself was stopped, the first ends in the same
+        moment in which the answer can be read, and the second waits for it.
+        """
+        asking = asyncio.ensure_future(child.ask(method, *arguments))
         try:
-            async with asyncio.timeout(HANG_S):
-                return await child.ask(method, *arguments)
-        except TimeoutError:
-            logger.warning(
-                "worker %d did not answer %s within %g s and is replaced; something blocks its "
-                "event loop, or the process is stopped: see logs/worker-%d.log of the run",
-                child.index,
-                method,
-                HANG_S,
-                child.index,
-            )
-            self.note_lost(child)
-            raise WorkerLost(f"worker {child.index} did not answer within {HANG_S:g} s") from None
+            for _ in range(2):
+                await asyncio.wait({asking}, timeout=HANG_S / 2)
+                if asking.done():
+                    return asking.result()
+        finally:
+            if not asking.done():
+                asking.cancel()
+                await asyncio.wait({asking})
+        logger.warning(
+            "worker %d did not answer %s within %g s and is replaced; something blocks its "
+            "event loop, or the process is stopped: see logs/worker-%d.log of the run",
+            child.index,
+            method,
+            HANG_S,
+            child.index,
+        )
+        self.note_lost(child)
+        raise WorkerLost(f"worker {child.index} did not answer within {HANG_S:g} s")
 
     async def close(self) -> None:
         """End every worker and every replacement."""
@@ -131,15 +163,23 @@ class ChildWorkers:
     async def _start(self, setup: WorkerSetup) -> HostReport:
         child = WorkerChild(setup)
         try:
-            engines = self.engines()
-            report = await child.open(engines)
-            while engines != (now := self.engines()):
-                engines = now
-                await child.ask("serve_from", engines)
+            async with asyncio.timeout(self._open_limit_s):
+                engines, held = self.engines(), False
+                report = await child.open(engines)
+                while (engines, held) != (now := (self.engines(), self._held)):
+                    engines, held = now
+                    await child.ask("serve_from", engines)
+                    await child.ask("hold_turns", held)
+        except TimeoutError:
+            await child.close()
+            raise WorkerLost(
+                f"worker {setup.index} was not open within {self._open_limit_s:g} s "
+                f"(serving.start_timeout_s); see {setup.log}"
+            ) from None
         except BaseException:
             await asyncio.shield(child.close())
             raise
-        # No await since the engines were compared: from here on it gets every change.
+        # No await since they were compared: from here on it gets every change.
         self._live[setup.index] = child
         return report
 
@@ -148,6 +188,7 @@ class ChildWorkers:
         await dead.close()
         while self._restarts[index] < RESTARTS:
             await asyncio.sleep(self._back_off_s * 2 ** self._restarts[index])
+            await until_served(self.engines, limit_s=self._wait_s, look_s=self._back_off_s)
             self._restarts[index] += 1
             try:
                 await self._start(self._setups[index])

@@ -195,6 +195,11 @@ class RunDir(RunPaths):
         if not _same_file(lock, path / ".lock"):
             lock.close()
             raise RunError(f"run directory {path} was deleted by another process; try again")
+        try:
+            _forget_requests(path)
+        except OSError as error:
+            lock.close()
+            raise RunError(f"{path}/requests cannot be written: {error.strerror}") from error
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {platform.node()}")
         lock.flush()
@@ -210,6 +215,15 @@ class RunDir(RunPaths):
         }
         write_whole(self.path / IDENTITY_FILE, json.dumps(identity, indent=1).encode())
         write_whole(self.config_file, dump_config(config).encode())
+
+
+def _forget_requests(path: Path) -> None:
+    """Throw away what a process that has ended left unanswered; see `server_requests`.
+
+    With the lock and not later: whoever finds it held waits for an answer.
+    """
+    for file in (path / "requests").glob("*.a*"):
+        file.unlink(missing_ok=True)
 
 
 def read_identity(path: Path) -> tuple[RunConfig, Path]:

@@ -5,7 +5,8 @@
     person:  reads the answer and removes it
 
 Only a process that holds the lock of the run answers, so a run that is not alive is refused before
-anything is written, and what a killed process left unanswered is thrown away by the next.
+anything is written. What a killed process left unanswered is thrown away by the next with the lock;
+what is asked from then on is answered once its engines serve.
 """
 
 from __future__ import annotations
@@ -101,11 +102,12 @@ def ask_run(
 def _wait(path: Path, run: Path, limit_s: float) -> RequestAnswer:
     answered, deadline = path.with_suffix(".answer"), time.monotonic() + limit_s
     while time.monotonic() < deadline:
+        alive = _is_alive(run)  # asked first: it may answer and end between the two
         if answered.exists():
             data = json.loads(answered.read_bytes())
             answered.unlink()
             return RequestAnswer(done=bool(data["done"]), text=str(data["text"]))
-        if not _is_alive(run):
+        if not alive:
             raise RunError(f"the process of run {run} ended before it answered; nothing is changed")
         time.sleep(LOOK_S)
     raise RunError(
@@ -122,12 +124,6 @@ def _is_alive(run: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def forget_requests(run: Path) -> None:
-    """Throw away what a process that has ended left unanswered."""
-    for path in (run / "requests").glob("*.a*"):
-        path.unlink(missing_ok=True)
 
 
 def read_requests(run: Path) -> list[ServerRequest]:

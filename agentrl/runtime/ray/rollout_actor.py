@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
@@ -66,9 +66,11 @@ class RolloutActor:
         return await self._host.cancel(group_id)
 
     @dispatch(Mode.BROADCAST)
-    async def serve_from(self, engines: Sequence[EngineAddress]) -> None:
-        """Use exactly these engines from now on, at the versions of their weights."""
-        await self._host.serve_from(engines)
+    async def serve_from(
+        self, engines: Sequence[EngineAddress], left: Collection[str] = ()
+    ) -> None:
+        """Use exactly these engines from now on, as `RolloutHost.serve_from`."""
+        await self._host.serve_from(engines, left)
 
     @dispatch(Mode.BROADCAST)
     async def hold_turns(self, held: bool) -> None:

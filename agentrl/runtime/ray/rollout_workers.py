@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentrl.errors import RunError
-from agentrl.runtime.assembly.engine_addresses import EngineAddress
+from agentrl.runtime.assembly.engine_addresses import EngineAddress, until_served
 from agentrl.runtime.ray.worker_group import WorkerGroup, ask
 
 logger = logging.getLogger(__name__)
@@ -25,6 +24,8 @@ class Workers:
 
     engines: Callable[[], Sequence[EngineAddress]]
     """The engines that serve at this moment; set before a worker can die."""
+    held: Callable[[], bool]
+    """Whether the clocks of turns stand still at this moment; set likewise."""
 
     def __init__(
         self,
@@ -88,30 +89,24 @@ class Workers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _until_served(self) -> None:
-        """Wait for an engine, without which no worker opens; returns also when none comes back."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._open_limit_s):
-                while not self.engines():
-                    await asyncio.sleep(self._back_off_s)
-
     async def _replace(self, index: int) -> None:
         while self._restarts[index] < RESTARTS:
             await asyncio.sleep(self._back_off_s * 2 ** self._restarts[index])
-            await self._until_served()
+            await until_served(self.engines, limit_s=self._open_limit_s, look_s=self._back_off_s)
             self._restarts[index] += 1
             try:
                 handle = self._start(index)
                 async with asyncio.timeout(self._open_limit_s):
-                    engines = self.engines()
+                    engines, held = self.engines(), False
                     await ask(handle, "open", engines, who=f"worker {index}")
-                    while engines != self.engines():
-                        engines = self.engines()
+                    while (engines, held) != (now := (self.engines(), self.held())):
+                        engines, held = now
                         await ask(handle, "serve_from", engines, who=f"worker {index}")
+                        await ask(handle, "hold_turns", held, who=f"worker {index}")
             except Exception as error:  # recording boundary: sandboxes may be a user's
                 logger.warning("worker %d could not be started again: %r", index, error)
                 continue
-            # No await since the engines were compared: from here on it gets every change.
+            # No await since they were compared: from here on it gets every change.
             self.group.replace(index, handle)
             logger.warning("worker %d was started again", index)
             return

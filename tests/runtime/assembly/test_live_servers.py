@@ -144,6 +144,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(
     async with live(tmp_path, [first], backend="shm") as run:
         cases = [
             (ServerAction.ADD, first, "server-0 is that server already"),
+            (ServerAction.ADD, first.replace("127.0.0.1", "localhost"), "server-0 is that server"),
             (ServerAction.ADD, "localhost", "not the address of a vLLM server: http://host:port"),
             (ServerAction.ADD, "http://127.0.0.1:9", "no connection"),
             (ServerAction.ADD, "http://10.9.8.7:1", "'shm', which reaches this machine only"),

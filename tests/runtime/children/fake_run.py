@@ -81,12 +81,13 @@ async def opened_engines(config: RunConfig, folder: Path) -> AsyncIterator[OpenE
 
 
 async def main(folder: Path) -> None:
-    """Print the process ids of two workers, and wait."""
+    """Print a line `pids` with those of two workers, and wait."""
     async with running_workers(folder, workers=2, turn_s=600.0) as (opened, _):
         running = asyncio.create_task(
             opened.rollouts.run_group(TASK, group_id="g", n=GROUP, sampling=SAMPLING, seed=0)
         )
-        sys.stdout.write(" ".join(map(str, opened.workers.pids)) + "\n")
+        # Libraries print lines of their own.
+        sys.stdout.write(" ".join(["pids", *map(str, opened.workers.pids)]) + "\n")
         sys.stdout.flush()
         await running
 

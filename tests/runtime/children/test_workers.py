@@ -122,7 +122,8 @@ def test_a_parent_that_is_killed_leaves_no_worker(tmp_path: Path, number: int) -
     )
     assert parent.stdout is not None
     try:
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        line = next(line for line in parent.stdout if line.startswith("pids "))
+        pids = [int(pid) for pid in line.split()[1:]]
         assert len(pids) == 2
         assert all(Path(f"/proc/{pid}").exists() for pid in pids)
         parent.send_signal(number)
