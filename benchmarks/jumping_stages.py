@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import heapq
 import math
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.config import RunConfig, parse_config
 from agentrl.config.fleet import ScheduleSection
 from agentrl.data.staleness import oldest_allowed
 from agentrl.metrics import MetricBag
@@ -204,6 +206,29 @@ class FakeRollouts:
 
     def counts(self) -> MetricBag:
         return MetricBag()
+
+
+def timed_config(args: argparse.Namespace, folder: Path, **sections: Any) -> RunConfig:
+    """The config of a run on these stages.
+
+    Args:
+        args: `prompts`, `samples` and `steps`.
+        folder: of the run.
+        sections: of the config, beside those.
+    """
+    return parse_config(
+        {
+            "run": {"dir": str(folder), "name": "bench"},
+            "env": {"target": "x:Y"},
+            "dataset": {"source": "x.jsonl"},
+            "rollout": {"prompts_per_step": args.prompts, "n_samples_per_prompt": args.samples},
+            "train": {"steps": args.steps},
+            "checkpoint": {"every_steps": 10**6},
+            "log": {"tensorboard": False},
+            "serving": {"engine": "vllm"},
+            **sections,
+        }
+    )
 
 
 def seed_of(task: Task) -> int:

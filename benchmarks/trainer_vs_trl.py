@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+sys.path.append(str(Path(__file__).with_name("gpu")))
+
+from parts.models import SHAPE as SMOLLM
+from parts.models import random_groups, random_llama
+
 GROUP = 8
-SMOLLM = {
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-}
 SMALL = {
     "vocab_size": 8192,
     "hidden_size": 256,
@@ -125,40 +123,14 @@ def products(case: Case, variant: str) -> float:
 
 
 def make_model(case: Case, dtype: torch.dtype, device: str) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        **case.shape, max_position_embeddings=2048, tie_word_embeddings=True,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).to(dtype).to(device)
+    return random_llama(case.shape).to(dtype).to(device)
 
 
 def make_groups(case: Case, model: Any = None) -> list[Any]:
     """Random tokens, as if `model` had sampled them."""
-    from agentrl.types import Termination, Trajectory, TrajectoryGroup
-
-    rng = random.Random(0)
-    words = range(3, case.shape["vocab_size"])
-    groups = []
-    for number, (length, lengths) in enumerate(zip(case.prompts, case.answers, strict=True)):
-        prompt = tuple(rng.choices(words, k=length))
-        answers = [tuple(rng.choices(words, k=size)) for size in lengths]
-        rows = tuple(
-            Trajectory(
-                task_id=f"g{number}", group_id=f"g{number}", rollout_id=f"g{number}/{index}",
-                prompt_ids=prompt, response_ids=answer, response_mask=(1,) * len(answer),
-                rollout_log_probs=sampled_with(model, prompt, answer),
-                policy_versions=(0,) * len(answer), reward=float(index % 3),
-                termination=Termination.ENV_DONE,
-            )
-            for index, answer in enumerate(answers)
-        )  # fmt: skip
-        groups.append(
-            TrajectoryGroup(group_id=f"g{number}", task_id=f"g{number}", trajectories=rows)
-        )
-    return groups
+    return random_groups(
+        case.shape["vocab_size"], case.prompts, case.answers, sampled=partial(sampled_with, model)
+    )
 
 
 @torch.no_grad()

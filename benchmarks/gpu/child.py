@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import json
 import platform
@@ -20,7 +21,7 @@ from parts.readings import PartSkipped, Reading, Setting
 def serve(options: argparse.Namespace) -> int:
     """Measure one part; its answer goes to `options.out`, which is rewritten by every reading."""
     if options.child == "facts":
-        answers: Iterable[dict[str, Any]] = [facts(options.device)]
+        answers: Iterable[dict[str, Any]] = [facts(options)]
     elif options.child == "model":
         answers = [model_of(options.model, options.out.with_name(CHECKPOINT))]
     else:
@@ -32,8 +33,9 @@ def serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def facts(device: str) -> dict[str, Any]:
-    """The machine, as far as figures depend on it."""
+def facts(options: argparse.Namespace) -> dict[str, Any]:
+    """The machine and the weights, as far as figures depend on them; `model` is where those lie."""
+    device, model = options.device, options.model or left_checkpoint(small=options.small)
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     for name in ("transformers", "triton"):
         try:
@@ -48,9 +50,34 @@ def facts(device: str) -> dict[str, Any]:
             properties = torch.cuda.get_device_properties(torch.device(device))
             name = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
             versions["cuda"] = str(torch.version.cuda)
+    if model is not None and not model.exists():
+        reason = f"--model is {model}, where nothing is; give a checkpoint folder or a .gguf file"
     found = {"device": name if device.startswith("cuda") else f"CPU ({name})", **versions}
-    state = "failed" if reason else "passed"
-    return {"state": state, "reason": reason, "readings": [], "facts": found}
+    if not reason:
+        found["weights"] = weights_name(model)
+    answer = record("failed" if reason else "passed", reason, ())
+    return {**answer, "facts": found, "model": str(model.resolve()) if model else None}
+
+
+def left_checkpoint(*, small: bool) -> Path | None:
+    """The quickstart's checkpoint where an earlier run has left it; never for a small run."""
+    if small:
+        return None
+    from agentrl.train.model.pretrained import cache_dir
+
+    folder = cache_dir() / "SmolLM2-135M-Instruct"
+    return folder if (folder / "config.json").is_file() else None
+
+
+def weights_name(model: Path | None) -> str:
+    """As in `SmolLM2-135M-Instruct 1f0c6e2a`: a name, and a digest of the files of weights."""
+    if model is None:
+        return "random"
+    digest = hashlib.sha256()
+    for path in [model] if model.is_file() else sorted(model.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return f"{model.resolve().name} {digest.hexdigest()[:8]}"
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 CHECKPOINT = "checkpoint"
 """Folder, beside the answers, of the checkpoint that is made of a `.gguf` file."""
 TAIL = 4000
-"""Characters of a failed part's output that are kept."""
+"""Characters of the output of a part that did not pass that are kept."""
 
 
 def run_child(
@@ -39,7 +40,7 @@ def run_child(
         part: name of the part.
         options: device, size and model are passed on.
         limit_s: the process and all that it started are killed after this.
-        folder: for its result and its output.
+        folder: for its result, its output, and what it leaves behind when it is killed.
         path: of installed wheels; None for none.
     """
     answer, log = folder / f"{part}.json", folder / f"{part}.log"
@@ -51,7 +52,7 @@ def run_child(
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            env=environment(path), start_new_session=True,
+            env=environment(path, folder), start_new_session=True,
         )  # fmt: skip
         try:
             status: int | None = process.wait(limit_s)
@@ -66,9 +67,10 @@ def run_child(
     found = read_answer(answer) or {"state": "running", "readings": []}
     if found["state"] == "running":
         why = f"longer than {limit_s:.0f} s" if status is None else f"exit status {status}"
+        found |= {"state": "timed out" if status is None else "crashed", "reason": why}
+    if found["state"] not in ("passed", "skipped"):
         tail = log.read_text(errors="replace")[-TAIL:]
-        state = "timed out" if status is None else "crashed"
-        found |= {"state": state, "reason": f"{why}\n{tail}".strip()}
+        found["reason"] = f"{found['reason']}\nits output ends with:\n{tail}".strip()
     return {**found, "seconds": round(seconds, 1)}
 
 
@@ -80,14 +82,18 @@ def read_answer(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def environment(path: Path | None) -> dict[str, str]:
-    """Environment of a child: wheels first, then this checkout, and no hub."""
+def environment(path: Path | None, scratch: Path) -> dict[str, str]:
+    """Environment of a child: wheels first, then this checkout, no hub, files in `scratch`."""
     root = Path(__file__).resolve().parents[2]
     places = [path, root, root / "envs", root / "tools", root / "sandboxes"]
     inherited = os.environ.get("PYTHONPATH", "")
     words = [str(place) for place in places if place is not None] + [inherited] * bool(inherited)
+    # Where torch keeps what it has compiled: outside of `scratch`, for all parts and later runs.
+    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
     return {
+        "TORCHINDUCTOR_CACHE_DIR": str(compiled),
         **os.environ,
+        "TMPDIR": str(scratch),
         "PYTHONPATH": os.pathsep.join(words),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",

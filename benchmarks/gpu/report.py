@@ -45,16 +45,19 @@ class Results:
 
     @classmethod
     def merged(cls, several: Iterable[Results]) -> Results:
-        """One of several runs of the same commit on the same machine; a later part wins.
+        """One of several runs of the same commit, machine and weights; a later part wins.
 
         Raises:
-            ValueError: they are of different commits, sizes or machines.
+            ValueError: they are of different commits, sizes, machines or weights.
         """
         first, *others = several
         for other in others:
             mine, theirs = ((one.commit, one.small, one.facts) for one in (first, other))
             if mine != theirs:
-                raise ValueError(f"results are of different runs: {mine} and {theirs}")
+                raise ValueError(
+                    f"results are of different runs: {mine} and {theirs}; make a page of "
+                    "those that agree in commit, size, machine and weights"
+                )
             first.parts |= other.parts
         return first
 
@@ -69,8 +72,9 @@ class Results:
 
     @property
     def passed(self) -> bool:
-        """True if every part that ran has passed."""
-        return all(part["state"] in ("passed", "skipped") for part in self.parts.values())
+        """True if a part has run and every part that ran has passed."""
+        ran = [part["state"] for part in self.parts.values() if part["state"] != "skipped"]
+        return bool(ran) and set(ran) == {"passed"}
 
     def named(self, *states: str) -> list[str]:
         """Parts in one of these states."""

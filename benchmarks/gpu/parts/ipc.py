@@ -11,6 +11,7 @@ import multiprocessing
 import statistics
 import time
 import traceback
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -139,12 +140,15 @@ def send_versions(
     return wrong, sent, received
 
 
-def measure(setting: Setting) -> list[Reading]:
+def measure(setting: Setting) -> Iterator[Reading]:
     """Bits that differ, and the rates of the transfer and of a copy inside one process."""
     model = make_model(setting, torch.bfloat16)
     weights = {name: param.detach() for name, param in model.named_parameters()}
     size = sum(tensor.nbytes for tensor in weights.values())
     wrong, sent, received = send_versions(weights, setting.device, versions=6)
+    yield Reading(name="tensors that arrived with other bits", value=wrong, bound=0)
+    yield Reading(name="weights", value=size / 2**20, unit="MiB")
+    yield Reading(name="first receive", value=received[0] * 1e3, unit="ms")
     targets = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
 
     def copy() -> None:
@@ -157,12 +161,6 @@ def measure(setting: Setting) -> list[Reading]:
         "receive: open, check, copy": statistics.median(received[1:]),
         "copy inside one process": seconds_of(copy, setting.device),
     }
-    found = [
-        Reading(name="tensors that arrived with other bits", value=wrong, bound=0),
-        Reading(name="weights", value=size / 2**20, unit="MiB"),
-        Reading(name="first receive", value=received[0] * 1e3, unit="ms"),
-    ]
     for name, seconds in times.items():
-        found.append(Reading(name=name, value=seconds * 1e3, unit="ms"))
-        found.append(Reading(name=name, value=size / seconds / 1e9, unit="GB/s"))
-    return found
+        yield Reading(name=name, value=seconds * 1e3, unit="ms")
+        yield Reading(name=name, value=size / seconds / 1e9, unit="GB/s")

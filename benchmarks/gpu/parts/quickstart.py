@@ -1,6 +1,6 @@
 """The quickstart on the device: the whole loop, its curve on held-out tasks and its seconds.
 
-Without a checkpoint (`--model`) a model with random weights and a tokenizer of single bytes goes
+Without a checkpoint a model with random weights and a tokenizer of single bytes goes
 through the same loop for two steps, which shows that it runs and nothing of what it learns.
 """
 
@@ -10,10 +10,11 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from parts.models import SHAPE, TINY
+from parts.models import SHAPE, TINY, random_llama
 from parts.readings import Reading, Setting
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,13 +30,22 @@ FEW = (
     "eval.datasets.held_out.args.n=2", "dataset.limit=4",
 )  # fmt: skip
 """Sizes of a test."""
+READ = (
+    ("held-out score", "eval/held_out/score", ""),
+    ("reward", "reward", ""),
+    ("step", "timing_s/step", "s"),
+    ("gap of sampler and trainer, mean", _GAP, "nats"),
+)
+"""Name, key and unit of the metrics that are readings."""
+NAME = "gpu"
+"""Of the run."""
 
 
 def random_checkpoint(folder: Path, *, small: bool) -> Path:
     """Write a model with random weights and a tokenizer of bytes; returns `folder`."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
@@ -48,59 +58,55 @@ def random_checkpoint(folder: Path, *, small: bool) -> Path:
     )
     tokenizer.chat_template = _TEMPLATE
     tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
     shape = {**(TINY if small else SHAPE), "vocab_size": len(tokenizer)}
-    config = LlamaConfig(
-        **shape, max_position_embeddings=8192, tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    made = random_llama(shape, eos=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
+    made.to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 
-def train(setting: Setting, model: Path, folder: Path) -> tuple[list[dict[str, Any]], float]:
-    """Run `agentrl train`; the lines of its metrics, and the seconds of the whole.
-
-    Raises:
-        RuntimeError: it did not end well; with the end of its output.
-    """
-    words = [f"run.dir={folder}", "run.name=gpu", f"model.path={model}"]
+def command(setting: Setting, model: Path) -> list[str]:
+    """The words of `agentrl train` for a model."""
+    words = [sys.executable, "-c", "from agentrl.cli import main; main()", "train", str(CONFIG)]
+    words += [f"run.dir={setting.folder}", f"run.name={NAME}", f"model.path={model}"]
     words += [f"model.device={setting.device}", "train.max_minutes=4"]
     if setting.model is None:
         words += ["train.steps=2", "chat.template=generic", "rollout.max_context_tokens=2048"]
-    words += FEW if setting.small else ()
-    command = [sys.executable, "-c", "from agentrl.cli import main; main()", "train", str(CONFIG)]
-    began = time.monotonic()
-    done = subprocess.run(
-        [*command, *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(
-            f"agentrl train ended with {done.returncode}:\n"
-            f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        )
-    lines = (folder / "gpu" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines], time.monotonic() - began
+    return [*words, *(FEW if setting.small else ())]
 
 
-def measure(setting: Setting) -> list[Reading]:
+def rows(metrics: Path, process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
+    """The lines of a file of metrics as the process writes them, until it has ended."""
+    done = 0
+    ended = False
+    while not ended:
+        # Looked at before the file is: what is written in between is still read.
+        ended = process.poll() is not None
+        text = metrics.read_bytes()[done:] if metrics.is_file() else b""
+        whole = text[: text.rfind(b"\n") + 1]
+        done += len(whole)
+        yield from map(json.loads, whole.splitlines())
+        if not ended:
+            time.sleep(0.2)
+
+
+def measure(setting: Setting) -> Iterator[Reading]:
     """Held-out score by step, gap of sampler and trainer, seconds of the steps and of the whole."""
     folder = setting.folder
     assert folder is not None, "the runner gives every part a folder"
     model = setting.model or random_checkpoint(folder / "random", small=setting.small)
-    rows, seconds = train(setting, model.resolve(), folder)
-    found = [Reading(name="the whole command", value=seconds, unit="s")]
-    for row in rows:
-        found += [
-            Reading(name=f"{name} after {row['step']} steps", value=row[key], unit=unit)
-            for name, key, unit in (
-                ("held-out score", "eval/held_out/score", ""),
-                ("reward", "reward", ""),
-                ("step", "timing_s/step", "s"),
-                ("gap of sampler and trainer, mean", _GAP, "nats"),
-            )
-            if key in row
-        ]
-    trained = [row for row in rows if _GAP in row]
-    found.append(Reading(name="runs without a trained step", value=float(not trained), bound=0))
-    return found
+    began, trained = time.monotonic(), False
+    process = subprocess.Popen(command(setting, model.resolve()), cwd=ROOT)
+    try:
+        for row in rows(folder / NAME / "metrics.jsonl", process):
+            trained |= _GAP in row
+            for name, key, unit in READ:
+                if key in row:
+                    label = f"{name} after {row['step']} steps"
+                    yield Reading(name=label, value=row[key], unit=unit)
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        raise RuntimeError(f"agentrl train ended with {process.returncode}; see its output")
+    yield Reading(name="the whole command", value=time.monotonic() - began, unit="s")
+    yield Reading(name="runs without a trained step", value=float(not trained), bound=0)
