@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 _CERTAIN = re.compile(r"(?<=[!-~]) (?=[!-~])")
+_SPACE_BEHIND = re.compile(r"[!-~] ")
+"""Content of an added token that could take the space of a certain position."""
 _SEGMENT = 4096
 """Least characters of a segment; encoding one takes about a millisecond."""
 _MIN_CORE = 256
@@ -57,7 +59,7 @@ def splits_between_words(tokenizer: Any) -> bool:
 
     Args:
         tokenizer: as `Codec` takes it. Beside its pre-tokenizer, its added tokens must neither
-            hold a space between visible characters nor take white space beside them.
+            hold a space behind a visible character nor take white space beside them.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     added = getattr(tokenizer, "added_tokens_decoder", None)
@@ -73,7 +75,7 @@ def splits_between_words(tokenizer: Any) -> bool:
             or token.rstrip
             or token.single_word
             or token.normalized
-            or _CERTAIN.search(str(token.content))
+            or _SPACE_BEHIND.search(str(token.content))
             for token in added.values()
         )
     )
@@ -118,14 +120,20 @@ def _words_begin_with_spaces(state: Any) -> bool:
     """Return true if a space behind something visible begins a word."""
     if state is None:
         return False
-    certain = False
+    certain = written = False
     for part in state["pretokenizers"] if state["type"] == "Sequence" else [state]:
+        if part["type"] == "Digits":
+            continue
+        if written:
+            # Behind a ByteLevel a space is the letter U+0120, so a pattern finds no word's begin.
+            return False
         if part["type"] == "ByteLevel" and not part["add_prefix_space"]:
             # With `use_regex` it splits by the pattern of GPT-2.
             certain |= part["use_regex"]
+            written = True
         elif part["type"] == "Split" and _is_known(part):
             certain = True
-        elif part["type"] != "Digits":
+        else:
             return False
     return certain
 

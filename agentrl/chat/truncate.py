@@ -14,9 +14,15 @@ _LONGEST_TOKEN = 16
 
 
 def surely_fits(text: str, max_tokens: int) -> bool:
-    """Return true if no tokenizer makes more than `max_tokens` tokens of `text`."""
-    # A token holds at least one byte.
-    return len(text) <= max_tokens and len(text.encode("utf-8", "replace")) <= max_tokens
+    """Return true if `text` has at most `max_tokens` tokens, by its size alone.
+
+    A token holds at least one byte. ASCII has one a character; of other text NFC, which many
+    tokenizers begin with, makes up to three bytes of one.
+    """
+    if len(text) > max_tokens:
+        return False
+    size = len(text) if text.isascii() else 3 * len(text.encode("utf-8", "replace"))
+    return size <= max_tokens
 
 
 def truncate_middle(codec: Codec, text: str, max_tokens: int) -> tuple[str, bool]:

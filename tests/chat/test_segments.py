@@ -216,12 +216,21 @@ def test_what_is_not_known_is_encoded_whole() -> None:
     prefixed = with_words(None)
     prefixed.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     assert not splits_between_words(prefixed)
+    for second in (
+        pre_tokenizers.Split(Regex(QWEN), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+    ):
+        late = with_words(None)
+        first = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        late.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, second])
+        assert not splits_between_words(late)
     stripping = with_words(None)
     stripping.add_tokens([AddedToken("<strips>", rstrip=True, normalized=False)])
     assert not splits_between_words(stripping)
-    spaced = with_words(None)
-    spaced.add_tokens([AddedToken("two words", normalized=False)])
-    assert not splits_between_words(spaced)
+    for content in ("two words", "foo ", "foo \u4e16"):
+        spaced = with_words(None)
+        spaced.add_tokens([AddedToken(content, normalized=False)])
+        assert not splits_between_words(spaced)
     lowered = with_words(None)
     lowered.backend_tokenizer.normalizer = normalizers.Lowercase()
     assert not splits_between_words(lowered)

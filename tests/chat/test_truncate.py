@@ -5,10 +5,14 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from agentrl.chat import build_chat
+from agentrl.chat.truncate import surely_fits
 from agentrl.config.schema import ChatSection
 from agentrl.testing.byte_tokenizer import ByteTokenizer
+from tests.chat import chat_models
 from tests.chat.test_append import chat_of
 
 CHATS = {
@@ -35,6 +39,23 @@ def test_the_budget_is_kept_in_tokens(name: str, text: str, most: int) -> None:
         assert (short, cut) == (text, False)
     else:
         assert cut
+
+
+@pytest.mark.parametrize("text", ["word " * 40, "\u4e16" * 66, "\U0001d15e" * 50, "\u0344" * 100])
+def test_what_surely_fits_does_fit(text: str) -> None:
+    # Fails if the bytes are counted as they are written: NFC makes three of one.
+    tokenizer = chat_models.model("qwen2_5")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()),
+        chat_template=tokenizer.chat_template,
+        eos_token="<|im_end|>",
+    )
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    chat = build_chat(tokenizer, ChatSection())
+    size = len(chat.encode_plain(text))
+    assert not surely_fits(text, size - 1)
+    assert surely_fits(text, 3 * len(text.encode()))
+    assert surely_fits(text, len(text)) == text.isascii()
 
 
 def test_head_and_tail_stay() -> None:

@@ -44,14 +44,15 @@ def run_config(case: ScaleCase, urls: Sequence[str], folder: Path) -> RunConfig:
         folder: of the run.
 
     Raises:
-        ConfigError: the numbers of the case do not fit together.
+        RunError: the conversations are no multiple of a group.
+        ConfigError: a number of the case is out of its range.
     """
     if case.conversations % GROUP:
         raise RunError(
             f"{case.conversations} conversations cannot be divided into groups of {GROUP}; take "
             f"a multiple of {GROUP}"
         )
-    result_tokens = case.result_chars + 64  # no tokenizer makes more than one of a character
+    result_tokens = case.result_chars + 64  # results are ASCII: at most one token a character
     response = case.turns * (result_tokens + 512)
     return parse_config(
         {

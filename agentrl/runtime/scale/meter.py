@@ -13,6 +13,15 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+def resident_bytes(pid: int | None = None) -> int:
+    """Memory that a process holds, in bytes: this one, if none is named."""
+    try:
+        fields = Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()
+    except OSError:
+        return 0
+    return int(fields[1]) * _PAGE_BYTES
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseUse:
     """Use of one occurrence of a phase."""
@@ -31,6 +40,8 @@ class PhaseMeter:
 
     workers: Callable[[], Iterable[int]] = tuple
     """Process ids of the rollout workers that live."""
+    memory: Callable[[], int] = resident_bytes
+    """Memory of the driver's process in bytes."""
     phases: dict[str, list[PhaseUse]] = field(default_factory=dict[str, list[PhaseUse]])
     """Phase to its occurrences."""
     resident_bytes: list[int] = field(default_factory=list[int])
@@ -51,7 +62,7 @@ class PhaseMeter:
 
     def mark_step(self) -> None:
         """Note the memory after a step."""
-        self.resident_bytes.append(resident_bytes())
+        self.resident_bytes.append(self.memory())
 
     def _now(self) -> tuple[float, float, float]:
         workers = sum(process_cpu_s(pid) for pid in self.workers())
@@ -80,12 +91,3 @@ def process_cpu_s(pid: int) -> float:
         return 0.0
     user, system = fields.rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / _TICKS
-
-
-def resident_bytes(pid: int | None = None) -> int:
-    """Memory that a process holds, in bytes: this one, if none is named."""
-    try:
-        fields = Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()
-    except OSError:
-        return 0
-    return int(fields[1]) * _PAGE_BYTES

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,8 +94,14 @@ class ScaleReport:
         return self.case.turns * self.case.turn_s
 
 
-async def simulate_scale(case: ScaleCase) -> ScaleReport:
+async def simulate_scale(
+    case: ScaleCase, *, memory: Callable[[], int] = resident_bytes
+) -> ScaleReport:
     """Run a case and measure it.
+
+    Args:
+        case: its size.
+        memory: of this process in bytes; read after each step.
 
     Raises:
         RunError: this process may not open as many files as the case needs.
@@ -103,10 +109,10 @@ async def simulate_scale(case: ScaleCase) -> ScaleReport:
     """
     with _open_files(case.conversations + case.servers + _SPARE_FILES):
         with tempfile.TemporaryDirectory(prefix="agentrl-scale-") as folder:
-            return await _simulate(case, Path(folder))
+            return await _simulate(case, Path(folder), memory)
 
 
-async def _simulate(case: ScaleCase, folder: Path) -> ScaleReport:
+async def _simulate(case: ScaleCase, folder: Path, memory: Callable[[], int]) -> ScaleReport:
     from agentrl.train.model.pretrained import load_tokenizer
 
     probe = run_config(case, ["http://127.0.0.1:1"], folder)
@@ -114,9 +120,9 @@ async def _simulate(case: ScaleCase, folder: Path) -> ScaleReport:
     turn = _turn(case, probe, tokenizer)
     with fake_fleet(case.servers, turn, conversations=case.conversations) as fakes:
         config = run_config(case, fakes.urls, folder)
-        meter = PhaseMeter()
+        meter = PhaseMeter(memory=memory)
         async with _open_parts(config, tokenizer, folder, meter) as (directory, parts, learner):
-            before = resident_bytes()
+            before = memory()
             run = make_run(
                 config,
                 directory,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from agentrl.errors import RunError
-from agentrl.runtime.scale.case import GROUP, ScaleCase
+from agentrl.runtime.scale.case import GROUP, ScaleCase, run_config
+from agentrl.runtime.scale.conversation import read
 from agentrl.runtime.scale.simulation import simulate_scale
+from tests.runtime.scale import step_memory
 from tests.runtime.scale.tiny_tokenizer import save_tokenizer
 
 
@@ -55,18 +61,27 @@ async def test_a_limit_of_open_files_is_named_before_anything_starts() -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == hard
 
 
-async def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
-    # Fails if the tokens of the last ten steps stay: they are 85 MB as tuples.
-    case = ScaleCase(
-        servers=2,
-        conversations=2 * GROUP,
-        turns=4,
-        turn_s=0.01,
-        result_chars=2000,
-        steps=20,
-        tokenizer=str(save_tokenizer(tmp_path)),
-    )
-    report = await simulate_scale(case)
-    assert report.tokens / case.steps > 100_000
-    grown = report.resident_bytes[-1] - report.resident_bytes[9]
-    assert grown < 40 * 2**20, report.resident_bytes
+def test_conversations_that_make_no_whole_groups_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="12 conversations cannot be divided into groups of 8"):
+        run_config(ScaleCase(conversations=12), ["http://127.0.0.1:1"], tmp_path)
+
+
+def test_a_result_has_at_most_one_token_a_character() -> None:
+    # The budget of a result (`max_tool_tokens`) counts on it.
+    assert asyncio.run(read(100_000)).isascii()
+
+
+def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
+    # Fails if the rows of the steps stay: they are 15 MB a step, and four steps lie between the two
+    # minima. What is remembered of texts (`KnownIds`) grows by 1 MB a step.
+    command = [sys.executable, "-m", step_memory.__name__, str(save_tokenizer(tmp_path))]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=280,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["tokens"] > 100_000
+    held = found["held_bytes"]
+    assert len(held) == step_memory.STEPS
+    assert min(held[-3:]) - min(held[3:6]) < 25 * 2**20, held
