@@ -69,14 +69,30 @@ def write_step(
     run: Path, rows: Sequence[Trajectory], step: int = 1, kind: str = "train", **more: Any
 ) -> Path:
     """Store rows as one step; returns its file."""
+    return TrajectoryStore(run / "trajectories").write(step, kind, groups_of(rows), **more)
+
+
+def write_parts(
+    run: Path, parts: Sequence[Sequence[Trajectory]], step: int = 1, kind: str = "train"
+) -> list[Path]:
+    """Store a step as so many trainer ranks do; returns its files."""
+    store = TrajectoryStore(run / "trajectories")
+    store.remove(step, kind)
+    return [
+        store.write_part(step, kind, groups_of(rows), part=part, parts=len(parts))
+        for part, rows in enumerate(parts)
+    ]
+
+
+def groups_of(rows: Sequence[Trajectory]) -> list[TrajectoryGroup]:
+    """Rows as the groups that they belong to."""
     by_group: dict[str, list[Trajectory]] = {}
     for row in rows:
         by_group.setdefault(row.group_id, []).append(row)
-    groups = [
+    return [
         TrajectoryGroup(group_id=name, task_id=members[0].task_id, trajectories=tuple(members))
         for name, members in by_group.items()
     ]
-    return TrajectoryStore(run / "trajectories").write(step, kind, groups, **more)
 
 
 def write_metrics(run: Path, *lines: dict[str, Any]) -> None:

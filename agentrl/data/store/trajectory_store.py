@@ -212,10 +212,6 @@ class TrajectoryStore:
             raise DataError(f"a step is not negative, got {step}")
         return self._folder(kind) / step_name(step)
 
-    def files(self, step: int, kind: str) -> list[Path]:
-        """The files of one step and kind, in the order of its groups; empty if it is not there."""
-        return self._steps(kind).get(step, [])
-
     def _steps(self, kind: str) -> dict[int, list[Path]]:
         return stored_steps(self._folder(kind).glob("*.parquet"))
 

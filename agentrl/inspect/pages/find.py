@@ -1,7 +1,7 @@
 """Rollouts by what was said in them and by what became of them.
 
-Filters on short columns are one pass over the index; what is left is searched file by file, so
-that a run of 10^5 rollouts needs the memory of one file. Text is compared without regard to case.
+Filters on short columns are one pass over the index; what is left is searched step by step, so
+that a run of 10^5 rollouts needs the memory of one step. Text is compared without regard to case.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import largest_gap, oldest_version
 from agentrl.inspect.read.safe_json import number, rows_of, shown
-from agentrl.inspect.read.stored_rows import Shelf
+from agentrl.inspect.read.shelf import Shelf
 from agentrl.types import TERMINATION_RULES
 
 _AROUND = 80
 """Characters shown on either side of a hit."""
 _KEPT_HITS, _KEPT_BYTES = 4, 2**16
-"""The texts of so many hits of one file are kept until they are shown, those of more read again."""
+"""The texts of so many hits of one step are kept until they are shown, those of more read again."""
 _TEXT_LEAVES = ("turns.list.element.text", "turns.list.element.tool_results.list.element.text")
 _STATUS_LEAF = "turns.list.element.tool_results.list.element.status"
 _TRUNCATED = [str(end) for end, rule in TERMINATION_RULES.items() if rule.truncated]
@@ -109,8 +109,8 @@ def _by_index(table: pa.Table, question: Question) -> pa.Table:
 def _in_file(
     reader: RunReader, shelf: Shelf, candidates: pa.Table, question: Question
 ) -> Iterator[_Found]:
-    """Those of the candidates of one file that fit in what only the file says."""
-    keep = np.zeros(shelf.starts[-1], dtype=bool)
+    """Those of the candidates of one step that fit in what only its files say."""
+    keep = np.zeros(shelf.rows, dtype=bool)
     keep[candidates.column("row").to_numpy()] = True
     if question.lag_min is not None:
         if shelf.kind != "train":
@@ -134,11 +134,11 @@ def _in_file(
 def _with_text(
     reader: RunReader, shelf: Shelf, text: str, among: np.ndarray
 ) -> tuple[np.ndarray, dict[int, pa.Table]]:
-    """[rows of the file] Which of some rows have the text in the prompt, a turn or a result; and
+    """[rows of the shelf] Which of some rows have the text in the prompt, a turn or a result; and
     the texts of those rows by row, as far as they may be kept.
     """
     wanted = escape(text)
-    found = np.zeros(shelf.starts[-1], dtype=bool)
+    found = np.zeros(shelf.rows, dtype=bool)
     texts: dict[int, pa.Table] = {}
     for start, group in _groups(reader, shelf, ["prompt_text", *_TEXT_LEAVES]):
         here = np.zeros(group.num_rows, dtype=bool)
@@ -161,8 +161,8 @@ def _with_text(
 
 
 def _with_status(reader: RunReader, shelf: Shelf, status: str) -> np.ndarray:
-    """[rows of the file] Whether a call ended so."""
-    found = np.zeros(shelf.starts[-1], dtype=bool)
+    """[rows of the shelf] Whether a call ended so."""
+    found = np.zeros(shelf.rows, dtype=bool)
     for start, group in _groups(reader, shelf, [_STATUS_LEAF]):
         turns = _flat(group.column("turns"))
         results = turns.values.field("tool_results")
@@ -176,15 +176,16 @@ def _with_status(reader: RunReader, shelf: Shelf, status: str) -> np.ndarray:
 def _groups(
     reader: RunReader, shelf: Shelf, columns: Sequence[str]
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Row groups with the row they begin at; ends where the file is damaged or was replaced."""
-    try:
-        with pq.ParquetFile(shelf.file.path) as file:
-            if file.metadata.num_rows != shelf.starts[-1]:
-                return
-            for group, start in enumerate(shelf.starts[:-1]):
-                yield start, file.read_row_group(group, columns=list(columns), use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        reader.rows.damaged(shelf.file.path, error)
+    """Row groups with the row they begin at; a file that is damaged or was replaced ends early."""
+    for part in shelf.parts:
+        try:
+            with pq.ParquetFile(part.file.path) as file:
+                part.check(file)
+                for group, start in enumerate(part.starts[:-1]):
+                    table = file.read_row_group(group, columns=list(columns), use_threads=False)
+                    yield start, table
+        except (OSError, pa.ArrowException, ValueError) as error:
+            reader.rows.damaged(part.file.path, error)
 
 
 def _flat(column: pa.ChunkedArray) -> pa.ListArray:

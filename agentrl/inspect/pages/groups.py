@@ -17,7 +17,8 @@ from agentrl.errors import RunError
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
-from agentrl.inspect.read.stored_rows import Shelf, chosen, rollouts_of
+from agentrl.inspect.read.shelf import Shelf
+from agentrl.inspect.read.stored_rows import chosen, rollouts_of
 
 _GROUP_CHARS = 200_000
 """Shown of one text in a view that holds many."""

@@ -11,7 +11,8 @@ from agentrl.inspect.pages.groups import find_rollout, json_or_none, last_patch,
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens, oldest_version
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
-from agentrl.inspect.read.stored_rows import Shelf, chosen
+from agentrl.inspect.read.shelf import Shelf
+from agentrl.inspect.read.stored_rows import chosen
 from agentrl.types import TERMINATION_RULES, Termination
 
 _COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "temperature", "prompt_text",

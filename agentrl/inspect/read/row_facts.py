@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.inspect.read.reader import RunReader
-from agentrl.inspect.read.stored_rows import Shelf, StoredRows
+from agentrl.inspect.read.shelf import Shelf
+from agentrl.inspect.read.stored_rows import StoredRows
 
 
 def action_tokens(rows: StoredRows, shelf: Shelf) -> np.ndarray:
@@ -49,7 +50,7 @@ def largest_gap(reader: RunReader, shelf: Shelf) -> np.ndarray:
     rows = reader.rows
     files = rows.token_files(shelf.step) if shelf.kind == "train" else []
     if not files:
-        return np.full(shelf.starts[-1], np.nan)
+        return np.full(shelf.rows, np.nan)
 
     def compute(shelf: Shelf) -> np.ndarray:
         sampled = _list_column(rows, shelf, "rollout_log_probs")
@@ -96,7 +97,7 @@ def _trained_rows(
 
 
 def _list_column(rows: StoredRows, shelf: Shelf, name: str) -> pa.ListArray:
-    return _joined(rows.read(shelf, range(shelf.starts[-1]), [name]).column(name))
+    return _joined(rows.read(shelf, range(shelf.rows), [name]).column(name))
 
 
 def _joined(column: pa.ChunkedArray) -> pa.ListArray:

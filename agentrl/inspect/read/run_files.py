@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +81,7 @@ class RunFiles:
             self._look(path, trajectory_store.why_unreadable)
         for path in tokens:
             self._look(path, token_store.why_unreadable)
-        self.trajectories = self._readable(paths)
+        self.trajectories = self._whole_steps(paths)
         self.tokens = self._readable(tokens)
         return before != {path: mark for path, (mark, _) in self._looks.items()}
 
@@ -107,9 +107,13 @@ class RunFiles:
                 self._looks[path] = (mark, _torn(error))
                 found += 1
         if found:
-            self.trajectories = self._readable([file.path for file in self.trajectories])
+            self.trajectories = self._whole_steps([file.path for file in self.trajectories])
             self.tokens = self._readable([file.path for file in self.tokens])
         return found
+
+    def _whole_steps(self, paths: Collection[Path]) -> tuple[StoredFile, ...]:
+        """Files of the steps of which every part can be read."""
+        return tuple(file for step in by_step(self._readable(paths)) for file in step)
 
     def _readable(self, paths: Collection[Path]) -> tuple[StoredFile, ...]:
         looks = [self._looks[path][1] for path in paths if path in self._looks]
@@ -128,6 +132,25 @@ class RunFiles:
             self._looks.pop(path, None)
         except OSError as error:
             self._looks[path] = ((0, 0, 0), _torn(error))
+
+
+def by_step(files: Iterable[StoredFile]) -> list[tuple[StoredFile, ...]]:
+    """The files of each step together, in the order of its rows; a step without a part is left out.
+
+    Example:
+        >>> two = [StoredFile(path=Path(f"train/step_000001.part-{n}-of-2.parquet"), rows=1)
+        ...        for n in (1, 0)]
+        >>> [[file.path.name for file in step] for step in by_step(two)]
+        [['step_000001.part-0-of-2.parquet', 'step_000001.part-1-of-2.parquet']]
+    """
+    by_folder: dict[Path, dict[Path, StoredFile]] = {}
+    for file in files:
+        by_folder.setdefault(file.path.parent, {})[file.path] = file
+    return [
+        tuple(here[path] for path in paths)
+        for here in by_folder.values()
+        for paths in stored_steps(here).values()
+    ]
 
 
 def metric_values(run: Path) -> Iterator[tuple[int, float | None, str, float]]:

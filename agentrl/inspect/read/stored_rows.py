@@ -2,7 +2,8 @@
 
 The index holds a few dozen bytes a row, so 10^5 rollouts fit and are searched with one pass of
 Arrow. What a view shows besides is read from the one row group that holds it. Files are indexed
-once; while a run writes, only new files are read.
+once; while a run writes, only new files are read. The parts of a step that several ranks stored
+are one shelf, whose rows run on from part to part.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -24,44 +24,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.data.run.paths import RunPaths
-from agentrl.data.store.columns import SCHEMA
 from agentrl.errors import RunError
-from agentrl.inspect.read.run_files import RunFiles, StoredFile
-from agentrl.inspect.read.runs import printable
+from agentrl.inspect.read.run_files import RunFiles, StoredFile, by_step
+from agentrl.inspect.read.shelf import DAMAGE, EMPTY_INDEX, Shelf, ShelfPart, make_shelf
 
-_SHORT = pa.schema(
-    SCHEMA.field(name)
-    for name in (
-        "task_id", "group_id", "rollout_id", "row_index", "reward", "score", "advantage",
-        "termination", "duration_s",
-    )
-)  # fmt: skip
-_PLACE = pa.schema(
-    [("kind", pa.string()), ("step", pa.int64()), ("shelf", pa.int64()), ("row", pa.int64())]
-)
-_EMPTY = pa.schema([*_SHORT, *_PLACE]).empty_table()
 _LOOK_S = 2.0
 _TICK_S = 0.1
-_DAMAGE = (OSError, pa.ArrowException, ValueError, KeyError)
-"""What a file that is torn, or no longer the one it was, may raise."""
-
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
-    """One trajectory file and its short columns."""
-
-    file: StoredFile
-    """File of the rows."""
-    kind: str
-    """`train` or `eval/NAME`, as its folder says."""
-    step: int
-    """Step in the file's name."""
-    index: pa.Table
-    """Short columns, with `kind`, `step`, `shelf` (a running number) and `row` in the file."""
-    starts: tuple[int, ...]
-    """First row of each row group, and one past the last row."""
 
 
 class StoredRows:
@@ -77,7 +46,7 @@ class StoredRows:
     def __init__(self, run: Path, *, look_s: float = _LOOK_S) -> None:
         """Read nothing yet; every `look_s` seconds all files are looked at, not only folders."""
         self.files = RunFiles(run)
-        self._shelves: dict[Path, Shelf] = {}
+        self._shelves: dict[tuple[Path, ...], Shelf] = {}
         self._broken: dict[Path, str] = {}
         self._table: pa.Table | None = None
         self._next = 0
@@ -101,34 +70,37 @@ class StoredRows:
             if self._is_unchanged() or (not self.files.refresh() and self._table is not None):
                 return
             known = self._shelves
-            wanted = {file.path: file for file in self.files.trajectories}
+            wanted = {_paths(files): files for files in by_step(self.files.trajectories)}
             new = [
-                f for path, f in wanted.items() if path not in known or known[path].file is not f
+                files
+                for paths, files in wanted.items()
+                if paths not in known or _is_other(known[paths], files)
             ]
-            gone = set(self._broken) - wanted.keys() | {file.path for file in new}
-            for path in gone:
+            there = {path for paths in wanted for path in paths}
+            for path in set(self._broken) - there | {file.path for files in new for file in files}:
                 self._broken.pop(path, None)
             first = self._next
             self._next += len(new)
             with ThreadPoolExecutor(4) as pool:
-                made = list(pool.map(self._index, new, range(first, self._next)))
-            fresh = {shelf.file.path: shelf for shelf in made if shelf is not None}
-            kept = {**known, **fresh}
-            self._shelves = {path: kept[path] for path in wanted if path in kept}
+                made = list(pool.map(self._shelf_of, new, range(first, self._next)))
+            kept = {**known, **dict(zip(map(_paths, new), made, strict=True))}
+            self._shelves = {
+                paths: shelf for paths in wanted if (shelf := kept.get(paths)) is not None
+            }
             alive = {_number(shelf) for shelf in self._shelves.values()}
             self._facts = {key: v for key, v in self._facts.items() if key[0] in alive}
             tables = [shelf.index for shelf in self.shelves()]
-            self._table = pa.concat_tables(tables) if tables else _EMPTY
+            self._table = pa.concat_tables(tables) if tables else EMPTY_INDEX
 
     def shelves(self, kind: str | None = None) -> list[Shelf]:
-        """Files by kind, `train` first, and step."""
+        """Stored steps by kind, `train` first, and step."""
         return sorted(
             (s for s in list(self._shelves.values()) if kind in (None, s.kind)),
             key=lambda shelf: (shelf.kind != "train", shelf.kind, shelf.step),
         )
 
     def kinds(self) -> list[str]:
-        """Kinds that have files, `train` first."""
+        """Kinds that have steps, `train` first."""
         return list(dict.fromkeys(shelf.kind for shelf in self.shelves()))
 
     def steps(self, kind: str) -> list[int]:
@@ -143,7 +115,7 @@ class StoredRows:
         return self._table
 
     def shelf(self, kind: str, step: int) -> Shelf:
-        """The file of one kind and step.
+        """The stored step of one kind.
 
         Raises:
             RunError: there is none, or it cannot be read; says what there is.
@@ -166,36 +138,43 @@ class StoredRows:
         return [file.path for file in self.files.tokens if file.path.name.startswith(begin)]
 
     def read(self, shelf: Shelf, rows: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        """Some columns of some rows of a file, in ascending order of rows.
+        """Some columns of some rows of a shelf, in ascending order of rows.
 
         Raises:
-            RunError: the file is damaged there, or was replaced just now.
+            RunError: a file is damaged there, or was replaced just now.
         """
         wanted = np.unique(np.asarray(rows, dtype=np.int64))
-        parts: list[pa.Table] = []
+        tables: list[pa.Table] = []
+        for part in shelf.parts:
+            here = wanted[(wanted >= part.starts[0]) & (wanted < part.starts[-1])]
+            if len(here):
+                tables += self._read_part(part, here, columns)
+        return pa.concat_tables(tables)
+
+    def _read_part(
+        self, part: ShelfPart, wanted: np.ndarray, columns: Sequence[str]
+    ) -> list[pa.Table]:
+        tables: list[pa.Table] = []
         try:
-            with pq.ParquetFile(shelf.file.path, page_checksum_verification=True) as file:
-                if file.metadata.num_rows != shelf.starts[-1]:
-                    raise ValueError("it was written again just now; ask once more")
-                for group, (start, end) in enumerate(
-                    zip(shelf.starts[:-1], shelf.starts[1:], strict=True)
-                ):
+            with pq.ParquetFile(part.file.path, page_checksum_verification=True) as file:
+                part.check(file)
+                for group, (start, end) in enumerate(pairwise(part.starts)):
                     here = wanted[(wanted >= start) & (wanted < end)] - start
                     if len(here):
-                        part = file.read_row_group(group, columns=list(columns))
-                        parts.append(part if len(here) == end - start else part.take(here))
-        except _DAMAGE as error:
-            raise RunError(self.damaged(shelf.file.path, error)) from error
-        return pa.concat_tables(parts)
+                        table = file.read_row_group(group, columns=list(columns))
+                        tables.append(table if len(here) == end - start else table.take(here))
+        except DAMAGE as error:
+            raise RunError(self.damaged(part.file.path, error)) from error
+        return tables
 
     def fact(self, shelf: Shelf, name: str, compute: Callable[[Shelf], np.ndarray]) -> np.ndarray:
-        """A number for each row of a file, computed once; NaN all over for a damaged file."""
+        """A number for each row of a shelf, computed once; NaN all over where one is damaged."""
         key = (_number(shelf), name)
         if key not in self._facts:
             try:
                 self._facts[key] = compute(shelf)
-            except (RunError, *_DAMAGE):
-                return np.full(shelf.starts[-1], np.nan)
+            except (RunError, *DAMAGE):
+                return np.full(shelf.rows, np.nan)
         return self._facts[key]
 
     def _is_unchanged(self) -> bool:
@@ -213,29 +192,8 @@ class StoredRows:
             self._folders, self._looked = mark if quiet else {}, now
         return unchanged
 
-    def _index(self, file: StoredFile, number: int) -> Shelf | None:
-        of_path = _kind_and_step(file.path)
-        if of_path is None:
-            return None
-        try:
-            with pq.ParquetFile(file.path) as parquet:
-                footer = parquet.metadata
-                rows = [footer.row_group(g).num_rows for g in range(footer.num_row_groups)]
-                short = parquet.read(columns=_SHORT.names, use_threads=False).select(_SHORT.names)
-                short = short.replace_schema_metadata(None).cast(_SHORT)
-        except _DAMAGE as error:
-            self.damaged(file.path, error)
-            return None
-        count = short.num_rows
-        kind, step = of_path
-        index = (
-            short.append_column("kind", pa.repeat(pa.scalar(kind, pa.string()), count))
-            .append_column("step", pa.repeat(pa.scalar(step, pa.int64()), count))
-            .append_column("shelf", pa.repeat(pa.scalar(number, pa.int64()), count))
-            .append_column("row", pa.array(np.arange(count)))
-        )
-        starts = (0, *np.cumsum(rows).tolist())
-        return Shelf(file=file, kind=kind, step=step, index=index, starts=starts)
+    def _shelf_of(self, files: Sequence[StoredFile], number: int) -> Shelf | None:
+        return make_shelf(files, number, damaged=self.damaged)
 
     def damaged(self, path: Path, error: Exception) -> str:
         """Take note of a file that turned out to be damaged; gives the words for an error."""
@@ -279,12 +237,10 @@ def _number(shelf: Shelf) -> int:
     return shelf.index.column("shelf")[0].as_py() if shelf.index.num_rows else -1
 
 
-def _kind_and_step(path: Path) -> tuple[str, int] | None:
-    """Kind and step of a file, as its path says."""
-    digits = path.stem.removeprefix("step_")
-    if not digits.isdigit() or len(digits) > 15:
-        return None
-    folder = path.parent
-    if folder.name == "train" and folder.parent.name == "trajectories":
-        return "train", int(digits)
-    return f"eval/{printable(unquote(folder.name, errors='replace'))}", int(digits)
+def _paths(files: Sequence[StoredFile]) -> tuple[Path, ...]:
+    return tuple(file.path for file in files)
+
+
+def _is_other(shelf: Shelf, files: Sequence[StoredFile]) -> bool:
+    """Whether one of its files was written again since it was indexed."""
+    return any(part.file is not file for part, file in zip(shelf.parts, files, strict=True))

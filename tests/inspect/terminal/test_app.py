@@ -16,7 +16,8 @@ from textual.pilot import Pilot
 from agentrl.data import TrajectoryStore
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import find_runs
-from agentrl.inspect.read.stored_rows import Shelf, StoredRows
+from agentrl.inspect.read.shelf import Shelf
+from agentrl.inspect.read.stored_rows import StoredRows
 from agentrl.inspect.terminal.app import TerminalApp
 from agentrl.inspect.terminal.rollout_text import wrapped
 from agentrl.inspect.terminal.start import show_terminal
