@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from agentrl.errors import EngineError, SyncError, WeightsDoNotFit
+from agentrl.errors import EngineError, NoEngine, Outage, SyncError, WeightsDoNotFit
 from agentrl.metrics import MetricBag
 from agentrl.runtime.stop import Interrupted
 
@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 Push = Callable[[int], Awaitable[MetricBag]]
 STOP_LIMIT_S = 10.0
 """Seconds that a push may take to end by itself after the run was asked to stop."""
+_ADVICE = "look at the servers and their logs, then go on with --resume"
 Guard = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
 """Awaits a wait that may be cancelled, as `StopSwitch.guard`."""
 
@@ -42,8 +43,8 @@ async def push_or_wait(
         guard: may cancel the wait, and a push that hangs.
 
     Raises:
-        SyncError: no engine took the weights, and none came back that did.
-        EngineError: none came back in time.
+        SyncError: no engine took the weights, and none is waited for, or none holds this model.
+        Outage: none came back in time, or those that did were lost again.
         Interrupted: `guard` cancelled the wait, or the push.
     """
     try:
@@ -52,10 +53,18 @@ async def push_or_wait(
         if not wait_s or _never_fits(error):
             raise
         logger.warning("%s; trying once more when an engine is back", error)
-        await guard(client.start_over(str(error), limit_s=wait_s))
+        try:
+            await guard(client.start_over(str(error), limit_s=wait_s))
+        except NoEngine as gone:
+            raise Outage(f"{gone}; {_ADVICE}") from gone
     if _serves(client, version):
         return MetricBag()  # it caught up by itself
-    return await _push(push, version, guard)
+    try:
+        return await _push(push, version, guard)
+    except SyncError as error:
+        if _never_fits(error):
+            raise
+        raise Outage(f"an engine was back, and lost again: {error}; {_ADVICE}") from error
 
 
 async def _push(push: Push, version: int, guard: Guard) -> MetricBag:

@@ -22,8 +22,16 @@ class RankLost(RunError):
     """A trainer rank died, and with it the stages that it was part of."""
 
 
+class RankLostAtStart(RankLost):
+    """A trainer rank died while the stages were opened."""
+
+
 class RankRestarts:
-    """Counts the tries in a row that brought no step; a step that was stored in between ends a row.
+    """Counts the tries in a row that brought no step.
+
+    A row ends when other steps are stored than at its last loss: a step came, or a rollback took
+    some away. A rank that dies before the run has ever lost one while it started ends the run: what
+    has never worked is no accident.
 
     A machine that fails once a day so never ends a run, and a batch that kills its rank each time
     does, after `runtime.rank_restarts` tries.
@@ -49,8 +57,10 @@ class RankRestarts:
         Raises:
             RankLost: there is no other try; says how to go on by hand.
         """
+        if isinstance(lost, RankLostAtStart) and not self._made:
+            raise lost
         stored = max(self._store.steps("train"), default=0)
-        if stored > self._stored:
+        if stored != self._stored:
             self._made, self._stored = 0, stored
         if self._made >= self._most:
             raise RankLost(

@@ -64,7 +64,8 @@ class StopSwitch:
         self._signal = signal.Signals(number)
         if number == signal.SIGTERM and self._grace_s:
             logger.info("SIGTERM: the run ends within %g s (run.grace_s)", self._grace_s)
-            # A thread: the event loop may be what keeps the run from ending.
+            # A thread: from here on a loop that is blocked does not keep the process alive. One
+            # that is blocked when the signal comes calls this only when it is free again.
             self._end = threading.Timer(self._grace_s, _end_now, [self._grace_s])
             self._end.daemon = True
             self._end.start()
@@ -92,13 +93,21 @@ class StopSwitch:
     async def cleaned_up(self, task: asyncio.Future[Any]) -> None:
         """Wait for what cleans up, or is cancelled; in a grace period for a quarter of it at most.
 
+        The quarter begins with the call, or with the signal where that comes later.
+
         Raises:
             Exception: what it raised.
         """
-        limit_s = None if self._end is None else self._grace_s / 4
-        await asyncio.wait([task], timeout=limit_s)
+        asked = asyncio.ensure_future(self._event.wait())
+        try:
+            await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
         if not task.done():
-            logger.warning("what was cancelled has not cleaned up within %g s", limit_s or 0.0)
+            limit_s = None if self._end is None else self._grace_s / 4
+            await asyncio.wait([task], timeout=limit_s)
+        if not task.done():
+            logger.warning("what was cancelled has not cleaned up within %g s", self._grace_s / 4)
         elif not task.cancelled() and (error := task.exception()):
             raise error
 

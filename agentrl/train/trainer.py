@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import OutOfMemoryError, Tensor
 
 from agentrl.batch.minibatches import why_not_early
 from agentrl.batch.records import PackedBatch, StepBatch
@@ -172,7 +172,7 @@ class Trainer:
             raise
         except RanksParted:
             raise  # the batch is not the reason, and these ranks are of no more use
-        except TrainError as error:
+        except (TrainError, OutOfMemoryError) as error:
             self._clear_gradients()
             if self._failures is None or self.backend.rank != 0:
                 raise

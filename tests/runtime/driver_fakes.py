@@ -16,7 +16,7 @@ from agentrl.batch import PackedBatch, StepBatch
 from agentrl.config import RunConfig, parse_config
 from agentrl.data import TrajectoryStore
 from agentrl.engine import WeightTicket
-from agentrl.errors import EngineError, SyncError
+from agentrl.errors import EngineError, NoEngine, SyncError
 from agentrl.metrics import MetricBag
 from agentrl.rollout.effort import CancelledWork
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, LocalRollouts
@@ -166,6 +166,7 @@ class FakeClient:
 
     async def start_over(self, why: str, *, limit_s: float) -> None:
         await asyncio.sleep(limit_s)
+        raise NoEngine(f"no engine came back within {limit_s:g} s: {why}")
 
     def stats(self) -> dict[str, EngineStats]:
         return {}
@@ -269,6 +270,7 @@ async def drive(
     save: Callable[[Path], None] | None = None,
     in_flight: int = 128,
     broken_sync: str = "",
+    wait_s: float = 60.0,
     trainer: Any = None,
     now: Callable[[], float] = time.monotonic,
 ) -> tuple[RunResult, Any]:
@@ -310,7 +312,7 @@ async def drive(
                 client,  # pyright: ignore[reportArgumentType]
                 push,
                 shared=config.serving.engine == "embedded",
-                wait_s=60.0 if broken_sync else 0.0,
+                wait_s=wait_s if broken_sync else 0.0,
             ),
             learner=LocalLearner(
                 StepMaker(config, checkpoint=point.checkpoint.path if point.checkpoint else None),

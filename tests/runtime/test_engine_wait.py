@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.engine import Engine, WeightTicket
-from agentrl.errors import EngineError, SyncError, WeightsDoNotFit
+from agentrl.errors import EngineError, NoEngine, Outage, SyncError, WeightsDoNotFit
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.local_stages import LocalEngines
@@ -20,6 +20,7 @@ from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from tests.runtime.driver_fakes import Fuse, StreamingWorker, drive, fake_config
+from tests.runtime.drivers.test_driver import digest_of_store, lines
 
 
 def engine(version: int = 0) -> ScriptedEngine:
@@ -66,7 +67,7 @@ async def test_waiting_has_an_end() -> None:
     """Fails if the run would wait for ever for a server that nobody starts."""
     client = TokenClient([engine()], probe_s=0.001, recover=None)
     client.recover = never
-    with pytest.raises(EngineError, match=r"no engine came back within 0\.05 s: gone"):
+    with pytest.raises(NoEngine, match=r"no engine came back within 0\.05 s: gone"):
         await client.start_over("gone", limit_s=0.05)
     await client.close()
 
@@ -208,6 +209,38 @@ async def test_a_step_whose_weights_reach_nobody_is_kept(
     await asking
     (point,) = list_checkpoints(tmp_path / "fake" / "checkpoints")
     assert (point.state.step, point.state.version) == (2, 2)
+
+
+@pytest.mark.parametrize("schedule", [{}, {"oversample": 2.0}, {"staleness_threshold": 1.0}])
+async def test_an_outage_that_a_sync_meets_keeps_its_step(
+    tmp_path: Path, schedule: dict[str, float]
+) -> None:
+    """Fails if servers that die while a step is trained cost it: its checkpoint, its line of
+    metrics, or its number."""
+    config = fake_config(tmp_path, schedule=schedule, engine="vllm")
+    with pytest.raises(Outage, match=r"after step 2: no engine came back within 0\.05 s.*--resume"):
+        await drive(config, worker=StreamingWorker(Fuse()), broken_sync="sync to 2", wait_s=0.05)
+    (point,) = list_checkpoints(tmp_path / "fake" / "checkpoints")
+    assert (point.state.step, point.state.version) == (2, 2)
+    steps = [line["step"] for line in lines(config) if "timing_s/step" in line]
+    assert steps == [1, 2]
+    result, trainer = await drive(config, worker=StreamingWorker(Fuse()))
+    assert (result.steps, trainer.digest) == (7, digest_of_store(config))
+
+
+@both
+async def test_an_engine_that_is_lost_again_in_the_second_push_is_an_outage(kind: str) -> None:
+    async def recover(restarted: Engine) -> None:
+        await restarted.resume()
+
+    client = TokenClient([engine(version=1)], probe_s=0.001, recover=recover)
+
+    async def push(version: int) -> MetricBag:
+        raise SyncError(f"version {version} reached no engine")
+
+    with pytest.raises(Outage, match="lost again"):
+        await stage_of(kind, client, push).sync(2)
+    await client.close()
 
 
 async def test_weights_that_fit_no_server_are_not_tried_again() -> None:

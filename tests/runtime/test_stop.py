@@ -112,6 +112,26 @@ async def test_only_a_grace_period_that_runs_out_gives_a_step_up(
     assert no_end == []
 
 
+async def test_a_signal_in_the_middle_of_a_clean_up_limits_it(no_end: list[float]) -> None:
+    """Fails if what began to clean up before the signal may take all of the grace period."""
+    stop, endless = StopSwitch(grace_s=0.4), asyncio.ensure_future(asyncio.Event().wait())
+    with stop.on_signals():
+        asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(stop.cleaned_up(endless), 10)
+    endless.cancel()
+
+
+async def test_a_clean_up_without_a_grace_period_takes_its_time() -> None:
+    """Fails if it is limited without a signal, or by one that sets no limit."""
+    stop, loop = StopSwitch(grace_s=0.1), asyncio.get_running_loop()
+    for number in (None, signal.SIGINT):
+        if number is not None:
+            loop.call_later(0.01, stop.request, number)
+        task = asyncio.ensure_future(asyncio.sleep(0.2))
+        await stop.cleaned_up(task)
+        assert task.done()
+
+
 async def test_what_does_not_clean_up_is_left_in_a_grace_period(no_end: list[float]) -> None:
     """Fails if a sandbox that does not close takes the time of the checkpoint."""
     stop, closed = StopSwitch(grace_s=0.4), asyncio.Event()

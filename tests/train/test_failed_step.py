@@ -118,3 +118,17 @@ def test_a_loss_that_raises_is_named_and_its_batch_is_kept(tmp_path):
     ):
         trainer.step(make_step(make_groups(), algorithm=section))
     assert load_failed_step(tmp_path / "failed-step-1.pt").version == 0
+
+
+def test_a_batch_for_which_memory_runs_out_is_kept(tmp_path):
+    """Fails if nobody can look at the one batch that did not fit."""
+
+    def runs_out(module, args):
+        raise torch.OutOfMemoryError("CUDA out of memory: tried to allocate 9 GiB")
+
+    model = tiny_model()
+    model.get_input_embeddings().register_forward_pre_hook(runs_out)
+    trainer = Trainer(model, train=TRAIN, algorithm=algorithm(), failures=tmp_path)
+    with pytest.raises(TrainError, match="tried to allocate 9 GiB"):
+        trainer.step(make_step(make_groups()))
+    assert "out of memory" in load_failed_step(tmp_path / "failed-step-1.pt").error

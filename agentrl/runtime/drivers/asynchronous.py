@@ -50,10 +50,10 @@ from agentrl.runtime.drivers.filters.dynamic_filter import Refill
 from agentrl.runtime.drivers.filters.token_ages import age_metrics
 from agentrl.runtime.drivers.groups import note_rollouts
 from agentrl.runtime.drivers.rollouter import Rollouter
+from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.records import RunResult
 from agentrl.runtime.scoring.evaluation_beside import EvaluationBeside
 from agentrl.runtime.stages import GroupHandle
-from agentrl.runtime.stop import Interrupted
 from agentrl.types import TrajectoryGroup
 
 Entries = Sequence[Entry[GroupHandle]]
@@ -127,14 +127,19 @@ class AsynchronousRun:
                 await self._serve_for_evaluation()
                 await parts.score_and_save(position.done)
             await parts.apply_rules(position.done, drain=self._drain)
+            again_after: int | None = None
             with parts.aborted_logged():
                 try:
                     while (reason := parts.decisions.reason_to_end()) is None:
                         await self._step(position.done + 1)
                     if not parts.health.rolls_back(position.done):
                         await self._evaluation.finish()
+                except RankLost:
+                    again_after = parts.checkpoints.saved
+                    raise
                 finally:
-                    await parts.stop.cleaned_up(asyncio.ensure_future(self._close_in_flight()))
+                    closing = asyncio.ensure_future(self._close_in_flight(again_after))
+                    await parts.stop.cleaned_up(closing)
             parts.end_as_ruled()
             await self._serve_for_evaluation()
             await parts.score_and_save(position.done)
@@ -152,6 +157,7 @@ class AsynchronousRun:
             self._note_idle_time(bag)
         parts.log.show(step, bag.result())
         with parts.log.step_line(step, bag.result()) as scores:
+            parts.weights.check()
             if parts.decisions.evaluation_due(step):
                 scores.update(await self._score(step))
         if parts.decisions.checkpoint_due(step):
@@ -258,12 +264,8 @@ class AsynchronousRun:
             return
         if self._evaluation.in_flight and self._may_stay(behind):
             return
-        try:
+        with self._parts.weights.step_stays_complete():
             await self._swap(bag)
-        except Interrupted:
-            # The step is complete, and stays so without new weights on the engines; the next look
-            # at the switch ends the run.
-            return
 
     def _may_stay(self, behind: int) -> bool:
         """Another step may be trained before a sync, by the bound on age and the groups it has."""
@@ -301,10 +303,13 @@ class AsynchronousRun:
         self._evaluation.start(step)
         return {}
 
-    async def _close_in_flight(self) -> None:
+    async def _close_in_flight(self, again_after: int | None) -> None:
         """Cancel an evaluation and groups in flight, and wait until they have cleaned up."""
-        await self._evaluation.close()
-        await self._rollouter.close()
+        self._parts.pending.add_stage_counts()  # what a cancelled evaluation has cost is dropped
+        try:
+            await self._evaluation.close(again_after=again_after)
+        finally:
+            await self._rollouter.close()
 
     async def _serve_for_evaluation(self) -> None:
         """Put the weights of the last step on the engines, and begin no training rollout."""

@@ -19,6 +19,7 @@ from agentrl.runtime.disk.checkpoint import (
 from agentrl.runtime.drivers.position import RunPosition
 from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.progress import Progress
+from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.scoring.score_book import ScoreBook
 from agentrl.runtime.stages import LearnStage
 
@@ -59,6 +60,11 @@ class CheckpointKeeper:
         self._learner, self._position, self._book = learner, position, book
         self._protected, self._clock, self._progress = protected, clock, progress
 
+    @property
+    def saved(self) -> int:
+        """Step of the last checkpoint."""
+        return self._saved
+
     def wanted(self, step: int) -> bool:
         """The section asks for a checkpoint of this step."""
         if step % self._section.every_steps == 0:
@@ -69,6 +75,9 @@ class CheckpointKeeper:
         """Save, or score what was saved when a signal interrupted its evaluation.
 
         A failure is reported and the run goes on; earlier checkpoints stay as they are.
+
+        Raises:
+            RankLost: a rank died while it wrote.
         """
         if self._learner.mid_step and step > self._saved:
             self._progress.note(
@@ -86,6 +95,8 @@ class CheckpointKeeper:
             self._progress.phase("checkpoint")
             write = self._learner.save
             await run_computing(save_checkpoint, root, state, write, self._section, keep=keep)
+        except RankLost:
+            raise
         except Exception as error:  # recording boundary: writers raise OSError, RuntimeError, ...
             logger.exception("checkpoint of step %d failed", step)
             self._progress.note(disk_full(self._run_dir.path, error))

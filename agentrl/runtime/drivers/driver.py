@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ from agentrl.runtime.health.failure_watch import FailureWatch
 from agentrl.runtime.health.outage_retries import OutageRetries
 from agentrl.runtime.health.run_health import RunHealth
 from agentrl.runtime.progress import Progress
+from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.records import Parts, RunHistory, RunResult
 from agentrl.runtime.scoring.score_book import ScoreBook, last_value
 from agentrl.runtime.stages import Stages
@@ -60,6 +62,8 @@ from agentrl.runtime.stop import Interrupted, StopSwitch
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
     from agentrl.runtime.disk.run_directory import RunDir
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,10 +200,10 @@ class DriverParts:
             yield
             await self.health.close(self.position.done, look=True)
         except Interrupted:
-            await self.checkpoints.save(self.position.done)
+            await self._save_last()
             raise
         except Outage as error:
-            await self.checkpoints.save(self.position.done)
+            await self._save_last()
             raise Outage(f"after step {self.position.done}: {error}") from error
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -210,12 +214,23 @@ class DriverParts:
             await asyncio.gather(watcher, return_exceptions=True)
             await self.health.close(self.position.done, look=False)
 
+    async def _save_last(self) -> None:
+        """Save the last finished step of a run that ends, even if that costs it a rank."""
+        with contextlib.suppress(RankLost):
+            await self.checkpoints.save(self.position.done)
+
     async def _show_engines(self) -> None:
         """Show the engines and observe their caches once a second, until it is cancelled."""
+        failed = False
         while True:
-            stats = self.stages.engines.stats()
-            self.progress.engines(stats)
-            self.concurrency.observe(stats)
+            try:
+                stats = self.stages.engines.stats()
+                self.progress.engines(stats)
+                self.concurrency.observe(stats)
+            except Exception:  # recording boundary: what is shown must not end a run
+                if not failed:
+                    logger.exception("the engines could not be observed; said once")
+                failed = True
             await asyncio.sleep(1.0)
 
     def write_result(self, reason: str) -> RunResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from agentrl.metrics import MetricBag
 from agentrl.serving.records import EngineStats, Routed, Served
@@ -15,12 +16,16 @@ class ServingCounts:
         self._before: Mapping[str, EngineStats] = {}
 
     def since_last(self, stats: Mapping[str, EngineStats]) -> MetricBag:
-        """Counts since the last call; those of engines that restarted begin anew."""
+        """Counts since the last call; none of an engine whose sums fell since.
+
+        A worker that counted for it is gone then, or the engine was added anew. What the others
+        counted since cannot be told from what they had counted before.
+        """
         bag = MetricBag()
         for name, now in stats.items():
             before = self._before.get(name)
-            if before is not None and now.served.turns < before.served.turns:
-                before = None  # a worker that counted for it is gone, and its counts with it
+            if before is not None and _fell(before, now):
+                before = now
             served, last = now.served, before.served if before else Served()
             prompt = served.prompt_tokens - last.prompt_tokens
             cached = served.cached_tokens - last.cached_tokens
@@ -36,3 +41,13 @@ class ServingCounts:
             bag.sum("serving/failures", served.failures - last.failures)
         self._before = dict(stats)
         return bag
+
+
+def _fell(before: EngineStats, now: EngineStats) -> bool:
+    """Whether any count is smaller than it was."""
+    pairs = ((before.served, now.served), (before.routed, now.routed))
+    return any(
+        getattr(later, field.name) < getattr(earlier, field.name)
+        for earlier, later in pairs
+        for field in fields(earlier)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from agentrl.config.schema import EvalSection
@@ -51,7 +52,8 @@ class Evaluator:
 
         Args:
             step: training steps done.
-            beside: training goes on meanwhile, and is what the live view shows.
+            beside: training goes on meanwhile, and is what the live view shows; what it has
+                counted is added to its account before this is cancelled.
 
         Returns:
             Metrics of the scores that are not in the log yet.
@@ -79,6 +81,9 @@ class Evaluator:
         self._pending.add_stage_counts()
         try:
             return await self._book.evaluate(step, roll_out, on_score=self._progress.evaluated)
-        except BaseException:
-            self._pending.discard_stage_counts()
+        except BaseException as error:
+            # Of one that fails beside training nothing is dropped: the stage has counted for that,
+            # too. Who cancels it has added that before.
+            if not beside or isinstance(error, asyncio.CancelledError):
+                self._pending.discard_stage_counts()
             raise

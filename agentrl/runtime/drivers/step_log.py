@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from agentrl.errors import Outage
 from agentrl.runtime.health.run_health import RunHealth
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stop import Interrupted
@@ -56,13 +57,13 @@ class StepLog:
     def step_line(self, step: int, values: Mapping[str, float]) -> Iterator[dict[str, float]]:
         """Write the line of a trained step when the block ends, with the scores put into the dict.
 
-        A signal that interrupts the evaluation leaves the line without scores: the step itself is
-        complete. Any other error leaves no line.
+        A signal that interrupts the evaluation, or an outage, leaves the line without scores: the
+        step itself is complete. Any other error leaves no line.
         """
         scores: dict[str, float] = {}
         try:
             yield scores
-        except Interrupted:
+        except (Interrupted, Outage):
             self._write_step(step, values, {})
             raise
         self._write_step(step, values, scores)

@@ -132,6 +132,7 @@ class TailBatchingRun:
         parts.count_step(step, bag, began=began, fresh=not stored)
         parts.log.show(step, bag.result())
         with parts.log.step_line(step, bag.result()) as scores:
+            parts.weights.check()
             if parts.decisions.evaluation_due(step):
                 scores.update(await parts.evaluator.evaluate(step))
         if parts.decisions.checkpoint_due(step):

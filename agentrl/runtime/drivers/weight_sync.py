@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 
-from agentrl.errors import EngineError, RunError
+from agentrl.errors import EngineError, Outage, RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stages import Stages
@@ -18,12 +19,14 @@ class EngineWeights:
     def __init__(self, stages: Stages, progress: Progress) -> None:
         """Keep the engines and the learner of `stages`; `progress` is notified of each sync."""
         self._stages, self._progress = stages, progress
+        self._outage: Outage | None = None
 
     async def sync(self, bag: MetricBag) -> None:
         """Push the learner's weights, where engines and learner are not at the same version.
 
         Raises:
             RunError: the engines have newer weights than the learner.
+            Outage: no engine came back in time.
             AgentrlError: as `EngineStage.sync`.
             Interrupted: a signal ended the wait for an engine.
         """
@@ -46,10 +49,26 @@ class EngineWeights:
         bag.sum("timing_s/sync", time.monotonic() - began)
 
     async def sync_after_step(self, bag: MetricBag) -> None:
-        """Push the weights of a trained step, which a signal does not make incomplete.
-
-        It stays complete without new weights on the engines; the next look at the switch ends the
-        run.
-        """
-        with contextlib.suppress(Interrupted):
+        """Push the weights of a trained step; see `step_stays_complete`."""
+        with self.step_stays_complete():
             await self.sync(bag)
+
+    @contextlib.contextmanager
+    def step_stays_complete(self) -> Iterator[None]:
+        """Let neither a signal nor an outage in the block undo the step that was just trained.
+
+        The step is complete without new weights on the engines, and is still to be counted and
+        logged. Then a signal ends the run at the next look at the switch, an outage at `check`.
+        """
+        try:
+            yield
+        except Interrupted:
+            return
+        except Outage as error:
+            self._outage = error
+
+    def check(self) -> None:
+        """Raise the outage that `step_stays_complete` kept back."""
+        outage, self._outage = self._outage, None
+        if outage is not None:
+            raise outage

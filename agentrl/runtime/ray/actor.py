@@ -9,11 +9,10 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.errors import RunError
-from agentrl.runtime.disk.logs import log_to, quiet_libraries, quiet_transformers
+from agentrl.runtime.disk.logs import log_to, quiet_libraries
 
 logger = logging.getLogger(__name__)
 
@@ -106,14 +105,6 @@ def run_identity(run_dir: Path) -> str:
         return hashlib.sha256((run_dir / "run.json").read_bytes()).hexdigest()
     except OSError:
         return ""
-
-
-def load_tokenizer(spec: ActorSpec) -> Any:
-    """The tokenizer of the run, without its model."""
-    from agentrl.train.model.pretrained import load_tokenizer as load
-
-    quiet_transformers()
-    return load(spec.config.model)
 
 
 def threads_of_a_rank(ranks: int) -> int:

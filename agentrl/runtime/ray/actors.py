@@ -15,6 +15,7 @@ from agentrl.errors import RunError
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.parts import served_source
 from agentrl.runtime.assembly.weight_route import rank_to_engine
+from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.ray.actor import INLINE_BYTES, ActorSpec, run_identity, threads_of_a_rank
 from agentrl.runtime.ray.engine_actor import EngineActor, EngineReport, EngineSpec
 from agentrl.runtime.ray.rank import RankSpec
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S = 30.0
 """Seconds that actors have to release what they hold before they are ended."""
-CLOSE_PARTED_S = 5.0
+CLOSE_WITHOUT_ONE_S = 5.0
 """The same for ranks that have lost one: they may be stuck in a collective that never ends."""
 
 
@@ -104,7 +105,7 @@ class RunActors:
             spec = self._spec(f"rank-{rank}")
             handles.append(self._pool.start(TrainerActor, slot, spec, rank_spec, env=env))
         group = WorkerGroup(TrainerActor, handles, name="trainer rank")
-        stack.push_async_callback(_close, group, parted_s=CLOSE_PARTED_S)
+        stack.push_async_callback(_close, group, without_one_s=CLOSE_WITHOUT_ONE_S)
         return group
 
     def start_workers(self, stack: contextlib.AsyncExitStack) -> Workers:
@@ -154,11 +155,15 @@ class RunActors:
         """Load models and start servers, all at once.
 
         Raises:
+            RankLost: a rank died.
             AgentrlError: whatever does not fit, named.
         """
 
         async def open_ranks() -> list[RankReport]:
-            return await ranks.open(await ranks.meet())
+            try:
+                return await ranks.open(await ranks.meet())
+            except ActorLost as error:
+                raise RankLost(str(error)) from error
 
         async def open_servers() -> list[EngineReport]:
             return await servers.open() if servers is not None else []
@@ -180,14 +185,13 @@ class RunActors:
 
     @staticmethod
     def beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine until `stack` ends."""
-        task = asyncio.create_task(work)
+        """Run a coroutine until `stack` ends; one that fails is logged at once."""
+        task = asyncio.create_task(work, name=work.__qualname__)
+        task.add_done_callback(_log_failure)
 
         async def end() -> None:
             task.cancel()
-            (result,) = await asyncio.gather(task, return_exceptions=True)
-            if isinstance(result, Exception):
-                logger.error("a task beside the run failed", exc_info=result)
+            await asyncio.gather(task, return_exceptions=True)
 
         stack.push_async_callback(end)
 
@@ -202,10 +206,15 @@ class RunActors:
         )
 
 
-async def _close(group: WorkerGroup, *, parted_s: float = CLOSE_S) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s has ended beside the run: it failed", task.get_name(), exc_info=error)
+
+
+async def _close(group: WorkerGroup, *, without_one_s: float = CLOSE_S) -> None:
     """Let actors release what they hold; those that are gone, or hang, are ended with the pool."""
     calls = [group.one(index, "close") for index in group.usable]
-    limit_s = CLOSE_S if len(calls) == len(group) else parted_s
+    limit_s = CLOSE_S if len(calls) == len(group) else without_one_s
     try:
         async with asyncio.timeout(limit_s):
             for result in await asyncio.gather(*calls, return_exceptions=True):

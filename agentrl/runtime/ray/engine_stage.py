@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.errors import EngineError
+from agentrl.errors import AgentrlError, EngineError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.engine_wait import Guard, Push, push_or_wait, to_the_end
@@ -58,7 +58,10 @@ class RayEngines:
         self._wait_s = wait_s
         self.guard: Guard = to_the_end
         """Set by the driver, as in `EngineStage.guard`."""
+        self.held = False
+        """Whether the clocks of turns stand still, because the engines are paused."""
         self._announced: Sequence[EngineAddress] = tuple(addresses.values())
+        self._used_by_all = True
         self._seen: Sequence[Mapping[str, EngineStats]] = ()
 
     @property
@@ -90,8 +93,10 @@ class RayEngines:
         try:
             return await self._rank_failure.guard(work)
         finally:
-            await self._announce()
-            await self._hold_turns(False)
+            try:
+                await self._announce()
+            finally:
+                await self._hold_turns(False)
 
     def stats(self) -> Mapping[str, EngineStats]:
         """Counts of every engine, at most a second old; see `EngineStage`."""
@@ -103,7 +108,7 @@ class RayEngines:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                if tuple(self.serving) != self._announced:
+                if not self._used_by_all or tuple(self.serving) != self._announced:
                     await self._announce()
                 # A worker that is gone is replaced, and opened with the engines of that moment.
                 self._seen = [
@@ -111,19 +116,23 @@ class RayEngines:
                 ]
             except EngineError as error:
                 logger.warning("engines: %s", error)
+            except Exception:  # recording boundary: whatever one look meets, the next is taken
+                logger.exception("engines: a look at which of them serve failed")
 
     async def _announce(self) -> None:
-        serving = tuple(self.serving)
-        self._announced = serving
-        for result in await self._of_each("serve_from", serving):
-            if isinstance(result, EngineError):
-                # It asks again within a second; until then its turns wait or fail over.
-                logger.warning("engines: a worker did not hear who serves: %s", result)
-                self._announced = ()
+        left = {entry.name for entry in self._announced} - set(self._client.names())
+        self._announced = serving = tuple(self.serving)
+        self._used_by_all = True
+        for result in await self._of_each("serve_from", serving, left):
+            if isinstance(result, AgentrlError) and not isinstance(result, ActorLost):
+                # Asked again within a second; until then it uses the others.
+                logger.warning("engines: a worker does not use all that serve: %s", result)
+                self._used_by_all = False
 
     async def _hold_turns(self, held: bool) -> None:
+        self.held = held
         for result in await self._of_each("hold_turns", held):
-            if isinstance(result, EngineError):  # it is gone, and its turns with it
+            if isinstance(result, AgentrlError):  # it is gone, and its turns with it
                 logger.info("engines: a worker's turns could not be held: %s", result)
 
     async def _of_each(self, method: str, *args: object) -> list[Any]:
@@ -131,8 +140,6 @@ class RayEngines:
         calls = (self._workers.one(index, method, *args) for index in self._workers.usable)
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
-            if isinstance(result, BaseException) and not isinstance(
-                result, ActorLost | EngineError
-            ):
+            if isinstance(result, BaseException) and not isinstance(result, AgentrlError):
                 raise result
         return results

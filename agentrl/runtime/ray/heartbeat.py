@@ -52,8 +52,6 @@ class Heartbeat:
         """
         self._group, self._limit_s = group, limit_s
         self._lost, self._end = lost, end
-        self.ended = 0
-        """Actors that were ended because they hung."""
 
     async def watch(self) -> None:
         """Ask all of them, side by side; runs until it is cancelled."""
@@ -62,6 +60,13 @@ class Heartbeat:
                 listening.create_task(self._listen(index))
 
     async def _listen(self, index: int) -> None:
+        while True:
+            try:
+                await self._ask_for_beats(index)
+            except Exception:  # recording boundary: whatever fails, the others are listened to
+                logger.exception("%s %d could not be asked for a beat", self._group.name, index)
+
+    async def _ask_for_beats(self, index: int) -> None:
         group, owed = self._group, 0
         listened: Any = None
         while True:
@@ -89,7 +94,6 @@ class Heartbeat:
                 owed = 0
 
     def _end_silent(self, index: int, handle: Any) -> None:
-        self.ended += 1
         logger.warning(
             "%s %d gave no sign of life for %g s (runtime.hang_timeout_s) and is ended; something "
             "blocks its event loop, or the process is stopped: the end of its log in logs/ says "

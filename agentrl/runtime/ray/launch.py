@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from agentrl.runtime.assembly.layout import plan
 from agentrl.runtime.assembly.live_servers import LiveServers, named_urls
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.disk.checkpoint import Checkpoint
+from agentrl.runtime.rank_restarts import RankLost, RankLostAtStart
 from agentrl.runtime.ray.actors import RunActors
 from agentrl.runtime.ray.cluster import check_cluster, machines, open_cluster
 from agentrl.runtime.ray.engine_fleet import RayFleet, external_address, open_fleet
@@ -83,6 +84,7 @@ async def open_ray_stages(
 
     Raises:
         ConfigError: no cluster, or too small a one.
+        RankLostAtStart: a rank died before all was open.
         AgentrlError: whatever does not fit, named.
     """
     layout = plan(config.ray, config.serving)
@@ -131,6 +133,17 @@ def _live_servers(
     )
 
 
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """Say of a rank that dies in the block that it died at the start."""
+    try:
+        yield
+    except RankLost as error:
+        raise RankLostAtStart(
+            f"{error}; it died while the run started: look into logs/ of the run"
+        ) from error
+
+
 async def _open(
     actors: RunActors,
     stack: contextlib.AsyncExitStack,
@@ -140,11 +153,16 @@ async def _open(
     # Closed in the opposite order: no worker asks an engine that is gone.
     ranks, servers = actors.start_ranks(stack), actors.start_servers(stack)
     workers = actors.start_workers(stack)
-    reports, served = await actors.opened(ranks, servers)
     rank_failure = RankFailure(ranks)
     actors.beside(stack, rank_failure.watch())
-    fleet = await open_fleet(actors, stack, ranks, servers, reports, served, note=note)
-    opened = await actors.opened_workers(workers, list(fleet.addresses.values()))
+    with _starting():
+        reports, served = await rank_failure.guard(actors.opened(ranks, servers))
+        fleet = await rank_failure.guard(
+            open_fleet(actors, stack, ranks, servers, reports, served, note=note)
+        )
+        opened = await rank_failure.guard(
+            actors.opened_workers(workers, list(fleet.addresses.values()))
+        )
     engines = RayEngines(
         fleet.client,
         workers.group,
@@ -155,6 +173,7 @@ async def _open(
         wait_s=fleet.wait_s,
     )
     workers.engines = lambda: engines.serving
+    workers.held = lambda: engines.held
     actors.beside(stack, engines.watch())
     limit_s = actors.config.ray.hang_timeout_s
     actors.beside(stack, Heartbeat(workers.group, limit_s=limit_s, lost=workers.lost).watch())

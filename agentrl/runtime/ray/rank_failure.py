@@ -15,12 +15,13 @@ from typing import TypeVar
 from agentrl.errors import AgentrlError, EngineError, RanksParted
 from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
+from agentrl.runtime.stop import Interrupted
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-NAMED_S = 10.0
+DEATH_KNOWN_S = 10.0
 """Seconds until a rank that died is known to have died. The ranks that it left in a collective may
 fail first, and the call under way with them."""
 
@@ -31,7 +32,7 @@ class RankFailure:
     def __init__(self, ranks: WorkerGroup) -> None:
         self._ranks = ranks
         self._text = ""
-        self._sealed = asyncio.Event()
+        self._died = asyncio.Event()
 
     async def watch(self) -> None:
         """Wait for a rank to die; runs until it is cancelled, or the ranks are closed."""
@@ -42,39 +43,42 @@ class RankFailure:
             self._ranks.retire(error.index)
             self._text = str(error)
             logger.warning("%s", error)
-            self._sealed.set()
+            self._died.set()
 
     async def guard(self, work: Awaitable[T]) -> T:
         """Await `work`, which is cancelled if a rank dies.
 
         Raises:
             RankLost: a rank died.
+            Interrupted: as raised by `work`, at once.
             AgentrlError: as raised by `work` while all ranks live.
         """
         task = asyncio.ensure_future(work)
-        sealed = asyncio.ensure_future(self._sealed.wait())
+        died = asyncio.ensure_future(self._died.wait())
         try:
-            await asyncio.wait({task, sealed}, return_when=asyncio.FIRST_COMPLETED)
-            if self._sealed.is_set():
+            await asyncio.wait({task, died}, return_when=asyncio.FIRST_COMPLETED)
+            if self._died.is_set():
                 raise RankLost(self._text)
             return await task
+        except Interrupted:
+            raise  # the driver was asked to stop, which says nothing of a rank
         except Exception as error:
-            if not _of_the_group(error):
+            if not _may_follow_a_death(error):
                 raise
             try:
-                async with asyncio.timeout(NAMED_S):
-                    await self._sealed.wait()
+                async with asyncio.timeout(DEATH_KNOWN_S):
+                    await self._died.wait()
             except TimeoutError:
                 raise error from None  # all ranks live: the reason is another one
             raise RankLost(self._text) from error
         finally:
-            sealed.cancel()
+            died.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
 
 
-def _of_the_group(error: Exception) -> bool:
+def _may_follow_a_death(error: Exception) -> bool:
     """A rank that died may be the reason, as the engine on it has died, too."""
     if isinstance(error, ActorLost | RanksParted | EngineError):
         return True

@@ -70,8 +70,9 @@ class RayRollouts:
     ) -> RemoteGroup:
         group = self._workers.group
         for _ in range(GROUP_ATTEMPTS):
+            await self._workers.usable()
+            asked = [group.handle(index) for index in range(len(group))]
             try:
-                await self._workers.usable()
                 report, ref = await group.run_group(task, group_id, n, sampling, seed)
                 return RemoteGroup(report=report, ref=ref)
             except asyncio.CancelledError:
@@ -80,7 +81,8 @@ class RayRollouts:
             except ActorLost as error:
                 logger.warning("group %s is run again: %s", group_id, error)
                 self._counts.sum("rollout/groups_run_again", 1)
-                self._workers.lost(error.index)
+                if group.handle(error.index) is asked[error.index]:  # not replaced since
+                    self._workers.lost(error.index)
         raise RunError(
             f"{GROUP_ATTEMPTS} rollout workers died or hung one after the other while they ran "
             f"group {group_id}; most likely the environment of task {task.id!r} takes all memory, "

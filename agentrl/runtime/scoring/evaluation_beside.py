@@ -70,8 +70,13 @@ class EvaluationBeside:
         self._task = None
         await self._scored(self._step, task.result())
 
-    async def close(self) -> None:
-        """Cancel the evaluation in flight and wait until it has cleaned up."""
+    async def close(self, *, again_after: int | None = None) -> None:
+        """Cancel the evaluation in flight and wait until it has cleaned up.
+
+        Args:
+            again_after: step that the run goes on from, since it lost a rank: later ones are
+                trained and scored again. None where it ends.
+        """
         task, self._task = self._task, None
         if task is None:
             return
@@ -82,9 +87,10 @@ class EvaluationBeside:
         await asyncio.wait([task])
         if not task.cancelled():
             task.exception()  # the run ends for a reason of its own
-        self._progress.note(
-            f"the evaluation of step {self._step} is not finished, and its score is missing"
-        )
+        if again_after is None or self._step <= again_after:
+            self._progress.note(
+                f"the evaluation of step {self._step} is not finished, and its score is missing"
+            )
 
 
 async def _ended(task: asyncio.Task[dict[str, float]]) -> None:

@@ -212,6 +212,8 @@ class Ranks:
         """Say who was doing what when the library below gave up."""
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise  # a RuntimeError, too, and of this rank alone
         except (RuntimeError, ValueError) as error:
             raise RanksParted(
                 f"rank {self.rank} of {self.world_size} failed while {what}; a rank that ended, "

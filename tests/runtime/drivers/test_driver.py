@@ -5,6 +5,8 @@ import json
 import signal
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -15,8 +17,10 @@ from agentrl.errors import RunError
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.runtime.progress import Progress
+from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 from tests.runtime.driver_fakes import (
@@ -290,6 +294,48 @@ async def test_a_full_disk_at_a_checkpoint_does_not_end_the_run(tmp_path: Path) 
     assert left == ["step-3"]
     assert "could not be written" in notes[0]
     assert "GiB are free" in notes[0]
+
+
+async def test_a_rank_that_dies_at_a_checkpoint_is_no_full_disk(tmp_path: Path) -> None:
+    """Fails if the user is told of a disk that is not full, or if the run goes on without ranks."""
+    notes = []
+
+    class Notes(Progress):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    def save(folder: Path) -> None:
+        raise RankLost("trainer rank 1 is gone: killed")
+
+    with pytest.raises(RankLost, match="killed"):
+        await drive(fake_config(tmp_path), progress=Notes(), save=save)
+    assert notes == []
+    assert list((tmp_path / "fake" / "checkpoints").iterdir()) == []
+
+
+async def test_an_error_while_engines_are_observed_is_said_and_not_the_end_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Fails if the rollouts at once stay where they are for the rest of a run, without a word."""
+    observed = []
+
+    def observe(stats: object) -> None:
+        observed.append(stats)
+        raise RuntimeError("a broken invariant")
+
+    parts = SimpleNamespace(
+        stages=SimpleNamespace(engines=SimpleNamespace(stats=dict)),
+        progress=Progress(),
+        concurrency=SimpleNamespace(observe=observe),
+    )
+    watching = asyncio.ensure_future(DriverParts._show_engines(cast(DriverParts, parts)))
+    async with asyncio.timeout(20):
+        while len(observed) < 2:
+            await asyncio.sleep(0.05)
+    assert not watching.done()
+    watching.cancel()
+    assert len(caplog.records) == 1
+    assert "a broken invariant" in caplog.text
 
 
 async def test_the_budget_keeps_time_for_the_last_evaluation(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ async def test_a_group_that_met_an_outage_is_run_again_with_its_seed(
     tasks, expected = trained_tasks(config), trained_tasks(whole)
     assert counted(tasks) == counted(expected)
     lines = list(read_metrics(tmp_path / "fake" / "metrics.jsonl"))
-    assert sum(line.get("rollout/groups_run_again", 0) for line in lines) <= 3
+    assert 1 <= sum(line.get("rollout/groups_run_again", 0) for line in lines) <= 3
     assert sum(line.get("waste/tokens/aborted", 0) for line in lines) > 0
 
 

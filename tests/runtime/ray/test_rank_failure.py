@@ -11,6 +11,7 @@ from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.ray import rank_failure
 from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.worker_group import ActorLost, Mode, WorkerGroup, dispatch
+from agentrl.runtime.stop import Interrupted
 
 
 class Living:
@@ -80,12 +81,20 @@ async def test_what_the_other_ranks_say_of_a_death_is_not_taken_for_its_reason(
 
 async def test_an_error_of_ranks_that_live_is_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a number that must not be trained on waits for a death, or counts as one."""
-    monkeypatch.setattr(rank_failure, "NAMED_S", 0.2)
+    monkeypatch.setattr(rank_failure, "DEATH_KNOWN_S", 0.2)
     watched = Watched()
     with pytest.raises(TrainError, match="not finite"):
         await watched.guard(watched.fails(TrainError("a loss is not finite"), dies_after_s=None))
     with pytest.raises(RanksParted, match="summing"):
         await watched.guard(watched.fails(RanksParted("summing"), dies_after_s=None))
+
+
+async def test_a_signal_is_passed_on_at_once() -> None:
+    """Fails if the grace period of a run is spent on a death that nobody has died."""
+    watched = Watched()
+    async with asyncio.timeout(rank_failure.DEATH_KNOWN_S / 2):
+        with pytest.raises(Interrupted):
+            await watched.guard(watched.fails(Interrupted(15), dies_after_s=None))
 
 
 async def test_a_call_under_way_is_cancelled_when_a_rank_dies() -> None:

@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 
 from agentrl.data import TrajectoryStore
+from agentrl.data.store.step_files import stored_steps
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.disk.checkpoint import latest_checkpoint
 from agentrl.runtime.disk.run_directory import RunDir
@@ -61,9 +62,14 @@ def seeds_of(run: Path) -> list[tuple[str, str, str]]:
     ]
 
 
+def files(store: TrajectoryStore, step: int, kind: str) -> list[Path]:
+    """The files of a step, in the order of its groups."""
+    return stored_steps(store.path(step, kind).parent.glob("*.parquet"))[step]
+
+
 def written(store: TrajectoryStore, step: int) -> list[int]:
     """When each file of a step was written."""
-    return [path.stat().st_mtime_ns for path in store.files(step, "train")]
+    return [path.stat().st_mtime_ns for path in files(store, step, "train")]
 
 
 def tokens_of(run: Path) -> list[tuple[int, ...]]:
@@ -93,7 +99,7 @@ async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path)
     local = project.parent / "runs" / "local"
     # Each rank has stored its part of every step, of training and of evaluations.
     store = TrajectoryStore(run / "trajectories")
-    assert all(len(store.files(n, kind)) == 2 for kind in store.kinds() for n in store.steps(kind))
+    assert all(len(files(store, n, kind)) == 2 for kind in store.kinds() for n in store.steps(kind))
     assert stored_tasks(run) == stored_tasks(local)
     assert seeds_of(run) == seeds_of(local)
     # Before anything was trained the weights, and with them the tokens, are the same.

@@ -1,6 +1,7 @@
 """What Ray's part of the runtime decides without Ray: cutting, joining, routing, placing."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,21 +139,38 @@ class Plain:
     @dispatch(Mode.BROADCAST)
     async def open(self, engines: list[Any]) -> None: ...
 
+    @dispatch(Mode.BROADCAST)
+    async def serve_from(self, engines: list[Any]) -> None: ...
+
+    @dispatch(Mode.BROADCAST)
+    async def hold_turns(self, held: bool) -> None: ...
+
 
 class Opening:
     """Its handle."""
 
     def __init__(self, opened: list[int]) -> None:
         self.opened = opened
+        self.held: list[bool] = []
+        self.open, self.serve_from = Remote(self._open), Remote(self._ignore)
+        self.hold_turns = Remote(self._hold)
 
-    @property
-    def open(self) -> Any:
-        return self
-
-    async def remote(self, engines: list[Any]) -> None:
+    async def _open(self, engines: list[Any]) -> None:
         self.opened.append(len(engines))
         if not engines:
             raise ValueError("a client needs at least one engine")
+
+    async def _ignore(self, engines: list[Any]) -> None: ...
+
+    async def _hold(self, held: bool) -> None:
+        self.held.append(held)
+
+
+class Remote:
+    """A method of a handle."""
+
+    def __init__(self, method: Callable[[Any], Awaitable[None]]) -> None:
+        self.remote = method
 
 
 @pytest.mark.parametrize(("comes_back", "opened"), [(True, [1]), (False, [0] * RESTARTS)])
@@ -166,7 +184,7 @@ async def test_a_worker_is_replaced_when_an_engine_serves_again(
     group = WorkerGroup(Plain, [Opening(tries)], name="worker")
     limit_s = 10.0 if comes_back else 0.01
     workers = Workers(group, lambda _: Opening(tries), open_limit_s=limit_s, back_off_s=0.001)
-    workers.engines = lambda: list(serving)
+    workers.engines, workers.held = lambda: list(serving), lambda: False
     assert workers.lost(0)
     if comes_back:
         asyncio.get_running_loop().call_later(0.05, serving.append, object())
@@ -175,6 +193,23 @@ async def test_a_worker_is_replaced_when_an_engine_serves_again(
         with pytest.raises(RunError, match="workers died"):
             await asyncio.wait_for(workers.usable(), 10)
     assert tries == opened
+    await workers.close()
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_a_worker_that_opens_during_a_pause_begins_with_clocks_that_stand_still(
+    held: bool,
+) -> None:
+    """Fails if only workers that live when a pause begins hear of it."""
+    fresh = Opening([])
+    group = WorkerGroup(Plain, [Opening([])], name="worker")
+    workers = Workers(group, lambda _: fresh, open_limit_s=10.0, back_off_s=0.001)
+    serving: list[Any] = [object()]
+    workers.engines, workers.held = lambda: serving, lambda: held
+    assert workers.lost(0)
+    await asyncio.wait_for(workers.usable(), 10)
+    assert group.handle(0) is fresh
+    assert fresh.held == [True] * held
     await workers.close()
 
 

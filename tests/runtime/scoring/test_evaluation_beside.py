@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from agentrl.config.schema import CheckpointSection
 from agentrl.data import TrajectoryStore
 from agentrl.runtime.disk.checkpoint import list_checkpoints
+from agentrl.runtime.drivers.asynchronous import AsynchronousRun
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.scoring.evaluation_beside import why_training_stops
+from agentrl.runtime.rank_restarts import RankLost
+from agentrl.runtime.scoring.evaluation_beside import EvaluationBeside, why_training_stops
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from tests.runtime.driver_fakes import Fuse, StreamingWorker, drive, fake_config
 from tests.runtime.drivers.test_asynchronous import check_stream
@@ -107,13 +110,24 @@ async def test_a_checkpoint_gets_the_score_that_came_after_it(tmp_path: Path) ->
         assert state.scores["eval/held/score"] == by_step[state.step]["eval/held/score"]
 
 
+class Notes(Progress):
+    """Keeps what the run says."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def names_in_flight() -> list[str]:
+    names = [task.get_name() for task in asyncio.all_tasks()]
+    return [name for name in names if name.startswith(("group ", "evaluation "))]
+
+
 async def test_a_signal_ends_an_evaluation_beside_training(tmp_path: Path) -> None:
     """What was trained is kept; the score that is missing is named, and the run can go on."""
-    stop, notes = StopSwitch(), []
-
-    class Notes(Progress):
-        def note(self, text: str) -> None:
-            notes.append(text)
+    stop, progress = StopSwitch(), Notes()
 
     class Endless(StreamingWorker):
         async def run_group(self, task, *, group_id: str, **kwargs):  # type: ignore[no-untyped-def]
@@ -125,15 +139,93 @@ async def test_a_signal_ends_an_evaluation_beside_training(tmp_path: Path) -> No
 
     config = fake_config(tmp_path, schedule=AHEAD["staleness 1"], engine="vllm")
     with pytest.raises(Interrupted):
-        await drive(config, worker=Endless(Fuse()), stop=stop, progress=Notes())
-    assert notes[-1:] == ["the evaluation of step 2 is not finished, and its score is missing"]
-    names = [task.get_name() for task in asyncio.all_tasks()]
-    assert not [name for name in names if name.startswith(("group ", "evaluation "))]
+        await drive(config, worker=Endless(Fuse()), stop=stop, progress=progress)
+    said = progress.notes[-1:]
+    assert said == ["the evaluation of step 2 is not finished, and its score is missing"]
+    assert not names_in_flight()
     states = [item.state for item in list_checkpoints(tmp_path / "fake" / "checkpoints")]
     assert [(state.step, state.version) for state in states] == [(3, 3), (4, 4)]
     result, trainer = await drive(config, worker=StreamingWorker(Fuse()))
     assert (result.steps, trainer.digest) == (7, digest_of_store(config))
     check_stream(config, 7)
+
+
+class Beside(Fuse):
+    """Fails in the training that begins beside the evaluation of step 2."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error, self.evaluates = error, False
+
+    def __call__(self, place: str) -> None:
+        super().__call__(place)
+        if self.evaluates and place == "train begins":
+            raise self.error
+
+
+class Stuck(StreamingWorker):
+    """The evaluation of step 2 does not end, nor does a group that begins after it."""
+
+    def __init__(self, fuse: Beside) -> None:
+        super().__init__(fuse)
+        self.beside = fuse
+
+    async def run_group(self, task, *, group_id: str, **kwargs):  # type: ignore[no-untyped-def]
+        self.beside.evaluates |= group_id.startswith("eval-held-2/")
+        if self.beside.evaluates:
+            await asyncio.sleep(60)
+        return await super().run_group(task, group_id=group_id, **kwargs)
+
+
+async def test_a_lost_rank_does_not_say_that_a_score_is_missing(tmp_path: Path) -> None:
+    """Fails if the user is told so of a score that the restart makes."""
+    config = fake_config(tmp_path, schedule=AHEAD["staleness 1"], engine="vllm")
+    progress = Notes()
+    fuse = Beside(RankLost("trainer rank 1 is gone"))
+    with pytest.raises(RankLost):
+        await drive(config, fuse=fuse, worker=Stuck(fuse), progress=progress)
+    assert not [text for text in progress.notes if "missing" in text]
+    assert not names_in_flight()
+    await drive(config, worker=StreamingWorker(Fuse()))
+    assert 2 in [line["step"] for line in lines(config) if "eval/held/score" in line]
+
+
+@pytest.mark.parametrize(("again_after", "missing"), [(None, 1), (1, 0), (2, 1), (3, 1)])
+async def test_only_a_score_that_is_not_made_again_is_missing(
+    again_after: int | None, missing: int
+) -> None:
+    async def endless(step: int) -> dict[str, float]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def scored(step: int, scores: dict[str, float]) -> None: ...
+
+    progress = Notes()
+    evaluation = EvaluationBeside(endless, scored=scored, stop=StopSwitch(), progress=progress)
+    evaluation.start(2)
+    await asyncio.sleep(0)
+    await evaluation.close(again_after=again_after)
+    assert len(progress.notes) == missing
+
+
+async def test_groups_are_closed_though_the_evaluation_does_not_close() -> None:
+    """Fails if an error there leaves sandboxes of rollouts behind."""
+    closed: list[str] = []
+
+    async def close_evaluation(*, again_after: int | None) -> None:
+        raise RuntimeError("a broken invariant")
+
+    async def close_groups() -> None:
+        closed.append("groups")
+
+    run = SimpleNamespace(
+        _parts=SimpleNamespace(pending=SimpleNamespace(add_stage_counts=list)),
+        _evaluation=SimpleNamespace(close=close_evaluation),
+        _rollouter=SimpleNamespace(close=close_groups),
+    )
+    with pytest.raises(RuntimeError, match="a broken invariant"):
+        await AsynchronousRun._close_in_flight(cast(AsynchronousRun, run), None)
+    assert closed == ["groups"]
 
 
 async def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:

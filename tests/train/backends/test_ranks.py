@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agentrl.config.schema import TrainSection
-from agentrl.errors import TrainError
+from agentrl.errors import RanksParted, TrainError
 from agentrl.train.backends.data_parallel import DataParallelBackend
 from agentrl.train.backends.ranks import Meeting
 from agentrl.train.backends.shares import assign
@@ -176,3 +176,19 @@ def test_a_meeting_that_nobody_holds_or_nobody_comes_to_is_an_error():
         joined(address, 1, 2, timeout_s=1.0)
     with pytest.raises(TrainError, match="rank 2 is not one of 2"):
         joined(address, 2, 2)
+
+
+def test_memory_that_runs_out_is_no_parting_of_the_ranks():
+    """Fails if the batch that is too large for one rank is taken for the death of another."""
+    meeting = Meeting()
+    ranks = joined(meeting.address, 0, 1)
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match="tried to allocate"):
+            with ranks.naming("summing gradients"):
+                raise torch.OutOfMemoryError("CUDA out of memory: tried to allocate 9 GiB")
+        with pytest.raises(RanksParted, match="summing gradients"):
+            with ranks.naming("summing gradients"):
+                raise RuntimeError("Connection closed by peer")
+    finally:
+        ranks.close()
+        meeting.close()
