@@ -63,7 +63,7 @@ VOCABULARY = (1_000, 40_000)
 
 
 class RoundRobin:
-    """Every request to the next engine, whoever asks."""
+    """Every request to the next engine, whatever its session."""
 
     def __init__(self, engines: list[Engine]) -> None:
         self._next = itertools.cycle(engines)

@@ -370,7 +370,7 @@ class Fleet:
         """Return once an engine takes requests.
 
         Args:
-            limit_s: seconds since a turn first waited for one; whoever waits later waits less.
+            limit_s: seconds since a turn first waited for one; a turn that comes later waits less.
 
         Raises:
             TimeoutError: none did in time.

@@ -129,7 +129,7 @@ class Keeper:
 
     async def _wait_for_budget(self, name: str) -> None:
         """Wait until the last hour has seen fewer restarts of the server than it may."""
-        recent, told = self._recent[name], False
+        recent, logged = self._recent[name], False
         while True:
             now = _now()
             while recent and now - recent[0] >= self._hour_s:
@@ -137,12 +137,12 @@ class Keeper:
             if len(recent) < self._per_hour:
                 return
             wait_s = recent[0] + self._hour_s - now
-            if not told:
+            if not logged:
                 self._note(
                     f"{name} was started again {len(recent)} times within the hour, as often as "
                     f"serving.restarts_per_hour allows; next try in {wait_s / 60:.0f} min"
                 )
-            told = True
+            logged = True
             await asyncio.sleep(wait_s)
 
 

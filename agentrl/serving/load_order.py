@@ -1,7 +1,7 @@
 """The engine with the least load, without looking at all of them.
 
 A heap of loads, of which some are out of date: a change adds an entry, and an entry that is no
-longer true is dropped when it comes to the top. A heap of many such entries is made anew, so a
+longer true is dropped when it comes to the top. A heap of many such entries is built again, so a
 change and a choice cost O(log n) on average, for n engines.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 _Load = tuple[int, int, int]
 _MOST_ENTRIES = 8
-"""Entries for each engine from which on the heap is made anew."""
+"""Entries for each engine from which on the heap is built again."""
 
 
 class LoadOrder:

@@ -38,7 +38,7 @@ class _Seen:
     """What is known of one engine since it last showed that it works."""
 
     member: Member
-    """The engine; another one of the same name begins anew."""
+    """The engine; another one of the same name is observed from its own beginning."""
     since: float
     """When it did, in the time of the loop."""
     answered: int
@@ -178,7 +178,7 @@ class EngineWatch:
         self._note(f"{name} is stuck, its turns go to other engines: {why}")
 
     def _forget(self, names: Iterable[str]) -> None:
-        """Begin anew with these engines."""
+        """Observe these engines from the beginning again."""
         for name in list(names):
             seen = self._seen.pop(name, None)
             if seen is None or seen.question is None:

@@ -66,7 +66,7 @@ class WeightSync:
         self._limit_s = limit_s
         self._drain_limit_s = drain_limit_s
         self._newest: WeightTicket | None = None
-        # Engines of the streaming group there is; none where it must be made anew.
+        # Engines of the streaming group there is; none where it must be built again.
         self._members: list[Engine] = []
         client.recover = self.catch_up
 

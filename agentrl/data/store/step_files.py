@@ -4,8 +4,8 @@
     step_000012.part-0-of-2.parquet    step_000012.part-1-of-2.parquet
 
 A step that is stored in parts is there once all of them are: what a killed writer left of them
-counts as nothing. Whoever writes the step again removes it first (`TrajectoryStore.remove`), so
-that no part of an earlier try makes a later one look whole.
+counts as nothing. A process that writes the step again removes it first
+(`TrajectoryStore.remove`), so that no part of an earlier try makes a later one look whole.
 """
 
 from __future__ import annotations

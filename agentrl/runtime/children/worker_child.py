@@ -117,7 +117,7 @@ class WorkerChild:
                 reply = await self._process.receive_async()
                 future = self._awaited.get(reply.head["id"])
                 if future is None or future.done():
-                    continue  # whoever asked was cancelled
+                    continue  # its caller was cancelled
                 try:
                     result = pickle.loads(reply.body)
                 except Exception as error:  # what a user's class does when it is made is theirs

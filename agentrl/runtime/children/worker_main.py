@@ -109,6 +109,6 @@ def _portable(error: Exception) -> Exception:
         if type(error).__module__.partition(".")[0] not in ("agentrl", "builtins"):
             raise TypeError("a class of the user")
         pickle.loads(pickle.dumps(error, PROTOCOL))
-    except Exception:  # the class of a user's exception may do anything when it is made anew
+    except Exception:  # the class of a user's exception may do anything when it is made again
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

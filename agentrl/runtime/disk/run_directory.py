@@ -220,7 +220,7 @@ class RunDir(RunPaths):
 def _forget_requests(path: Path) -> None:
     """Throw away what a process that has ended left unanswered; see `server_requests`.
 
-    With the lock and not later: whoever finds it held waits for an answer.
+    With the lock and not later: a command that finds the lock held waits for an answer.
     """
     for file in (path / "requests").glob("*.a*"):
         file.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ from agentrl.runtime.disk.run_directory import read_identity
 LOOK_S = 0.2
 """Seconds between two looks for the answer."""
 ANSWER_S = 300.0
-"""Seconds until a person is told that no answer came: a server may be loading weights first."""
+"""Seconds until a command says that no answer came: a server may be loading weights first."""
 
 
 class ServerAction(StrEnum):

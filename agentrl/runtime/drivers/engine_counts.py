@@ -18,8 +18,8 @@ class ServingCounts:
     def since_last(self, stats: Mapping[str, EngineStats]) -> MetricBag:
         """Counts since the last call; none of an engine whose sums fell since.
 
-        A worker that counted for it is gone then, or the engine was added anew. What the others
-        counted since cannot be told from what they had counted before.
+        A worker that counted for it is gone then, or the engine was added again. What the others
+        counted since cannot be separated from what they had counted before.
         """
         bag = MetricBag()
         for name, now in stats.items():

@@ -1,4 +1,4 @@
-"""Ends actors that give no sign of life; whoever called them learns it as of any actor that died.
+"""Ends actors that give no sign of life; callers get the error of an actor that died.
 
 A group of rollouts has no time limit of its own, on Ray as in one process: its rollouts have
 theirs, and those stand still while a rollout waits for a sandbox. What only Ray has is a process

@@ -43,7 +43,7 @@ class NoDescriptor(EngineRefused):
 
 
 class Shortage:
-    """A time without free descriptors, told of once however many requests meet it."""
+    """A time without free descriptors, logged once, however many requests it affects."""
 
     def __init__(self) -> None:
         self._met_at: float | None = None

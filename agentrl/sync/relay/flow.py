@@ -1,9 +1,9 @@
-"""The sender's end of a relay: bytes into the first member, an eye on all.
+"""The sender's end of a relay: bytes go into the first member, and all are watched.
 
 A failure is noticed by the connection that each member has to the sender: one that dies closes it,
 one that gives up says why. One that hangs does neither, so when nothing has moved for the limit all
-are asked what they wait for. While the trainer has nothing to send nobody is to blame, and members
-are told that the sender lives.
+are asked what they wait for. While the trainer has nothing to send no member is at fault, and
+members are notified that the sender lives.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class RelayFlow:
             while sent < len(part):
                 if self._wait(writing=True):
                     sent += self._send(part[sent:])
-        told = time.monotonic()
+        notified = time.monotonic()
         while not filled.wait(TICK_S):
             self._moved = now = time.monotonic()  # a slow trainer is no failure
             self._wait(writing=False, limit_s=0)
-            if now - told > ALIVE_S:
-                told = now
+            if now - notified > ALIVE_S:
+                notified = now
                 for link in self._members.values():
                     link.say(alive=True)
 

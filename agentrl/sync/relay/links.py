@@ -232,7 +232,7 @@ def accept_members(
     check: Callable[[], object],
     hear: Callable[[int, Mapping[str, Any]], None] | None = None,
 ) -> dict[int, tuple[MemberLink, Mapping[str, Any]]]:
-    """Accept the connections of members; whoever else connects is turned away and delays nothing.
+    """Accept the connections of members; any other connection is turned away and delays nothing.
 
     Args:
         listener: takes the connections.

@@ -1,6 +1,6 @@
 """New weights into one model of a vLLM worker, layer by layer, whole or not at all.
 
-vLLM reloads layer by layer, so that layouts which kernels have packed are made anew. Invariants:
+vLLM reloads layer by layer, so that layouts which kernels have packed are made again. Invariants:
 every parameter of the model is loaded and every name that is sent is used, or the update fails and
 says which is not; after a failure the layers are put together again, so that the next update starts
 from a whole model. What that model then holds may be partly old and partly new: nothing may be
