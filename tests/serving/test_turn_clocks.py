@@ -96,7 +96,7 @@ async def test_what_brings_an_engine_back_is_on_the_clock_of_no_turn() -> None:
 
     back, clock = asyncio.Event(), Clock()
     engines = [Sick(["hi"], ByteTokenizer(), name="a"), Sick(["hi"], ByteTokenizer(), name="b")]
-    client = TokenClient(engines, probe_s=0.005, recover=recover)
+    client = TokenClient(engines, probe_s=0.005, recover=recover, wait_s=0.2)
     await ask(client, clock)
     client.drain(client.balancer.pinned("s") or "")
     await ask(client, clock)  # the session moves, which ends it where it was

@@ -32,6 +32,10 @@ from agentrl.serving.embedded.row_attention import FEW
 ATTENTION = "agentrl_kv_rows"
 _VECTOR = 64
 """Numbers that torch takes at once, in the narrowest dtype."""
+_ROWS = (FEW, 8, 16, 32)
+"""Rows that are tried, smallest first, for the bits of a product of `_MANY`."""
+_MANY = 64
+"""Rows of a product whose kernel is that of all larger ones."""
 
 
 def _attention(
@@ -76,6 +80,7 @@ class RowModel:
         self.dtype = self._head.weight.dtype
         self.device = self._head.weight.device
         self._unit = _token_unit(self.device, self._widths())
+        self._least = least_rows(model) if self.device.type == "cpu" else 1
 
     def _widths(self) -> tuple[int, int]:
         config = self.model.config
@@ -112,14 +117,15 @@ class RowModel:
         if segments:
             parts.append(PrefillAttention(cache, segments))
         ids = [*ids_N, *(token for segment in segments for token in segment.ids)]
-        if missing := -len(ids) % self._unit:
+        padded = max(len(ids), self._least)
+        if missing := padded + -padded % self._unit - len(ids):
             parts.append(PaddingAttention(missing))
             ids += [0] * missing
         positions = torch.cat([part.positions for part in parts])
         hidden = self._run(ids, positions, parts[0] if len(parts) == 1 else MixedAttention(parts))
         lengths = [1] * len(ids_N) + [len(segment.ids) for segment in segments]
         last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
-        missing = max(0, FEW - len(last)) if self._unit > 1 else 0
+        missing = max(0, self._least - len(last))
         return self._logits(hidden[pad(last, (0, missing))])[: len(last)]
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -143,9 +149,8 @@ class RowModel:
 def _token_unit(device: torch.device, widths: Sequence[int]) -> int:
     """Tokens of a pass are padded to a multiple of this; a GPU computes them as they come.
 
-    At least `FEW`, so that products have the bits of larger ones, and as many as fill whole vectors
-    of the processor: sines and exponentials of a remainder are computed otherwise, so they would
-    hang on how many tokens stand before them.
+    As many as fill whole vectors of the processor: sines and exponentials of a remainder are
+    computed otherwise, so they would depend on how many tokens stand before them.
 
     Args:
         device: of the model.
@@ -154,6 +159,39 @@ def _token_unit(device: torch.device, widths: Sequence[int]) -> int:
     if device.type != "cpu":
         return 1
     return _VECTOR // FEW if any(width % _VECTOR for width in widths) else FEW
+
+
+def least_rows(model: Any) -> int:
+    """Fewest rows of the model's products that have the bits of larger ones, on this processor.
+
+    A library takes other kernels for few rows, and how few they are depends on the processor and
+    on the shape: MKL in float32 was seen to change at 4, 6 and 16. So each shape of the model is
+    tried once. Returns a power of two from `FEW` to `_MANY`.
+    """
+    head = model.get_output_embeddings()
+    wide_head = has_float32_head(model) and is_narrow(head.weight)
+    shapes: dict[tuple[torch.Size, bool], torch.Tensor] = {}
+    for layer in (*model.modules(), head):
+        if isinstance(layer, torch.nn.Linear):
+            widened = wide_head and layer is head
+            shapes.setdefault((layer.weight.shape, widened), layer.weight.detach())
+    return max(
+        (
+            _least_rows_of(weight.float() if widened else weight)
+            for (_, widened), weight in shapes.items()
+        ),
+        default=FEW,
+    )
+
+
+def _least_rows_of(weight: torch.Tensor) -> int:
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(_MANY, weight.shape[1], generator=draw).to(weight.dtype)
+    whole = torch.nn.functional.linear(rows, weight)
+    for count in _ROWS:
+        if torch.equal(torch.nn.functional.linear(rows[:count], weight), whole[:count]):
+            return count
+    return _MANY
 
 
 def check_supported(model: Any) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,15 +170,12 @@ def test_what_cannot_be_written_leaves_the_older_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001.rank-0.parquet"]
 
 
-def test_one_rollout_of_a_large_step_is_read_in_milliseconds(tmp_path: Path) -> None:
-    # Fails if the step becomes one row group: 2 million tokens take a quarter of a second.
+def test_one_rollout_of_a_large_step_is_read_without_most_others(tmp_path: Path) -> None:
+    # Fails if the step becomes one row group: reading 2 million tokens takes a quarter of a second.
     store = TokenStore(tmp_path)
     one = tokens("x/0", 8000)
     store.write(1, 0, [replace(one, rollout_id=f"x/{i}") for i in range(256)])
-    store.read(1, "x/7")
-    best = math.inf
-    for _ in range(5):
-        began = time.perf_counter()
-        assert len(store.read(1, "x/77")) == 1
-        best = min(best, time.perf_counter() - began)
-    assert best < 0.1
+    assert len(store.read(1, "x/77")) == 1
+    (path,) = tmp_path.glob("*.parquet")
+    step = pq.ParquetFile(path).metadata
+    assert max(step.row_group(at).num_rows for at in range(step.num_row_groups)) <= 256 // 8

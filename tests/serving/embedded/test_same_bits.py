@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.serving.embedded import EmbeddedEngine
+from agentrl.serving.embedded.forward import least_rows
 from agentrl.serving.embedded.sampling import TokenDraw, sample
 from agentrl.types import SamplingParams
 
@@ -91,6 +92,23 @@ async def test_company_does_not_change_a_bit(
         start=1,
     ):
         assert await chats(model, order=order, **section) == alone, section
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_the_least_rows_have_the_bits_of_all_larger_ones(dtype: torch.dtype) -> None:
+    """Fails on a processor whose kernels change at more rows than those that are padded to."""
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no products of bfloat16")
+    model = llama(dtype, hidden=128, heads=2, kv_heads=1)
+    least = least_rows(model)
+    draw = torch.Generator().manual_seed(1)
+    for layer in model.modules():
+        if not isinstance(layer, torch.nn.Linear):
+            continue
+        rows = torch.randn(200, layer.in_features, generator=draw).to(dtype)
+        whole = layer(rows)
+        for count in range(least, 200, 4):
+            assert torch.equal(layer(rows[:count]), whole[:count]), (layer, count, least)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.7])
