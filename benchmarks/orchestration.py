@@ -70,6 +70,8 @@ GROUP = 8
 STALLED = 64
 """Conversations of the run in which stalls are measured."""
 SPREAD = 0.5
+STEP = "I will call the tool, step "
+"""What a turn with a call begins with, before its number."""
 _LAG_EVERY_S = 0.005
 
 
@@ -98,7 +100,7 @@ class SleepingEngine(Engine):
             call: what the turns before the last one call.
         """
         block = f"<tool_call>\n{call}\n</tool_call>"
-        texts = [f"I will call the tool, step {turn}.\n{block}" for turn in range(turns - 1)]
+        texts = [f"{STEP}{turn}.\n{block}" for turn in range(turns - 1)]
         self._generations = [self._generation(chat, text) for text in (*texts, "The answer is 42.")]
         self._turns = turns
         self._delay_s = delay_s

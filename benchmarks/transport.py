@@ -37,7 +37,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import orjson
-from orchestration import GROUP, Adding, SleepingEngine, add, make_bare, measure, summary
+from orchestration import GROUP, STEP, Adding, SleepingEngine, add, make_bare, measure, summary
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
@@ -150,8 +150,8 @@ class HttpFake(asyncio.Protocol):
 def turn_of(ids: list[int]) -> int:
     """Which turn comes next: the sampled ones are numbered in their text."""
     text = bytes(token for token in ids if token < 256)
-    at = text.rfind(b"I will add them, step ")
-    return 0 if at < 0 else int(text[at + 22 : text.index(b".", at)]) + 1
+    at = text.rfind(STEP.encode())
+    return 0 if at < 0 else int(text[at + len(STEP) : text.index(b".", at)]) + 1
 
 
 async def serve(options: argparse.Namespace) -> None:
