@@ -43,9 +43,20 @@ def smollm2() -> Any:
     return AutoTokenizer.from_pretrained(quickstart_checkpoint())
 
 
-def with_words(words: str | None, **names: Any) -> Any:
-    """SmolLM2's vocabulary of 49,152 tokens behind other pre-tokenizers."""
-    backend = Tokenizer.from_str(smollm2().backend_tokenizer.to_str())
+@cache
+def few_tokens() -> str:
+    """SmolLM2's tokenizer with the tokens of single bytes alone, which is made in no time."""
+    state = json.loads(smollm2().backend_tokenizer.to_str())
+    vocab = state["model"]["vocab"]
+    state["model"]["vocab"] = {token: at for token, at in vocab.items() if at < 300}
+    state["model"]["merges"] = []
+    return json.dumps(state)
+
+
+def with_words(words: str | None, state: str = "", **names: Any) -> Any:
+    """SmolLM2's vocabulary of 49,152 tokens, or a tokenizer of another state, behind other
+    pre-tokenizers."""
+    backend = Tokenizer.from_str(state or smollm2().backend_tokenizer.to_str())
     if words is not None:
         backend.normalizer = normalizers.NFC()
         backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -210,31 +221,32 @@ def test_white_space_around_a_text_does_not_move_its_core(
 
 def test_what_is_not_known_is_encoded_whole() -> None:
     # Each would have other ids in parts, or may have.
+    assert splits_between_words(with_words(None, few_tokens()))
     assert not splits_between_words(ByteTokenizer())
     assert not splits_between_words(model("mistral_v3"))
-    assert not splits_between_words(with_words(r"\w+|\W+"))
-    prefixed = with_words(None)
+    assert not splits_between_words(with_words(r"\w+|\W+", few_tokens()))
+    prefixed = with_words(None, few_tokens())
     prefixed.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     assert not splits_between_words(prefixed)
     for second in (
         pre_tokenizers.Split(Regex(QWEN), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
     ):
-        late = with_words(None)
+        late = with_words(None, few_tokens())
         first = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         late.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, second])
         assert not splits_between_words(late)
-    stripping = with_words(None)
+    stripping = with_words(None, few_tokens())
     stripping.add_tokens([AddedToken("<strips>", rstrip=True, normalized=False)])
     assert not splits_between_words(stripping)
     for content in ("two words", "foo ", "foo \u4e16"):
-        spaced = with_words(None)
+        spaced = with_words(None, few_tokens())
         spaced.add_tokens([AddedToken(content, normalized=False)])
         assert not splits_between_words(spaced)
-    lowered = with_words(None)
+    lowered = with_words(None, few_tokens())
     lowered.backend_tokenizer.normalizer = normalizers.Lowercase()
     assert not splits_between_words(lowered)
-    state = json.loads(smollm2().backend_tokenizer.to_str())
+    state = json.loads(few_tokens())
     state["model"]["dropout"] = 0.1
     dropping = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token="<|im_end|>"

@@ -7,11 +7,12 @@ over sets of text: what they draw hangs on the hash seed, which a process cannot
 from __future__ import annotations
 
 import importlib
+import io
 import marshal
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -34,31 +35,49 @@ BALANCED: Mapping[str, Mapping[str, float]] = {
 syllogisms of five, and in nine of ten where all statements are of the form "all A are B"."""
 
 DRAW_S = 600.0
-"""For one call of a child; it takes seconds."""
+"""For what a child draws at once; it takes seconds."""
+
+Request = tuple[str, int, int, int]
+"""A generator, its level, the seed, and how many entries."""
 
 
-def drawn(name: str, level: int, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """Entries of one generator at one level.
+def drawn(requests: Sequence[Request]) -> list[list[dict[str, Any]]]:
+    """The entries that each request asks for.
 
     Raises:
-        ConfigError: the generator fails.
+        ConfigError: a generator fails.
     """
-    if name not in BY_HASH or os.environ.get("PYTHONHASHSEED") == "0":
-        return _entries(name, level, seed, count)
+    here = os.environ.get("PYTHONHASHSEED") == "0"
+    apart = iter(_by_child([it for it in requests if it[0] in BY_HASH and not here]))
+    return [
+        next(apart) if name in BY_HASH and not here else _entries(name, *more)
+        for name, *more in requests
+    ]
+
+
+def _by_child(requests: Sequence[Request]) -> list[list[dict[str, Any]]]:
+    """What one child draws: most of its time goes into importing the generators."""
+    if not requests:
+        return []
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "agentrl_envs.reasoning.draw"],
-        input=marshal.dumps((name, level, seed, count)),
+        input=marshal.dumps(list(requests)),
         capture_output=True,
         env={**os.environ, "PYTHONHASHSEED": "0"},
         timeout=DRAW_S,
         check=False,
     )
-    if child.returncode != 0:
-        raise ConfigError(
-            f"reasoning make_tasks: the generator {name!r} failed at level {level}: "
-            f"{child.stderr.decode('utf-8', 'replace').strip()[-300:]}"
-        )
-    return marshal.loads(child.stdout)
+    answers = io.BytesIO(child.stdout)
+    found: list[list[dict[str, Any]]] = []
+    for name, level, *_ in requests:
+        try:
+            found.append(marshal.load(answers))
+        except (EOFError, ValueError, TypeError):
+            raise ConfigError(
+                f"reasoning make_tasks: the generator {name!r} failed at level {level}: "
+                f"{child.stderr.decode('utf-8', 'replace').strip()[-300:]}"
+            ) from None
+    return found
 
 
 def _entries(name: str, level: int, seed: int, count: int) -> list[dict[str, Any]]:
@@ -111,11 +130,12 @@ def factory() -> ModuleType:
 
 
 def main() -> None:
-    """Answer one request on stdin."""
+    """Answer the requests on stdin, each as soon as it is drawn."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what generators print must not look like an answer
-    answers.write(marshal.dumps(_entries(*marshal.loads(sys.stdin.buffer.read()))))
-    answers.flush()
+    for request in marshal.loads(sys.stdin.buffer.read()):
+        answers.write(marshal.dumps(_entries(*request)))
+        answers.flush()
 
 
 if __name__ == "__main__":

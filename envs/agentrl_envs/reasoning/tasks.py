@@ -7,8 +7,9 @@ policy neither always nor never solves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 
 from agentrl.errors import ConfigError, choices
 from agentrl.types import Task
@@ -96,10 +97,15 @@ def _draw(names: Sequence[str], levels: Sequence[int], n: int, seed: int, split:
     kinds = [(name, level) for name in names for level in _levels_of(name, levels)]
     Random(f"{seed}/{split}").shuffle(kinds)
     counts = [n // len(kinds) + (number < n % len(kinds)) for number in range(len(kinds))]
+    # Strings seed alike on every machine, which `hash` does not.
+    requests = [
+        (name, level, Random(f"{seed}/{split}/{name}/{level}").randrange(2**31), count)
+        for (name, level), count in zip(kinds, counts, strict=True)
+        if count
+    ]
     tasks: list[Task] = []
-    for (name, level), count in zip(kinds, counts, strict=True):
-        if count:
-            tasks += _of_kind(name, level, count, seed, split)
+    for (name, level, *_), entries in zip(requests, drawn(requests), strict=True):
+        tasks += _of_kind(name, level, entries, seed, split)
     Random(f"{seed}/{split}/order").shuffle(tasks)
     return tasks
 
@@ -111,10 +117,9 @@ def _levels_of(name: str, levels: Sequence[int]) -> list[int]:
     return sorted({min(level, most) for level in levels})
 
 
-def _of_kind(name: str, level: int, count: int, seed: int, split: str) -> list[Task]:
-    # Strings seed alike on every machine, which `hash` does not.
-    number = Random(f"{seed}/{split}/{name}/{level}").randrange(2**31)
-    entries = drawn(name, level, seed=number, count=count)
+def _of_kind(
+    name: str, level: int, entries: Sequence[Mapping[str, Any]], seed: int, split: str
+) -> list[Task]:
     return [
         Task(
             id=f"{name}/{level}/{split}/{seed}/{index}",

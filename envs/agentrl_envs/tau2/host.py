@@ -43,7 +43,7 @@ _STATES = {
 _WITHOUT_EFFECT = ("calculate", "transfer_to_human_agents")
 _MOST_CHARS = 200_000
 _NUMBER = re.compile(
-    r"(?:(?<=\bUSD)|(?<![^\W_])(?<![^\W_]_)(?<![^\W_]__)(?<!\.))"
+    r"(?=\d)(?:(?<=\bUSD)|(?<![^\W_])(?<![^\W_]_)(?<![^\W_]__)(?<!\.))"
     r"(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?+(?!\w{0,9}\d|\.\d)",
     re.IGNORECASE,
 )

@@ -56,11 +56,11 @@ def test_every_generator_judges_its_own_answer_right() -> None:
 
 
 def test_tasks_are_the_same_everywhere_and_are_json() -> None:
-    args = {"families": ["maze", "n_queens", "countdown"], "n": 60, "levels": [0, 2]}
+    args = {"families": ["maze", "n_queens", "countdown"], "n": 24, "levels": [0, 2]}
     tasks = make_tasks(seed=3, **args)
     assert tasks == make_tasks(seed=3, **args)
     assert tasks != make_tasks(seed=4, **args)
-    assert len({task.id for task in tasks}) == 60
+    assert len({task.id for task in tasks}) == 24
     assert json.loads(json.dumps([task.label for task in tasks])) is not None
     assert {task.metadata["level"] for task in tasks} == {0, 2}
 
@@ -71,16 +71,16 @@ def test_tasks_do_not_hang_on_the_hash_seed() -> None:
         "from agentrl_envs.reasoning import make_tasks\n"
         f"print([(t.prompt, t.label) for t in make_tasks(families={names}, n=8)])"
     )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", source],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert outputs[0] == outputs[1]
+    under_another = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", source],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    # This process has a hash seed of its own.
+    drawn = make_tasks(families=names, n=8)
+    assert str([(task.prompt, task.label) for task in drawn]) == under_another.strip()
 
 
 @pytest.mark.usefixtures("drawn_here")

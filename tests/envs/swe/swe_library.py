@@ -83,6 +83,9 @@ PASSING = (
     "tests/test_numbers.py::test_mean",
     "tests/test_more.py::test_nothing",
 )
+RUNNER_ENV = {"PYTHONHASHSEED": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""The sandbox's Python is that of these tests, whose plugins of pytest take four times as long to
+load as pytest takes to run the tests of this library."""
 PATCH = "diff --git a/tinylib/numbers.py b/tinylib/numbers.py\n" + "".join(
     difflib.unified_diff(
         BROKEN.splitlines(keepends=True),
@@ -93,20 +96,28 @@ PATCH = "diff --git a/tinylib/numbers.py b/tinylib/numbers.py\n" + "".join(
 )
 
 
+_PYGMENTS = {
+    "lexers": ("python.py", "diff.py"),
+    "styles": ("default.py",),
+    "formatters": ("terminal.py",),
+}
+"""What pytest uses of it: every sandbox gets a copy."""
+
+
 def make_folder(folder: Path) -> list[Task]:
     """Write the data set; its tasks are one whose tests are seen and one whose are hidden."""
     environment = folder / ENVIRONMENT_FOLDER
     environment.mkdir(parents=True)
     for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
         source = Path(str(importlib.import_module(name).__file__)).parent
-        ignore = shutil.ignore_patterns("__pycache__", "lexers", "styles")
+        ignore = shutil.ignore_patterns("__pycache__", "lexers", "styles", "formatters")
         shutil.copytree(source, environment / name, ignore=ignore)
     shutil.copy(Path(pytest.__file__).parent.parent / "py.py", environment)
-    lexers = Path(str(importlib.import_module("pygments.lexers").__file__)).parent
-    for kept in ("__init__.py", "_mapping.py", "python.py", "diff.py"):
-        (environment / "pygments/lexers").mkdir(exist_ok=True)
-        shutil.copy(lexers / kept, environment / "pygments/lexers")
-    shutil.copytree(lexers.parent / "styles", environment / "pygments/styles")
+    pygments = Path(str(importlib.import_module("pygments").__file__)).parent
+    for folder_name, kept in _PYGMENTS.items():
+        (environment / "pygments" / folder_name).mkdir()
+        for file in ("__init__.py", "_mapping.py", *kept):
+            shutil.copy(pygments / folder_name / file, environment / "pygments" / folder_name)
     # Valid whatever the times of the files become on their way; for the Python of these tests.
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(environment, quiet=2, invalidation_mode=mode)
@@ -147,7 +158,7 @@ def record(name: str, base: str, failing, passing, **more) -> SweTask:
         test_paths=("tests",),
         python_path=(".",),
         test_command=("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"),
-        test_env={"PYTHONHASHSEED": "0"},
+        test_env=RUNNER_ENV,
         test_seconds=0.5,
         environment="e",
         **more,

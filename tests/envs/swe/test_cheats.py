@@ -284,7 +284,8 @@ async def test_values_that_the_code_does_not_give_earn_nothing(trick, backend, t
     "body",
     [
         "return sorted((low, value, high))[1]",
-        "return low if value < low else high if value > high else value",
+        # As the gold one where the bounds are the wrong way round: inputs that are drawn may be so.
+        "return low if min(value, high) < low else high if value > high else value",
         "return max(low, min(float(value), high))",
     ],
 )

@@ -15,7 +15,7 @@ from agentrl_envs.swe import swe_bench
 from agentrl.errors import GraderError
 from agentrl.sandbox import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from tests.envs.swe.swe_episode import GOLD, play
-from tests.envs.swe.swe_library import BASE, FAILING, PASSING, PATCH, make_folder
+from tests.envs.swe.swe_library import BASE, FAILING, PASSING, PATCH, RUNNER_ENV, make_folder
 
 EDIT = "echo '# new' >>repo/tinylib/numbers.py"
 
@@ -63,7 +63,7 @@ def bench(testbed, tmp_path):
             "FAIL_TO_PASS": list(FAILING),
             "PASS_TO_PASS": list(PASSING),
             "test_command": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests"],
-            "test_env": {"PYTHONHASHSEED": "0"},
+            "test_env": RUNNER_ENV,
             **changed,
         }
         (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
@@ -93,12 +93,12 @@ async def test_a_claim_is_tried_once_in_a_process_and_never_for_own_rows(host, b
         return host.given - before
 
     task = bench("honest")
-    first = await given(task)
+    # The agent's, one to read what it was given, and two to grade in.
+    every = 4
     # The claim, the row's files, and the right values: three runs.
     once = 5
-    assert await given(task) == first - once
-    task = bench("honest-too")
-    assert await given(task, task) == 2 * first - once
+    assert await given(task, task) == 2 * every + once
+    assert await given(task) == every
     seen, _ = make_folder(tmp_path / "own")
     # The agent's, and two to grade in.
     assert await given(seen) == 3 + 3
@@ -141,7 +141,7 @@ async def test_a_test_that_is_expected_to_fail_is_kept_if_it_was_before(host, be
     lazy = f"{GOLD}\nprintf '{gives_up}' >>repo/tinylib/numbers.py"
     try:
         assert (await play(host, bench("expects", **rows), GOLD)).rewards == 1.0
-        assert (await play(host, bench("lazy", **rows), lazy)).rewards == 0.0
+        assert (await play(host, bench("expects", **rows), lazy)).rewards == 0.0
         late.write_text(late.read_text().replace("mark.xfail", "mark.skip"))
         assert (await play(host, bench("skips", **rows), GOLD)).rewards == 0.0
     finally:
