@@ -33,6 +33,10 @@ _OURS = {
 }
 """Options that `serving.args` cannot hold, and where they come from."""
 
+_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Computes in the process that schedules. vLLM makes another one for it on CPUs, to give that one
+the OpenMP settings which all processes of our servers have; it imports vLLM once more."""
+
 _REPEATED = frozenset({"middleware"})
 """Options that are given once for each of several values."""
 
@@ -125,10 +129,12 @@ def server_command(
         options["max_num_batched_tokens"] = max(batched, max_context_tokens)
     options |= _theirs(section.args, middleware)
     options["hf_overrides"] = _overrides(options.get("hf_overrides"), head_dtype)
-    argv = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_render(options))
     width = int(options.get("tensor_parallel_size", 1)) * int(
         options.get("pipeline_parallel_size", 1)
     )
+    if device == "cpu" and width == 1:
+        options.setdefault("distributed_executor_backend", _ONE_PROCESS)
+    argv = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_render(options))
     env = _environment(device, replica=replica, replicas=replicas, width=width, devices=devices)
     return ServerCommand(argv=argv, env=env)
 

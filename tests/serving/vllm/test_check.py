@@ -186,7 +186,9 @@ def served(
     """`agentrl serve` with the wrong log-probs, which a test may kill."""
     log = tmp_path_factory.mktemp("serve") / "log"
     words = (str(vllm_model_dir), "--port", str(free_port), "--log", str(log), *OPTIONS)
-    command = (*SERVE, *words, "logprobs-mode=raw_logprobs")
+    # Several processes, so that segments of shared memory carry what they say.
+    several = ("distributed-executor-backend=mp",)
+    command = (*SERVE, *words, "logprobs-mode=raw_logprobs", *several)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     said = ""

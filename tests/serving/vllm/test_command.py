@@ -49,6 +49,16 @@ def test_what_the_section_says_reaches_the_server() -> None:
     assert "--weight-transfer-config" not in options(command(weight_transfer=None))
 
 
+def test_one_cpu_worker_computes_in_the_engine_core() -> None:
+    """Fails if each server imports vLLM in one more process than it needs, or if several workers
+    or a user's own choice are overruled."""
+    flag = "--distributed-executor-backend"
+    assert options(command())[flag] == ["vllm.v1.executor.uniproc_executor.UniProcExecutor"]
+    assert options(command({"distributed_executor_backend": "mp"}))[flag] == ["mp"]
+    assert flag not in options(command({"tensor_parallel_size": 2}))
+    assert flag not in options(command(device="cuda"))
+
+
 def test_a_cpu_server_computes_every_prompt_in_one_piece() -> None:
     """Fails if the budget of a pass is below the longest prompt, which vLLM refuses then."""
     found = options(command(max_context_tokens=2048))
