@@ -100,7 +100,8 @@ def test_every_token_is_of_the_weights_it_names(mode: str, runtime: str, tmp_pat
 
 
 def write_asynchronous_project(folder: Path, schedule: dict[str, object], runtime: str) -> Path:
-    """Two servers, turns long enough that weights change inside of them, big learning steps."""
+    """Two servers, turns much longer than a training step, so that weights change inside of them,
+    and big learning steps."""
     kind: dict[str, object] = {"kind": runtime}
     if runtime == "ray":
         kind["rollout_workers"] = 1
@@ -109,9 +110,9 @@ def write_asynchronous_project(folder: Path, schedule: dict[str, object], runtim
         serving={"engine": "vllm", "replicas": 2, "kv_cache_gb": 0.1, "max_batch_size": 16},
         runtime=kind,
         schedule=schedule,
-        rollout__max_turn_tokens=24,
-        rollout__max_response_tokens=96,
-        rollout__max_context_tokens=192,
+        rollout__max_turn_tokens=96,
+        rollout__max_response_tokens=256,
+        rollout__max_context_tokens=384,
         train__steps=STEPS,
         train__learning_rate=0.01,
         checkpoint={"every_steps": 1, "keep_last": STEPS + 1},

@@ -436,11 +436,13 @@ async def test_nothing_is_left_wherever_it_is_cancelled() -> None:
             await asyncio.sleep(draw.uniform(0, 0.002))
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    await asyncio.sleep(0.1)
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    assert len(inner.alive) <= 2, "beside idle ones of one kind"
-    assert not others
-    async with asyncio.timeout(2):
+
+    def others() -> set[asyncio.Task[object]]:
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    async with asyncio.timeout(20):  # a busy machine may take a second for what is under way
+        while others() or len(inner.alive) > 2:  # beside idle ones of one kind
+            await asyncio.sleep(0.01)
         await asyncio.gather(*(pool.take(SPEC, LIMITS) for _ in range(6)))
     running = [asyncio.create_task(rollout(index)) for index in range(30)]
     await asyncio.sleep(0.01)

@@ -24,6 +24,8 @@ from tests.serving.tiny_vllm import CONTEXT, SECRET, STOP
 PROMPT = [token % 250 for token in range(40, 140)]
 LONG = SamplingParams(max_tokens=2500, seed=1)
 """More than ten seconds on two cores; long enough to be seen running."""
+SHORTER = SamplingParams(max_tokens=600, seed=1)
+"""Two seconds and more, for a turn that is paused as soon as it runs."""
 
 
 @pytest.fixture
@@ -118,7 +120,7 @@ async def test_a_cancelled_turn_ends_at_the_server(lean: VllmLeanEngine) -> None
 
 async def test_a_turn_waits_while_the_server_is_paused(lean: VllmLeanEngine) -> None:
     """Fails if control over HTTP and turns over lean do not meet in one engine."""
-    turn = asyncio.create_task(lean.generate(PROMPT, LONG, "s"))
+    turn = asyncio.create_task(lean.generate(PROMPT, SHORTER, "s"))
     await until_running(lean, 1)
     await lean.pause()
     await asyncio.sleep(0.5)

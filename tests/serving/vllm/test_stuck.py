@@ -91,9 +91,9 @@ async def test_a_stopped_engine_core_is_found_goes_on_and_is_started_again(
 
     try:
         engines = [await connected(server) for server in servers]
-        client = TokenClient(engines, pause_limit_s=15.0)
+        client = TokenClient(engines, pause_limit_s=8.0)
         watch = asyncio.create_task(
-            EngineWatch(client, stuck_after_s=15.0, outage_limit_s=60.0, note=notes.append).run()
+            EngineWatch(client, stuck_after_s=10.0, outage_limit_s=60.0, note=notes.append).run()
         )
         keeping: asyncio.Task[None] | None = None
         first = servers[0].name
@@ -113,7 +113,7 @@ async def test_a_stopped_engine_core_is_found_goes_on_and_is_started_again(
             front = Http(servers[0].url)
             await front.expect("GET", "/health", limit_s=10)  # the server says that it is well
             await front.close()
-            await asyncio.sleep(15)
+            await asyncio.sleep(5)
             assert client.balancer.state(first) is EngineState.QUARANTINED, said()
             os.kill(core, signal.SIGCONT)
             await until(lambda: first in client.active(), 60, said)

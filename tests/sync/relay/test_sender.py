@@ -290,16 +290,21 @@ def test_an_engine_that_lost_its_base_gets_all_weights() -> None:
 
 def test_one_that_stops_and_goes_on_within_the_limit_is_no_failure(receivers: Receivers) -> None:
     """Fails if a short pause of a process, about which all are asked, quarantines its engine."""
+    pid = receivers.processes[1]._process.pid
+    assert pid is not None
+    timer = threading.Timer(2.0, os.kill, (pid, signal.SIGCONT))
+
+    def stopped() -> Iterator[tuple[str, torch.Tensor]]:
+        """Weights that are asked for once all have met."""
+        os.kill(pid, signal.SIGSTOP)
+        timer.start()
+        yield from weights(0)
+
     with relay(receivers, timeout_s=1) as sender:
         receivers.receive(sender, 0, 0, 1, 2)
-        pid = receivers.processes[1]._process.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        timer = threading.Timer(2.0, os.kill, (pid, signal.SIGCONT))
-        timer.start()
-        sender.send(weights(0), 0)
-        assert [receivers.hear(index) for index in range(3)] == ["same"] * 3
+        sender.send(stopped(), 0)
         timer.join()
+        assert [receivers.hear(index) for index in range(3)] == ["same"] * 3
 
 
 def test_a_slow_trainer_is_nobodys_fault(
