@@ -23,7 +23,7 @@ from agentrl.sync.choose import OWN_TRANSFER
 from agentrl.testing import ByteTokenizer
 from agentrl.tool import FunctionTool
 from agentrl.train.losses import find_loss, needs_of
-from agentrl.train.prove import prove
+from agentrl.train.prove import ProbeSizes, Proof, prove
 from agentrl.types import CallStatus, Message, ToolCall
 from tests.sync.sync_weights import assert_same, weights
 from tests.train.tiny_llama import gradient_of, make_groups, tiny_model, with_model_log_probs
@@ -105,9 +105,15 @@ def test_a_toy_estimator_gives_the_numbers_it_says(tmp_path: Path) -> None:
             assert step.advantages[name] == want
 
 
+def proof(*, base: Path) -> Proof:
+    """At the smallest sizes of a run: an estimator sees whole groups, however large."""
+    section = resolved(advantage_estimator="toy.py:toy")
+    return prove(section, base=base, sizes=ProbeSizes(micro_batch_tokens=1, response_tokens=1))
+
+
 @pytest.mark.parametrize("text", [MEDIAN, FADING])
 def test_a_toy_estimator_is_proven(tmp_path: Path, text: str) -> None:
-    found = prove(resolved(advantage_estimator="toy.py:toy"), base=write(tmp_path, text))
+    found = proof(base=write(tmp_path, text))
     assert found.passed, [check for check in found.checks if check.status is Status.FAIL]
     assert sum(check.name.startswith("estimator") for check in found.checks) == 9
 
@@ -130,7 +136,7 @@ def test_what_is_wrong_with_an_estimator_is_a_finding(
     tmp_path: Path, body: str, check: str, words: str
 ) -> None:
     base = write(tmp_path, f"CALLS = []\n\ndef toy(group):\n    {body}\n")
-    found = prove(resolved(advantage_estimator="toy.py:toy"), base=base)
+    found = proof(base=base)
     assert not found.passed
     broken = {c.name: c.detail for c in found.checks if c.status is Status.FAIL}
     assert words in next(text for name, text in broken.items() if check in name)
@@ -147,7 +153,7 @@ def test_an_estimator_that_hides_that_it_compares_is_found_out(tmp_path: Path) -
             return [reward - max(group.rewards) for reward in group.rewards]
         """,
     )
-    found = prove(resolved(advantage_estimator="toy.py:toy"), base=base)
+    found = proof(base=base)
     broken = {c.name: c.detail for c in found.checks if c.status is Status.FAIL}
     assert "declare compares_siblings=True" in broken["estimator, siblings"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from statistics import fmean
 
@@ -82,33 +82,40 @@ class LetterModel:
 
     def __init__(self, texts: Sequence[str]) -> None:
         """Count what stands in `texts`."""
-        self._counts = [Counter[str](), Counter[str](), Counter[str]()]
+        self._counts = [Counter[str](), Counter[str](), Counter(_trigrams(texts))]
         self._before = [Counter[str](), Counter[str](), Counter[str]()]
-        for text in texts:
-            part = "\x02\x02" + text[:_CHARS]
-            for index in range(2, len(part)):
-                for order in range(3):
-                    start = index - order
-                    self._counts[order][part[start : index + 1]] += 1
-                    self._before[order][part[start:index]] += 1
+        for gram, count in self._counts[2].items():
+            for order in range(3):
+                self._before[order][gram[2 - order : 2]] += count
+            for order in range(2):
+                self._counts[order][gram[2 - order :]] += count
 
     def bits(self, texts: Sequence[str]) -> float | None:
         """Mean surprise in bits a character; None without a character."""
+        known: dict[str, float] = {}
         total, count = 0.0, 0
-        for text in texts:
-            part = "\x02\x02" + text[:_CHARS]
-            for index in range(2, len(part)):
-                total -= math.log2(self._probability(part, index))
-                count += 1
+        for gram in _trigrams(texts):
+            if gram not in known:
+                known[gram] = -math.log2(self._probability(gram))
+            total += known[gram]
+            count += 1
         return total / count if count else None
 
-    def _probability(self, part: str, index: int) -> float:
+    def _probability(self, gram: str) -> float:
+        """Of the last character after the two before it."""
         # Witten-Bell would weigh contexts by how many continuations they have; a fixed weight of
         # 2 does as well here, where only differences between texts count.
         probability = 1 / 4096
         for order in range(3):
-            start = index - order
-            seen = self._before[order][part[start:index]]
-            count = self._counts[order][part[start : index + 1]]
+            seen = self._before[order][gram[2 - order : 2]]
+            count = self._counts[order][gram[2 - order :]]
             probability = (count + 2 * probability) / (seen + 2)
         return probability
+
+
+def _trigrams(texts: Sequence[str]) -> Iterator[str]:
+    """Each character with the two before it; two marks stand before the first."""
+    for text in texts:
+        part = "\x02\x02" + text[:_CHARS]
+        for start in range(len(part) - 2):
+            yield part[start : start + 3]

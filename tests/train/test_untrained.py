@@ -112,7 +112,7 @@ def test_seven_flat_groups_and_an_open_one_count_by_their_tokens(changes):
     """
     groups = grouped(1, 7)
     truth = metrics_of(groups, section("test_needs_all", **changes))
-    found = averaged(groups, section(**changes), range(50))
+    found = averaged(groups, section(**changes), range(20))
     only_open = metrics_of(groups[:1], section(**changes))
     assert truth["entropy"] - only_open["entropy"] > 1.0
     for name in OVER_ALL:
@@ -167,7 +167,7 @@ def test_several_updates_count_a_row_as_often_as_those_that_are_trained():
         return trainer.step(step_of(groups, section(loss), seed=seed, **cut)).result()
 
     truth = measured("test_needs_all", 0)
-    found = [measured("cispo", seed) for seed in range(30)]
+    found = [measured("cispo", seed) for seed in range(15)]
     for name in ("entropy", "rollout_corr/kl", "train/ratio_mean"):
         mean = sum(one[name] for one in found) / len(found)
         assert mean == pytest.approx(truth[name], rel=0.06, abs=5e-3), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from statistics import fmean
 
 from agentrl.finding import Status
@@ -120,7 +121,7 @@ def reward_spike(history: History, limits: Limits) -> Verdict:
     calm = smoothed(series, 3)
     best: tuple[float, int, int] = (0.0, 0, 0)
     for end in range(1, len(calm.values)):
-        begin = next(i for i in range(end + 1) if calm.steps[i] >= calm.steps[end] - width)
+        begin = bisect_left(calm.steps, calm.steps[end] - width)
         lowest = min(range(begin, end + 1), key=lambda i: (calm.values[i], -i))
         best = max(best, (calm.values[end] - calm.values[lowest], -lowest, end))
     climb, begin, end = best[0], -best[1], best[2]

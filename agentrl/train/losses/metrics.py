@@ -25,6 +25,7 @@ class TokenMetrics:
                 means count that many, and sums, which are of what is trained, are left out.
         """
         self._parts: list[tuple[str, str, Tensor, Tensor]] = []
+        self._counted: tuple[Tensor, Tensor] | None = None
         self._weights_R = None if weights_R is None else weights_R.to(torch.float64)
 
     def add(
@@ -46,9 +47,7 @@ class TokenMetrics:
             self._add(prefix + name, mark, value, mask_R)
 
     def _add(self, name: str, mark: str, value: Tensor | float, mask_R: Tensor) -> None:
-        count = mask_R.sum()
-        if self._weights_R is not None:
-            count = torch.where(mask_R, self._weights_R, 0.0).sum()
+        count = self._count(mask_R)
         if not isinstance(value, Tensor) or value.ndim == 0:
             total = torch.as_tensor(value, device=mask_R.device).detach().to(torch.float64)
             total = total * count if mark == "mean" else total
@@ -63,23 +62,30 @@ class TokenMetrics:
         # A fill and no indexing: the number of trained tokens stays on the device.
         fill = {"max": -torch.inf, "min": torch.inf}.get(mark, 0.0)
         kept = value.detach().to(torch.float64)
-        kept = torch.where(mask_R, kept, kept.new_full((), fill))
+        kept = torch.where(mask_R, kept, fill)
         if self._weights_R is not None and mark == "mean":
             kept = torch.where(mask_R, kept * self._weights_R, 0.0)
         if mark in ("mean", "sum"):
             total = kept.sum()
-        else:
+        elif not len(kept):
             # A padding micro-batch has no position at all.
-            kept = torch.cat((kept, kept.new_full((1,), fill)))
+            total = kept.new_full((), fill)
+        else:
             total = kept.max() if mark == "max" else kept.min()
         self._parts.append((name, mark, total, count))
+
+    def _count(self, mask_R: Tensor) -> Tensor:
+        """Scalar: how many tokens the trained ones stand for. Metrics mostly share one mask."""
+        if self._counted is None or self._counted[0] is not mask_R:
+            of_R = mask_R if self._weights_R is None else torch.where(mask_R, self._weights_R, 0.0)
+            self._counted = (mask_R, of_R.sum(dtype=torch.float64))
+        return self._counted[1]
 
     def into(self, bag: MetricBag) -> None:
         """Add everything to a bag; values over no token at all are left out."""
         if not self._parts:
             return
-        flat = [number.to(torch.float64) for part in self._parts for number in part[2:]]
-        numbers = torch.stack(flat).tolist()
+        numbers = torch.stack([number for part in self._parts for number in part[2:]]).tolist()
         for (name, mark, _, _), total, count in zip(
             self._parts, numbers[::2], numbers[1::2], strict=True
         ):

@@ -47,7 +47,12 @@ class Bench:
         )
 
     def outcome(
-        self, update: PackedBatch, *, ranks: int = 1, poison: Mapping[str, float] | None = None
+        self,
+        update: PackedBatch,
+        *,
+        ranks: int = 1,
+        poison: Mapping[str, float] | None = None,
+        dtypes: bool = True,
     ) -> UpdateOutcome:
         """Evaluate an update against the older policy."""
         return evaluate(
@@ -57,6 +62,7 @@ class Bench:
             needs=self.needs,
             ranks=ranks,
             poison=poison,
+            dtypes=dtypes,
         )
 
     def on_policy(self, update: PackedBatch) -> UpdateOutcome:

@@ -27,13 +27,14 @@ from agentrl.train.prove.compare import MOST_NAMED, ProofFinding, compared, fail
 from agentrl.train.prove.counting import counting_check
 from agentrl.train.prove.direction import direction_check
 from agentrl.train.prove.estimator import estimator_checks
-from agentrl.train.prove.evaluate import Division, UpdateOutcome, tokens_of
+from agentrl.train.prove.evaluate import Division, UpdateOutcome
 from agentrl.train.prove.model import exact_model, neighbour
 from agentrl.train.prove.poison import poisoned
-from agentrl.train.prove.policies import ModelPolicies
+from agentrl.train.prove.policies import model_policies
 from agentrl.train.prove.precision import apart, tolerance_of
 from agentrl.train.prove.rollouts import random_groups, shuffled, split_rollouts
 from agentrl.train.prove.sizes import ProbeSizes, size_checks
+from agentrl.train.prove.tokens import tokens_of
 from agentrl.types import TrajectoryGroup
 
 
@@ -72,17 +73,16 @@ def prove(
     """
     spec = find_estimator(algorithm.advantage_estimator, base=base)
     model = exact_model(seed=seed)
-    policies = ModelPolicies(
-        model=model,
-        old=neighbour(model, seed=seed + 1, noise=0.02),
-        ref=neighbour(model, seed=seed + 2, noise=0.05),
-    )
+    old = neighbour(model, seed=seed + 1, noise=0.02)
+    ref = neighbour(model, seed=seed + 2, noise=0.05)
+    groups = random_groups(old, seed=seed)
+    policies = model_policies(groups, model=model, old=old, ref=ref)
     bench = Bench(
         policies=policies,
         algorithm=algorithm,
         needs=needs_of(algorithm, base=base),
         clip_shaped=clip_shaped,
-        groups=random_groups(policies.old, seed=seed),
+        groups=groups,
     )
     checks = estimator_checks(
         spec, bench.groups, algorithm=algorithm, clip_shaped=clip_shaped, seed=seed
@@ -100,7 +100,9 @@ def prove(
     if checks[-1].status is Status.FAIL:
         return Proof(checks=tuple(checks))
     comparisons = chain(
-        _comparisons(bench, update, whole), size_checks(bench, sizes or ProbeSizes(), seed=seed)
+        _divisions(bench, whole),
+        _slopes(bench, replace(bench, policies=policies.table), update),
+        size_checks(bench, sizes or ProbeSizes(), seed=seed),
     )
     for name, make in comparisons:
         try:
@@ -110,10 +112,10 @@ def prove(
     return Proof(checks=tuple(checks))
 
 
-def _comparisons(
-    bench: Bench, update: PackedBatch, whole: UpdateOutcome
+def _divisions(
+    bench: Bench, whole: UpdateOutcome
 ) -> Iterator[tuple[str, Callable[[], ProofFinding]]]:
-    """Name and way to make each of the checks that compare with the reference."""
+    """Name and way to make each of the checks that compare the gradient with the reference."""
     small = _smallest_budget(bench)
     split = split_rollouts(bench.groups)
     ways: list[tuple[Division, list[TrajectoryGroup]]] = [
@@ -145,21 +147,33 @@ def _comparisons(
             ),
         )
     yield "rows without advantage", lambda: _zero_rows_check(bench, whole)
-    clean = cache(lambda: _unpoisoned(bench, 2 * small))
+
+
+def _slopes(
+    bench: Bench, table: Bench, update: PackedBatch
+) -> Iterator[tuple[str, Callable[[], ProofFinding]]]:
+    """Name and way to make each of the checks that look at the slopes of tokens.
+
+    A gradient is the slopes times what the model makes of them, so a table of its numbers shows the
+    same; only targets are read by the model itself.
+    """
+    middling = 2 * _smallest_budget(bench)
+    clean = cache(lambda: _unpoisoned(table, middling))
     for name, value in (("NaN", float("nan")), ("1e4", 1e4)):
         for field in ("rollout_log_probs", "advantages", "weights", "old", "ref"):
             title = f"{name} in masked {field}"
             yield (
                 title,
                 lambda field=field, title=title, value=value: _poison_check(
-                    bench, clean(), title, field, value
+                    table, clean(), title, field, value
                 ),
             )
     title = "random masked targets"
-    yield title, lambda: _poison_check(bench, clean(), title, "ids", 0)
-    yield "masks of sum and count", lambda: counting_check(bench, update, whole)
-    yield "direction", lambda: direction_check(bench, "direction")
-    yield "on-policy identity", lambda: _identity_check(bench)
+    read = cache(lambda: _unpoisoned(bench, middling))
+    yield title, lambda: _poison_check(bench, read(), title, "ids", 0)
+    yield "masks of sum and count", lambda: counting_check(table, update)
+    yield "direction", lambda: direction_check(table, "direction")
+    yield "on-policy identity", lambda: _identity_check(table, update)
 
 
 def _smallest_budget(bench: Bench) -> int:
@@ -226,18 +240,18 @@ class _Clean:
 
 def _unpoisoned(bench: Bench, micro_batch_tokens: int) -> _Clean:
     update = bench.update(Division(name="clean", micro_batch_tokens=micro_batch_tokens))
-    return _Clean(update=update, outcome=bench.outcome(update))
+    return _Clean(update=update, outcome=bench.outcome(update, dtypes=False))
 
 
 def _poison_check(bench: Bench, known: _Clean, name: str, field: str, value: float) -> ProofFinding:
     """The same bits, whatever stands where the loss does not look."""
     update, clean = known.update, known.outcome
     if field in ("old", "ref"):
-        dirty = bench.outcome(update, poison={field: value})
+        dirty = bench.outcome(update, poison={field: value}, dtypes=False)
     else:
         rng = np.random.default_rng(0)
         micros = tuple(poisoned(m, bench.needs, field, value, rng) for m in update.micro_batches)
-        dirty = bench.outcome(replace(update, micro_batches=micros))
+        dirty = bench.outcome(replace(update, micro_batches=micros), dtypes=False)
     changed = [key for key in clean.slopes if clean.slopes[key] != dirty.slopes.get(key)]
     if changed:
         named = ", ".join(map(str, changed[:MOST_NAMED]))
@@ -251,9 +265,8 @@ def _poison_check(bench: Bench, known: _Clean, name: str, field: str, value: flo
     return ProofFinding(name=name, status=Status.OK)
 
 
-def _identity_check(bench: Bench) -> ProofFinding:
+def _identity_check(bench: Bench, update: PackedBatch) -> ProofFinding:
     """At ratio 1, without a penalty, a policy loss usually has the gradient of REINFORCE."""
-    update = bench.update(WHOLE)
     found = bench.on_policy(update)
     want = {
         key: -weight * advantage if trained else 0.0

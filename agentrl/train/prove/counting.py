@@ -14,18 +14,20 @@ from agentrl.batch.records import MaskCounts, PackedBatch
 from agentrl.finding import Status
 from agentrl.train.prove.bench import Bench
 from agentrl.train.prove.compare import MOST_NAMED, ProofFinding, failed
-from agentrl.train.prove.evaluate import TokenKey, UpdateOutcome, covered_R, tokens_of
+from agentrl.train.prove.evaluate import UpdateOutcome, covered_R
 from agentrl.train.prove.precision import apart, tolerance_of
+from agentrl.train.prove.tokens import TokenKey, tokens_of
 
 
-def counting_check(bench: Bench, update: PackedBatch, whole: UpdateOutcome) -> ProofFinding:
+def counting_check(bench: Bench, update: PackedBatch) -> ProofFinding:
     """Double the counts of each declared mask, and look at whose slopes change.
 
     A token may be divided by the count of a mask that it is not under only as part of a union: it
     is also divided by that of a mask it is under, and tokens of the other mask by the same counts.
     """
     name = "masks of sum and count"
-    doubled = {key: bench.outcome(_doubled(update, key)) for key in update.counts}
+    whole = bench.outcome(update)
+    doubled = {key: bench.outcome(_doubled(update, key), dtypes=False) for key in update.counts}
     under = _masks_of_tokens(update)
     divided = {token: _changed(token, whole, doubled) for token in whole.slopes}
     reasons: dict[tuple[str, frozenset[str]], list[TokenKey]] = {}

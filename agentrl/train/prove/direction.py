@@ -16,8 +16,9 @@ from agentrl.batch.records import PackedBatch
 from agentrl.finding import Status
 from agentrl.train.prove.bench import Bench
 from agentrl.train.prove.compare import MOST_NAMED, ProofFinding
-from agentrl.train.prove.evaluate import TokenKey, UpdateOutcome, tokens_of
+from agentrl.train.prove.evaluate import UpdateOutcome
 from agentrl.train.prove.precision import apart, tolerance_of
+from agentrl.train.prove.tokens import TokenKey, tokens_of
 
 _SIZES = (1.0, 0.5, 2.0)
 """Advantages of the rollouts in turn; the sign changes from rollout to rollout."""

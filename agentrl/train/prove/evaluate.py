@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,53 +29,11 @@ from agentrl.config.schema import AlgorithmSection
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.losses import derive_metrics
 from agentrl.train.objective import FixedLogProbs, Objective, objective
-from agentrl.train.prove.policies import FixedName, Policies, positions_of
+from agentrl.train.prove.policies import FixedName, Policies
 from agentrl.train.prove.precision import NarrowestDtype
 from agentrl.train.prove.rollouts import OLDEST_VERSION
+from agentrl.train.prove.tokens import TokenKey, TokenSlopes, tokens_of
 from agentrl.types import TrajectoryGroup
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class TokenKey:
-    """One token, whatever row it is in."""
-
-    rollout_id: str
-    """Id of its rollout."""
-    position: int
-    """Position in the conversation, prompt included, from 0."""
-
-    def __str__(self) -> str:
-        return f"{self.rollout_id} at {self.position}"
-
-
-class TokenSlopes(Mapping[TokenKey, float]):
-    """Slope of the loss by the log-probability of each token; made when it is first looked at."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[MicroBatch, list[int], list[float]]] = []
-        self._known: dict[TokenKey, float] | None = None
-
-    def add(self, micro: MicroBatch, index_A: Tensor, slope_A: Tensor) -> None:
-        """Add those of one micro-batch: the response positions, and the slope at each."""
-        self._parts.append((micro, index_A.tolist(), slope_A.tolist()))
-        self._known = None
-
-    def _slopes(self) -> dict[TokenKey, float]:
-        if self._known is None:
-            self._known = {}
-            for micro, index, slopes in self._parts:
-                keys = tokens_of(micro)
-                self._known.update(zip((keys[at] for at in index), slopes, strict=True))
-        return self._known
-
-    def __getitem__(self, key: TokenKey) -> float:
-        return self._slopes()[key]
-
-    def __iter__(self) -> Iterator[TokenKey]:
-        return iter(self._slopes())
-
-    def __len__(self) -> int:
-        return len(self._slopes())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +65,7 @@ class UpdateOutcome:
     micro_batches: int = 0
     """Number of micro-batches."""
     dtype: torch.dtype = torch.float64
-    """The narrowest that the loss computed in."""
+    """The narrowest that the loss computed in; float64 where that was not asked for."""
 
 
 def build_update(
@@ -152,6 +111,7 @@ def evaluate(
     ranks: int = 1,
     on_policy: bool = False,
     poison: Mapping[str, float] | None = None,
+    dtypes: bool = True,
 ) -> UpdateOutcome:
     """Forward and backward of an update.
 
@@ -163,6 +123,8 @@ def evaluate(
         ranks: see `Division`. Ranks with less to do compute padding.
         on_policy: sampler and old policy are the policy at hand.
         poison: `old` and `ref` numbers where no loss looks.
+        dtypes: look at what the loss computes in. Outcomes that are compared bit by bit need no
+            tolerance.
     """
     parameters = dict(policies.parameters())
     sums = _UpdateSums(
@@ -186,7 +148,7 @@ def evaluate(
                 if not algorithm.needs_reference:
                     # Training loads none then, and a loss that asks for it has to break here.
                     fixed = replace(fixed, ref_R=None)
-            with narrowest:
+            with narrowest if dtypes else nullcontext():
                 found = objective(
                     out,
                     tensors,
@@ -194,7 +156,7 @@ def evaluate(
                     algorithm=algorithm,
                     counts=update.counts,
                     kl_coef=algorithm.kl_coef,
-                    compare_sampler=True,
+                    compare_sampler=not on_policy,
                     loss_factor=float(ranks),
                 )
             # A rank's gradient is that of its loss times the factor; the backend averages.
@@ -239,15 +201,6 @@ class _UpdateSums:
         self.metrics.merge(found.metrics)
         if slope_R is not None:
             self.slopes.add(micro, tensors.index_A, slope_R[tensors.index_A] / ranks)
-
-
-def tokens_of(micro: MicroBatch) -> list[TokenKey]:
-    """[R] Which token each response position is."""
-    rollouts = [row.rollout_id for row in micro.rows]
-    return [
-        TokenKey(rollout_id=rollouts[row], position=position)
-        for row, position in zip(micro.row_R.tolist(), positions_of(micro).tolist(), strict=True)
-    ]
 
 
 def visible_R(micro: MicroBatch, needs: LossNeeds) -> BoolArray:

@@ -1,7 +1,8 @@
-"""The policies that a proof asks about tokens: models, or a table with a number for each token.
+"""The policies that a proof asks about tokens: a model, or a table with a number for each token.
 
 A table has one parameter, the log-probability of every token itself. Its gradient is the slope of
-the loss at each token, so a loss can be tried at the size of a real update without a model.
+the loss at each token, so a loss can be tried at the size of a real update without a model. The
+numbers of a model make a table, too: what is asked about slopes alone needs no pass through it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -19,7 +21,7 @@ from agentrl.batch.records import IntArray, MicroBatch
 from agentrl.batch.tensors import TensorBatch
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import TokenLogProbs, packed_log_probs
-from agentrl.types import TrajectoryGroup
+from agentrl.types import Trajectory, TrajectoryGroup
 
 FixedName = Literal["old", "ref"]
 """The policy before the step, or the reference."""
@@ -47,14 +49,12 @@ class Policies(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPolicies:
-    """Policies that are models, asked by forward passes."""
+    """The policy at hand is a model, asked by forward passes; the others are known once."""
 
     model: Any
     """The policy at hand, with gradients."""
-    old: Any
-    """Before the step."""
-    ref: Any
-    """The reference."""
+    table: TablePolicies
+    """Numbers of this model and of the others, token by token."""
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of the policy at hand, by name."""
@@ -69,15 +69,13 @@ class ModelPolicies:
         return packed_log_probs(self.model, tensors)
 
     def fixed(self, name: FixedName, tensors: TensorBatch, micro: MicroBatch) -> Tensor:
-        """[R] A forward pass of another model."""
-        model = self.old if name == "old" else self.ref
-        with torch.no_grad(), packed_attention(model):
-            return packed_log_probs(model, tensors).log_probs_R
+        """[R] Look the tokens up, as training does: another policy reads a step once."""
+        return self.table.fixed(name, tensors, micro)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePolicies:
-    """Drawn log-probabilities for the tokens of given rollouts, N in all."""
+    """Log-probabilities for the tokens of given rollouts, N in all."""
 
     now_N: nn.Parameter
     """[N] Of the policy at hand."""
@@ -85,6 +83,8 @@ class TablePolicies:
     """[N] Before the step."""
     ref_N: Tensor
     """[N] Of the reference."""
+    entropy_N: Tensor
+    """[N] Entropy of the policy at hand."""
     starts: dict[str, int]
     """Index of the first token of each rollout, by its id."""
 
@@ -98,8 +98,10 @@ class TablePolicies:
 
     def now(self, tensors: TensorBatch, micro: MicroBatch) -> TokenLogProbs:
         """Look the tokens up."""
-        log_probs_R = self._look_up(self.now_N, tensors, micro)
-        return TokenLogProbs(log_probs_R=log_probs_R, entropy_R=-log_probs_R.detach())
+        return TokenLogProbs(
+            log_probs_R=self._look_up(self.now_N, tensors, micro),
+            entropy_R=self._look_up(self.entropy_N, tensors, micro),
+        )
 
     def fixed(self, name: FixedName, tensors: TensorBatch, micro: MicroBatch) -> Tensor:
         """[R] Look the tokens up in another table."""
@@ -120,20 +122,65 @@ def table_policies(groups: Sequence[TrajectoryGroup], *, seed: int) -> TablePoli
         seed: of what is drawn.
     """
     rng = np.random.default_rng(seed)
-    starts: dict[str, int] = {}
+    rows = [row for group in groups for row in group.trajectories]
     old: list[float] = []
-    for group in groups:
-        for row in group.trajectories:
-            starts[row.rollout_id] = len(old)
-            old += [0.0] * len(row.prompt_ids) + list(row.rollout_log_probs)
+    for row in rows:
+        old += [0.0] * len(row.prompt_ids) + list(row.rollout_log_probs)
     old_N = torch.as_tensor(np.array(old))
     apart = [torch.as_tensor(rng.uniform(-0.3, 0.3, len(old))) for _ in range(2)]
+    now_N = old_N + apart[0]
     return TablePolicies(
-        now_N=nn.Parameter(old_N + apart[0]),
+        now_N=nn.Parameter(now_N),
         old_N=old_N,
         ref_N=old_N + apart[1],
-        starts=starts,
+        entropy_N=-now_N,
+        starts=_starts(rows),
     )
+
+
+def model_policies(
+    groups: Sequence[TrajectoryGroup], *, model: Any, old: Any, ref: Any
+) -> ModelPolicies:
+    """Ask each model once about all tokens.
+
+    Args:
+        groups: rollouts of one row each.
+        model: the policy at hand.
+        old: the policy before the step.
+        ref: the reference.
+    """
+    rows = [row for group in groups for row in group.trajectories]
+    now_N, entropy_N = _read(model, rows)
+    table = TablePolicies(
+        now_N=nn.Parameter(now_N),
+        old_N=_read(old, rows)[0],
+        ref_N=_read(ref, rows)[0],
+        entropy_N=entropy_N,
+        starts=_starts(rows),
+    )
+    return ModelPolicies(model=model, table=table)
+
+
+@torch.no_grad()
+def _read(model: Any, rows: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
+    """[N] log-probability and entropy of every token, 0 for the first of each row."""
+    ids = [torch.tensor(row.prompt_ids + row.response_ids) for row in rows]
+    # A row ends where its padding begins, and no token looks ahead.
+    logits = model(nn.utils.rnn.pad_sequence(ids, batch_first=True)).logits
+    log_probs, entropies = [], []
+    for own, known in zip(ids, torch.log_softmax(logits, -1), strict=True):
+        known = known[: len(own) - 1]
+        nothing = known.new_zeros(1)
+        log_probs += [nothing, known.gather(1, own[1:, None])[:, 0]]
+        entropies += [nothing, -(known.exp() * known).sum(-1)]
+    return torch.cat(log_probs), torch.cat(entropies)
+
+
+def _starts(rows: Sequence[Trajectory]) -> dict[str, int]:
+    """Index of the first token of each row, by its rollout, where all are laid end to end."""
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    ends = accumulate(lengths, initial=0)
+    return {row.rollout_id: start for row, start in zip(rows, ends, strict=False)}
 
 
 def positions_of(micro: MicroBatch) -> IntArray:

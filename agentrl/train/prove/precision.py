@@ -35,10 +35,14 @@ class NarrowestDtype(TorchDispatchMode):
     ) -> Any:
         """Run the operation and look at what comes out."""
         found = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(found):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                self.dtype = narrower(self.dtype, leaf.dtype)
+        for leaf in (found,) if isinstance(found, Tensor) else tree_leaves(found):
+            if isinstance(leaf, Tensor) and leaf.dtype is not self.dtype:
+                self._add(leaf.dtype)
         return found
+
+    def _add(self, dtype: torch.dtype) -> None:
+        if dtype.is_floating_point:
+            self.dtype = narrower(self.dtype, dtype)
 
 
 def narrower(one: torch.dtype, other: torch.dtype) -> torch.dtype:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from agentrl.finding import Status
 from agentrl.train.prove.bench import WHOLE, Bench
 from agentrl.train.prove.compare import ProofFinding, compared, failed, not_finite
 from agentrl.train.prove.direction import direction_check
-from agentrl.train.prove.evaluate import Division
+from agentrl.train.prove.evaluate import Division, UpdateOutcome
 from agentrl.train.prove.model import VOCABULARY
 from agentrl.train.prove.policies import table_policies
 from agentrl.train.prove.rollouts import OLDEST_VERSION, split_rollouts
@@ -66,16 +67,20 @@ def size_checks(
     """
     many = _bench(small, many_rollouts(sizes.update, seed=seed), seed=seed)
     title = f"micro-batches to {sizes.budget} tokens"
-    yield title, lambda: _same_under(title, many, _budgets(sizes.budget), many.groups)
+    yield (
+        title,
+        lambda: _same_under(title, many, _whole(many), _budgets(sizes.budget), many.groups),
+    )
     name = f"direction, {sizes.update} tokens"
     yield name, lambda: direction_check(many, name)
     long = _bench(small, long_rollouts(sizes.longest, seed=seed), seed=seed + 1)
     last = f"rollouts of {sizes.longest} tokens"
-    yield last, lambda: _same_under(last, long, _long_divisions(long), long.groups)
+    whole = cache(lambda: _whole(long))
+    yield last, lambda: _same_under(last, long, whole(), _long_divisions(long), long.groups)
     if not small.needs.whole_rollouts:
         parts = f"rollouts of {sizes.longest} tokens, split"
         split = split_rollouts(long.groups)
-        yield parts, lambda: _same_under(parts, long, _long_divisions(long), split)
+        yield parts, lambda: _same_under(parts, long, whole(), _long_divisions(long), split)
     long_name = f"direction, rollouts of {sizes.longest} tokens"
     yield long_name, lambda: direction_check(long, long_name)
 
@@ -108,11 +113,18 @@ def _long_divisions(bench: Bench) -> list[Division]:
     return [Division(name=f"{longest} tokens", micro_batch_tokens=longest)]
 
 
+def _whole(bench: Bench) -> UpdateOutcome:
+    return bench.outcome(bench.update(WHOLE))
+
+
 def _same_under(
-    title: str, bench: Bench, divisions: list[Division], groups: list[TrajectoryGroup]
+    title: str,
+    bench: Bench,
+    whole: UpdateOutcome,
+    divisions: list[Division],
+    groups: list[TrajectoryGroup],
 ) -> ProofFinding:
     """The largest difference to the update in one micro-batch, over all divisions."""
-    whole = bench.outcome(bench.update(WHOLE))
     bad = not_finite(whole)
     if bad:
         return failed(title, bad)
