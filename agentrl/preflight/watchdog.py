@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.finding import Finding, fail
-from agentrl.preflight.checks.machine import available_bytes
+from agentrl.preflight.checks.free_memory import available_bytes
 from agentrl.preflight.runner import COMMON, Limit, Order, is_library
 from agentrl.processes.child import ChildEnded, ChildProcess
 from agentrl.processes.child_main import Frame

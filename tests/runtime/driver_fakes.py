@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,20 @@ class Fuse:
         self.places.append(place)
         if self.count == self.at:
             raise Killed(place)
+
+
+def places_to_kill(places: Sequence[str]) -> list[int]:
+    """Numbers of the places of a run at which a kill leaves something else than at the next one.
+
+    While groups are rolled out nothing is written, nor between a stored step and the begin of its
+    training, so the last place of such a row stands for all of it.
+    """
+    quiet = {"rollout": "roll", "rolled": "roll", "store": "train begins"}
+    return [
+        number
+        for number, (place, after) in enumerate(itertools.pairwise([*places, "the end"]), 1)
+        if not after.startswith(quiet.get(place.split()[0], "-"))
+    ]
 
 
 _nonce = itertools.count()

@@ -40,8 +40,7 @@ def end_at_random_moments(path: Path, run: Path, *, seed: int, tries: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_preempted_at_random_moments(tmp_path: Path, seed: int) -> None:
+def test_preempted_at_random_moments(tmp_path: Path) -> None:
     """Fails if a preemption costs a finished step, trains one twice, skips a task, or needs another
     command than the one that began the run."""
     path = write_project(
@@ -54,7 +53,7 @@ def test_preempted_at_random_moments(tmp_path: Path, seed: int) -> None:
     run = tmp_path / "runs" / "tiny"
     status, text = agentrl(tmp_path / "calm.txt", "train", path, "run.name=calm")
     assert status == 0, text
-    end_at_random_moments(path, run, seed=seed, tries=4)
+    end_at_random_moments(path, run, seed=0, tries=4)
     calm = tmp_path / "runs" / "calm"
     assert stored_tasks(run) == stored_tasks(calm)
     assert sampled(run) == sampled(calm)
@@ -73,7 +72,7 @@ def test_preempted_while_rollouts_run_ahead(tmp_path: Path) -> None:
         eval={"datasets": {}},
     )
     run = tmp_path / "runs" / "tiny"
-    end_at_random_moments(path, run, seed=5, tries=4)
+    end_at_random_moments(path, run, seed=5, tries=3)
     tasks = stored_tasks(run)
     assert sorted(tasks) == list(range(1, 9))
     # Two epochs of twelve tasks: each task twice.

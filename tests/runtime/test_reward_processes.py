@@ -110,13 +110,12 @@ def test_a_finished_run(project: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_kill_9_at_random_moments(project: Path, tmp_path: Path, seed: int) -> None:
+def test_kill_9_at_random_moments(project: Path, tmp_path: Path) -> None:
     """Seen to fail without the statistics in the checkpoint (weights and statistics differ)."""
     shutil.copytree(project.parent / "model", tmp_path / "model")
     path = write(tmp_path)
     run = tmp_path / "runs" / "tiny"
-    moments = random.Random(seed)
+    moments = random.Random(0)
     kept: dict[str, int] = {}
     for attempt in range(4):
         process = Agentrl(tmp_path / f"out{attempt}.txt", "train", path, "--resume")

@@ -50,10 +50,9 @@ def test_a_finished_run(project: Path) -> None:
     assert_weights_are_one_pass_over_the_store(project, run)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_kill_9_at_random_moments(project: Path, tmp_path: Path, seed: int) -> None:
+def test_kill_9_at_random_moments(project: Path, tmp_path: Path) -> None:
     # Seen to fail with a resume that samples stored steps again: their files are made twice.
-    moments = random.Random(seed)
+    moments = random.Random(0)
     path = fresh(project, tmp_path, env__args={"delay_s": 0.05}, train__steps=8)
     run = tmp_path / "runs" / "tiny"
     kept: dict[int, float] = {}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentrl.chat import ChatFormat
 from agentrl.finding import Finding, warn
-from agentrl.preflight.reward.known_answers import TriedAnswer
-from agentrl.runtime.assembly.parts import TaskSets
-from agentrl.tool import Tool
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat
+    from agentrl.preflight.reward.known_answers import TriedAnswer
+    from agentrl.runtime.assembly.parts import TaskSets
+    from agentrl.tool import Tool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,11 +27,11 @@ class PreflightFacts:
     """Makes a fresh environment."""
     tasks: TaskSets | None = None
     """Every task of the run."""
-    tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
+    tools: dict[str, Tool] = field(default_factory=dict)
     """Offered in the first prompts of a sample of tasks, by name."""
     sandbox_used: bool | None = None
     """Whether an episode opened a sandbox; None while there was none."""
-    answers: list[TriedAnswer] = field(default_factory=list["TriedAnswer"])
+    answers: list[TriedAnswer] = field(default_factory=list)
     """Answers tried on the reward code, and what each earned."""
 
 

@@ -14,6 +14,7 @@ from agentrl.config import RunConfig
 from agentrl.config.schema import ModelSection
 from agentrl.errors import AgentrlError, RunError
 from agentrl.finding import Finding, fail, warn
+from agentrl.preflight.checks.free_memory import available_bytes
 from agentrl.preflight.checks.memory_estimate import GIB, ModelShape, estimate
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.disk.checkpoint import resolve_model_path
@@ -160,35 +161,6 @@ def shape_of(model: Any) -> ModelShape:
         kv_width=kv_heads * head_dim,
         vocabulary=text.vocab_size,
     )
-
-
-def available_bytes() -> int | None:
-    """Main memory that a new process may take, within the limit of the container; None unknown."""
-    fields: dict[str, int] = {}
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        name, _, rest = line.partition(":")
-        fields[name] = int(rest.split()[0]) * 1024
-    found = fields["MemAvailable"]
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        cache = _cgroup_cache()
-    except (OSError, ValueError):
-        return found
-    return found if limit == "max" else min(found, int(limit) - used + cache)
-
-
-def _cgroup_cache() -> int:
-    """Files kept in memory, which count as used and are given up for the asking."""
-    for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines():
-        name, _, value = line.partition(" ")
-        if name == "inactive_file":
-            return int(value)
-    return 0
 
 
 def _gpu_bytes() -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import subprocess
 import sys
@@ -63,16 +64,18 @@ class Backtracks(Whole):
     """Reads a turn with a pattern that tries the same spaces again."""
 
     async def step(self, action: Action) -> StepResult:
-        re.search(r"^\s*done", action.text[:60_000], re.MULTILINE)
+        re.search(r"^\s*done", action.text[:24_000], re.MULTILINE)
         return await super().step(action)
 
 
 class NeverComes(Whole):
-    """Stands still for good in C code that no signal interrupts."""
+    """Stands still for good in C code that no signal interrupts, and never lets go of the GIL."""
 
     async def step(self, action: Action) -> StepResult:
         if action.text.startswith("[[["):
-            sum(range(10**14))
+            libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+            libc.pthread_mutex_lock(mutex)
+            libc.pthread_mutex_lock(mutex)  # waits for this thread itself, without computing
         return await super().step(action)
 
 
@@ -90,7 +93,8 @@ class RunsHere(Whole):
             timeout=30,
             check=False,
         )
-        return StepResult(environment_feedback=(ran.stdout + ran.stderr)[:500])
+        said = (ran.stdout + ran.stderr)[:500]
+        return StepResult(environment_feedback=said, done=action.turn >= 1)
 
 
 class RunsUnseen(RunsHere):
@@ -98,7 +102,7 @@ class RunsUnseen(RunsHere):
 
     async def step(self, action: Action) -> StepResult:
         await super().step(action)
-        return StepResult(environment_feedback="No.")
+        return StepResult(environment_feedback="No.", done=action.turn >= 1)
 
 
 class Sleeps(Whole):

@@ -82,19 +82,21 @@ def test_one_that_raises_drops_the_reward() -> None:
 
 
 def test_one_that_backtracks_is_found_frozen() -> None:
-    results = run_attacks(plan("Backtracks", AttackClass.FREEZE))
-    found = through(results)
+    names = (r"repeats '\n'", "repeats 'a'", "repeats '['")
+    found = through(run_attacks(plan("Backtracks", AttackClass.FREEZE, names=names, hold_s=0.3)))
     assert r"repeats '\n'" in found
     assert "repeats 'a'" not in found
 
 
 def test_one_that_never_comes_back_is_ended_and_the_rest_goes_on() -> None:
     """Fails if an attack that cannot be interrupted stops the command."""
-    results = run_attacks(plan("NeverComes", AttackClass.FREEZE, silence_s=10.0))
+    names = ("repeats '('", "repeats '['", "repeats '{'", "repeats '<'")
+    found = plan("NeverComes", AttackClass.FREEZE, names=names, silence_s=10.0)
+    results = run_attacks(found)
     ends = {result.attack: result.first() for result in results if result.got_through}
     assert list(ends) == ["repeats '['"]
     assert "it was killed" in ends["repeats '['"]
-    assert results[-1].attack != "repeats '['"
+    assert [result.attack for result in results] == list(names)
 
 
 def test_programs_do_nothing_outside_of_a_sandbox_and_say_so() -> None:
@@ -302,9 +304,15 @@ def test_a_run_file_is_attacked_as_it_would_be_run(tmp_path, capsys) -> None:
     assert "All attacks were held" in capsys.readouterr().out
 
 
+FAMILIES = ("aiw", "countdown", "mini_sudoku", "number_format", "spell_backward", "word_sorting",
+            "zebra_puzzles")  # fmt: skip
 SHIPPED = {
-    "agentrl_envs.arithmetic:ArithmeticTask": "agentrl_envs.arithmetic:make_tasks",
-    "agentrl_envs.reasoning:ReasoningTask": "agentrl_envs.reasoning:make_tasks",
+    "agentrl_envs.arithmetic:ArithmeticTask": {"source": "agentrl_envs.arithmetic:make_tasks"},
+    # One task of each of a few families: drawing them all takes longer than the attacks.
+    "agentrl_envs.reasoning:ReasoningTask": {
+        "source": "agentrl_envs.reasoning:make_tasks",
+        "args": {"families": FAMILIES, "n": len(FAMILIES)},
+    },
 }
 WORDS = (AttackClass.FORGE, AttackClass.INFRASTRUCTURE, AttackClass.SPECIAL_CASE)
 
@@ -314,8 +322,7 @@ WORDS = (AttackClass.FORGE, AttackClass.INFRASTRUCTURE, AttackClass.SPECIAL_CASE
 def test_no_attack_by_words_gets_through_an_environment_of_ours(target: str) -> None:
     """The rest of the library is played by hand; its table is in envs/README.md."""
     found = AttackPlan(
-        env={"target": target}, dataset={"source": SHIPPED[target]}, sandbox=None, tasks=3,
-        only=WORDS,
+        env={"target": target}, dataset=SHIPPED[target], sandbox=None, tasks=3, only=WORDS
     )  # fmt: skip
     results = run_attacks(found)
     assert [result.first() for result in results if result.got_through] == []

@@ -31,6 +31,7 @@ from tests.runtime.driver_fakes import (
     chain,
     drive,
     fake_config,
+    places_to_kill,
     trained_tasks,
 )
 from tests.runtime.drivers.test_driver import digest_parts, lines
@@ -86,7 +87,7 @@ async def test_a_kill_at_every_place_changes_nothing(
     whole = config_with(tmp_path / "whole", reward, schedule=schedule, steps=4)
     _, trainer = await drive(whole, fuse=fuse)
     assert trainer.digest == trained(whole)
-    for at in range(1, len(fuse.places) + 1):
+    for at in places_to_kill(fuse.places):
         config = config_with(tmp_path / str(at), reward, schedule=schedule, steps=4)
         with pytest.raises(Killed):
             await drive(config, fuse=Fuse(at))
@@ -253,7 +254,7 @@ async def test_a_run_ahead_that_is_killed_anywhere_loses_no_task(tmp_path: Path)
     fuse = Fuse()
     await drive(whole, fuse=fuse, worker=StreamingWorker(fuse))
     killed = 0
-    for at in range(1, len(fuse.places) + 1, 4):
+    for at in places_to_kill(fuse.places)[::2]:
         config = config_ahead(tmp_path / str(at), "shared weights", steps=4)
         fuse_of = Fuse(at)
         try:

@@ -52,14 +52,13 @@ def project(folder: Path, model: Path, *rules: str, **changes: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_kill_9_around_a_rollback(model: Path, tmp_path: Path, seed: int) -> None:
+def test_kill_9_around_a_rollback(model: Path, tmp_path: Path) -> None:
     """Fails if a resume goes on from the checkpoint of the collapse, or mixes its steps in."""
     path = project(tmp_path, model, "reward < 0 for 2 steps -> rollback")
-    run, moments = tmp_path / "runs" / "tiny", random.Random(seed)
+    run, moments = tmp_path / "runs" / "tiny", random.Random(0)
     process = Agentrl(tmp_path / "out.txt", "train", path)
     process.wait_for("going back from step 5 to step 2")
-    for attempt in range(3):
+    for attempt in range(4):
         time.sleep(moments.uniform(0, 0.4))
         process.send(signal.SIGKILL)
         assert process.wait() in (0, -signal.SIGKILL), process.text()
