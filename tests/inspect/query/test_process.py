@@ -120,7 +120,7 @@ def test_an_answer_that_is_too_large_says_what_to_ask_for(run: Path) -> None:
         # A null takes no byte in Arrow, but a place in a list of Python.
         with pytest.raises(RunError, match="one row of the answer"):
             queries.ask(run, "select list_transform(range(10000000), lambda x: null)")
-        answer = queries.ask(run, "select repeat('y', 1000000) from range(1000)")
+        answer = queries.ask(run, "select repeat('y', 1000000) from range(200)")
         assert 10 < answer.table.num_rows < 100
         assert answer.truncated
         assert queries.idle[0].alive()
@@ -143,7 +143,7 @@ def test_all_rows_of_an_answer_may_not_fill_the_memory_of_the_one_who_asked(monk
         "select '" + "x" * 10_000_000 + "'",
         "select " + "x" * 10_000_000,
         "select " + "(" * 100_000 + "1" + ")" * 100_000,
-        "select " + "1, " * 100_000 + "1",
+        "select " + "1, " * 30_000 + "1",
         "\x00" * 1000,
         "select '\ud800'",
         ";" * 1_000_000,
@@ -266,16 +266,16 @@ def test_a_browser_that_goes_away_ends_its_query_and_ctrl_c_ends_all(run: Path) 
             found = re.search(r"http://\S+", server.stdout.readline())
             assert found
             address = f"{found[0]}api/sql"
-            for _ in range(3):
+            for patience_s in (1.5, 0.5, 0.5):
                 # More than may run at once, so one that is not ended would hold up what follows.
                 with pytest.raises(httpx.ReadTimeout):
-                    httpx.get(address, params={"run": "run", "q": ENDLESS}, timeout=1.5)
+                    httpx.get(address, params={"run": "run", "q": ENDLESS}, timeout=patience_s)
             query = {"run": "run", "q": "select count(*) from trajectories"}
             answer = httpx.get(address, params=query, timeout=PATIENT_S)
             assert answer.json()["rows"] == [[1]]
             assert answer.json()["took_ms"] < 20_000
             with pytest.raises(httpx.ReadTimeout):
-                httpx.get(address, params={"run": "run", "q": ENDLESS}, timeout=1.5)
+                httpx.get(address, params={"run": "run", "q": ENDLESS}, timeout=0.5)
             processes = children(server.pid)
             server.send_signal(signal.SIGINT)
             assert server.wait(PATIENT_S) == 130
