@@ -40,6 +40,7 @@ of the overview; the docstring of the function is the help of the command itself
 _GROUPS = {
     "config": (_BEFORE, "Show the keys and values of run files."),
     "traj": (_AFTER, "Look at stored trajectories."),
+    "prefs": (_AFTER, "Make preference pairs of stored rollouts, and check pairs."),
     "env": (_TASKS, "Make and check environments."),
     "tasks": (_TASKS, "Make data sets of tasks, and check them."),
     "sandbox": (_MACHINES, "See which sandboxes work on this machine."),

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import datetime
-import decimal
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
+from agentrl.data.messages import prompt_of
+from agentrl.data.plain import plain
 from agentrl.data.tasks.files import SourceRow
 from agentrl.data.tasks.formats import ABSENT, implied
 from agentrl.errors import ConfigError, DataError, choices
-from agentrl.types import Message, Role, Task, ToolCall
+from agentrl.types import Task
 
 FIELDS = ("id", "prompt", "label")
 """What `dataset.columns` may map; each is also the column taken when it is not mapped."""
@@ -60,7 +59,7 @@ def task_of(row: SourceRow, columns: Mapping[str, str], split: str) -> Task:
     identity = found["id"]
     return Task(
         id=content_hash(values) if identity is None or identity == "" else str(identity),
-        prompt=_prompt(row, found["prompt"]),
+        prompt=prompt_of(row.where, found["prompt"]),
         label=plain(found["label"]),
         metadata=metadata,
         split=split,
@@ -85,29 +84,9 @@ def content_hash(values: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON knows it: dates as ISO text, decimals as text, bytes as base64."""
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        return str(value)
-    if isinstance(value, (bytes, bytearray)):
-        return base64.b64encode(value).decode()
-    if hasattr(value, "tolist"):
-        # Numpy scalars and arrays, from functions that build rows with them.
-        return plain(value.tolist())
-    return repr(value)
-
-
 def _value(row: SourceRow, name: str, columns: Mapping[str, str]) -> Any:
     column = columns.get(name, name)
-    value = _at(row.values, column)
+    value = value_at(row.values, column)
     if value is ABSENT and name not in columns:
         value = implied(row, name)
     if value is not ABSENT:
@@ -119,14 +98,15 @@ def _value(row: SourceRow, name: str, columns: Mapping[str, str]) -> Any:
     raise DataError(f"{row.where}: no column for the {name}: {choices(column, here)}{hint}")
 
 
-def _at(values: Any, path: str) -> Any:
+def value_at(values: Any, path: str) -> Any:
+    """Content of a column, or of a path into nested columns; `ABSENT` where there is none."""
     if isinstance(values, Mapping) and path in values:
         return values[path]
     head, dot, rest = path.partition(".")
     if not dot:
         return _item(values, head)
     inner = _item(values, head)
-    return ABSENT if inner is ABSENT else _at(inner, rest)
+    return ABSENT if inner is ABSENT else value_at(inner, rest)
 
 
 def _item(values: Any, key: str) -> Any:
@@ -135,88 +115,3 @@ def _item(values: Any, key: str) -> Any:
     if isinstance(values, Sequence) and not isinstance(values, str) and key.isdigit():
         return values[int(key)] if int(key) < len(values) else ABSENT
     return ABSENT
-
-
-def _prompt(row: SourceRow, value: Any) -> str | tuple[Message, ...]:
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, str):
-        if not value.strip():
-            raise DataError(f"{row.where}: the prompt is empty")
-        return value
-    if not isinstance(value, (list, tuple)):
-        raise DataError(
-            f"{row.where}: the prompt is {type(value).__name__} {ascii(value)[:80]}; expected text "
-            "or a list of messages with role and content"
-        )
-    if not value:
-        raise DataError(f"{row.where}: the prompt is an empty list of messages")
-    return tuple(_message(row, index, message) for index, message in enumerate(value))
-
-
-def _message(row: SourceRow, index: int, value: Any) -> Message:
-    if isinstance(value, Message):
-        return value
-    where = f"{row.where}: message {index} of the prompt"
-    if not isinstance(value, Mapping):
-        raise DataError(
-            f"{where} is {type(value).__name__} {ascii(value)[:80]}; expected an object with role "
-            "and content"
-        )
-    role: Any = value.get("role")
-    if role == "developer":  # what OpenAI calls the system of newer models
-        role = "system"
-    if role not in get_args(Role):
-        raise DataError(f"{where}: role {choices(str(role), get_args(Role))}")
-    calls = value.get("tool_calls")
-    return Message(
-        role=role,
-        content=_content(where, value.get("content"), optional=bool(calls)),
-        tool_calls=tuple(_call(where, n, call) for n, call in enumerate(calls or ())),
-        tool_call_id=value.get("tool_call_id"),
-        name=value.get("name"),
-    )
-
-
-def _content(where: str, value: Any, *, optional: bool) -> str:
-    if isinstance(value, str):
-        return value
-    if value is None and optional:
-        return ""
-    if isinstance(value, (list, tuple)):
-        parts = [part for part in value if isinstance(part, Mapping)]
-        strange = {str(part.get("type")) for part in parts} - {"text"}
-        if len(parts) == len(value) and not strange:
-            return "".join(str(part.get("text") or "") for part in parts)
-        raise DataError(
-            f"{where}: content parts of type {sorted(strange) or 'unknown'}; only 'text' parts can "
-            "be given to a language model here"
-        )
-    raise DataError(f"{where}: content is {type(value).__name__}; expected text")
-
-
-def _call(where: str, index: int, value: Any) -> ToolCall:
-    function = value.get("function", value) if isinstance(value, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise DataError(
-            f"{where}: tool call {index} has no name; expected "
-            '{"function": {"name": ..., "arguments": ...}}'
-        )
-    arguments = function.get("arguments") or {}
-    raw = arguments if isinstance(arguments, str) else json.dumps(plain(arguments))
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError as error:
-            raise DataError(f"{where}: arguments of tool call {index}: {error}") from None
-    if not isinstance(arguments, Mapping):
-        raise DataError(
-            f"{where}: arguments of tool call {index} are {type(arguments).__name__}; expected an "
-            "object"
-        )
-    return ToolCall(
-        id=str(value.get("id") or f"call_{index}"),
-        name=function["name"],
-        arguments=plain(arguments),
-        raw=raw,
-    )

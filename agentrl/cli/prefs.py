@@ -1,0 +1,198 @@
+"""The `agentrl prefs` commands: preference pairs out of runs, and what is wrong with pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from agentrl.cli.console.start import open_console, prepare
+
+if TYPE_CHECKING:
+    from agentrl.data.preferences.from_runs import PairCounts, PairRules
+    from agentrl.types import PreferencePair, TrajectoryGroup
+
+app = typer.Typer(
+    no_args_is_help=True, help="Make preference pairs of stored rollouts, and check pairs."
+)
+
+
+@app.command()
+def make(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="Run directories.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to make.")],
+    kind: Annotated[str, typer.Option(help="'train', or one 'eval/NAME'.")] = "train",
+    by: Annotated[str, typer.Option(metavar="reward|score", help="What is compared.")] = "reward",
+    min_gap: Annotated[float, typer.Option(min=1e-9, help="Least difference of a pair.")] = 1e-9,
+    per_group: Annotated[int, typer.Option(min=1, help="Most pairs of a group.")] = 4,
+    held_out: Annotated[
+        float, typer.Option(min=0.0, max=0.9, help="Share of the tasks that go to heldout.parquet.")
+    ] = 0.1,
+    flip_scale: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Draw labels from sigmoid(difference * SCALE), so that the right "
+            "probability of every pair is known.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+) -> None:
+    """Make preference pairs of rollouts that had the same task and different rewards.
+
+    OUT/train.parquet and OUT/heldout.parquet hold the very tokens that were sampled and their
+    masks, and the same as text, so other trainers read them as plain pairs. No task is in both.
+    """
+    from agentrl.cli.traj.stored import decoder
+    from agentrl.data.preferences.files import write_pairs
+    from agentrl.data.preferences.from_runs import PairCounts, PairRules, is_held_out, make_pairs
+    from agentrl.errors import DataError, RunError, choices
+
+    prepare()
+    if by not in ("reward", "score"):
+        raise RunError(f"--by: {choices(by, ('reward', 'score'))}")
+    if (out / "train.parquet").exists():
+        raise RunError(f"--out {out} holds pairs already; name another folder, or remove it")
+    what: Literal["reward", "score"] = "score" if by == "score" else "reward"
+    rules = PairRules(
+        by=what, min_gap=min_gap, per_group=per_group, flip_scale=flip_scale, seed=seed
+    )
+    counts = PairCounts()
+    parts: dict[str, list[PreferencePair]] = {"train": [], "heldout": []}
+    for run in runs:
+        for pair in make_pairs(_groups(run, kind), rules, counts, decoder(run)):
+            part = "heldout" if is_held_out(pair.task_id, held_out, seed) else "train"
+            parts[part].append(pair)
+    if not counts.pairs:
+        raise DataError(
+            f"no pair in {counts.groups} groups of {', '.join(map(str, runs))} ({kind}): "
+            f"{_left_out(counts) or 'all rollouts of a group have the same ' + by}"
+        )
+    for part, pairs in parts.items():
+        if pairs:
+            write_pairs(out / f"{part}.parquet", pairs)
+    _write_origin(out, runs, kind, rules, counts, {part: len(made) for part, made in parts.items()})
+    console = open_console()
+    for part, pairs in parts.items():
+        text = f"{len(pairs)} pairs of {len({pair.task_id for pair in pairs})} tasks"
+        where = f" in {out / part}.parquet" if pairs else f" for the part {part!r}"
+        console.print(text + where, markup=False, soft_wrap=True)
+    console.print(
+        f"{counts.without} of {counts.groups} groups gave none"
+        + (f"; {left}" if (left := _left_out(counts)) else ""),
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    console.print(f"next: agentrl prefs check {out}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def check(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="File, folder, hf:NAME or module:function.")
+    ],
+    split: Annotated[str, typer.Option(help="Split to take.")] = "train",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPLIT|SOURCE",
+            help="The other part, whose prompts must not come here. Default for a folder of "
+            "'prefs make': its held-out part.",
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=COLUMN", help="Where prompt, chosen, rejected, margin ... are."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only so many rows.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
+) -> None:
+    """Say what is wrong with preference pairs before anything learns from them.
+
+    Layouts are told apart by their columns: chosen and rejected with or without a prompt (TRL,
+    OpenRLHF, hh-rlhf, UltraFeedback), scored completions, rated responses (HelpSteer2), two
+    responses with a preference (HelpSteer3), and what 'prefs make' writes. Exit status 1: there is
+    a failure.
+    """
+    from agentrl.cli.console.findings import findings_table
+    from agentrl.data.preferences.check import check_pairs
+    from agentrl.data.preferences.load import load_pairs
+    from agentrl.finding import any_failed
+
+    prepare()
+    columns = _columns(column or [])
+    pairs = load_pairs(source, split=split, columns=columns, limit=limit)
+    other = None
+    if against is None and (Path(source) / "heldout.parquet").is_file() and split == "train":
+        against = "heldout"
+    if against is not None:
+        here = Path(against).exists() or ":" in against
+        of, part = (against, "train") if here else (source, against)
+        other = load_pairs(of, split=part, columns=columns)
+    findings = check_pairs(pairs, other)
+    console = open_console()
+    if as_json:
+        console.file.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
+    else:
+        console.print(findings_table(findings))
+    raise typer.Exit(1 if any_failed(findings) else 0)
+
+
+def _groups(run: Path, kind: str) -> Iterator[tuple[str, TrajectoryGroup]]:
+    from agentrl.cli.traj.stored import check_kind, open_store
+    from agentrl.runtime.disk.stored_groups import stored_groups
+
+    store = open_store(run)
+    check_kind(store, kind)
+    for step in store.steps(kind):
+        for group in stored_groups(store, kind, step):
+            yield f"{run}, {kind} step {step}", group
+
+
+def _columns(given: Sequence[str]) -> dict[str, str]:
+    from agentrl.errors import ConfigError
+
+    found: dict[str, str] = {}
+    for word in given:
+        name, equals, column = word.partition("=")
+        if not equals or not column:
+            raise ConfigError(f"--column {word!r}: expected NAME=COLUMN, as in chosen=better")
+        found[name] = column
+    return found
+
+
+def _left_out(counts: PairCounts) -> str:
+    parts = {"rollouts": counts.rollouts_left_out, "pairs": counts.pairs_left_out}
+    return "; ".join(
+        f"{what}: {', '.join(f'{why} ({n})' for why, n in reasons.most_common() if n)}"
+        for what, reasons in parts.items()
+        if reasons.total()
+    )
+
+
+def _write_origin(
+    out: Path,
+    runs: Sequence[Path],
+    kind: str,
+    rules: PairRules,
+    counts: PairCounts,
+    parts: dict[str, int],
+) -> None:
+    """`made.json`: where the pairs come from, for whoever finds the folder."""
+    from agentrl.data.store.atomic import atomic_file
+
+    made = {
+        "runs": [str(run.resolve()) for run in runs],
+        "kind": kind,
+        "rules": asdict(rules),
+        "groups": counts.groups,
+        "groups_without_pair": counts.without,
+        "rollouts_left_out": counts.rollouts_left_out,
+        "pairs_left_out": counts.pairs_left_out,
+        "parts": parts,
+    }
+    with atomic_file(out / "made.json") as file:
+        file.write((json.dumps(made, indent=2) + "\n").encode())

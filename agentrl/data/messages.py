@@ -1,0 +1,123 @@
+"""Prompts and messages as sources of data write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from agentrl.data.plain import plain
+from agentrl.errors import DataError, choices
+from agentrl.types import Message, Role, ToolCall
+
+
+def prompt_of(where: str, value: Any) -> str | tuple[Message, ...]:
+    """A prompt: text, or messages.
+
+    Args:
+        where: file and row, for messages of errors.
+        value: as the source gives it.
+
+    Raises:
+        DataError: it is empty or something else; names the place and what was there.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str):
+        if not value.strip():
+            raise DataError(f"{where}: the prompt is empty")
+        return value
+    return messages_of(where, value, "prompt")
+
+
+def messages_of(where: str, value: Any, part: str) -> tuple[Message, ...]:
+    """The messages of one part of a row, as OpenAI's chat API writes them.
+
+    Args:
+        where: file and row, for messages of errors.
+        value: as the source gives it.
+        part: which part it is, as in `prompt` or `chosen`.
+
+    Raises:
+        DataError: not a list of messages, or an empty one; names the place and what was there.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)):
+        raise DataError(
+            f"{where}: the {part} is {type(value).__name__} {ascii(value)[:80]}; expected text "
+            "or a list of messages with role and content"
+        )
+    if not value:
+        raise DataError(f"{where}: the {part} is an empty list of messages")
+    return tuple(
+        _message(f"{where}: message {index} of the {part}", message)
+        for index, message in enumerate(value)
+    )
+
+
+def _message(where: str, value: Any) -> Message:
+    if isinstance(value, Message):
+        return value
+    if not isinstance(value, Mapping):
+        raise DataError(
+            f"{where} is {type(value).__name__} {ascii(value)[:80]}; expected an object with role "
+            "and content"
+        )
+    role: Any = value.get("role")
+    if role == "developer":  # what OpenAI calls the system of newer models
+        role = "system"
+    if role not in get_args(Role):
+        raise DataError(f"{where}: role {choices(str(role), get_args(Role))}")
+    calls = value.get("tool_calls")
+    return Message(
+        role=role,
+        content=_content(where, value.get("content"), optional=bool(calls)),
+        tool_calls=tuple(_call(where, n, call) for n, call in enumerate(calls or ())),
+        tool_call_id=value.get("tool_call_id"),
+        name=value.get("name"),
+    )
+
+
+def _content(where: str, value: Any, *, optional: bool) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None and optional:
+        return ""
+    if isinstance(value, (list, tuple)):
+        parts = [part for part in value if isinstance(part, Mapping)]
+        strange = {str(part.get("type")) for part in parts} - {"text"}
+        if len(parts) == len(value) and not strange:
+            return "".join(str(part.get("text") or "") for part in parts)
+        raise DataError(
+            f"{where}: content parts of type {sorted(strange) or 'unknown'}; only 'text' parts can "
+            "be given to a language model here"
+        )
+    raise DataError(f"{where}: content is {type(value).__name__}; expected text")
+
+
+def _call(where: str, index: int, value: Any) -> ToolCall:
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise DataError(
+            f"{where}: tool call {index} has no name; expected "
+            '{"function": {"name": ..., "arguments": ...}}'
+        )
+    arguments = function.get("arguments") or {}
+    raw = arguments if isinstance(arguments, str) else json.dumps(plain(arguments))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise DataError(f"{where}: arguments of tool call {index}: {error}") from None
+    if not isinstance(arguments, Mapping):
+        raise DataError(
+            f"{where}: arguments of tool call {index} are {type(arguments).__name__}; expected an "
+            "object"
+        )
+    return ToolCall(
+        id=str(value.get("id") or f"call_{index}"),
+        name=function["name"],
+        arguments=plain(arguments),
+        raw=raw,
+    )

@@ -1,0 +1,156 @@
+"""Pairs of sampled tokens as parquet: what `agentrl prefs make` writes, and its reader.
+
+The columns that end in `_ids` and `_mask` are what was sampled, token by token; `prompt`, `chosen`
+and `rejected` are the same decoded, so that other trainers read the file as plain pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.data.store.atomic import atomic_file
+from agentrl.data.tasks.files import SourceRow
+from agentrl.errors import DataError
+from agentrl.types import Completion, PreferencePair
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("prompt", pa.string()),
+        ("chosen", pa.string()),
+        ("rejected", pa.string()),
+        ("margin", pa.float64()),
+        ("label_probability", pa.float64()),
+        ("weight", pa.float64()),
+        ("task_id", pa.string()),
+        ("source", pa.string()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("chosen_ids", pa.list_(pa.int32())),
+        ("chosen_mask", pa.list_(pa.int8())),
+        ("rejected_ids", pa.list_(pa.int32())),
+        ("rejected_mask", pa.list_(pa.int8())),
+    ]
+)
+
+
+def write_pairs(path: Path, pairs: Iterable[PreferencePair]) -> int:
+    """Write pairs of sampled tokens; returns how many. The file is whole or not there.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    rows = [_row(pair) for pair in pairs]
+    with atomic_file(path) as file:
+        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), file, compression="zstd")
+    return len(rows)
+
+
+def _row(pair: PreferencePair) -> dict[str, Any]:
+    return {
+        "id": _storable(pair.id),
+        "prompt": _storable(pair.prompt_text),
+        "chosen": _storable(pair.chosen.text),
+        "rejected": _storable(pair.rejected.text),
+        "margin": pair.margin,
+        "label_probability": pair.label_probability,
+        "weight": pair.weight,
+        "task_id": _storable(pair.task_id),
+        "source": _storable(pair.source),
+        "prompt_ids": pair.prompt_ids,
+        "chosen_ids": pair.chosen.ids,
+        "chosen_mask": pair.chosen.mask,
+        "rejected_ids": pair.rejected.ids,
+        "rejected_mask": pair.rejected.mask,
+    }
+
+
+def _storable(text: str) -> str:
+    """Without lone surrogates, which no UTF-8 text can hold; the ids are what is trained on."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def sampled_pair(row: SourceRow) -> PreferencePair:
+    """A row as `write_pairs` writes it.
+
+    Raises:
+        DataError: a column is missing or broken; names the row and the column.
+    """
+    values: Mapping[str, Any] = row.values
+    if missing := sorted(set(SCHEMA.names) - set(values)):
+        raise DataError(f"{row.where}: no columns {missing}; expected a row of agentrl prefs make")
+    prompt = _ids(row, "prompt_ids")
+    if not prompt:
+        raise DataError(f"{row.where}: prompt_ids is empty")
+    return PreferencePair(
+        id=str(values["id"]),
+        prompt_ids=prompt,
+        prompt_text=values["prompt"] or "",
+        chosen=_completion(row, "chosen"),
+        rejected=_completion(row, "rejected"),
+        margin=own_number(row, "margin"),
+        label_probability=own_number(row, "label_probability", 0.0, 1.0),
+        weight=weight_of(row),
+        task_id=values["task_id"] or "",
+        source=values["source"] or row.where,
+    )
+
+
+def _completion(row: SourceRow, name: str) -> Completion:
+    ids, mask = _ids(row, f"{name}_ids"), _ids(row, f"{name}_mask")
+    if not ids or len(ids) != len(mask) or not set(mask) <= {0, 1}:
+        raise DataError(
+            f"{row.where}: {name}_ids has {len(ids)} tokens and {name}_mask {len(mask)} values; "
+            "expected as many of both, at least one, and a mask of 0 and 1"
+        )
+    return Completion(ids=ids, mask=mask, text=row.values[name] or "")
+
+
+def _ids(row: SourceRow, name: str) -> tuple[int, ...]:
+    value = row.values[name]
+    if not isinstance(value, list) or not all(isinstance(i, int) and i >= 0 for i in value):
+        raise DataError(f"{row.where}: {name} is {ascii(value)[:60]}; expected a list of token ids")
+    return tuple(value)
+
+
+def own_number(
+    row: SourceRow, name: str, low: float = -math.inf, high: float = math.inf
+) -> float | None:
+    """A number that a row may give; None where it does not.
+
+    Raises:
+        DataError: no finite number, or none in [low, high].
+    """
+    value = row.values.get(name)
+    if value is None or value == "":
+        return None
+    number = finite(row.where, name, value)
+    if not low <= number <= high:
+        raise DataError(f"{row.where}: {name} is {number:g}; expected one in [{low:g}, {high:g}]")
+    return number
+
+
+def weight_of(row: SourceRow) -> float:
+    """The weight of a row, 1 where it gives none."""
+    weight = own_number(row, "weight", 0.0)
+    return 1.0 if weight is None else weight
+
+
+def finite(where: str, name: str, value: Any) -> float:
+    """A value as a number.
+
+    Raises:
+        DataError: it is none, or not finite.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{where}: {name} is {ascii(value)[:60]}; expected a finite number")
+    return number

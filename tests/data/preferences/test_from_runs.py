@@ -1,0 +1,156 @@
+"""Pairs of stored rollouts: which two, with which tokens, and what becomes of the others."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.data.preferences.files import write_pairs
+from agentrl.data.preferences.from_runs import (
+    PairCounts,
+    PairRules,
+    is_held_out,
+    make_pairs,
+)
+from agentrl.data.preferences.layouts import PairLayout
+from agentrl.data.preferences.load import load_pairs
+from agentrl.errors import DataError
+from agentrl.types import PreferencePair, Termination, Trajectory, TrajectoryGroup
+from tests.data.records import group, trajectory
+
+
+def row(number: int, reward: float | None, name: str = "g", **values: Any) -> Trajectory:
+    ids = (100 + number, 11, 12, 13, 14)
+    return trajectory(
+        task_id=f"task-{name}", group_id=name, rollout_id=f"{name}-{number}", reward=reward,
+        **{
+            "score": reward, "response_ids": ids, "response_mask": (1, 1, 0, 1, 0),
+            "rollout_log_probs": (-0.5, -0.5, 0.0, -0.5, 0.0),
+            "policy_versions": (0, 0, -1, 0, -1), **values,
+        },
+    )  # fmt: skip
+
+
+def pairs_of(*groups: TrajectoryGroup, **rules: Any) -> tuple[list[PreferencePair], PairCounts]:
+    counts = PairCounts()
+    there = [("run, train step 1", each) for each in groups]
+    return list(make_pairs(there, PairRules(**rules), counts)), counts
+
+
+def test_a_pair_has_the_tokens_that_were_sampled() -> None:
+    """Fails if the worse one is chosen, or if the environment's last tokens stay."""
+    (pair,), counts = pairs_of(group(row(0, 0.25), row(1, 1.0)))
+    assert pair.prompt_ids == (1, 2, 3)
+    assert pair.prompt_text == "add 1"
+    assert (pair.chosen.ids, pair.chosen.mask) == ((101, 11, 12, 13), (1, 1, 0, 1))
+    assert pair.rejected.ids[0] == 100
+    assert (pair.margin, pair.task_id, pair.label_probability) == (0.75, "task-g", None)
+    assert "run, train step 1, group g" in pair.source
+    assert (counts.groups, counts.without, counts.pairs) == (1, 0, 1)
+
+
+def test_what_can_be_in_no_pair_is_counted() -> None:
+    """Fails if a reward that cannot be trusted is compared, or rows of a broken prompt are."""
+    broken = (row(4, 0.5, row_index=0), row(4, 0.5, row_index=1))
+    crashed = row(3, None, termination=Termination.GRADER_CRASHED)
+    silent = row(5, 0.0, response_mask=(0,) * 5)
+    same = row(6, 0.0, response_ids=(101, 11, 12, 13, 14))
+    other = row(7, 0.0, prompt_ids=(9, 9))
+    rows = (row(1, 1.0), row(2, 1.0), crashed, *broken, silent, same, other)
+    pairs, counts = pairs_of(group(*rows), group(row(0, 0.5, "h"), row(1, 0.5, "h")))
+    assert [pair.id for pair in pairs] == ["g-2 > g-6"]
+    assert counts.without == 1
+    assert counts.rollouts_left_out == {
+        "no reward that can be trusted": 1,
+        "its prompt was changed on the way": 1,
+        "nothing was sampled": 1,
+    }
+    assert counts.pairs_left_out == {
+        "the same tokens with another reward": 1,
+        "different prompts": 2,
+    }
+
+
+def test_pairs_of_a_group_are_bounded_and_drawn() -> None:
+    """Fails if always the first ones are taken, or if another group changes what is drawn."""
+    many = group(*(row(n, n / 10) for n in range(8)))
+    taken, counts = pairs_of(many, per_group=3)
+    assert len(taken) == 3
+    assert counts.pairs_left_out == {"more than 3 of a group": 25}
+    beside, _ = pairs_of(group(row(0, 0.0, "h"), row(1, 1.0, "h")), many, per_group=3)
+    assert [pair.id for pair in beside[1:]] == [pair.id for pair in taken]
+    again, _ = pairs_of(many, per_group=3, seed=1)
+    assert {pair.id for pair in again} != {pair.id for pair in taken}
+    wide, _ = pairs_of(many, per_group=99, min_gap=0.55)
+    assert {pair.id for pair in wide} == {"g-6 > g-0", "g-7 > g-0", "g-7 > g-1"}
+
+
+def test_the_score_may_be_compared_instead() -> None:
+    pairs, _ = pairs_of(group(row(0, 1.0, score=0.0), row(1, 0.0, score=1.0)), by="score")
+    assert [pair.id for pair in pairs] == ["g-1 > g-0"]
+
+
+def test_tokens_that_come_again_make_no_second_pair() -> None:
+    one = group(row(0, 0.0), row(1, 1.0))
+    pairs, counts = pairs_of(one, one)
+    assert len(pairs) == 1
+    assert counts.pairs_left_out == {"the same tokens as another pair": 1}
+
+
+def test_drawn_labels_are_right_as_often_as_they_say() -> None:
+    """Fails if the probability is that of the other one, or the draw ignores it."""
+    groups = [group(row(0, 0.0, f"g{n}"), row(n + 1, 0.5, f"g{n}")) for n in range(2000)]
+    pairs, _ = pairs_of(*groups, flip_scale=2.0)
+    truth = 1 / (1 + math.exp(-1))
+    assert Counter(round(pair.label_probability or 0, 6) for pair in pairs).keys() == {
+        round(truth, 6), round(1 - truth, 6),
+    }  # fmt: skip
+    right = [pair for pair in pairs if pair.margin == 0.5]
+    assert all(pair.label_probability == truth for pair in right)
+    assert abs(len(right) / 2000 - truth) < 4 * math.sqrt(truth * (1 - truth) / 2000)
+
+
+def test_pairs_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    pairs, _ = pairs_of(
+        group(row(0, 0.25), row(1, 1.0)), group(row(2, 0.0, "\ud800"), row(3, 1.0, "\ud800"))
+    )
+    assert write_pairs(tmp_path / "train.parquet", pairs) == 2
+    loaded = load_pairs(str(tmp_path))
+    assert loaded.layouts == {PairLayout.SAMPLED}
+    assert loaded[0] == pairs[0]
+    assert loaded[1].task_id == "task-?"
+    assert loaded[1].chosen == pairs[1].chosen
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"chosen_mask": [1, 2]}, "chosen_ids has 4 tokens and chosen_mask 2"),
+        ({"prompt_ids": []}, "prompt_ids is empty"),
+        ({"rejected_ids": [-1], "rejected_mask": [1]}, "expected a list of token ids"),
+    ],
+)
+def test_a_broken_row_of_tokens_is_named(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    import pyarrow.parquet as pq
+
+    pairs, _ = pairs_of(group(row(0, 0.25), row(1, 1.0)))
+    path = tmp_path / "train.parquet"
+    write_pairs(path, pairs)
+    table = pq.read_table(path)
+    rows = [{**values, **changed} for values in table.to_pylist()]
+    pq.write_table(table.from_pylist(rows, table.schema), path)
+    with pytest.raises(DataError, match=f"row 1: .*{message}"):
+        load_pairs(str(path))
+
+
+def test_the_same_tasks_are_held_out_everywhere() -> None:
+    held = [is_held_out(f"t{n}", 0.1, 0) for n in range(5000)]
+    assert 400 < sum(held) < 600
+    assert [is_held_out(f"t{n}", 0.1, 1) for n in range(5000)] != held
+    assert not any(is_held_out(f"t{n}", 0.0, 0) for n in range(500))
