@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -13,8 +14,8 @@ import typer
 from agentrl.cli.console.start import open_console, prepare
 
 if TYPE_CHECKING:
-    from agentrl.data.preferences.from_runs import PairCounts, PairRules
-    from agentrl.types import PreferencePair, TrajectoryGroup
+    from agentrl.data.preferences.from_runs import Decode, PairCounts, PairMaker
+    from agentrl.types import TrajectoryGroup
 
 app = typer.Typer(
     no_args_is_help=True, help="Make preference pairs of stored rollouts, and check pairs."
@@ -47,43 +48,54 @@ def make(
     OUT/train.parquet and OUT/heldout.parquet hold the very tokens that were sampled and their
     masks, and the same as text, so other trainers read them as plain pairs. No task is in both.
     """
-    from agentrl.cli.traj.stored import decoder
-    from agentrl.data.preferences.files import write_pairs
-    from agentrl.data.preferences.from_runs import PairCounts, PairRules, is_held_out, make_pairs
+    from agentrl.data.preferences.files import PairWriter
+    from agentrl.data.preferences.from_runs import PairMaker, PairRules, Parts
     from agentrl.errors import DataError, RunError, choices
 
     prepare()
     if by not in ("reward", "score"):
         raise RunError(f"--by: {choices(by, ('reward', 'score'))}")
-    if (out / "train.parquet").exists():
-        raise RunError(f"--out {out} holds pairs already; name another folder, or remove it")
-    what: Literal["reward", "score"] = "score" if by == "score" else "reward"
-    rules = PairRules(
-        by=what, min_gap=min_gap, per_group=per_group, flip_scale=flip_scale, seed=seed
-    )
-    counts = PairCounts()
-    parts: dict[str, list[PreferencePair]] = {"train": [], "heldout": []}
-    for run in runs:
-        for pair in make_pairs(_groups(run, kind), rules, counts, decoder(run)):
-            part = "heldout" if is_held_out(pair.task_id, held_out, seed) else "train"
-            parts[part].append(pair)
-    if not counts.pairs:
-        raise DataError(
-            f"no pair in {counts.groups} groups of {', '.join(map(str, runs))} ({kind}): "
-            f"{_left_out(counts) or 'all rollouts of a group have the same ' + by}"
-        )
-    for part, pairs in parts.items():
-        if pairs:
-            write_pairs(out / f"{part}.parquet", pairs)
-    _write_origin(out, runs, kind, rules, counts, {part: len(made) for part, made in parts.items()})
+    if out.exists() and any(out.glob("*.parquet")):
+        raise RunError(f"--out {out} holds data already; name another folder, or remove it")
     console = open_console()
-    for part, pairs in parts.items():
-        text = f"{len(pairs)} pairs of {len({pair.task_id for pair in pairs})} tasks"
-        where = f" in {out / part}.parquet" if pairs else f" for the part {part!r}"
+    what: Literal["reward", "score"] = "score" if by == "score" else "reward"
+    maker = PairMaker(
+        PairRules(by=what, min_gap=min_gap, per_group=per_group, flip_scale=flip_scale, seed=seed)
+    )
+    parts = Parts(held_out, seed)
+    with (
+        PairWriter(out / "train.parquet") as train,
+        PairWriter(out / "heldout.parquet") as heldout,
+    ):
+        for run in runs:
+            decode = _decoder(run)
+            if decode is None:
+                text = f"{run} has no checkpoint with a tokenizer.json: its pairs have no texts"
+                console.print(text, markup=False, soft_wrap=True)
+            for where, group in _groups(run, kind):
+                for pair in maker.pairs(str(run), where, group, decode):
+                    apart = parts.is_held_out(pair)
+                    if apart is None:
+                        reason = "task and prompt are in different parts"
+                        maker.counts.pairs_left_out[reason] += 1
+                    else:
+                        (heldout if apart else train).write(pair)
+        if not train.count + heldout.count:
+            raise DataError(
+                f"no pair in {maker.counts.groups} groups of {', '.join(map(str, runs))} ({kind}): "
+                f"{_left_out(maker.counts) or 'all rollouts of a group have the same ' + by}"
+            )
+    made = {"train": train, "heldout": heldout}
+    rows = {part: writer.count for part, writer in made.items()}
+    _write_origin(out, runs, kind, maker, rows)
+    for part, writer in made.items():
+        text = f"{writer.count} pairs of {len(writer.tasks)} tasks"
+        where = f" in {out / part}.parquet" if writer.count else f" for the part {part!r}"
         console.print(text + where, markup=False, soft_wrap=True)
+    left = _left_out(maker.counts)
     console.print(
-        f"{counts.without} of {counts.groups} groups gave none"
-        + (f"; {left}" if (left := _left_out(counts)) else ""),
+        f"{maker.counts.without} of {maker.counts.groups} groups gave none"
+        + (f"; {left}" if left else ""),
         markup=False, soft_wrap=True,
     )  # fmt: skip
     console.print(f"next: agentrl prefs check {out}", markup=False, soft_wrap=True)
@@ -98,10 +110,13 @@ def check(
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="SPLIT|SOURCE",
+            metavar="SOURCE",
             help="The other part, whose prompts must not come here. Default for a folder of "
-            "'prefs make': its held-out part.",
+            "'prefs make': its heldout.parquet.",
         ),
+    ] = None,
+    against_split: Annotated[
+        str | None, typer.Option(help="Split of --against, or of SOURCE where it has several.")
     ] = None,
     column: Annotated[
         list[str] | None,
@@ -112,7 +127,7 @@ def check(
 ) -> None:
     """Say what is wrong with preference pairs before anything learns from them.
 
-    Layouts are told apart by their columns: chosen and rejected with or without a prompt (TRL,
+    Layouts are recognised by their columns: chosen and rejected with or without a prompt (TRL,
     OpenRLHF, hh-rlhf, UltraFeedback), scored completions, rated responses (HelpSteer2), two
     responses with a preference (HelpSteer3), and what 'prefs make' writes. Exit status 1: there is
     a failure.
@@ -120,18 +135,22 @@ def check(
     from agentrl.cli.console.findings import findings_table
     from agentrl.data.preferences.check import check_pairs
     from agentrl.data.preferences.load import load_pairs
+    from agentrl.errors import ConfigError
     from agentrl.finding import any_failed
 
     prepare()
     columns = _columns(column or [])
-    pairs = load_pairs(source, split=split, columns=columns, limit=limit)
+    pairs = load_pairs(source, split=split, columns=columns, limit=limit, collect_broken=True)
+    theirs, their_split = against, against_split or "train"
+    if against is None and against_split is not None:
+        if Path(source).is_file():
+            raise ConfigError(f"--against-split {against_split}: the file {source} has no splits")
+        theirs = source
+    elif against is None and split == "train" and (Path(source) / "heldout.parquet").is_file():
+        theirs = str(Path(source) / "heldout.parquet")
     other = None
-    if against is None and (Path(source) / "heldout.parquet").is_file() and split == "train":
-        against = "heldout"
-    if against is not None:
-        here = Path(against).exists() or ":" in against
-        of, part = (against, "train") if here else (source, against)
-        other = load_pairs(of, split=part, columns=columns)
+    if theirs is not None:
+        other = load_pairs(theirs, split=their_split, columns=columns, collect_broken=True)
     findings = check_pairs(pairs, other)
     console = open_console()
     if as_json:
@@ -149,7 +168,19 @@ def _groups(run: Path, kind: str) -> Iterator[tuple[str, TrajectoryGroup]]:
     check_kind(store, kind)
     for step in store.steps(kind):
         for group in stored_groups(store, kind, step):
-            yield f"{run}, {kind} step {step}", group
+            yield f"{kind} step {step}", group
+
+
+def _decoder(run: Path) -> Decode | None:
+    """Ids together to text, with special tokens; characters may be spread over several tokens."""
+    from agentrl.inspect.read.reader import RunReader
+    from agentrl.inspect.read.runs import FoundRun
+
+    path = RunReader(FoundRun(id=run.name, path=run.resolve())).tokenizer_file()
+    if path is None:
+        return None
+    tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(path))
+    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 def _columns(given: Sequence[str]) -> dict[str, str]:
@@ -174,20 +205,16 @@ def _left_out(counts: PairCounts) -> str:
 
 
 def _write_origin(
-    out: Path,
-    runs: Sequence[Path],
-    kind: str,
-    rules: PairRules,
-    counts: PairCounts,
-    parts: dict[str, int],
+    out: Path, runs: Sequence[Path], kind: str, maker: PairMaker, parts: dict[str, int]
 ) -> None:
-    """`made.json`: where the pairs come from, for whoever finds the folder."""
+    """Write `made.json`: the runs that the pairs come from, and by which rules."""
     from agentrl.data.store.atomic import atomic_file
 
+    counts = maker.counts
     made = {
         "runs": [str(run.resolve()) for run in runs],
         "kind": kind,
-        "rules": asdict(rules),
+        "rules": asdict(maker.rules),
         "groups": counts.groups,
         "groups_without_pair": counts.without,
         "rollouts_left_out": counts.rollouts_left_out,

@@ -54,7 +54,12 @@ def parse_config(
 
 def dump_config(config: RunConfig) -> str:
     """The config as YAML with every default written out; `load_config` reads it back."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, width=100)
+    data = config.model_dump(mode="json")
+    try:
+        return yaml.dump(data, Dumper=_FastDumper, sort_keys=False, width=100)
+    except UnicodeEncodeError:
+        # Names of files may hold what UTF-8 cannot, and what is written in C is UTF-8.
+        return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=100)
 
 
 def _load(text: str) -> Any:
@@ -89,11 +94,15 @@ class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # pyright: ig
     """As `_Loader`."""
 
 
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # pyright: ignore[reportGeneralTypeIssues]
+class _Dumper(yaml.SafeDumper):
     """Safe YAML that quotes what `_Loader` would read as a number."""
 
 
-for _kind in (_Loader, _FastLoader, _Dumper):
+class _FastDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # pyright: ignore[reportGeneralTypeIssues]
+    """As `_Dumper`."""
+
+
+for _kind in (_Loader, _FastLoader, _Dumper, _FastDumper):
     _kind.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),

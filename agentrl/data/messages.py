@@ -70,6 +70,10 @@ def _message(where: str, value: Any) -> Message:
     if role not in get_args(Role):
         raise DataError(f"{where}: role {choices(str(role), get_args(Role))}")
     calls = value.get("tool_calls")
+    if calls is not None and hasattr(calls, "tolist"):
+        calls = calls.tolist()
+    if not isinstance(calls, (list, tuple, type(None))):
+        raise DataError(f"{where}: tool_calls is {type(calls).__name__}; expected a list")
     return Message(
         role=role,
         content=_content(where, value.get("content"), optional=bool(calls)),

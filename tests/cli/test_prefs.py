@@ -66,13 +66,61 @@ def test_pairs_are_made_divided_by_task_and_checked(run: Path, tmp_path: Path) -
 
 
 def test_plain_readers_find_pairs_of_text(run: Path, tmp_path: Path) -> None:
-    """Fails if another trainer cannot read what was made."""
+    """Fails if characters that are spread over tokens are not put together again."""
     import pyarrow.parquet as pq
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+    text = call("make", run, "--out", tmp_path / "none")
+    assert "its pairs have no texts" in text
+    row = pq.read_table(tmp_path / "none" / "train.parquet").to_pylist()[0]
+    assert (row["prompt"], row["chosen"]) == ("add 1", None)
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    (run / "checkpoints" / "step-3").mkdir(parents=True)
+    tokenizer.save(str(run / "checkpoints" / "step-3" / "tokenizer.json"))
+    ids = tuple(tokenizer.encode("h\u00e9llo").ids)
+    rows = [
+        trajectory(
+            task_id="t", group_id="4-t", rollout_id=f"4-t-{n}", prompt_ids=(1,), turns=(),
+            response_ids=(*ids, n), response_mask=(1,) * (len(ids) + 1),
+            rollout_log_probs=(-1.0,) * (len(ids) + 1), policy_versions=(0,) * (len(ids) + 1),
+            reward=float(n),
+        )
+        for n in (0, 1)
+    ]  # fmt: skip
+    TrajectoryStore(run / "trajectories").write(4, "train", [group(*rows)])
+    call("make", run, "--out", tmp_path / "prefs", "--held-out", 0)
+    row = pq.read_table(tmp_path / "prefs" / "train.parquet").to_pylist()[-1]
+    assert row["chosen"].startswith("h\u00e9llo")
+
+
+def test_a_run_given_twice_gives_no_pair_twice(run: Path, tmp_path: Path) -> None:
+    call("make", run, run, "--out", tmp_path / "prefs")
+    made = json.loads((tmp_path / "prefs" / "made.json").read_text())
+    assert sum(made["parts"].values()) == 96
+    assert made["pairs_left_out"] == {"the same tokens as another pair": 96}
+
+
+def test_a_file_has_no_splits(run: Path, tmp_path: Path) -> None:
+    """Fails if a file is compared with itself, and all of it is called a leak."""
     call("make", run, "--out", tmp_path / "prefs")
-    row = pq.read_table(tmp_path / "prefs" / "train.parquet").to_pylist()[0]
-    assert {"prompt", "chosen", "rejected", "margin"} <= set(row)
-    assert row["prompt"] == "add 1"
+    path = tmp_path / "prefs" / "train.parquet"
+    with pytest.raises(ConfigError, match="has no splits"):
+        call("check", path, "--against-split", "test")
+    with pytest.raises(DataError, match="does not exist"):
+        call("check", path, "--against", tmp_path / "tset.parquet")
+
+
+def test_broken_rows_do_not_end_the_report(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    good = {"prompt": "p", "chosen": "good", "rejected": "bad"}
+    path.write_text("\n".join(map(json.dumps, [good, {**good, "margin": "x"}])))
+    text = call("check", path, status=1)
+    assert "1 of 2 rows cannot be read" in text
+    assert "1 pairs of 1 prompts" in text
 
 
 @pytest.mark.parametrize(
@@ -103,7 +151,7 @@ def test_a_part_without_a_task_is_not_written(run: Path, tmp_path: Path) -> None
 
 def test_a_folder_that_holds_pairs_is_kept(run: Path, tmp_path: Path) -> None:
     call("make", run, "--out", tmp_path)
-    with pytest.raises(RunError, match="holds pairs already"):
+    with pytest.raises(RunError, match="holds data already"):
         call("make", run, "--out", tmp_path)
 
 

@@ -55,18 +55,26 @@ class Fuse:
             raise Killed(place)
 
 
-def places_to_kill(places: Sequence[str]) -> list[int]:
+def places_to_kill(places: Sequence[str], every: int = 1, offset: int = 0) -> list[int]:
     """Numbers of the places of a run at which a kill leaves something else than at the next one.
 
     While groups are rolled out nothing is written, nor between a stored step and the begin of its
     training, so the last place of such a row stands for all of it.
+
+    Args:
+        places: names, in the order of the run.
+        every: keep one of so many places of each kind (`train begins 2` and `train begins 3` are of
+            one), and at least one of each.
+        offset: which one is the first.
     """
     quiet = {"rollout": "roll", "rolled": "roll", "store": "train begins"}
-    return [
-        number
-        for number, (place, after) in enumerate(itertools.pairwise([*places, "the end"]), 1)
-        if not after.startswith(quiet.get(place.split()[0], "-"))
-    ]
+    kinds: dict[str, list[int]] = {}
+    for number, (place, after) in enumerate(itertools.pairwise([*places, "the end"]), 1):
+        if not after.startswith(quiet.get(place.split()[0], "-")):
+            kind = " ".join(word for word in place.split() if not any(map(str.isdigit, word)))
+            kinds.setdefault(kind, []).append(number)
+    kept = [numbers[offset % min(every, len(numbers)) :: every] for numbers in kinds.values()]
+    return sorted(itertools.chain.from_iterable(kept))
 
 
 _nonce = itertools.count()

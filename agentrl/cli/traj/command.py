@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,6 @@ from agentrl.cli.traj.stored import (
     Summary,
     check_kind,
     console,
-    decoder,
     open_store,
     step_number,
     summaries,
@@ -75,7 +74,7 @@ def show(
     if not rows:
         raise RunError(f"{store.path(where.step, where.kind)} is damaged or was removed just now")
     screen = console()
-    decode = decoder(run)
+    decode = _decoder(run)
     for title, summary in chosen:
         of_rollout = sorted(
             rows.get(summary.rollout_id, ()), key=lambda stored: stored.trajectory.row_index
@@ -183,3 +182,12 @@ def _print(console: Console, line: Text) -> None:
     else:
         # Colours of so long a text are not worth half a minute.
         console.file.write(line.plain + "\n")
+
+
+def _decoder(run: Path) -> Callable[[Sequence[int]], str] | None:
+    """The tokenizer that the newest checkpoint of the run carries, if there is one."""
+    from agentrl.inspect.read.reader import RunReader
+    from agentrl.inspect.read.runs import FoundRun
+
+    pieces = RunReader(FoundRun(id=run.name, path=run.resolve())).pieces()
+    return None if pieces is None else lambda ids: "".join(pieces(ids))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -140,12 +140,3 @@ def check_run(run: Path) -> None:
             f"{run} is not a run directory: it has neither trajectories/ nor config.yaml, but "
             f"{sorted(p.name for p in run.iterdir())[:8]}"
         )
-
-
-def decoder(run: Path) -> Callable[[Sequence[int]], str] | None:
-    """The tokenizer that the newest checkpoint of the run carries, if there is one."""
-    from agentrl.inspect.read.reader import RunReader
-    from agentrl.inspect.read.runs import FoundRun
-
-    pieces = RunReader(FoundRun(id=run.name, path=run.resolve())).pieces()
-    return None if pieces is None else lambda ids: "".join(pieces(ids))

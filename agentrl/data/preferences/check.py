@@ -29,8 +29,10 @@ def check_pairs(pairs: LoadedPairs, against: LoadedPairs | None = None) -> list[
     """
     findings = [
         _read(pairs),
+        _broken(pairs),
         _equal(pairs),
         _empty(pairs),
+        _ends(pairs),
         _ties(pairs),
         _duplicates(pairs),
         _contradictions(pairs),
@@ -48,9 +50,19 @@ def _read(pairs: LoadedPairs) -> Finding:
         f"{len(pairs)} pairs of {len({_prompt(pair) for pair in pairs})} prompts from "
         f"{pairs.rows} rows ({layouts})"
     )
+    if pairs.unscored:
+        detail += f"; {pairs.unscored} completions without a score are in none"
     if not pairs:
         return fail("pairs", f"{detail}: nothing says that one completion is better than another")
     return Finding(name="pairs", status=Status.OK, detail=detail)
+
+
+def _broken(pairs: LoadedPairs) -> Finding:
+    if not pairs.broken:
+        return Finding(name="broken rows", status=Status.OK)
+    shown = "; ".join(pairs.broken[:SHOWN])
+    text = f"{len(pairs.broken)} of {pairs.rows} rows cannot be read: {shown}"
+    return fail("broken rows", text, "mend these rows, or leave them out")
 
 
 def _equal(pairs: Sequence[PreferencePair]) -> Finding:
@@ -60,9 +72,30 @@ def _equal(pairs: Sequence[PreferencePair]) -> Finding:
 
 
 def _empty(pairs: Sequence[PreferencePair]) -> Finding:
-    found = [pair for pair in pairs if not pair.chosen.length]
-    text = "the chosen completion is empty"
-    return _counted("empty completions", found, pairs, text, "leave them out")
+    chosen = [pair for pair in pairs if _silent(pair.chosen)]
+    if chosen:
+        text = "the chosen completion is empty"
+        return _counted("empty completions", chosen, pairs, text, "leave them out")
+    found = [pair for pair in pairs if _silent(pair.rejected)]
+    text = "the rejected completion is empty: nothing but its end can be learned"
+    return _counted("empty completions", found, pairs, text, "leave them out", Status.WARN)
+
+
+def _silent(completion: Completion) -> bool:
+    spoken = [message for message in completion.messages if message.role == "assistant"]
+    said = any(message.content.strip() or message.tool_calls for message in spoken)
+    return not completion.length or bool(spoken and not said)
+
+
+def _ends(pairs: Sequence[PreferencePair]) -> Finding:
+    found = [
+        pair for pair in pairs
+        if any(each.messages and each.messages[-1].role != "assistant"
+               for each in (pair.chosen, pair.rejected))
+    ]  # fmt: skip
+    text = "a completion does not end with the assistant"
+    fix = "cut the messages after the last answer, or leave the pairs out"
+    return _counted("ends", found, pairs, text, fix, Status.WARN)
 
 
 def _ties(pairs: LoadedPairs) -> Finding:
@@ -106,7 +139,7 @@ def _negative(pairs: Sequence[PreferencePair]) -> Finding:
         if pair.margin is not None and pair.margin < 0 and pair.label_probability is None
     ]  # fmt: skip
     text = "the rejected completion has the higher score"
-    fix = "see whether chosen and rejected are the wrong way round; --column swaps them"
+    fix = "see whether chosen and rejected are the wrong way round, or the scores are costs"
     status = Status.FAIL if 2 * len(found) > len(pairs) else Status.WARN
     return _counted("scores against labels", found, pairs, text, fix, status)
 
@@ -140,11 +173,14 @@ def _length(pairs: Sequence[PreferencePair]) -> Finding:
 
 
 def _leaks(pairs: Sequence[PreferencePair], against: Sequence[PreferencePair]) -> Finding:
+    if {bool(pair.prompt_ids) for pair in pairs} & {not pair.prompt_ids for pair in against}:
+        detail = "one part has token ids and the other messages; they cannot be compared"
+        return Finding(name="leaks", status=Status.UNKNOWN, detail=detail)
     theirs = {_prompt(pair) for pair in against}
     tasks = {pair.task_id for pair in against} - {""}
     found = [pair for pair in pairs if _prompt(pair) in theirs or pair.task_id in tasks]
-    fix = "divide by prompt (prefs make --held-out does), never by pair"
-    return _counted("leaks", found, pairs, "the prompt is in the other part too", fix)
+    fix = "divide by task and prompt, as prefs make does, never by pair"
+    return _counted("leaks", found, pairs, "the prompt or the task is in the other part too", fix)
 
 
 def _counted(

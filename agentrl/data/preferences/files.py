@@ -1,15 +1,18 @@
 """Pairs of sampled tokens as parquet: what `agentrl prefs make` writes, and its reader.
 
 The columns that end in `_ids` and `_mask` are what was sampled, token by token; `prompt`, `chosen`
-and `rejected` are the same decoded, so that other trainers read the file as plain pairs.
+and `rejected` are the same decoded, so that other trainers read the file as plain pairs; they are
+null where there was no tokenizer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,24 +42,63 @@ SCHEMA = pa.schema(
 )
 
 
-def write_pairs(path: Path, pairs: Iterable[PreferencePair]) -> int:
-    """Write pairs of sampled tokens; returns how many. The file is whole or not there.
+_BATCH = 256
+"""Pairs that are written at once."""
 
-    Raises:
-        DataError: it cannot be written.
-    """
-    rows = [_row(pair) for pair in pairs]
-    with atomic_file(path) as file:
-        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), file, compression="zstd")
-    return len(rows)
+
+class PairWriter:
+    """Writes pairs as they come; a context in which the file is whole at the end, or not there."""
+
+    def __init__(self, path: Path) -> None:
+        """Open nothing before the first pair: without any there is no file."""
+        self.count = 0
+        """Pairs written."""
+        self.tasks: set[str] = set()
+        """Their tasks."""
+        self._path = path
+        self._stack = contextlib.ExitStack()
+        self._writer: pq.ParquetWriter | None = None
+        self._rows: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def write(self, pair: PreferencePair) -> None:
+        """Add one pair of sampled tokens.
+
+        Raises:
+            DataError: the file cannot be written.
+        """
+        self.count += 1
+        self.tasks.add(pair.task_id)
+        self._rows.append(_row(pair))
+        if len(self._rows) == _BATCH:
+            self._write_rows()
+
+    def _write_rows(self) -> None:
+        if self._writer is None:
+            file = self._stack.enter_context(atomic_file(self._path))
+            made = pq.ParquetWriter(file, SCHEMA, compression="zstd")
+            self._writer = self._stack.enter_context(made)
+        self._writer.write_table(pa.Table.from_pylist(self._rows, SCHEMA))
+        self._rows.clear()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._rows and error[0] is None:
+            try:
+                self._write_rows()
+            except BaseException:
+                self._stack.__exit__(*sys.exc_info())
+                raise
+        self._stack.__exit__(*error)
 
 
 def _row(pair: PreferencePair) -> dict[str, Any]:
     return {
         "id": _storable(pair.id),
-        "prompt": _storable(pair.prompt_text),
-        "chosen": _storable(pair.chosen.text),
-        "rejected": _storable(pair.rejected.text),
+        "prompt": _storable(pair.prompt_text) or None,
+        "chosen": _storable(pair.chosen.text) or None,
+        "rejected": _storable(pair.rejected.text) or None,
         "margin": pair.margin,
         "label_probability": pair.label_probability,
         "weight": pair.weight,

@@ -2,8 +2,8 @@
 
 The rollouts of a group had the same task, so two of them whose rewards differ are a pair, with the
 very tokens that were sampled. Pairs of one group share rollouts and are not independent:
-`per_group` bounds how many of them there are. Data is divided by task, never by pair, or a held-out
-pair would have its twins in the training data.
+`per_group` bounds how many of them there are. Data is divided by task and prompt, never by pair, or
+a held-out pair would have its twins in the training data.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import PurePath
 from typing import Literal
 
 from agentrl.types import Completion, PreferencePair, Trajectory, TrajectoryGroup
@@ -36,7 +37,7 @@ class PairRules:
     """Draw each label from sigmoid(difference * scale) instead of taking the better one, so that
     the right probability of every pair is known (Bradley-Terry)."""
     seed: int = 0
-    """Of what is drawn; a pair does not depend on which other groups there are."""
+    """Of what is drawn, which does not depend on other groups or on where a run is stored."""
 
 
 @dataclass(slots=True)
@@ -55,41 +56,73 @@ class PairCounts:
     """Pairs that qualified and were not made, by reason."""
 
 
-def make_pairs(
-    groups: Iterable[tuple[str, TrajectoryGroup]],
-    rules: PairRules,
-    counts: PairCounts,
-    decode: Decode | None = None,
-) -> Iterator[PreferencePair]:
-    """The pairs of groups, one group after the other.
+class PairMaker:
+    """Makes the pairs of groups, one group after the other."""
 
-    Args:
-        groups: where each was stored, as in `RUN, step 3`, and the group.
-        rules: which two make a pair.
-        counts: is added to.
-        decode: token ids as text; None leaves the texts empty.
-    """
-    seen: set[bytes] = set()
-    for where, group in groups:
+    def __init__(self, rules: PairRules) -> None:
+        """Begin without a pair."""
+        self.rules = rules
+        """Which two rollouts make a pair."""
+        self._seen: set[bytes] = set()
+        self.counts = PairCounts()
+        """What was used so far, and what was left out."""
+
+    def pairs(
+        self, run: str, where: str, group: TrajectoryGroup, decode: Decode | None = None
+    ) -> Iterator[PreferencePair]:
+        """The pairs of one group.
+
+        Args:
+            run: where the run is, as it stands in the source of a pair.
+            where: place inside the run, as in `train step 3`.
+            group: its rollouts.
+            decode: token ids as text; None leaves the texts empty.
+        """
+        rules, counts = self.rules, self.counts
         counts.groups += 1
         before = counts.pairs
         qualified = _qualified(group, rules, counts)
         draw = random.Random(_bytes(f"{rules.seed}/{where}/{group.group_id}"))
         draw.shuffle(qualified)
-        for better, worse, gap in qualified:
+        for number, (better, worse, gap) in enumerate(qualified):
             if counts.pairs - before == rules.per_group:
-                counts.pairs_left_out[f"more than {rules.per_group} of a group"] += len(
-                    qualified
-                ) - qualified.index((better, worse, gap))
+                more = f"more than {rules.per_group} of a group"
+                counts.pairs_left_out[more] += len(qualified) - number
                 break
             key = _key(better, worse)
-            if key in seen:
+            if key in self._seen:
                 counts.pairs_left_out["the same tokens as another pair"] += 1
                 continue
-            seen.add(key)
+            self._seen.add(key)
             counts.pairs += 1
-            yield _pair(where, better, worse, gap, rules, draw, decode)
+            name = f"{PurePath(run).name}/"
+            yield _pair(name, f"{run}, {where}", better, worse, gap, rules, draw, decode)
         counts.without += counts.pairs == before
+
+
+class Parts:
+    """Divides pairs into training and held-out data: no task and no prompt is in both.
+
+    A task goes by a hash of its id, the same for every run and machine; one whose prompt has come
+    with another task follows that.
+    """
+
+    def __init__(self, held_out: float, seed: int) -> None:
+        """Hold out a share of the tasks."""
+        self._share, self._seed = held_out, seed
+        self._of_task: dict[str, bool] = {}
+        self._of_prompt: dict[tuple[int, ...], bool] = {}
+
+    def is_held_out(self, pair: PreferencePair) -> bool | None:
+        """Return true for held-out data; None where task and prompt are in different parts."""
+        of_prompt = self._of_prompt.get(pair.prompt_ids)
+        of_task = self._of_task.get(pair.task_id)
+        if of_task is None:
+            first = is_held_out(pair.task_id, self._share, self._seed)
+            of_task = self._of_task[pair.task_id] = first if of_prompt is None else of_prompt
+        if self._of_prompt.setdefault(pair.prompt_ids, of_task) != of_task:
+            return None
+        return of_task
 
 
 def is_held_out(task_id: str, share: float, seed: int) -> bool:
@@ -121,10 +154,15 @@ def _qualified(
         else:
             values.append((row, value))
     found: list[tuple[Trajectory, Trajectory, float]] = []
-    for (one, first), (other, second) in combinations(values, 2):
+    # Compared once each: a group may have a thousand rollouts, and a prompt as many tokens.
+    numbers: dict[tuple[int, ...], int] = {}
+    prompts = [numbers.setdefault(row.prompt_ids, len(numbers)) for row, _ in values]
+    for ((one, first), at), ((other, second), there) in combinations(
+        zip(values, prompts, strict=True), 2
+    ):
         if abs(first - second) < rules.min_gap:
             continue
-        if one.prompt_ids != other.prompt_ids:
+        if at != there:
             counts.pairs_left_out["different prompts"] += 1
         elif one.response_ids == other.response_ids:
             counts.pairs_left_out[f"the same tokens with another {rules.by}"] += 1
@@ -136,6 +174,7 @@ def _qualified(
 
 
 def _pair(
+    name: str,
     where: str,
     better: Trajectory,
     worse: Trajectory,
@@ -150,7 +189,7 @@ def _pair(
         if draw.random() >= probability:
             chosen, rejected, gap, probability = worse, better, -gap, 1 - probability
     return PreferencePair(
-        id=f"{chosen.rollout_id} > {rejected.rollout_id}",
+        id=f"{name}{chosen.rollout_id} > {rejected.rollout_id}",
         prompt_ids=better.prompt_ids,
         prompt_text=better.prompt_text or (decode(better.prompt_ids) if decode else ""),
         chosen=_completion(chosen, decode),

@@ -1,29 +1,32 @@
-"""Rows of preference data in the layouts of others, told apart by their columns.
+"""Rows of preference data in the layouts of others, recognised by their columns.
 
     layout          columns                                     as in
     sampled         prompt_ids, chosen_ids, chosen_mask, ...    `agentrl prefs make`
     pairs           prompt, chosen, rejected                    TRL, OpenRLHF, UltraFeedback
-    shared          chosen, rejected                            hh-rlhf; TRL's implicit prompt
-    compared        context|prompt, response1|response_a, ...   HelpSteer3
-                    overall_preference
-    scored          prompt|instruction, completions|responses,  UltraFeedback, SkyworkReward
+    shared          chosen, rejected                            hh-rlhf, Skywork; TRL's implicit
+                                                                prompt
+    compared        context|prompt, response1|response_a, ...   HelpSteer3: below 0 the first is
+                    overall_preference                          better
+    scored          prompt|instruction, completions|responses,  UltraFeedback, Nectar
                     and scores, or scores in the completions
     rated           prompt, response, and one score a row       HelpSteer2: a prompt's rows together
 
 Completions are texts or lists of messages. A list that begins with the messages of the prompt, as
-UltraFeedback's do, loses them. Rows of one answer with a verdict (KTO) and conversations (SFT) hold
-no comparison; they are refused by name.
+UltraFeedback's do, loses them; whole conversations beside a text are read as shared. A column
+`system`, and `input` beside `instruction`, are parts of the prompt. Rows of one answer with a
+verdict (KTO), steps of one answer with labels and conversations (SFT) hold no comparison; they are
+refused by name.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from agentrl.data.messages import messages_of, prompt_of
+from agentrl.data.messages import prompt_of
+from agentrl.data.preferences.completions import completion_of, conversation_of
 from agentrl.data.preferences.files import finite
 from agentrl.data.tasks.files import SourceRow
 from agentrl.data.tasks.formats import ABSENT
@@ -56,10 +59,12 @@ class ScoredCompletions:
     """Two completions of which the first is the better one, whatever the scores say."""
 
 
-_PROMPTS = ("prompt", "instruction", "context", "question", "input")
+_PROMPTS = ("prompt", "instruction", "context", "question")
 _LISTS = ("completions", "responses", "answers", "candidates")
-_SCORES = ("scores", "rewards", "ratings", "labels")
+_SCORES = ("scores", "rewards", "ratings")
 _IN_COMPLETION = ("overall_score", "score", "reward", "rating")
+_RANK = "rank"
+"""In a completion: the lower, the better."""
 _TEXTS = ("response", "completion", "content", "text", "answer")
 _RATINGS = ("score", "reward", "rating", "helpfulness", "overall_score")
 _SIDES = (
@@ -68,8 +73,11 @@ _SIDES = (
     ("response_a", "response_b"),
     ("answer_a", "answer_b"),
 )
-_PREFERENCES = ("overall_preference", "preference", "preference_strength")
-_TURN = re.compile(r"\n\n(Human|Assistant): ?")
+_PREFERENCES = ("overall_preference", "preference_strength")
+_OF_SIDE = (
+    "score_{}", "{}_score", "reward_{}", "{}_reward", "rating_{}", "{}_rating", "{}-rating",
+    "{}_avg_rating",
+)  # fmt: skip
 
 
 def layout_of(row: SourceRow) -> PairLayout:
@@ -83,22 +91,28 @@ def layout_of(row: SourceRow) -> PairLayout:
         raise DataError(
             f"{row.where}: expected an object with columns, got {type(values).__name__}"
         )
-    if "chosen_ids" in values and "rejected_ids" in values:
+    if _there(values, "chosen_ids", "rejected_ids"):
         return PairLayout.SAMPLED
     prompt = _first(values, _PROMPTS)
-    if "chosen" in values and "rejected" in values:
-        return PairLayout.SHARED if prompt is ABSENT else PairLayout.PAIRS
+    if _there(values, "chosen", "rejected"):
+        conversations = all(_is_conversation(values[name]) for name in ("chosen", "rejected"))
+        apart = prompt is not ABSENT and not (conversations and isinstance(prompt, str))
+        return PairLayout.PAIRS if apart else PairLayout.SHARED
     if prompt is not ABSENT and _sides(values) and _first(values, _PREFERENCES) is not ABSENT:
         return PairLayout.COMPARED
-    if prompt is not ABSENT and isinstance(_first(values, _LISTS), (list, tuple)):
+    if prompt is not ABSENT and isinstance(_first(values, _LISTS), list):
+        if isinstance(values.get("labels"), list):
+            raise DataError(f"{row.where}: {_no_comparison(values)}")
         return PairLayout.SCORED
-    if prompt is not ABSENT and _text_key(values) and _first(values, _RATINGS) is not ABSENT:
+    if prompt is not ABSENT and _text_key(values) and any(name in values for name in _RATINGS):
         return PairLayout.RATED
     raise DataError(f"{row.where}: {_no_comparison(values)}")
 
 
 def _no_comparison(values: Mapping[str, Any]) -> str:
     columns = f"columns {sorted(map(str, values))}"
+    if isinstance(values.get("labels"), list):
+        return f"{columns} hold steps of one answer with labels, not two answers to compare"
     if "label" in values and _text_key(values):
         return f"{columns} hold one answer with a verdict (KTO), not two to compare"
     if "messages" in values or "conversations" in values or _text_key(values):
@@ -121,26 +135,32 @@ def compared_in(row: SourceRow, layout: PairLayout) -> ScoredCompletions:
 
 def _pairs(row: SourceRow) -> ScoredCompletions:
     values = row.values
-    prompt = _prompt(row, _first(values, _PROMPTS))
-    both = [_completion(row.where, values[name], name, prompt) for name in ("chosen", "rejected")]
-    scores = (
-        _number(row, values, ("score_chosen", "chosen_score", "chosen_reward", "chosen_rating")),
-        _number(row, values, ("score_rejected", "rejected_score", "rejected_reward",
-                              "rejected_rating")),
-    )  # fmt: skip
+    prompt = _prompt(row)
+    both = [completion_of(row.where, values[name], name, prompt) for name in ("chosen", "rejected")]
+    scores = _scores_of_sides(row)
     return ScoredCompletions(prompt=prompt, completions=both, scores=scores, ordered=True)
 
 
+def _scores_of_sides(row: SourceRow) -> tuple[float | None, float | None]:
+    chosen, rejected = (
+        _number(row, row.values, [name.format(side) for name in _OF_SIDE])
+        for side in ("chosen", "rejected")
+    )
+    return chosen, rejected
+
+
 def _shared(row: SourceRow) -> ScoredCompletions:
-    both = [_conversation(row.where, row.values[name], name) for name in ("chosen", "rejected")]
+    both = [conversation_of(row.where, row.values[name], name) for name in ("chosen", "rejected")]
     same = 0
     while same < min(map(len, both)) and both[0][same] == both[1][same]:
         same += 1
     # What is compared begins with the assistant.
-    while same and (same == min(map(len, both)) or both[0][same].role != "assistant"):
+    while same and (
+        same == min(map(len, both)) or {each[same].role for each in both} != {"assistant"}
+    ):
         same -= 1
     for name, messages in zip(("chosen", "rejected"), both, strict=True):
-        if not same or messages[same].role != "assistant":
+        if not same:
             raise DataError(
                 f"{row.where}: chosen and rejected share no prompt after which the assistant "
                 f"speaks ({name} begins with {ascii(messages[0].content)[:60]})"
@@ -148,15 +168,15 @@ def _shared(row: SourceRow) -> ScoredCompletions:
     return ScoredCompletions(
         prompt=both[0][:same],
         completions=[Completion(messages=messages[same:]) for messages in both],
-        scores=(None, None),
+        scores=_scores_of_sides(row),
         ordered=True,
     )
 
 
 def _compared(row: SourceRow) -> ScoredCompletions:
     values = row.values
-    prompt = _prompt(row, _first(values, _PROMPTS))
-    both = [_completion(row.where, values[name], name, prompt) for name in _sides(values) or ()]
+    prompt = _prompt(row)
+    both = [completion_of(row.where, values[name], name, prompt) for name in _sides(values) or ()]
     preference = _number(row, values, _PREFERENCES)
     if preference is None:
         raise DataError(f"{row.where}: the preference is null; expected a number")
@@ -166,32 +186,40 @@ def _compared(row: SourceRow) -> ScoredCompletions:
 
 def _scored(row: SourceRow) -> ScoredCompletions:
     values = row.values
-    prompt = _prompt(row, _first(values, _PROMPTS))
+    prompt = _prompt(row)
     given = _first(values, _LISTS)
     inside = [entry for entry in given if isinstance(entry, Mapping) and _text_key(entry)]
-    if inside and len(inside) == len(given):
-        texts = [entry[_text_key(entry)] for entry in inside]
-        scores = [_number(row, entry, _IN_COMPLETION) for entry in inside]
-    else:
-        texts = list(given)
+    texts = [
+        entry[_text_key(entry)] if len(inside) == len(given) and "role" not in entry else entry
+        for entry in given
+    ]
+    scores = [_score_inside(row, entry) for entry in inside]
+    if len(scores) != len(texts) or scores.count(None) == len(scores):
         found = _first(values, _SCORES)
-        if not isinstance(found, (list, tuple)) or len(found) != len(texts):
+        if not isinstance(found, list) or len(found) != len(texts):
             raise DataError(
                 f"{row.where}: {len(texts)} completions, but no list of as many scores; expected "
-                f"a column {' or '.join(_SCORES)}"
+                f"a column {' or '.join(_SCORES)}, or {' or '.join((*_IN_COMPLETION, _RANK))} in "
+                "each completion"
             )
         scores = [_as_number(row, "scores", value) for value in found]
-    completions = [_completion(row.where, text, "completion", prompt) for text in texts]
+    completions = [completion_of(row.where, text, "completion", prompt) for text in texts]
     return ScoredCompletions(prompt=prompt, completions=completions, scores=scores)
+
+
+def _score_inside(row: SourceRow, entry: Mapping[str, Any]) -> float | None:
+    score = _number(row, entry, _IN_COMPLETION)
+    rank = _number(row, entry, [_RANK])
+    return score if score is not None or rank is None else -rank
 
 
 def _rated(row: SourceRow) -> ScoredCompletions:
     values = row.values
-    prompt = _prompt(row, _first(values, _PROMPTS))
+    prompt = _prompt(row)
     text = values[_text_key(values)]
     return ScoredCompletions(
         prompt=prompt,
-        completions=[_completion(row.where, text, "response", prompt)],
+        completions=[completion_of(row.where, text, "response", prompt)],
         scores=[_number(row, values, _RATINGS)],
     )
 
@@ -209,6 +237,18 @@ def _first(values: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((values[name] for name in names if values.get(name) is not None), ABSENT)
 
 
+def _there(values: Mapping[str, Any], *names: str) -> bool:
+    """Tables that were joined have every column of every layout, most of them empty."""
+    return all(values.get(name) is not None for name in names)
+
+
+def _is_conversation(value: Any) -> bool:
+    """Messages that begin before the assistant speaks."""
+    first = value[0] if isinstance(value, list) and value else None
+    role = first.get("role") if isinstance(first, Mapping) else getattr(first, "role", None)
+    return role in ("system", "developer", "user")
+
+
 def _text_key(values: Mapping[str, Any]) -> str:
     return next((name for name in _TEXTS if isinstance(values.get(name), (str, list))), "")
 
@@ -219,47 +259,28 @@ def _sides(values: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _number(row: SourceRow, values: Mapping[str, Any], names: Sequence[str]) -> float | None:
     for name in names:
-        if values.get(name) is not None:
+        if values.get(name) not in (None, ""):
             return _as_number(row, name, values[name])
     return None
 
 
 def _as_number(row: SourceRow, name: str, value: Any) -> float | None:
-    return None if value is None else finite(row.where, name, value)
+    return None if value is None or value == "" else finite(row.where, name, value)
 
 
-def _prompt(row: SourceRow, value: Any) -> tuple[Message, ...]:
-    prompt = prompt_of(row.where, value)
-    return (Message(role="user", content=prompt),) if isinstance(prompt, str) else prompt
-
-
-def _completion(where: str, value: Any, part: str, prompt: tuple[Message, ...]) -> Completion:
-    if isinstance(value, str):
-        return Completion(messages=(Message(role="assistant", content=value),))
-    messages = messages_of(where, [value] if isinstance(value, Mapping) else value, part)
-    if messages[: len(prompt)] == prompt:
-        messages = messages[len(prompt) :]
-    if not messages or messages[0].role != "assistant":
-        got = f"role {messages[0].role!r}" if messages else "nothing after the prompt"
+def _prompt(row: SourceRow) -> tuple[Message, ...]:
+    values = row.values
+    several = [name for name in _PROMPTS if values.get(name) not in (None, "", [])]
+    if len(several) > 1:
         raise DataError(
-            f"{where}: {part} begins with {got}; expected the assistant's message, or the messages "
-            "of the prompt and then the assistant's"
+            f"{row.where}: each of {several} may be the prompt; name one with --column "
+            "prompt=NAME, and the others will not be read"
         )
-    return Completion(messages=messages)
-
-
-def _conversation(where: str, value: Any, part: str) -> tuple[Message, ...]:
-    """Messages, or the text of hh-rlhf: `\\n\\nHuman: ...\\n\\nAssistant: ...`."""
-    if not isinstance(value, str):
-        return messages_of(where, value, part)
-    pieces = _TURN.split(value)
-    if len(pieces) < 3 or pieces[0].strip():
-        raise DataError(
-            f"{where}: {part} is text without a prompt beside it; expected a column prompt, a list "
-            "of messages, or turns that begin with '\\n\\nHuman:' and '\\n\\nAssistant:'"
-        )
-    roles = {"Human": "user", "Assistant": "assistant"}
-    return tuple(
-        Message(role=roles[who], content=text.strip())  # pyright: ignore[reportArgumentType]
-        for who, text in zip(pieces[1::2], pieces[2::2], strict=True)
-    )
+    prompt = prompt_of(row.where, _first(values, _PROMPTS))
+    if not isinstance(prompt, str):
+        return prompt
+    if several == ["instruction"] and isinstance(values.get("input"), str) and values["input"]:
+        prompt = f"{prompt}\n{values['input']}"
+    system = values.get("system")
+    before = [Message(role="system", content=system)] if system and isinstance(system, str) else []
+    return (*before, Message(role="user", content=prompt))

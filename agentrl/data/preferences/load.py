@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from pathlib import Path
@@ -21,7 +22,7 @@ from agentrl.data.tasks.formats import ABSENT
 from agentrl.data.tasks.rows import content_hash, value_at
 from agentrl.data.tasks.sources import open_source
 from agentrl.errors import ConfigError, DataError, choices
-from agentrl.types import Message, PreferencePair
+from agentrl.types import PreferencePair
 
 MAPPED = ("prompt", "chosen", "rejected", "margin", "label_probability", "weight")
 """What columns may be mapped; each is also the column taken when it is not."""
@@ -34,8 +35,81 @@ class LoadedPairs(list[PreferencePair]):
     """The layouts that rows had."""
     ties: int = 0
     """Comparisons whose scores say that neither is better."""
+    unscored: int = 0
+    """Completions without a score among others that have one."""
     rows: int = 0
     """Rows that were read."""
+    broken: Sequence[str] = ()
+    """Errors of rows that could not be read, where they were to be collected."""
+
+
+class _Reading:
+    """Pairs as they are found."""
+
+    def __init__(self) -> None:
+        self.found = LoadedPairs()
+        self.layouts: set[PairLayout] = set()
+        self.rated: dict[str, list[tuple[SourceRow, ScoredCompletions]]] = {}
+        self._ids: dict[str, str] = {}
+
+    def add_row(self, row: SourceRow, columns: Mapping[str, str]) -> None:
+        if isinstance(row.values, PreferencePair):
+            self._add_own(row.values, row.where)
+            return
+        row = _mapped(row, columns)
+        layout = layout_of(row)
+        if layout is PairLayout.SAMPLED:
+            self._add_own(sampled_pair(row), row.where)
+        elif layout is PairLayout.RATED:
+            one = compared_in(row, layout)
+            self.rated.setdefault(repr(one.prompt), []).append((row, one))
+        else:
+            compared = compared_in(row, layout)
+            self.add_compared([row] * len(compared.completions), compared)
+        self.layouts.add(layout)
+
+    def _add_own(self, pair: PreferencePair, where: str) -> None:
+        if pair.id in self._ids:
+            raise DataError(
+                f"{where}: id {pair.id!r} was used before, by {self._ids[pair.id]}; ids must be "
+                "unique in a dataset"
+            )
+        self._ids[pair.id] = where
+        self.found.append(pair)
+
+    def add_compared(self, rows: Sequence[SourceRow], compared: ScoredCompletions) -> None:
+        """All pairs of what is compared; a completion without a score takes part in none.
+
+        Args:
+            rows: that of each completion.
+            compared: a prompt with its completions.
+        """
+        given = rows[0].values.get("id") or rows[0].values.get("prompt_id")
+        name = str(given) if given else content_hash(rows[0].values)
+        several = len(compared.completions) > 2
+        if not compared.ordered:
+            self.found.unscored += list(compared.scores).count(None)
+        for first, second, margin in _ordered(compared):
+            if margin == 0 and not compared.ordered:
+                self.found.ties += 1
+                continue
+            row, other = rows[first], rows[second]
+            own = own_number(row, "margin") if compared.ordered else None
+            pair = PreferencePair(
+                id=self._new_id(f"{name}/{first}-{second}" if several else name),
+                prompt=compared.prompt,
+                chosen=compared.completions[first],
+                rejected=compared.completions[second],
+                margin=margin if own is None else own,
+                label_probability=own_number(row, "label_probability", 0.0, 1.0),
+                weight=weight_of(row),
+                source=row.where if row is other else f"{row.where} and {other.where}",
+            )
+            self._add_own(pair, pair.source)
+
+    def _new_id(self, name: str) -> str:
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        return next(each for each in names if each not in self._ids)
 
 
 def load_pairs(
@@ -46,6 +120,7 @@ def load_pairs(
     args: Mapping[str, Any] | None = None,
     limit: int | None = None,
     base: Path | None = None,
+    collect_broken: bool = False,
 ) -> LoadedPairs:
     """The pairs of a file, a folder, a Hugging Face dataset or a function.
 
@@ -61,6 +136,7 @@ def load_pairs(
         args: keyword arguments of a function.
         limit: read only the first so many rows.
         base: folder that relative paths start from; default the working directory.
+        collect_broken: go on behind a broken row and keep its error in `LoadedPairs.broken`.
 
     Raises:
         DataError: no such source, no rows, or a broken row; names the file and the row.
@@ -70,39 +146,42 @@ def load_pairs(
     for name in columns:
         if name not in MAPPED:
             raise ConfigError(f"columns of preference pairs: {choices(name, MAPPED)}")
-    found = LoadedPairs()
-    seen: set[PairLayout] = set()
-    rated: dict[tuple[Message, ...], list[tuple[SourceRow, ScoredCompletions]]] = {}
-    ids: dict[str, int] = {}
+    reading, broken = _Reading(), list[str]()
+    found = reading.found
     section = DatasetSection(source=source, split=split, args=dict(args or {}))
     with contextlib.closing(open_source(section, base=base)) as rows:
         for row in islice(rows, limit):
             found.rows += 1
-            if isinstance(row.values, PreferencePair):
-                found.append(row.values)
-                continue
-            row = _mapped(row, columns)
-            layout = layout_of(row)
-            seen.add(layout)
-            if layout is PairLayout.SAMPLED:
-                found.append(sampled_pair(row))
-            elif layout is PairLayout.RATED:
-                one = compared_in(row, layout)
-                rated.setdefault(one.prompt, []).append((row, one))
-            else:
-                _add(found, row, compared_in(row, layout), ids)
-    for together in rated.values():
-        _add(found, together[0][0], _joined([one for _, one in together]), ids)
+            try:
+                reading.add_row(SourceRow(where=row.where, values=_listed(row.values)), columns)
+            except DataError as error:
+                if not collect_broken:
+                    raise
+                broken.append(str(error))
+    for together in reading.rated.values():
+        reading.add_compared([row for row, _ in together], _joined([one for _, one in together]))
     if not found.rows:
         raise DataError(f"preference source {source!r}, split {split!r}: no rows")
-    found.layouts = frozenset(seen)
+    found.layouts, found.broken = frozenset(reading.layouts), tuple(broken)
     return found
+
+
+def _listed(value: Any) -> Any:
+    """Arrays and tuples, as functions and pandas give them, as lists."""
+    if isinstance(value, Mapping):
+        return {key: _listed(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_listed(inner) for inner in value]
+    return _listed(value.tolist()) if hasattr(value, "tolist") else value
 
 
 def _mapped(row: SourceRow, columns: Mapping[str, str]) -> SourceRow:
     if not columns or not isinstance(row.values, Mapping):
         return row
     values = dict(row.values)
+    if "prompt" in columns:
+        for other in ("instruction", "context", "question"):
+            values.pop(other, None)
     for name, path in columns.items():
         value = value_at(row.values, path)
         if value is ABSENT:
@@ -118,35 +197,6 @@ def _joined(rated: Sequence[ScoredCompletions]) -> ScoredCompletions:
         completions=[one.completions[0] for one in rated],
         scores=[one.scores[0] for one in rated],
     )
-
-
-def _add(
-    found: LoadedPairs, row: SourceRow, compared: ScoredCompletions, ids: dict[str, int]
-) -> None:
-    """All pairs of what is compared; a completion without a score takes part in none."""
-    given = row.values.get("id") or row.values.get("prompt_id")
-    name = str(given) if given else content_hash(row.values)
-    ids[name] = ids.get(name, 0) + 1
-    if ids[name] > 1:
-        name = f"{name}-{ids[name]}"
-    several = len(compared.completions) > 2
-    given_margin = own_number(row, "margin") if compared.ordered else None
-    for first, second, margin in _ordered(compared):
-        if margin == 0 and not compared.ordered:
-            found.ties += 1
-            continue
-        found.append(
-            PreferencePair(
-                id=f"{name}/{first}-{second}" if several else name,
-                prompt=compared.prompt,
-                chosen=compared.completions[first],
-                rejected=compared.completions[second],
-                margin=margin if given_margin is None else given_margin,
-                label_probability=own_number(row, "label_probability", 0.0, 1.0),
-                weight=weight_of(row),
-                source=row.where,
-            )
-        )
 
 
 def _ordered(compared: ScoredCompletions) -> Iterator[tuple[int, int, float | None]]:

@@ -148,6 +148,10 @@ class RunReader:
                     return self._pieces[1]
         return None
 
+    def tokenizer_file(self) -> Path | None:
+        """The newest `tokenizer.json` of a checkpoint; None where there is none."""
+        return next((path for _, path in self._tokenizers()), None)
+
     def _tokenizers(self) -> Iterator[tuple[object, Path]]:
         found: list[tuple[int, Path]] = []
         for path in self.paths.checkpoints.glob("*/tokenizer.json"):

@@ -37,6 +37,17 @@ _ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Computes in the process that schedules. vLLM makes another one for it on CPUs, to give that one
 the OpenMP settings which all processes of our servers have; it imports vLLM once more."""
 
+_OTHER_WORKERS = frozenset(
+    {
+        "distributed_executor_backend",
+        "prefill_context_parallel_size",
+        "data_parallel_backend",
+        "nnodes",
+        "config",
+    }
+)
+"""Options of a user that say, or may say, where workers run."""
+
 _REPEATED = frozenset({"middleware"})
 """Options that are given once for each of several values."""
 
@@ -132,8 +143,8 @@ def server_command(
     width = int(options.get("tensor_parallel_size", 1)) * int(
         options.get("pipeline_parallel_size", 1)
     )
-    if device == "cpu" and width == 1:
-        options.setdefault("distributed_executor_backend", _ONE_PROCESS)
+    if device == "cpu" and width == 1 and not _OTHER_WORKERS & set(options):
+        options["distributed_executor_backend"] = _ONE_PROCESS
     argv = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_render(options))
     env = _environment(device, replica=replica, replicas=replicas, width=width, devices=devices)
     return ServerCommand(argv=argv, env=env)

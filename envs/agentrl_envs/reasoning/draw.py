@@ -35,7 +35,7 @@ BALANCED: Mapping[str, Mapping[str, float]] = {
 syllogisms of five, and in nine of ten where all statements are of the form "all A are B"."""
 
 DRAW_S = 600.0
-"""For what a child draws at once; it takes seconds."""
+"""For each request of a child; one takes seconds."""
 
 Request = tuple[str, int, int, int]
 """A generator, its level, the seed, and how many entries."""
@@ -64,7 +64,7 @@ def _by_child(requests: Sequence[Request]) -> list[list[dict[str, Any]]]:
         input=marshal.dumps(list(requests)),
         capture_output=True,
         env={**os.environ, "PYTHONHASHSEED": "0"},
-        timeout=DRAW_S,
+        timeout=DRAW_S * len(requests),
         check=False,
     )
     answers = io.BytesIO(child.stdout)

@@ -12,6 +12,8 @@ from agentrl.data.preferences.load import LoadedPairs
 from agentrl.finding import Status
 from agentrl.types import Completion, Message, PreferencePair
 
+USER = Message(role="user", content="And 3 + 3?")
+
 
 def said(text: str) -> Completion:
     return Completion(messages=(Message(role="assistant", content=text),))
@@ -55,7 +57,13 @@ def changed(number: int, **values) -> LoadedPairs:
     [
         (changed(3, chosen=sound()[3].rejected), "equal completions", Status.FAIL),
         (changed(3, chosen=said("")), "empty completions", Status.FAIL),
+        (changed(3, rejected=said(" ")), "empty completions", Status.WARN),
         (changed(3, margin=0.0), "ties", Status.WARN),
+        (
+            changed(3, chosen=Completion(messages=(*said("a" * 30).messages, USER))),
+            "ends",
+            Status.WARN,
+        ),
         (LoadedPairs([*sound(), sound()[7]]), "duplicates", Status.WARN),
         (changed(3, margin=-1.0), "scores against labels", Status.WARN),
         (
@@ -100,5 +108,8 @@ def test_a_prompt_or_a_task_of_the_other_part_is_a_leak() -> None:
     assert findings["leaks"].status is Status.FAIL
     assert "1 of 200" in findings["leaks"].detail
     assert "line 12" in findings["leaks"].detail
+    ids = Completion(ids=(1,), mask=(1,))
+    sampled = PreferencePair(id="s", prompt_ids=(1,), chosen=ids, rejected=ids)
+    assert found(sound(), LoadedPairs([sampled])) == {"leaks": Status.UNKNOWN}
     by_task = LoadedPairs([pair(999, "x", "yy", task_id="t")])
     assert found(changed(4, task_id="t"), by_task) == {"leaks": Status.FAIL}

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.data.preferences.files import write_pairs
+from agentrl.data.preferences.files import PairWriter
 from agentrl.data.preferences.from_runs import (
     PairCounts,
+    PairMaker,
     PairRules,
+    Parts,
     is_held_out,
-    make_pairs,
 )
 from agentrl.data.preferences.layouts import PairLayout
 from agentrl.data.preferences.load import load_pairs
@@ -36,9 +37,16 @@ def row(number: int, reward: float | None, name: str = "g", **values: Any) -> Tr
 
 
 def pairs_of(*groups: TrajectoryGroup, **rules: Any) -> tuple[list[PreferencePair], PairCounts]:
-    counts = PairCounts()
-    there = [("run, train step 1", each) for each in groups]
-    return list(make_pairs(there, PairRules(**rules), counts)), counts
+    maker = PairMaker(PairRules(**rules))
+    made = [pair for each in groups for pair in maker.pairs("runs/run", "train step 1", each)]
+    return made, maker.counts
+
+
+def write_pairs(path: Path, pairs: list[PreferencePair]) -> int:
+    with PairWriter(path) as writer:
+        for pair in pairs:
+            writer.write(pair)
+    return writer.count
 
 
 def test_a_pair_has_the_tokens_that_were_sampled() -> None:
@@ -49,7 +57,7 @@ def test_a_pair_has_the_tokens_that_were_sampled() -> None:
     assert (pair.chosen.ids, pair.chosen.mask) == ((101, 11, 12, 13), (1, 1, 0, 1))
     assert pair.rejected.ids[0] == 100
     assert (pair.margin, pair.task_id, pair.label_probability) == (0.75, "task-g", None)
-    assert "run, train step 1, group g" in pair.source
+    assert pair.source == "runs/run, train step 1, group g"
     assert (counts.groups, counts.without, counts.pairs) == (1, 0, 1)
 
 
@@ -62,7 +70,7 @@ def test_what_can_be_in_no_pair_is_counted() -> None:
     other = row(7, 0.0, prompt_ids=(9, 9))
     rows = (row(1, 1.0), row(2, 1.0), crashed, *broken, silent, same, other)
     pairs, counts = pairs_of(group(*rows), group(row(0, 0.5, "h"), row(1, 0.5, "h")))
-    assert [pair.id for pair in pairs] == ["g-2 > g-6"]
+    assert [pair.id for pair in pairs] == ["run/g-2 > g-6"]
     assert counts.without == 1
     assert counts.rollouts_left_out == {
         "no reward that can be trusted": 1,
@@ -86,12 +94,12 @@ def test_pairs_of_a_group_are_bounded_and_drawn() -> None:
     again, _ = pairs_of(many, per_group=3, seed=1)
     assert {pair.id for pair in again} != {pair.id for pair in taken}
     wide, _ = pairs_of(many, per_group=99, min_gap=0.55)
-    assert {pair.id for pair in wide} == {"g-6 > g-0", "g-7 > g-0", "g-7 > g-1"}
+    assert {pair.id for pair in wide} == {"run/g-6 > g-0", "run/g-7 > g-0", "run/g-7 > g-1"}
 
 
 def test_the_score_may_be_compared_instead() -> None:
     pairs, _ = pairs_of(group(row(0, 1.0, score=0.0), row(1, 0.0, score=1.0)), by="score")
-    assert [pair.id for pair in pairs] == ["g-1 > g-0"]
+    assert [pair.id for pair in pairs] == ["run/g-1 > g-0"]
 
 
 def test_tokens_that_come_again_make_no_second_pair() -> None:
@@ -150,7 +158,47 @@ def test_a_broken_row_of_tokens_is_named(
 
 
 def test_the_same_tasks_are_held_out_everywhere() -> None:
+    assert [n for n in range(40) if is_held_out(f"t{n}", 0.1, 0)] == [20, 26, 39]
     held = [is_held_out(f"t{n}", 0.1, 0) for n in range(5000)]
     assert 400 < sum(held) < 600
     assert [is_held_out(f"t{n}", 0.1, 1) for n in range(5000)] != held
     assert not any(is_held_out(f"t{n}", 0.0, 0) for n in range(500))
+
+
+def test_neither_a_task_nor_a_prompt_is_in_both_parts() -> None:
+    """Fails if pairs are divided by task alone: 40 tasks here share ten prompts."""
+    parts, seen = Parts(0.4, 0), {True: set[object](), False: set[object]()}
+    pairs, _ = pairs_of(*(
+        group(*(row(10 * n + k, float(k), f"{n}", prompt_ids=(1, n % 10)) for k in (0, 1)))
+        for n in range(40)
+    ))  # fmt: skip
+    for pair in pairs:
+        part = parts.is_held_out(pair)
+        assert part is not None
+        seen[part] |= {pair.task_id, pair.prompt_ids}
+    assert seen[True]
+    assert seen[False]
+    assert not seen[True] & seen[False]
+    (one,), _ = pairs_of(
+        group(row(1, 0.0, "1", prompt_ids=(9,)), row(2, 1.0, "1", prompt_ids=(9,)))
+    )
+    mixed = Parts(0.5, 0)
+    mixed._of_task["task-1"], mixed._of_prompt[(9,)] = True, False
+    assert mixed.is_held_out(one) is None
+
+
+def test_a_file_that_cannot_be_finished_is_not_there(tmp_path: Path) -> None:
+    pairs, _ = pairs_of(group(row(0, 0.25), row(1, 1.0)))
+
+    def stopped() -> None:
+        with PairWriter(tmp_path / "train.parquet") as writer:
+            writer.write(pairs[0])
+            writer._write_rows()
+            raise KeyError("stopped")
+
+    with pytest.raises(KeyError):
+        stopped()
+    assert list(tmp_path.iterdir()) == []
+    with PairWriter(tmp_path / "train.parquet"):
+        pass
+    assert list(tmp_path.iterdir()) == []

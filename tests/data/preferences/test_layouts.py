@@ -48,7 +48,7 @@ ROWS: dict[str, tuple[dict[str, Any], PairLayout, float | None]] = {
             "prompt": USER["content"], "chosen": [USER, said("4")], "rejected": [USER, said("5")],
             "score_chosen": 8.5, "score_rejected": 6.0,
         },
-        PairLayout.PAIRS,
+        PairLayout.SHARED,
         2.5,
     ),
     "TRL implicit": (
@@ -88,6 +88,35 @@ ROWS: dict[str, tuple[dict[str, Any], PairLayout, float | None]] = {
         PairLayout.SCORED,
         1.0,
     ),
+    "Skywork": (
+        {
+            "chosen": [USER, said("4")], "rejected": [USER, said("5")],
+            "chosen_score": 1, "rejected_score": 4,
+        },
+        PairLayout.SHARED,
+        -3.0,
+    ),
+    "messages with scores": (
+        {"prompt": USER["content"], "completions": [said("5"), said("4")], "scores": [0, 1]},
+        PairLayout.SCORED,
+        1.0,
+    ),
+    "Nectar": (
+        {
+            "prompt": USER["content"],
+            "answers": [{"answer": "5", "rank": 2.0}, {"answer": "4", "rank": 1.0}],
+        },
+        PairLayout.SCORED,
+        1.0,
+    ),
+    "joined tables": (
+        {
+            "prompt": USER["content"], "chosen": "4", "rejected": "5", "chosen_ids": None,
+            "rejected_ids": None, "completions": None, "messages": None,
+        },
+        PairLayout.PAIRS,
+        None,
+    ),
     "own margin": (
         {"prompt": USER["content"], "chosen": "4", "rejected": "5", "margin": 3},
         PairLayout.PAIRS,
@@ -120,6 +149,56 @@ def test_rated_responses_are_compared_within_their_prompt(tmp_path: Path) -> Non
     assert [pair.margin for pair in pairs] == [3.0, 3.0]
     assert (pairs.ties, pairs.rows) == (1, 4)
     assert len({pair.id for pair in pairs}) == 2
+
+
+def test_parts_of_a_prompt_are_kept(tmp_path: Path) -> None:
+    """Fails if an instruction loses its input, or a system text is dropped: prompts become one."""
+    alpaca = {"instruction": "Add.", "input": "2 + 2", "chosen": "4", "rejected": "5"}
+    orca = {"system": "Be brief.", "question": "2 + 2?", "chosen": "4", "rejected": "5"}
+    pairs = load(tmp_path, alpaca, orca)
+    assert [texts(pair)[0] for pair in pairs] == ["Add.\n2 + 2", "Be brief.|2 + 2?"]
+    assert [message.role for message in pairs[1].prompt] == ["system", "user"]
+
+
+def test_a_prompt_with_tool_calls_may_be_rated(tmp_path: Path) -> None:
+    tool = {"role": "tool", "content": "4", "tool_call_id": "1"}
+    prompt = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, tool]
+    rows = [{"prompt": prompt, "response": text, "score": n} for n, text in enumerate("ab")]
+    (pair,) = load(tmp_path, *rows, {"prompt": prompt, "response": "c", "score": None})
+    assert pair.margin == 1.0
+    assert pair.source.endswith("line 2 and " + pair.source.split(" and ")[1])
+
+
+def test_either_side_may_be_the_longer_one(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    tool = {"role": "tool", "content": "4", "tool_call_id": "1"}
+    sides = ([USER, call, said("4")], [USER, call, tool, said("4")])
+    for chosen, rejected in (sides, sides[::-1]):
+        (pair,) = load(tmp_path, {"chosen": chosen, "rejected": rejected})
+        assert [message.role for message in pair.prompt] == ["user"]
+
+
+def test_broken_rows_can_be_collected(tmp_path: Path) -> None:
+    pairs = load(tmp_path, GOOD, {**GOOD, "margin": "much"}, GOOD, collect_broken=True)
+    assert (len(pairs), pairs.rows) == (2, 3)
+    assert "line 2: margin is 'much'" in pairs.broken[0]
+
+
+def arrays(split: str) -> list[Any]:
+    import numpy as np
+
+    return [
+        {"prompt": "p", "completions": np.array(["a", "b"]), "scores": np.array([1.0, 0.5])},
+        {"prompt": np.array([USER, {"role": "assistant", "content": "", "tool_calls":
+                                    np.array([CALL, CALL])}, USER], dtype=object),
+         "chosen": "a", "rejected": "b"},
+    ]  # fmt: skip
+
+
+def test_arrays_are_lists() -> None:
+    pairs = load_pairs(f"{__name__}:arrays")
+    assert [pair.margin for pair in pairs] == [0.5, None]
+    assert len(pairs[1].prompt[1].tool_calls) == 2
 
 
 def test_labels_are_not_turned_round_by_scores(tmp_path: Path) -> None:
@@ -163,6 +242,19 @@ def test_columns_may_have_other_names(tmp_path: Path) -> None:
 GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({"text2": "a"}, "of no known layout; expected chosen and rejected"),
+    "two prompts": (
+        {"context": "c", "question": "q", "chosen": "a", "rejected": "b"},
+        "may be the prompt",
+    ),
+    "steps": (
+        {"prompt": "p", "completions": ["s1", "s2"], "labels": [True, False]},
+        "steps of one answer",
+    ),
+    "no scores": ({"prompt": "p", "completions": [said("a"), said("b")]}, "no list of as many"),
+    "unsigned": (
+        {"prompt": "p", "response_a": "a", "response_b": "b", "preference": 1},
+        "of no known layout",
+    ),
     "kto": ({"prompt": "p", "completion": "a", "label": True}, "one answer with a verdict"),
     "sft": ({"messages": [USER, said("4")]}, "hold a conversation"),
     "empty prompt": ({**GOOD, "prompt": " "}, "the prompt is empty"),

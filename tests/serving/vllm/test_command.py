@@ -56,6 +56,8 @@ def test_one_cpu_worker_computes_in_the_engine_core() -> None:
     assert options(command())[flag] == ["vllm.v1.executor.uniproc_executor.UniProcExecutor"]
     assert options(command({"distributed_executor_backend": "mp"}))[flag] == ["mp"]
     assert flag not in options(command({"tensor_parallel_size": 2}))
+    assert flag not in options(command({"config": "mine.yaml"}))
+    assert flag not in options(command({"data-parallel-backend": "ray"}))
     assert flag not in options(command(device="cuda"))
 
 

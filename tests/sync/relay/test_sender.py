@@ -292,7 +292,7 @@ def test_one_that_stops_and_goes_on_within_the_limit_is_no_failure(receivers: Re
     """Fails if a short pause of a process, about which all are asked, quarantines its engine."""
     pid = receivers.processes[1]._process.pid
     assert pid is not None
-    timer = threading.Timer(2.0, os.kill, (pid, signal.SIGCONT))
+    timer = threading.Timer(4.0, os.kill, (pid, signal.SIGCONT))
 
     def stopped() -> Iterator[tuple[str, torch.Tensor]]:
         """Weights that are asked for once all have met."""
@@ -300,7 +300,8 @@ def test_one_that_stops_and_goes_on_within_the_limit_is_no_failure(receivers: Re
         timer.start()
         yield from weights(0)
 
-    with relay(receivers, timeout_s=1) as sender:
+    # All are asked after three seconds, and have three more to answer.
+    with relay(receivers, timeout_s=3) as sender:
         receivers.receive(sender, 0, 0, 1, 2)
         sender.send(stopped(), 0)
         timer.join()
