@@ -49,7 +49,7 @@ def make(
     masks, and the same as text, so other trainers read them as plain pairs. No task is in both.
     """
     from agentrl.data.preferences.files import PairWriter
-    from agentrl.data.preferences.from_runs import PairMaker, PairRules, Parts
+    from agentrl.data.preferences.from_runs import PairMaker, PairParts, PairRules
     from agentrl.errors import DataError, RunError, choices
 
     prepare()
@@ -62,7 +62,7 @@ def make(
     maker = PairMaker(
         PairRules(by=what, min_gap=min_gap, per_group=per_group, flip_scale=flip_scale, seed=seed)
     )
-    parts = Parts(held_out, seed)
+    parts = PairParts(held_out, seed)
     with (
         PairWriter(out / "train.parquet") as train,
         PairWriter(out / "heldout.parquet") as heldout,

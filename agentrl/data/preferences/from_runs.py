@@ -100,7 +100,7 @@ class PairMaker:
         counts.without += counts.pairs == before
 
 
-class Parts:
+class PairParts:
     """Divides pairs into training and held-out data: no task and no prompt is in both.
 
     A task goes by a hash of its id, the same for every run and machine; one whose prompt has come

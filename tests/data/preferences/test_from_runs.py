@@ -13,8 +13,8 @@ from agentrl.data.preferences.files import PairWriter
 from agentrl.data.preferences.from_runs import (
     PairCounts,
     PairMaker,
+    PairParts,
     PairRules,
-    Parts,
     is_held_out,
 )
 from agentrl.data.preferences.layouts import PairLayout
@@ -167,7 +167,7 @@ def test_the_same_tasks_are_held_out_everywhere() -> None:
 
 def test_neither_a_task_nor_a_prompt_is_in_both_parts() -> None:
     """Fails if pairs are divided by task alone: 40 tasks here share ten prompts."""
-    parts, seen = Parts(0.4, 0), {True: set[object](), False: set[object]()}
+    parts, seen = PairParts(0.4, 0), {True: set[object](), False: set[object]()}
     pairs, _ = pairs_of(*(
         group(*(row(10 * n + k, float(k), f"{n}", prompt_ids=(1, n % 10)) for k in (0, 1)))
         for n in range(40)
@@ -182,7 +182,7 @@ def test_neither_a_task_nor_a_prompt_is_in_both_parts() -> None:
     (one,), _ = pairs_of(
         group(row(1, 0.0, "1", prompt_ids=(9,)), row(2, 1.0, "1", prompt_ids=(9,)))
     )
-    mixed = Parts(0.5, 0)
+    mixed = PairParts(0.5, 0)
     mixed._of_task["task-1"], mixed._of_prompt[(9,)] = True, False
     assert mixed.is_held_out(one) is None
 
