@@ -45,21 +45,38 @@ class Results:
 
     @classmethod
     def merged(cls, several: Iterable[Results]) -> Results:
-        """One of several runs of the same commit, machine and weights; a later part wins.
+        """One of several runs of the same commit and machine; a later part wins, unless it was skipped.
+
+        Where their weights differ, each part names its own.
 
         Raises:
-            ValueError: they are of different commits, sizes, machines or weights.
+            ValueError: they are of different commits, sizes or machines.
         """
         first, *others = several
+        first._name_weights()
         for other in others:
+            other._name_weights()
             mine, theirs = ((one.commit, one.small, one.facts) for one in (first, other))
             if mine != theirs:
                 raise ValueError(
                     f"results are of different runs: {mine} and {theirs}; make a page of "
-                    "those that agree in commit, size, machine and weights"
+                    "those that agree in commit, size and machine"
                 )
-            first.parts |= other.parts
+            for name, part in other.parts.items():
+                if part["state"] != "skipped" or name not in first.parts:
+                    first.parts[name] = part
+        named = {part["weights"] for part in first.parts.values()}
+        if len(named) == 1:
+            first.facts["weights"] = named.pop()
+            for part in first.parts.values():
+                del part["weights"]
         return first
+
+    def _name_weights(self) -> None:
+        """Move the weights from the facts to each part."""
+        weights = self.facts.pop("weights", "unknown")
+        for part in self.parts.values():
+            part.setdefault("weights", weights)
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -133,6 +150,7 @@ def markdown(results: Results) -> str:
         return "\n".join([*lines, ""])
     for name, part in results.parts.items():
         lines += ["", f"## {name}: {part['state']}, {part['seconds']:g} s", ""]
+        lines += [f"Weights: {part['weights']}.", ""] if "weights" in part else []
         if part["reason"]:
             lines += ["```", part["reason"].strip(), "```", ""]
         if part["readings"]:

@@ -90,11 +90,19 @@ def test_runs_of_single_parts_become_one_page(tmp_path: Path):
         Results.merged([first, second])
 
 
-def test_runs_with_different_weights_are_no_one_page():
+def test_parts_with_different_weights_each_name_theirs():
+    """Fails if a page gives the weights of one run for the figures of another."""
     first, second = results(attention=part("passed")), results(ipc=part("passed"))
-    second.facts = {**FACTS, "weights": "random"}
-    with pytest.raises(ValueError, match=r"'weights': 'random'.*agree in commit, size, machine"):
-        Results.merged([first, second])
+    second.facts = {**FACTS, "weights": "others"}
+    found = Results.merged([first, second])
+    assert "weights" not in found.facts
+    assert found.parts["ipc"]["weights"] == "others"
+    assert "Weights: others." in markdown(found)
+
+
+def test_a_skipped_part_leaves_what_an_earlier_run_found():
+    first, second = results(ipc=part("passed")), results(ipc=part("skipped"))
+    assert Results.merged([first, second]).parts["ipc"]["state"] == "passed"
 
 
 def test_the_weights_are_a_fact(tmp_path: Path, monkeypatch):

@@ -22,6 +22,10 @@ DEVICES = ["cpu", CUDA]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
+pytestmark = pytest.mark.filterwarnings("default")
+"""Compilers of torch and Triton warn of their own code, otherwise in every release."""
+
+
 def small(device: str) -> Setting:
     return Setting(device=torch.device(device), small=True)
 

@@ -146,11 +146,8 @@ class DecodeAttention:
         self._data = cache.data
         self._count = count
         self._on_cpu = device.type == "cpu"
-        self._longest = max(cache.lengths[:count]) + 1
-        kind = cache.data.dtype
-        if self._on_cpu:
-            self._longest = tiled(self._longest)
-            kind = torch.promote_types(kind, torch.float32)
+        self._longest = tiled(max(cache.lengths[:count]) + 1)
+        kind = torch.promote_types(cache.data.dtype, torch.float32)
         self._rows_N = torch.arange(count, device=device)
         self.positions = torch.tensor(cache.lengths[:count], device=device)
         visible = torch.arange(self._longest, device=device)[None] <= self.positions[:, None]
@@ -175,19 +172,15 @@ class DecodeAttention:
         heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
         # Query heads that share a key head become query positions: no repeated keys, no loop.
         q = query[0].transpose(0, 1).reshape(self._count, kv_heads, heads // kv_heads, dim)
+        q = q * (dim**-0.5 if scale is None else scale)
+        k, v = (part[: self._count, :, : self._longest] for part in (keys, values))
         if self._on_cpu:
-            q = (q * (dim**-0.5 if scale is None else scale)).flatten(0, 1)
-            flat = (part.view(-1, *part.shape[2:])[: len(q)] for part in (keys, values))
-            k, v = (part[:, : self._longest] for part in flat)
-            out = row_attention(q, k, v, self._mask)
+            out = row_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), self._mask)
         else:
-            out = scaled_dot_product_attention(
-                q,
-                keys[: self._count, :, : self._longest],
-                values[: self._count, :, : self._longest],
-                attn_mask=self._mask[:, None],
-                scale=scale,
-            )
+            # Plain products: a fused kernel gains nothing for one query, and may be planned anew
+            # for every length.
+            scores = q @ k.transpose(2, 3) + self._mask[:, None]
+            out = torch.softmax(scores, dim=-1).to(q.dtype) @ v
         return out.reshape(1, self._count, heads, dim)
 
 

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
+from agentrl.fused_attention import without_plans
 from agentrl.lm_head import float32_logits, has_float32_head, is_narrow
 from agentrl.serving.embedded.cache_attention import (
     CacheAttention,
@@ -79,6 +80,7 @@ class RowModel:
         self.vocab_size = self._head.weight.shape[0]
         self.dtype = self._head.weight.dtype
         self.device = self._head.weight.device
+        without_plans(self.device)
         self._unit = _token_unit(self.device, self._widths())
         self._least = least_rows(model) if self.device.type == "cpu" else 1
 

@@ -2,11 +2,11 @@
 
 Registered with transformers' `AttentionInterface` under a name of our own, so that no model file is
 touched. Rows are distinguished by their segments, not by a [T, T] mask; rows with a common prefix
-share its keys and values. On a GPU rows go through torch's fused kernel one by one, and trees
-through FlexAttention where it has a kernel for them. On a CPU those kernels are several times
-slower than plain batched matrix products at the lengths of a rollout, so there the softmax is
-written out, block by block over the queries: a block sees only the keys before its end, which also
-saves the masked half of the work.
+share its keys and values. On a GPU all rows go through FlexAttention in one kernel, and where it
+has none for them one by one through torch's fused kernels. On a CPU those are several times slower
+than plain batched matrix products at the lengths of a rollout, so there the softmax is written out,
+block by block over the queries: a block sees only the keys before its end, which also saves the
+masked half of the work.
 
 Legend: `H` query heads, `K` key heads, `T` packed tokens, `D` head dimension, `L` keys of a span.
 """
@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.errors import TrainError
+from agentrl.fused_attention import without_plans
 from agentrl.train.model.flex import flexible_attention, is_flexible
 from agentrl.train.model.segments import (
     Block,
@@ -114,8 +115,9 @@ def _packed_rows(
         sliding_window = None
     if query.device.type == "cpu":
         return _CpuRows.apply(query, key, value, segments, sliding_window, scale), None
-    if segments.shared and is_flexible(query, value):
+    if is_flexible(query, value):
         return flexible_attention(query, key, value, segments, sliding_window, scale), None
+    without_plans(query.device)
     return fused_attention(query, key, value, segments, sliding_window, scale), None
 
 

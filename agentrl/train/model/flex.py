@@ -2,6 +2,8 @@
 
 The mask is a function of two packed positions and nothing else, so a tree of any depth costs one
 compiled kernel, which skips blocks without a visible key.
+
+Legend: `_T` packed tokens, `_K` key blocks, `_B` tokens of a block.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from agentrl.train.model.segments import Segments, positions, reach
 
@@ -20,6 +23,8 @@ _NARROWEST_HEAD = 16
 """Head dimension below which its kernel has no product."""
 _MOST_KERNELS = 64
 """Kernels that are compiled before torch gives up; its own limit is 8."""
+_BLOCK = 128
+"""Queries and keys of a block of the mask; torch's own default."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -50,7 +55,7 @@ def flexible_attention(
     scale: float,
 ) -> Tensor:
     """[1, T, H, D]; arguments as those of `attention.fused_attention`."""
-    mask = _block_mask(segments, sliding_window, query.device)
+    mask = block_mask(segments, sliding_window, query.device)
     out = _compiled()(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2)
 
@@ -75,12 +80,36 @@ def visible(segments: Segments, sliding_window: int | None, device: torch.device
 
 
 @lru_cache(maxsize=4)
-def _block_mask(segments: Segments, sliding_window: int | None, device: torch.device) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
+def block_mask(segments: Segments, sliding_window: int | None, device: torch.device) -> Any:
+    """The mask of a tree with the blocks that the kernel visits, as a torch `BlockMask`.
+
+    torch's `create_block_mask` forms the mask of all T x T pairs first. Here the blocks follow from
+    the last query that each key reaches: memory and time are those of (T / 128)^2.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
 
     tokens = segments.num_tokens
+    count = -(-tokens // _BLOCK)
+    reach_KB = pad(torch.tensor(reach(segments)), (0, count * _BLOCK - tokens)).view(count, _BLOCK)
+    index = torch.arange(count)
+    first, after = index * _BLOCK, ((index + 1) * _BLOCK).clamp(max=tokens)
+    before = index[None] < index[:, None]
+    seen = (before & (reach_KB.amax(1)[None] > first[:, None])) | torch.eye(count).bool()
+    whole = before & (reach_KB.amin(1)[None] >= after[:, None])
+    if sliding_window is not None:
+        whole = torch.zeros_like(whole)
+    partial, full = (_block_list(blocks, device) for blocks in (seen & ~whole, whole))
     mask = visible(segments, sliding_window, device)
-    return create_block_mask(mask, None, None, tokens, tokens, device=device)
+    return BlockMask.from_kv_blocks(
+        *partial, *full, BLOCK_SIZE=_BLOCK, mask_mod=mask, seq_lengths=(tokens, tokens)
+    )
+
+
+def _block_list(blocks: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Count and indices of the key blocks of each query block, [1, 1, Q] and [1, 1, Q, K]."""
+    counts = blocks.sum(1).to(torch.int32)
+    indices = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)
+    return counts[None, None].to(device), indices[None, None].to(device)
 
 
 @lru_cache(maxsize=1)

@@ -19,7 +19,7 @@ from agentrl.batch.tensors import to_tensors
 from agentrl.errors import DataError
 from agentrl.train.model import stateful_layers
 from agentrl.train.model.attention import _CpuRows, fused_attention, packed_attention
-from agentrl.train.model.flex import is_flexible, visible
+from agentrl.train.model.flex import block_mask, is_flexible, visible
 from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.model.segments import Segments, attention_plan
 from tests.train.test_same_gradient import split_rows
@@ -139,16 +139,55 @@ def test_trees_go_to_the_compiled_kernel_where_it_has_one(device, dim, dtype, fl
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_the_gpu_kernel_computes_the_same_without_being_compiled():
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import flex_attention
 
     segments = random_tree(random.Random(3), longest=20)
-    tokens = segments.num_tokens
-    query, key, value = (t.detach() for t in attention_inputs(tokens))
-    mask = visible(segments, None, torch.device("cpu"))
-    blocks = create_block_mask(mask, None, None, tokens, tokens, device="cpu")
+    query, key, value = (t.detach() for t in attention_inputs(segments.num_tokens))
+    blocks = block_mask(segments, None, torch.device("cpu"))
     got = flex_attention(query, key, value, block_mask=blocks, scale=SCALE, enable_gqa=True)
     want = fused_attention(query, key, value, segments, None, SCALE)
     assert torch.allclose(got.transpose(1, 2), want, rtol=1e-11)
+
+
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_gpu_kernel_visits_each_block_with_a_visible_key(seed, window):
+    """Fails if a block is skipped, or taken as whole, by one token too many."""
+    segments = random_tree(random.Random(seed), longest=400)
+    tokens = segments.num_tokens
+    count = -(-tokens // 128)
+    short = count * 128 - tokens
+    seen = torch.nn.functional.pad(dense_mask(segments, window), (0, short, 0, short))
+    # The kernel ignores queries behind the last token, so they must not make a block partial.
+    whole = seen | (torch.arange(count * 128) >= tokens)[:, None]
+    some, all_of = (
+        blocks.unflatten(1, (count, 128)).unflatten(0, (count, 128))
+        for blocks in (seen, whole)
+    )  # fmt: skip
+    some, all_of = some.any(3).any(1), all_of.all(3).all(1)
+    made = block_mask(segments, window, torch.device("cpu"))
+    partial, full = (
+        listed(counts, indices)
+        for counts, indices in (
+            (made.kv_num_blocks, made.kv_indices),
+            (made.full_kv_num_blocks, made.full_kv_indices),
+        )
+    )
+    assert not (partial & full).any()
+    if window is None:
+        assert torch.equal(full, all_of & some)
+        assert torch.equal(partial | full, some)
+    else:
+        assert not full.any()
+        assert not (some & ~partial).any()
+
+
+def listed(counts, indices):
+    """Dense blocks [Q, K] of counts [1, 1, Q] and indices [1, 1, Q, K]."""
+    out = torch.zeros(indices.shape[2:], dtype=torch.bool)
+    for query, number in enumerate(counts[0, 0].tolist()):
+        out[query, indices[0, 0, query, :number].long()] = True
+    return out
 
 
 def test_short_siblings_share_a_product_and_long_ones_do_not():
