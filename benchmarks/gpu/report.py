@@ -45,7 +45,7 @@ class Results:
 
     @classmethod
     def merged(cls, several: Iterable[Results]) -> Results:
-        """One of several runs of the same commit and machine; a later part wins, unless it was skipped.
+        """One of several runs of one commit and machine; a later part wins, unless it was skipped.
 
         Where their weights differ, each part names its own.
 
