@@ -1,0 +1,167 @@
+"""Every key a fit file may have: training on data that is there already, before or beside RL."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from agentrl.config.base import FiniteSection, KindSection, OneOf, Section
+from agentrl.config.presets import LossAggMode
+from agentrl.config.schema import (
+    ChatSection,
+    CheckpointSection,
+    LogSection,
+    ModelSection,
+    RunSection,
+)
+from agentrl.config.training import TrainSection
+
+
+class FitDataSection(Section):
+    """Source of conversations or preference pairs, and what is left out of it."""
+
+    source: str
+    """A `.jsonl`, `.json`, `.csv` or `.parquet` file, a directory of them, `hf:NAME` for a Hugging
+    Face dataset, `run:FOLDER` for the stored rollouts of a run (`sft` alone; make pairs of them
+    with `agentrl prefs make`), or the import string of a function."""
+    split: str = "train"
+    """Split to take, where the source has splits."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Maps the names of a layout (`prompt`, `chosen`, `messages` ...) to columns."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a function."""
+    limit: int | None = Field(default=None, ge=1)
+    """Take only the first so many examples."""
+    max_tokens: int = Field(default=4096, ge=16)
+    """Longer examples are left out and counted."""
+    min_score: float | None = None
+    """Of `run:` sources: rollouts with a lower score are left out (rejection sampling)."""
+
+
+class FitTrainData(FitDataSection):
+    """Data that is trained on."""
+
+    examples_per_step: int = Field(default=32, ge=1)
+    """Examples (conversations, pairs) of one optimizer step, whatever the number of ranks."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the data, each in another order; `train.steps` may end it earlier."""
+
+
+class FitTrainSection(TrainSection):
+    """The optimizer and its budget."""
+
+    steps: int = Field(default=0, ge=0)
+    """Most optimizer steps; 0 is as many as `data.epochs` take."""
+
+    @model_validator(mode="after")
+    def _one_update(self) -> FitTrainSection:
+        for name in ("epochs_per_batch", "minibatches"):
+            if getattr(self, name) != 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but a fit makes one update a step; set "
+                    "data.examples_per_step and data.epochs"
+                )
+        return self
+
+
+class SftObjective(KindSection):
+    """Supervised fine-tuning: the likelihood of what assistants said."""
+
+    kind: Literal["sft"] = "sft"
+    """Objective: `sft` the likelihood of what assistants said."""
+    loss_agg_mode: LossAggMode = "token-mean"
+    """How the losses of tokens are averaged over an update, as `algorithm.loss_agg_mode`."""
+    horizon: int = Field(default=1024, ge=1)
+    """H of `seq-mean-token-sum-norm`, in tokens."""
+
+
+class DpoObjective(FiniteSection, KindSection):
+    """Preference optimisation: the policy itself prefers what was chosen."""
+
+    kind: Literal["dpo"] = "dpo"
+    """`dpo` preference pairs, without a reward model."""
+    loss: str = "sigmoid"
+    """Pair loss: `sigmoid`, `robust`, `ipo`, `hinge`, `simpo`, `orpo`, or the import string of
+    one's own."""
+    beta: float = Field(default=0.1, gt=0)
+    """Strength of the pull towards the reference; factor of the log-ratios (of the length-averaged
+    log-probabilities for `simpo`, of the odds term for `orpo`)."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """Probability that a label is wrong, for `sigmoid` and `robust`."""
+    length_normalized: bool = False
+    """Divide each log-probability, also of the reference, by its number of tokens."""
+    gamma: float = Field(default=0.0, ge=0)
+    """Margin that `simpo` asks for."""
+    nll_coef: float = Field(default=0.0, ge=0)
+    """Weight of the chosen answer's negative log-likelihood a token, which is added. `orpo` has it
+    with weight 1 by itself."""
+    reference: str = "model"
+    """`model` what the fit begins with, `none`, or a checkpoint. Its log-probabilities are computed
+    once and kept beside the run."""
+
+
+class RewardObjective(FiniteSection, KindSection):
+    """A reward model: one number for a whole answer."""
+
+    kind: Literal["rm"] = "rm"
+    """`rm` a reward model."""
+    loss: Literal["bt", "purm"] = "bt"
+    """`bt` Bradley-Terry; `purm` a Gaussian over the reward, mean and deviation."""
+    margin_scale: float = Field(default=0.0, ge=0)
+    """The chosen answer shall be better by this much times the pair's margin."""
+    center_coef: float = Field(default=0.0, ge=0)
+    """Weight of (r_chosen + r_rejected)^2 a pair, which keeps rewards around 0."""
+    bsr_coef: float = Field(default=0.0, ge=0)
+    """Weight of the square of the mean reward of the whole update (batch-sum regularisation)."""
+    quadrature: int = Field(default=32, ge=2, le=256)
+    """Nodes of the integral of `purm`."""
+
+
+FitObjective = Annotated[
+    SftObjective | DpoObjective | RewardObjective,
+    OneOf(SftObjective, DpoObjective, RewardObjective),
+]
+
+
+class FitEvalSection(Section):
+    """Losses and accuracies on data that is not trained on."""
+
+    datasets: dict[str, FitDataSection] = Field(default_factory=dict)
+    """Name to data of the same kind; the name labels the numbers."""
+    every_steps: int = Field(default=0, ge=0)
+    """Evaluate after every so many steps; 0 only before and after training."""
+
+
+class FitConfig(Section):
+    """A whole fit file."""
+
+    run: RunSection = RunSection(name="fit")
+    model: ModelSection = ModelSection()
+    chat: ChatSection = ChatSection()
+    data: FitTrainData
+    objective: FitObjective = SftObjective()
+    train: FitTrainSection = FitTrainSection()
+    eval: FitEvalSection = FitEvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    log: LogSection = LogSection()
+
+    @field_validator("log", mode="before")
+    @classmethod
+    def _no_token_record(cls, value: Any) -> Any:
+        """What RL keeps of every token does not exist here."""
+        return {"tokens": False, **value} if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _combinations(self) -> FitConfig:
+        if self.data.max_tokens > self.train.micro_batch_tokens:
+            raise ValueError(
+                f"train.micro_batch_tokens ({self.train.micro_batch_tokens}) cannot hold one "
+                f"example of data.max_tokens ({self.data.max_tokens}); raise the first"
+            )
+        if self.data.min_score is not None and not self.data.source.startswith("run:"):
+            raise ValueError(
+                f"data.min_score is {self.data.min_score:g}, but {self.data.source!r} has no "
+                "scores of rollouts; it belongs to sources run:FOLDER"
+            )
+        return self
