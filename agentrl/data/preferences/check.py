@@ -8,8 +8,8 @@ from collections.abc import Hashable, Sequence
 from statistics import correlation
 
 from agentrl.data.preferences.load import LoadedPairs
-from agentrl.data.tasks.pass_rates import wilson_interval
 from agentrl.finding import Finding, Status, fail, warn
+from agentrl.intervals import wilson_interval
 from agentrl.types import Completion, PreferencePair
 
 LONGER_WARNS = 0.1

@@ -20,7 +20,6 @@ from agentrl.data.tasks.pass_rates import (
     read_measured,
     task_digest,
     variance_weight,
-    wilson_interval,
 )
 from agentrl.errors import DataError
 from agentrl.types import Task
@@ -68,14 +67,6 @@ def test_a_torn_line_loses_only_itself(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n{"b": 2}\n')
     with pytest.raises(DataError, match="2 lines are no pass rates; expected a file that"):
         read_measured(path)
-
-
-def test_intervals_of_few_rollouts() -> None:
-    low, high = wilson_interval([1.0, 0.0]) or (0, 0)
-    assert (round(low, 3), round(high, 3)) == (0.095, 0.905)
-    assert wilson_interval([1.0] * 8) == pytest.approx((0.6756, 1.0), abs=1e-4)
-    assert wilson_interval([]) is None
-    assert wilson_interval([2.0, 0.0]) is None
 
 
 def test_bounds_and_weights_come_from_a_profile(tmp_path: Path) -> None:
