@@ -8,6 +8,7 @@ Legend for the shapes in field docstrings: `_T` response positions of one row, `
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -226,7 +227,7 @@ class ToolCall:
     arguments: Mapping[str, Any]
     """Parsed arguments; empty when the call is malformed."""
     raw: str
-    """The text of the span, verbatim."""
+    """The text of the span, verbatim; empty for a call that was not read from text."""
     status: CallStatus = CallStatus.OK
     """Status given by the parser."""
     error: str = ""
@@ -423,8 +424,8 @@ class Trajectory:
     extra_logs: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers the environment wants averaged into the metrics; see `usage` for ours."""
     usage: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Sandboxes and failed attempts of the rollout, by the names in `agentrl.usage`; filled by the
-    worker, never by an environment."""
+    """Sandboxes, served models and failed attempts of the rollout, by the names in `agentrl.usage`;
+    filled by the worker, never by an environment."""
     split: str = "train"
     """`Task.split`."""
     temperature: float = 1.0
@@ -484,9 +485,46 @@ class Completion:
             return sum(self.mask)
         spoken = [message for message in self.messages if message.role == "assistant"]
         return sum(
-            len(message.content) + sum(len(call.raw) for call in message.tool_calls)
-            for message in spoken
+            len(message.content) + sum(map(_characters, message.tool_calls)) for message in spoken
         )
+
+
+def _characters(call: ToolCall) -> int:
+    return len(call.raw) or len(call.name) + len(json.dumps(dict(call.arguments), default=str))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A prompt and what followed it, of which the assistant's part is learned.
+
+    Example:
+        >>> question = Message(role="user", content="2 + 2?")
+        >>> answer = Message(role="assistant", content="4")
+        >>> Conversation(id="1", prompt=(question,),
+        ...              completion=Completion(messages=(answer,))).weight
+        1.0
+    """
+
+    id: str
+    """Unique inside its dataset and stable across runs."""
+    prompt: tuple[Message, ...] = ()
+    """Messages before the first one of the assistant; empty where `prompt_ids` are known."""
+    prompt_ids: tuple[int, ...] = ()
+    """[_P] Tokens that the completion follows; empty where only messages are known."""
+    completion: Completion
+    """From the first message of the assistant on."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """OpenAI function schemas of the tools that were offered."""
+    weight: float = 1.0
+    """Weight of the conversation in the loss."""
+    task_id: str = ""
+    """`Task.id` where it is known; data is divided by task."""
+    source: str = ""
+    """Where it comes from: file and row, or run, step and group."""
+
+    def __post_init__(self) -> None:
+        if bool(self.prompt) == bool(self.prompt_ids):
+            raise ValueError(f"Conversation {self.id}: give either a prompt or prompt_ids")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -514,6 +552,8 @@ class PreferencePair:
     """The better one."""
     rejected: Completion
     """The worse one."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """OpenAI function schemas of the tools that were offered."""
     margin: float | None = None
     """Reward of `chosen` less that of `rejected`, in the units of the reward; None unknown. It is
     negative where a label was drawn against the rewards."""

@@ -22,6 +22,8 @@ class CallSyntax(ABC):
     names_tools: bool = True
     """Whether the model names the tool it calls. If not, and no offered tool has the name the
     parser gives, the call is left to the environment."""
+    between_calls: str = "\n"
+    """What stands between two calls of one turn."""
     how_to_call: str
     """One sentence and an example that show the model how to write a call."""
 

@@ -10,6 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from agentrl.chat.assistant_text import TurnWriter, joined_turn, written_calls
 from agentrl.chat.boundaries import Boundaries
 from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.spans import TokenMap
@@ -35,6 +36,8 @@ class ChatFormat(ABC):
     """Tokens that end an action but not the turn as the template knows it: `chat.stop`."""
     reply_prefix_ids: tuple[int, ...] = ()
     """What every model turn begins with: `chat.reply_prefix`. Part of the prompt and the deltas."""
+    reply_prefix: str = ""
+    """The same as text, its look-alikes split."""
     reasoning_prefilled: bool = False
     """Whether the generation prompt opens a `<think>` block that the model closes."""
     findings: Sequence[Finding] = ()
@@ -42,12 +45,13 @@ class ChatFormat(ABC):
 
     def __init__(self, codec: Codec, *, syntax: CallSyntax, system_prompt: str | None) -> None:
         self._codec = codec
-        self._syntax = syntax
+        self.syntax = syntax
+        """Reads and writes calls; that of `hermes` where the run has no parser."""
         self._system_prompt = system_prompt
 
     def write_call(self, call: ToolCall) -> str:
         """The text of a call as the parser of the run reads it."""
-        return self._syntax.write(call)
+        return self.syntax.write(call)
 
     @abstractmethod
     def render_prompt(
@@ -75,6 +79,18 @@ class ChatFormat(ABC):
                 the token that closes the turn.
         """
 
+    @abstractmethod
+    def assistant_texts(self, message: Message) -> Sequence[str]:
+        """Ways to write an assistant's message after the generation prompt, the best one first.
+
+        They differ in how calls are written; which of them the parser reads is for the caller to
+        see. `chat.reply_prefix` is part of each. Look-alikes are split as `Codec.guard` does.
+        """
+
+    def encode_said(self, text: str) -> tuple[int, ...]:
+        """Ids of `assistant_texts` or of a part, as a model that has read the prompt says it."""
+        return self._codec.encode_parts([text], after=self._codec.anchor)
+
     def set_reply(self, *, prefix: str, stop: Sequence[str]) -> None:
         """Take `chat.reply_prefix` and `chat.stop`; they apply to templated turns only.
 
@@ -82,6 +98,7 @@ class ChatFormat(ABC):
             ChatError: a stop text that is not exactly one token.
         """
         self.reply_prefix_ids = self._codec.encode_plain(prefix) if prefix else ()
+        self.reply_prefix = self._codec.guard(prefix)
         ids: list[int] = []
         for text in stop:
             encoded = self._codec.encode_document(text)
@@ -171,6 +188,7 @@ class TemplateChat(ChatFormat):
         self._template = template
         self._refused = {item.name: item for item in findings if item.status is Status.FAIL}
         self._warned_tools = False
+        self._writer: TurnWriter | None = None
 
     def render_prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
@@ -190,6 +208,12 @@ class TemplateChat(ChatFormat):
         )
         close = () if ended else (pieces.close_id,)
         return (*close, *ids, *self.reply_prefix_ids)
+
+    def assistant_texts(self, message: Message) -> Sequence[str]:
+        """Do what `ChatFormat.assistant_texts` says."""
+        if self._writer is None:  # its probes are for those who write turns
+            self._writer = TurnWriter(self._codec, self._template, self.boundaries, self.syntax)
+        return self._writer.texts(message, lead=not self.reply_prefix)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         if not messages:
@@ -237,7 +261,7 @@ class RawChat(ChatFormat):
         """The contents one after another; a description of the tools before them."""
         messages = self._with_system_prompt(messages)
         if tools:
-            messages = with_system(messages, self._syntax.describe(tools) + "\n\n")
+            messages = with_system(messages, self.syntax.describe(tools) + "\n\n")
         return "".join(message.content for message in messages)
 
     def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
@@ -249,3 +273,8 @@ class RawChat(ChatFormat):
             for message in messages
         ]
         return self._append(guarded, ended=ended)
+
+    def assistant_texts(self, message: Message) -> Sequence[str]:
+        """Do what `ChatFormat.assistant_texts` says; special tokens in the content are real."""
+        calls = written_calls(self._codec, self.syntax, message.tool_calls)
+        return [joined_turn(self._codec, clean(message.content), calls)]

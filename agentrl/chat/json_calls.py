@@ -194,6 +194,7 @@ class Llama3JsonParser(ToolCallParser):
     """
 
     name = "llama3_json"
+    between_calls = "; "
     how_to_call = (
         "To call a tool, answer with nothing but a JSON object:\n"
         '{"name": "TOOL", "parameters": {"ARGUMENT": VALUE}}'
@@ -258,6 +259,7 @@ class MistralParser(ToolCallParser):
     `[TOOL_CALLS]name[ARGS]{...}`: Mistral."""
 
     name = "mistral"
+    between_calls = ""
     how_to_call = (
         'To call a tool, write:\n[TOOL_CALLS] [{"name": "TOOL", "arguments": {"ARGUMENT": VALUE}}]'
     )

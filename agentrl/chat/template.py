@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.tokenizer import Codec
 from agentrl.errors import ChatError
 from agentrl.tool import Tool
-from agentrl.types import CallStatus, Message
+from agentrl.types import CallStatus, Message, ToolCall
 
 PROBE_CALL_ID = "agentrlid"
 """Nine letters: Mistral's templates accept no other length."""
@@ -36,6 +37,7 @@ PROBE_SCHEMA: Mapping[str, Any] = {
 }
 
 _UNSAFE = re.compile(r"[^\w.:-]")
+_NINE = re.compile(r"[A-Za-z0-9]{9}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +141,7 @@ class GuardedTemplate:
         calls = []
         for call in message.tool_calls:
             if call.status is CallStatus.OK and self.abilities.calls:
-                function = {
-                    "name": tool_label(call.name),
-                    "arguments": self._guard_json(call.arguments),
-                }
-                calls.append({"type": "function", "id": call.id, "function": function})
+                calls.append(self.call_entry(call))
             else:
                 text = call.raw or self._syntax.write(call)
                 entry["content"] += self._codec.guard(text)
@@ -151,14 +149,11 @@ class GuardedTemplate:
             entry["tool_calls"] = calls
         return entry
 
-    def _guard_json(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._codec.guard(value)
-        if isinstance(value, Mapping):
-            return {self._codec.guard(str(k)): self._guard_json(v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._guard_json(item) for item in value]
-        return value
+    def call_entry(self, call: ToolCall) -> dict[str, Any]:
+        """A call as chat templates take it, its look-alikes split."""
+        arguments = _guard_json(self._codec, call.arguments)
+        function = {"name": tool_label(call.name), "arguments": arguments}
+        return {"type": "function", "id": call.id, "function": function}
 
     def _find_abilities(self) -> Abilities:
         user = {"role": "user", "content": "Alpha"}
@@ -184,6 +179,22 @@ class GuardedTemplate:
         )
 
 
+def guard_call(codec: Codec, call: ToolCall) -> ToolCall:
+    """A call whose name and arguments have their look-alikes split."""
+    arguments = _guard_json(codec, call.arguments)
+    return replace(call, name=codec.guard(call.name), arguments=arguments)
+
+
+def _guard_json(codec: Codec, value: Any) -> Any:
+    if isinstance(value, str):
+        return codec.guard(value)
+    if isinstance(value, Mapping):
+        return {codec.guard(str(k)): _guard_json(codec, v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_guard_json(codec, item) for item in value]
+    return value
+
+
 def calling_assistant() -> dict[str, Any]:
     """An assistant entry that calls the probe tool."""
     function = {"name": PROBE_TOOL, "arguments": {"value": "Delta"}}
@@ -194,6 +205,24 @@ def calling_assistant() -> dict[str, Any]:
 def call_label(message: Message) -> str:
     """The id of the call a tool message answers, in the form every template accepts."""
     return _UNSAFE.sub("", message.tool_call_id or "") or "0" * 9
+
+
+def short_call_ids(messages: Sequence[Message]) -> list[Message]:
+    """`messages` with nine letters or digits as the id of each call: Mistral takes no others."""
+    return [
+        replace(
+            message,
+            tool_calls=tuple(replace(call, id=_short(call.id)) for call in message.tool_calls),
+            tool_call_id=_short(message.tool_call_id) if message.tool_call_id else None,
+        )
+        for message in messages
+    ]
+
+
+def _short(call_id: str) -> str:
+    if _NINE.fullmatch(call_id):
+        return call_id
+    return blake2b(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def tool_label(name: str | None) -> str:

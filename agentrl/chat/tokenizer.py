@@ -74,7 +74,8 @@ class Codec:
         # A token that strips what follows it would lose the spaces a text begins with.
         keeps = [i for i in self._texts if not getattr(entries.get(i), "rstrip", False)]
         anchor = tokenizer.eos_token_id
-        self._anchor = anchor if anchor in keeps else next(iter(keeps), None)
+        self.anchor = anchor if anchor in keeps else next(iter(keeps), None)
+        """A special token that may stand before text and leaves it as it is."""
 
     def special_text(self, token_id: int) -> str:
         """The text of a special token.
@@ -136,7 +137,7 @@ class Codec:
         # What follows a split is foreign text first, but template text may come after it, so its
         # special tokens are real.
         for part in rest:
-            ids += self._encode_after(part, self._anchor) if part else []
+            ids += self._encode_after(part, self.anchor) if part else []
         return tuple(ids)
 
     def encode_parts(self, parts: Sequence[str], *, after: int | None = None) -> tuple[int, ...]:
@@ -164,7 +165,7 @@ class Codec:
 
     def encode_plain(self, text: str) -> tuple[int, ...]:
         """Ids of `text` as it reads in the middle of a conversation; never an added token."""
-        return self.encode_parts([self.guard(text, everything=True)], after=self._anchor)
+        return self.encode_parts([self.guard(text, everything=True)], after=self.anchor)
 
     def encode_document(self, text: str) -> tuple[int, ...]:
         """Ids of text that brings its own markers; one beginning-of-text token where the

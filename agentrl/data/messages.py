@@ -33,6 +33,9 @@ def prompt_of(where: str, value: Any) -> str | tuple[Message, ...]:
 def messages_of(where: str, value: Any, part: str) -> tuple[Message, ...]:
     """The messages of one part of a row, as OpenAI's chat API writes them.
 
+    Reasoning in a key of its own (`reasoning_content`, `reasoning`, `thinking`) opens the content
+    of an assistant's message as `<think>` text, as models sample it.
+
     Args:
         where: file and row, for messages of errors.
         value: as the source gives it.
@@ -74,13 +77,24 @@ def _message(where: str, value: Any) -> Message:
         calls = calls.tolist()
     if not isinstance(calls, (list, tuple, type(None))):
         raise DataError(f"{where}: tool_calls is {type(calls).__name__}; expected a list")
+    thought = _thought(value) if role == "assistant" else ""
+    content = _content(where, value.get("content"), optional=bool(calls or thought))
     return Message(
         role=role,
-        content=_content(where, value.get("content"), optional=bool(calls)),
+        content=content if "</think>" in content else thought + content,
         tool_calls=tuple(_call(where, n, call) for n, call in enumerate(calls or ())),
         tool_call_id=value.get("tool_call_id"),
         name=value.get("name"),
     )
+
+
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+
+
+def _thought(value: Mapping[str, Any]) -> str:
+    found = (text for name in _THOUGHTS if isinstance(text := value.get(name), str))
+    text = next(filter(str.strip, found), "").strip("\n")
+    return f"<think>\n{text}\n</think>\n\n" if text else ""
 
 
 def _content(where: str, value: Any, *, optional: bool) -> str:
@@ -108,7 +122,6 @@ def _call(where: str, index: int, value: Any) -> ToolCall:
             '{"function": {"name": ..., "arguments": ...}}'
         )
     arguments = function.get("arguments") or {}
-    raw = arguments if isinstance(arguments, str) else json.dumps(plain(arguments))
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -123,5 +136,5 @@ def _call(where: str, index: int, value: Any) -> ToolCall:
         id=str(value.get("id") or f"call_{index}"),
         name=function["name"],
         arguments=plain(arguments),
-        raw=raw,
+        raw="",
     )

@@ -8,7 +8,6 @@ null where there was no tokenizer.
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.data.example_rows import own_number, weight_of
 from agentrl.data.store.atomic import atomic_file
 from agentrl.data.tasks.files import SourceRow
 from agentrl.errors import DataError
@@ -158,41 +158,3 @@ def _ids(row: SourceRow, name: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(isinstance(i, int) and i >= 0 for i in value):
         raise DataError(f"{row.where}: {name} is {ascii(value)[:60]}; expected a list of token ids")
     return tuple(value)
-
-
-def own_number(
-    row: SourceRow, name: str, low: float = -math.inf, high: float = math.inf
-) -> float | None:
-    """A number that a row may give; None where it does not.
-
-    Raises:
-        DataError: no finite number, or none in [low, high].
-    """
-    value = row.values.get(name)
-    if value is None or value == "":
-        return None
-    number = finite(row.where, name, value)
-    if not low <= number <= high:
-        raise DataError(f"{row.where}: {name} is {number:g}; expected one in [{low:g}, {high:g}]")
-    return number
-
-
-def weight_of(row: SourceRow) -> float:
-    """The weight of a row, 1 where it gives none."""
-    weight = own_number(row, "weight", 0.0)
-    return 1.0 if weight is None else weight
-
-
-def finite(where: str, name: str, value: Any) -> float:
-    """A value as a number.
-
-    Raises:
-        DataError: it is none, or not finite.
-    """
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise DataError(f"{where}: {name} is {ascii(value)[:60]}; expected a finite number")
-    return number

@@ -25,9 +25,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from agentrl.data.messages import prompt_of
+from agentrl.data.example_rows import PROMPTS, finite, first_of, prompt_in, there
 from agentrl.data.preferences.completions import completion_of, conversation_of
-from agentrl.data.preferences.files import finite
 from agentrl.data.tasks.files import SourceRow
 from agentrl.data.tasks.formats import ABSENT
 from agentrl.errors import DataError
@@ -59,7 +58,6 @@ class ScoredCompletions:
     """Two completions of which the first is the better one, whatever the scores say."""
 
 
-_PROMPTS = ("prompt", "instruction", "context", "question")
 _LISTS = ("completions", "responses", "answers", "candidates")
 _SCORES = ("scores", "rewards", "ratings")
 _IN_COMPLETION = ("overall_score", "score", "reward", "rating")
@@ -91,16 +89,16 @@ def layout_of(row: SourceRow) -> PairLayout:
         raise DataError(
             f"{row.where}: expected an object with columns, got {type(values).__name__}"
         )
-    if _there(values, "chosen_ids", "rejected_ids"):
+    if there(values, "chosen_ids", "rejected_ids"):
         return PairLayout.SAMPLED
-    prompt = _first(values, _PROMPTS)
-    if _there(values, "chosen", "rejected"):
+    prompt = first_of(values, PROMPTS)
+    if there(values, "chosen", "rejected"):
         conversations = all(_is_conversation(values[name]) for name in ("chosen", "rejected"))
         apart = prompt is not ABSENT and not (conversations and isinstance(prompt, str))
         return PairLayout.PAIRS if apart else PairLayout.SHARED
-    if prompt is not ABSENT and _sides(values) and _first(values, _PREFERENCES) is not ABSENT:
+    if prompt is not ABSENT and _sides(values) and first_of(values, _PREFERENCES) is not ABSENT:
         return PairLayout.COMPARED
-    if prompt is not ABSENT and isinstance(_first(values, _LISTS), list):
+    if prompt is not ABSENT and isinstance(first_of(values, _LISTS), list):
         if isinstance(values.get("labels"), list):
             raise DataError(f"{row.where}: {_no_comparison(values)}")
         return PairLayout.SCORED
@@ -135,7 +133,7 @@ def compared_in(row: SourceRow, layout: PairLayout) -> ScoredCompletions:
 
 def _pairs(row: SourceRow) -> ScoredCompletions:
     values = row.values
-    prompt = _prompt(row)
+    prompt = prompt_in(row)
     both = [completion_of(row.where, values[name], name, prompt) for name in ("chosen", "rejected")]
     scores = _scores_of_sides(row)
     return ScoredCompletions(prompt=prompt, completions=both, scores=scores, ordered=True)
@@ -175,7 +173,7 @@ def _shared(row: SourceRow) -> ScoredCompletions:
 
 def _compared(row: SourceRow) -> ScoredCompletions:
     values = row.values
-    prompt = _prompt(row)
+    prompt = prompt_in(row)
     both = [completion_of(row.where, values[name], name, prompt) for name in _sides(values) or ()]
     preference = _number(row, values, _PREFERENCES)
     if preference is None:
@@ -186,8 +184,8 @@ def _compared(row: SourceRow) -> ScoredCompletions:
 
 def _scored(row: SourceRow) -> ScoredCompletions:
     values = row.values
-    prompt = _prompt(row)
-    given = _first(values, _LISTS)
+    prompt = prompt_in(row)
+    given = first_of(values, _LISTS)
     inside = [entry for entry in given if isinstance(entry, Mapping) and _text_key(entry)]
     texts = [
         entry[_text_key(entry)] if len(inside) == len(given) and "role" not in entry else entry
@@ -195,7 +193,7 @@ def _scored(row: SourceRow) -> ScoredCompletions:
     ]
     scores = [_score_inside(row, entry) for entry in inside]
     if len(scores) != len(texts) or scores.count(None) == len(scores):
-        found = _first(values, _SCORES)
+        found = first_of(values, _SCORES)
         if not isinstance(found, list) or len(found) != len(texts):
             raise DataError(
                 f"{row.where}: {len(texts)} completions, but no list of as many scores; expected "
@@ -215,7 +213,7 @@ def _score_inside(row: SourceRow, entry: Mapping[str, Any]) -> float | None:
 
 def _rated(row: SourceRow) -> ScoredCompletions:
     values = row.values
-    prompt = _prompt(row)
+    prompt = prompt_in(row)
     text = values[_text_key(values)]
     return ScoredCompletions(
         prompt=prompt,
@@ -231,15 +229,6 @@ _READERS = {
     PairLayout.SCORED: _scored,
     PairLayout.RATED: _rated,
 }
-
-
-def _first(values: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((values[name] for name in names if values.get(name) is not None), ABSENT)
-
-
-def _there(values: Mapping[str, Any], *names: str) -> bool:
-    """Tables that were joined have every column of every layout, most of them empty."""
-    return all(values.get(name) is not None for name in names)
 
 
 def _is_conversation(value: Any) -> bool:
@@ -266,21 +255,3 @@ def _number(row: SourceRow, values: Mapping[str, Any], names: Sequence[str]) -> 
 
 def _as_number(row: SourceRow, name: str, value: Any) -> float | None:
     return None if value is None or value == "" else finite(row.where, name, value)
-
-
-def _prompt(row: SourceRow) -> tuple[Message, ...]:
-    values = row.values
-    several = [name for name in _PROMPTS if values.get(name) not in (None, "", [])]
-    if len(several) > 1:
-        raise DataError(
-            f"{row.where}: each of {several} may be the prompt; name one with --column "
-            "prompt=NAME, and the others will not be read"
-        )
-    prompt = prompt_of(row.where, _first(values, _PROMPTS))
-    if not isinstance(prompt, str):
-        return prompt
-    if several == ["instruction"] and isinstance(values.get("input"), str) and values["input"]:
-        prompt = f"{prompt}\n{values['input']}"
-    system = values.get("system")
-    before = [Message(role="system", content=system)] if system and isinstance(system, str) else []
-    return (*before, Message(role="user", content=prompt))

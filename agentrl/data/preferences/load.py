@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.schema import DatasetSection
-from agentrl.data.preferences.files import own_number, sampled_pair, weight_of
+from agentrl.data.example_rows import (
+    RowIds,
+    listed,
+    mapped,
+    own_number,
+    row_name,
+    tools_in,
+    weight_of,
+)
+from agentrl.data.preferences.files import sampled_pair
 from agentrl.data.preferences.layouts import (
     PairLayout,
     ScoredCompletions,
@@ -18,14 +26,13 @@ from agentrl.data.preferences.layouts import (
     layout_of,
 )
 from agentrl.data.tasks.files import SourceRow
-from agentrl.data.tasks.formats import ABSENT
-from agentrl.data.tasks.rows import content_hash, value_at
 from agentrl.data.tasks.sources import open_source
 from agentrl.errors import ConfigError, DataError, choices
 from agentrl.types import PreferencePair
 
-MAPPED = ("prompt", "chosen", "rejected", "margin", "label_probability", "weight")
+MAPPED = ("prompt", "chosen", "rejected", "margin", "label_probability", "weight", "tools")
 """What columns may be mapped; each is also the column taken when it is not."""
+_INSTEAD = {"prompt": ("instruction", "context", "question")}
 
 
 class LoadedPairs(list[PreferencePair]):
@@ -50,31 +57,26 @@ class _Reading:
         self.found = LoadedPairs()
         self.layouts: set[PairLayout] = set()
         self.rated: dict[str, list[tuple[SourceRow, ScoredCompletions]]] = {}
-        self._ids: dict[str, str] = {}
+        self._ids = RowIds()
 
     def add_row(self, row: SourceRow, columns: Mapping[str, str]) -> None:
         if isinstance(row.values, PreferencePair):
             self._add_own(row.values, row.where)
             return
-        row = _mapped(row, columns)
+        row = mapped(row, columns, instead=_INSTEAD)
         layout = layout_of(row)
         if layout is PairLayout.SAMPLED:
             self._add_own(sampled_pair(row), row.where)
         elif layout is PairLayout.RATED:
             one = compared_in(row, layout)
-            self.rated.setdefault(repr(one.prompt), []).append((row, one))
+            self.rated.setdefault(repr((one.prompt, tools_in(row))), []).append((row, one))
         else:
             compared = compared_in(row, layout)
             self.add_compared([row] * len(compared.completions), compared)
         self.layouts.add(layout)
 
     def _add_own(self, pair: PreferencePair, where: str) -> None:
-        if pair.id in self._ids:
-            raise DataError(
-                f"{where}: id {pair.id!r} was used before, by {self._ids[pair.id]}; ids must be "
-                "unique in a dataset"
-            )
-        self._ids[pair.id] = where
+        self._ids.add(pair.id, where)
         self.found.append(pair)
 
     def add_compared(self, rows: Sequence[SourceRow], compared: ScoredCompletions) -> None:
@@ -84,8 +86,7 @@ class _Reading:
             rows: that of each completion.
             compared: a prompt with its completions.
         """
-        given = rows[0].values.get("id") or rows[0].values.get("prompt_id")
-        name = str(given) if given else content_hash(rows[0].values)
+        name, tools = row_name(rows[0]), tools_in(rows[0])
         several = len(compared.completions) > 2
         if not compared.ordered:
             self.found.unscored += list(compared.scores).count(None)
@@ -96,20 +97,17 @@ class _Reading:
             row, other = rows[first], rows[second]
             own = own_number(row, "margin") if compared.ordered else None
             pair = PreferencePair(
-                id=self._new_id(f"{name}/{first}-{second}" if several else name),
+                id=self._ids.new(f"{name}/{first}-{second}" if several else name),
                 prompt=compared.prompt,
                 chosen=compared.completions[first],
                 rejected=compared.completions[second],
+                tools=tools,
                 margin=margin if own is None else own,
                 label_probability=own_number(row, "label_probability", 0.0, 1.0),
                 weight=weight_of(row),
                 source=row.where if row is other else f"{row.where} and {other.where}",
             )
             self._add_own(pair, pair.source)
-
-    def _new_id(self, name: str) -> str:
-        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        return next(each for each in names if each not in self._ids)
 
 
 def load_pairs(
@@ -131,8 +129,8 @@ def load_pairs(
     Args:
         source: as `dataset.source`.
         split: split to take, where the source has splits.
-        columns: maps `prompt`, `chosen`, `rejected`, `margin`, `label_probability` and `weight`
-            to columns, or to paths into nested ones.
+        columns: maps `prompt`, `chosen`, `rejected`, `margin`, `label_probability`, `weight`
+            and `tools` to columns, or to paths into nested ones.
         args: keyword arguments of a function.
         limit: read only the first so many rows.
         base: folder that relative paths start from; default the working directory.
@@ -153,7 +151,7 @@ def load_pairs(
         for row in islice(rows, limit):
             found.rows += 1
             try:
-                reading.add_row(SourceRow(where=row.where, values=_listed(row.values)), columns)
+                reading.add_row(SourceRow(where=row.where, values=listed(row.values)), columns)
             except DataError as error:
                 if not collect_broken:
                     raise
@@ -164,31 +162,6 @@ def load_pairs(
         raise DataError(f"preference source {source!r}, split {split!r}: no rows")
     found.layouts, found.broken = frozenset(reading.layouts), tuple(broken)
     return found
-
-
-def _listed(value: Any) -> Any:
-    """Arrays and tuples, as functions and pandas give them, as lists."""
-    if isinstance(value, Mapping):
-        return {key: _listed(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_listed(inner) for inner in value]
-    return _listed(value.tolist()) if hasattr(value, "tolist") else value
-
-
-def _mapped(row: SourceRow, columns: Mapping[str, str]) -> SourceRow:
-    if not columns or not isinstance(row.values, Mapping):
-        return row
-    values = dict(row.values)
-    if "prompt" in columns:
-        for other in ("instruction", "context", "question"):
-            values.pop(other, None)
-    for name, path in columns.items():
-        value = value_at(row.values, path)
-        if value is ABSENT:
-            known = choices(path, list(map(str, row.values)))
-            raise DataError(f"{row.where}: no column for the {name}: {known}")
-        values[name] = value
-    return SourceRow(where=row.where, values=values)
 
 
 def _joined(rated: Sequence[ScoredCompletions]) -> ScoredCompletions:

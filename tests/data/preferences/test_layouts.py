@@ -223,6 +223,30 @@ def test_turns_with_tool_calls_are_one_completion(tmp_path: Path) -> None:
     assert (pair.chosen.length, pair.rejected.length) == (1, 2)
 
 
+def test_tools_belong_to_a_pair(tmp_path: Path) -> None:
+    """Fails if a pair loses what was offered, or answers with different tools are compared."""
+    schema = {"type": "function", "function": {"name": "add"}}
+    pair = {"prompt": "p", "chosen": "a", "rejected": "b"}
+    with_tools, without = load(tmp_path, {**pair, "tools": json.dumps([schema])}, pair)
+    assert (with_tools.tools, without.tools) == ((schema,), ())
+    rated = [
+        {"prompt": "p", "response": str(n), "score": n, "tools": [schema] * (n % 2)}
+        for n in range(3)
+    ]
+    (compared,) = load(tmp_path, *rated)
+    assert compared.tools == ()
+    assert (texts(compared)[1:], compared.margin) == (("2", "0"), 2.0)
+    with pytest.raises(DataError, match="line 1: tool 0 is 'add'"):
+        load(tmp_path, {**pair, "tools": ["add"]})
+
+
+def test_calls_count_in_the_length(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    (pair,) = load(tmp_path, {"prompt": "p", "chosen": [call], "rejected": "b"})
+    assert pair.chosen.messages[0].tool_calls[0].raw == ""
+    assert pair.chosen.length == len("add" + '{"a": 2, "b": 2}')
+
+
 def test_columns_may_have_other_names(tmp_path: Path) -> None:
     row = {"q": "p", "answers": {"best": "a", "worst": "b"}, "gap": 2}
     columns = {

@@ -1,0 +1,148 @@
+"""The text of an assistant's message as a model samples it after the generation prompt.
+
+Around its words and calls stands what the model's own template puts there, found by rendering one
+message between probes; no conversation is rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.chat.boundaries import Boundaries
+from agentrl.chat.call_syntax import CallSyntax
+from agentrl.chat.template import GuardedTemplate, guard_call, short_call_ids
+from agentrl.chat.tokenizer import Codec
+from agentrl.types import CallStatus, Message, ToolCall
+
+_USER: Mapping[str, Any] = {"role": "user", "content": "Alphaprobe"}
+_WORDS = "Betaprobe"
+_SPACES = " " * 5
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+class TurnWriter:
+    """Writes the messages of the assistant for one template and one syntax of calls."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        template: GuardedTemplate,
+        boundaries: Boundaries,
+        syntax: CallSyntax,
+    ) -> None:
+        """Render the probes that are the same for all messages."""
+        self._codec = codec
+        self._template = template
+        self._syntax = syntax
+        self._close = boundaries.close
+        self._lead = boundaries.lead
+        prefilled = boundaries.generation.rstrip().endswith(_OPEN)
+        self._begun = boundaries.generation.rpartition(_OPEN)[2] if prefilled else None
+        """What the generation prompt has behind `<think>`; None where it opens no such block."""
+        prompt = template.raw([_USER], generate=True)
+        self._prompt = prompt[: prompt.rindex(_OPEN)] if prefilled else prompt
+        self._trims = self._trimmed()
+
+    def texts(self, message: Message, *, lead: bool) -> list[str]:
+        """Ways to write a message, in the order of `ChatFormat.assistant_texts`.
+
+        Args:
+            message: of the assistant.
+            lead: whether words begin with the white space that the template puts there.
+        """
+        words = self._words(message.content)
+        start = self._lead if lead and (words or not message.tool_calls) else ""
+        if not message.tool_calls:
+            return [start + words]
+        if words.rstrip().endswith(_CLOSE):  # what follows a thought stands apart, calls as words
+            words = f"{words.rstrip()}\n\n"
+        calls = message.tool_calls
+        found: list[str] = []
+        if all(call.raw for call in calls):
+            raws = [self._verbatim(call.raw) for call in calls]
+            found += [joined_turn(self._codec, words, by.join(raws)) for by in ("\n", "")]
+        if self._template.abilities.calls and all(c.status is CallStatus.OK for c in calls):
+            for each in (calls, short_call_ids([message])[0].tool_calls):
+                written = self._as_template(words, each)
+                found += [] if written is None else [written]
+        found.append(
+            joined_turn(self._codec, words, written_calls(self._codec, self._syntax, calls))
+        )
+        return [start + text for text in dict.fromkeys(found)]
+
+    def _words(self, content: str) -> str:
+        """The content behind what the generation prompt already holds of it."""
+        left, right = self._trims
+        text = self._codec.guard(content)
+        text = text.lstrip() if left else text
+        text = text.rstrip() if right else text
+        if self._begun is None:
+            return text
+        if _CLOSE not in text:  # nothing was thought; the block is closed all the same
+            return f"{self._begun}{_CLOSE}\n\n{text}"
+        thought = text.lstrip()
+        if not thought.startswith(_OPEN):
+            return text
+        thought = thought.removeprefix(_OPEN)
+        if thought.startswith(self._begun):
+            return thought.removeprefix(self._begun)
+        return thought.lstrip("\n") if self._begun.isspace() else thought
+
+    def _as_template(self, words: str, calls: Sequence[ToolCall]) -> str | None:
+        """Words and calls as the template writes them; None if it does not show these calls."""
+        if words.rpartition(_CLOSE)[2].strip():
+            beside = self._rendered(_WORDS, calls)
+            if beside is not None and beside.lstrip().startswith(_WORDS):
+                return words + beside.lstrip().removeprefix(_WORDS)
+        alone = self._rendered("", calls)
+        return None if alone is None else joined_turn(self._codec, words, alone)
+
+    def _rendered(self, words: str, calls: Sequence[ToolCall]) -> str | None:
+        entries = [self._template.call_entry(call) for call in calls]
+        said = {"role": "assistant", "content": words, "tool_calls": entries}
+        answers = [
+            {"role": "tool", "content": "Gammaprobe", "tool_call_id": entry["id"],
+             "name": entry["function"]["name"]}
+            for entry in entries
+        ]  # fmt: skip
+        # Templates differ in what may follow calls, and rewrite reasoning where nothing does.
+        for after in ([*answers, _USER], answers, [_USER], []):
+            whole = self._template.attempt([_USER, said, *after], generate=False)
+            if whole is None or not whole.startswith(self._prompt):
+                continue
+            text, close, _ = whole[len(self._prompt) :].partition(self._close)
+            if not close:
+                continue
+            if text.startswith(_OPEN) and _CLOSE in text:
+                text = text[text.index(_CLOSE) + len(_CLOSE) :].lstrip("\n")
+            return text
+        return None
+
+    def _trimmed(self) -> tuple[bool, bool]:
+        """Whether the template takes away white space before and behind what an assistant says."""
+        said = {"role": "assistant", "content": _SPACES + _WORDS + _SPACES}
+        for after in ([_USER], []):
+            whole = self._template.attempt([_USER, said, *after], generate=False, needles=[_WORDS])
+            if whole is not None:
+                before, _, behind = whole.partition(_WORDS)
+                return not before.endswith(_SPACES), not behind.startswith(_SPACES)
+        return False, False
+
+    def _verbatim(self, raw: str) -> str:
+        """A call as it was sampled; only a special token at its very beginning is real."""
+        first = self._codec.find_special(raw)
+        begin = first.end() if first and not first.start() else 0
+        return raw[:begin] + self._codec.guard(raw[begin:])
+
+
+def written_calls(codec: Codec, syntax: CallSyntax, calls: Sequence[ToolCall]) -> str:
+    """Calls in the syntax that the parser reads, their look-alikes split."""
+    return syntax.between_calls.join(syntax.write(guard_call(codec, call)) for call in calls)
+
+
+def joined_turn(codec: Codec, words: str, calls: str) -> str:
+    """Words and calls on lines of their own; a special token needs no line break before it."""
+    first = codec.find_special(calls)
+    apart = words and calls and not words.endswith("\n") and not (first and not first.start())
+    return f"{words}\n{calls}" if apart else words + calls
