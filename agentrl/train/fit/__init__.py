@@ -1,0 +1,1 @@
+"""Fits: supervised training, preference optimisation and reward models on data that exists."""
