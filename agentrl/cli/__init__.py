@@ -23,6 +23,7 @@ _TASKS, _MACHINES = "Environments and tasks", "Machines"
 _COMMANDS = {
     "preflight": (_BEFORE, "Check that a run can begin and can work, before a model is loaded."),
     "prove": (_BEFORE, "Prove that a loss has one gradient and the right direction."),
+    "fit": (_BEFORE, "Train on data: conversations (SFT), pairs (DPO), reward models."),
     "train": (_DURING, "Train a policy from a run file."),
     "eval": (_DURING, "Score a policy on held-out tasks."),
     "rollout": (_DURING, "Collect trajectories without training."),
@@ -39,6 +40,7 @@ of the overview; the docstring of the function is the help of the command itself
 
 _GROUPS = {
     "config": (_BEFORE, "Show the keys and values of run files."),
+    "judge": (_BEFORE, "Measure a judge, or any reward function, against labels."),
     "traj": (_AFTER, "Look at stored trajectories."),
     "prefs": (_AFTER, "Make preference pairs of stored rollouts, and check pairs."),
     "env": (_TASKS, "Make and check environments."),

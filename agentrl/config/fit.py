@@ -33,8 +33,9 @@ class FitDataSection(Section):
     """Keyword arguments of a function."""
     limit: int | None = Field(default=None, ge=1)
     """Take only the first so many examples."""
-    max_tokens: int = Field(default=4096, ge=16)
-    """Longer examples are left out and counted."""
+    max_tokens: int | None = Field(default=None, ge=16)
+    """Longer rows (a prompt with one answer) are left out and counted, and so are examples of which
+    all rows together do not fit into `train.micro_batch_tokens`."""
     min_score: float | None = None
     """Of `run:` sources: rollouts with a lower score are left out (rejection sampling)."""
 
@@ -154,11 +155,6 @@ class FitConfig(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> FitConfig:
-        if self.data.max_tokens > self.train.micro_batch_tokens:
-            raise ValueError(
-                f"train.micro_batch_tokens ({self.train.micro_batch_tokens}) cannot hold one "
-                f"example of data.max_tokens ({self.data.max_tokens}); raise the first"
-            )
         if self.data.min_score is not None and not self.data.source.startswith("run:"):
             raise ValueError(
                 f"data.min_score is {self.data.min_score:g}, but {self.data.source!r} has no "

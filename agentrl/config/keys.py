@@ -35,19 +35,19 @@ class ConfigKey:
     """The section that is left out by default and that the key belongs to, if it is in one."""
 
 
-def leaves() -> Iterator[ConfigKey]:
+def leaves(root: type[Section] = RunConfig) -> Iterator[ConfigKey]:
     """Every key once, in the order of the sections; keys of one kind follow those of all kinds."""
-    yield from _keys([(RunConfig, "")], "", optional="")
+    yield from _keys([(root, "")], "", optional="")
 
 
-def sections_at(path: Iterable[str]) -> tuple[type[Section], ...]:
+def sections_at(path: Iterable[str], root: type[Section] = RunConfig) -> tuple[type[Section], ...]:
     """The classes that the section at a dotted path may be of; empty if there is none.
 
     Example:
         >>> [kind.__name__ for kind in sections_at(["runtime"])]
         ['LocalRuntime', 'RayRuntime']
     """
-    found: tuple[type[Section], ...] = (RunConfig,)
+    found: tuple[type[Section], ...] = (root,)
     named = False  # the next part is a name of the user's choice
     for part in path:
         if named:
@@ -91,11 +91,11 @@ def only_of_others(kinds: Sequence[type[Section]], kind: type[Section] | None) -
     return every - set(kind.model_fields)
 
 
-def plain_location(location: Iterable[Any]) -> list[str]:
+def plain_location(location: Iterable[Any], root: type[Section] = RunConfig) -> list[str]:
     """Parts of the dotted key of an error, without the classes that pydantic adds."""
     parts: list[str] = []
     for part in location:
-        kinds = sections_at(parts)
+        kinds = sections_at(parts, root)
         if not (len(kinds) > 1 and part in {kind.__name__ for kind in kinds}):
             parts.append(str(part))
     return parts

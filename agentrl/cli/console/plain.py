@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from typing import Self
 
 from rich.console import Console
 
@@ -19,22 +20,21 @@ QUIET_S = 10.0
 """Seconds without a line after which the phase is printed."""
 
 
-class PlainView(Progress):
-    """One line for everything worth keeping in a log of a CI job."""
+class QuietLines:
+    """Lines of a log, and the phase whenever nothing else was printed for a while."""
 
-    def __init__(self, console: Console, *, quiet_s: float = QUIET_S) -> None:
+    def __init__(self, console: Console, first_phase: str, *, quiet_s: float = QUIET_S) -> None:
         """Print to `console`, and the phase after `quiet_s` seconds without another line."""
         self._console, self._quiet_s = console, quiet_s
-        self._plan: RunPlan | None = None
-        self._phase = PhaseCounts("loading model, data and sandbox")
+        self._phase = PhaseCounts(first_phase)
         self._said = time.monotonic()
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[PlainView]:
+    def open(self) -> Iterator[Self]:
         """Print the phase whenever nothing else was printed for a while."""
         closed = threading.Event()
         thread = threading.Thread(
-            target=self._report, args=(closed,), name="plain-view", daemon=True
+            target=self._report, args=(closed,), name="quiet-lines", daemon=True
         )
         thread.start()
         try:
@@ -42,6 +42,24 @@ class PlainView(Progress):
         finally:
             closed.set()
             thread.join()
+
+    def _report(self, closed: threading.Event) -> None:
+        while not closed.wait(max(0.0, self._said + self._quiet_s - time.monotonic())):
+            if time.monotonic() >= self._said + self._quiet_s:
+                self._say(f"  {self._phase.text()}")
+
+    def _say(self, text: str) -> None:
+        self._said = time.monotonic()
+        self._console.print(visible(text), soft_wrap=True)
+
+
+class PlainView(QuietLines, Progress):
+    """One line for everything worth keeping in a log of a CI job."""
+
+    def __init__(self, console: Console, *, quiet_s: float = QUIET_S) -> None:
+        """Print to `console`, and the phase after `quiet_s` seconds without another line."""
+        super().__init__(console, "loading model, data and sandbox", quiet_s=quiet_s)
+        self._plan: RunPlan | None = None
 
     def started(self, plan: RunPlan) -> None:
         """Print where the run writes and what it will do."""
@@ -77,12 +95,3 @@ class PlainView(Progress):
     def note(self, text: str) -> None:
         """Print the text on one line."""
         self._say(text)
-
-    def _report(self, closed: threading.Event) -> None:
-        while not closed.wait(max(0.0, self._said + self._quiet_s - time.monotonic())):
-            if time.monotonic() >= self._said + self._quiet_s:
-                self._say(f"  {self._phase.text()}")
-
-    def _say(self, text: str) -> None:
-        self._said = time.monotonic()
-        self._console.print(visible(text), soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
+from agentrl.config.fit import FitConfig
 from agentrl.config.schema import LogSection
 from agentrl.metrics import external
 from agentrl.metrics.sinks import JsonlSink, MetricSink, MetricsLog, TensorBoardSink
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from agentrl.runtime.disk.run_directory import RunDir
 
 
-def open_metrics(directory: RunDir, config: RunConfig) -> MetricsLog:
+def open_metrics(directory: RunDir, config: RunConfig | FitConfig) -> MetricsLog:
     """The sinks of the config; JSON lines always.
 
     Raises:
@@ -25,7 +26,7 @@ def open_metrics(directory: RunDir, config: RunConfig) -> MetricsLog:
         directory=directory.path,
         name=config.run.name,
         config=_dotted(config.model_dump(mode="json")),
-        n_samples=config.eval.n_samples,
+        n_samples=config.eval.n_samples if isinstance(config, RunConfig) else 1,
     )
     slow = external.open_sinks(config.log.sinks, run)
     sinks: list[MetricSink] = [JsonlSink(directory.metrics_file)]

@@ -33,12 +33,14 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import agentrl
 from agentrl.config import RunConfig, dump_config
-from agentrl.config.load import load_stored_config
+from agentrl.config.fit import FitConfig
+from agentrl.config.load import FIT_FILE, load_stored_config
 from agentrl.config.schema import ModelSection
 from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError, RunError
@@ -53,6 +55,9 @@ from agentrl.runtime.disk.run_name import (
 )
 
 logger = logging.getLogger(__name__)
+
+Config = TypeVar("Config", bound=RunConfig | FitConfig)
+Read = TypeVar("Read")
 
 _MAY_CHANGE = (
     "train.steps",
@@ -87,7 +92,7 @@ class RunDir(RunPaths):
         self._lock = lock
 
     @classmethod
-    def create(cls, config: RunConfig, *, base: Path) -> RunDir:
+    def create(cls, config: RunConfig | FitConfig, *, base: Path) -> RunDir:
         """Begin a run in `run.dir`/`run.name`.
 
         Args:
@@ -123,13 +128,20 @@ class RunDir(RunPaths):
         config, base = read_identity(path)
         return cls._locked(path), config, base
 
-    def adopt(self, config: RunConfig, *, base: Path) -> None:
+    @classmethod
+    def resume_fit(cls, path: Path) -> tuple[RunDir, FitConfig, Path]:
+        """As `resume`, of a run directory of `agentrl fit`."""
+        config, base = read_fit_identity(path)
+        return cls._locked(path), config, base
+
+    def adopt(self, config: RunConfig | FitConfig, *, base: Path) -> None:
         """Go on with `config` instead of the stored one, if finished steps stay what they were.
 
         Raises:
             RunError: a key differs that decides what finished steps were trained on.
         """
-        old = _flatten(load_stored_config(self.config_file).model_dump(mode="json"))
+        load = FIT_FILE.load if isinstance(config, FitConfig) else load_stored_config
+        old = _flatten(load(self.config_file).model_dump(mode="json"))
         new = _flatten(config.model_dump(mode="json"))
         wrong = [
             f"  {key}: {old.get(key)!r} in the run, {new.get(key)!r} now"
@@ -145,7 +157,7 @@ class RunDir(RunPaths):
         began = self.resolve_model(config).model.path
         self._write_identity(config, base, model=began)
 
-    def resolve_model(self, config: RunConfig) -> RunConfig:
+    def resolve_model(self, config: Config) -> Config:
         """`config` with the model that this run began with, whatever its name stands for now.
 
         A `model.path` that names another run stands for the latest checkpoint there, and that run
@@ -205,7 +217,7 @@ class RunDir(RunPaths):
         lock.flush()
         return cls(path, lock)
 
-    def _write_identity(self, config: RunConfig, base: Path, *, model: str) -> None:
+    def _write_identity(self, config: RunConfig | FitConfig, base: Path, *, model: str) -> None:
         identity = {
             "base": str(base.resolve()),
             "model": model,
@@ -233,12 +245,21 @@ def read_identity(path: Path) -> tuple[RunConfig, Path]:
         RunError: it is not a run directory.
         ConfigError: its config is of another make.
     """
+    return _identity(path, load_stored_config)
+
+
+def read_fit_identity(path: Path) -> tuple[FitConfig, Path]:
+    """As `read_identity`, of a run directory of `agentrl fit`."""
+    return _identity(path, FIT_FILE.load)
+
+
+def _identity(path: Path, load: Callable[[Path], Read]) -> tuple[Read, Path]:
     if not (path / "config.yaml").is_file():
         what = "holds no config.yaml" if path.is_dir() else "is not a directory"
         raise RunError(f"{path} {what}, so it is not a run directory")
     try:
         identity = json.loads((path / IDENTITY_FILE).read_bytes())
-        return load_stored_config(path / "config.yaml"), Path(identity["base"])
+        return load(path / "config.yaml"), Path(identity["base"])
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError) as error:

@@ -6,6 +6,9 @@ before the token and not the token itself.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
 from agentrl.train.model.logprobs import hidden_states
+from agentrl.train.model.lora import merged_weights
 from agentrl.train.model.pretrained import (
     QUICKSTART,
     check_model_path,
@@ -45,13 +49,15 @@ class ValueModel(nn.Module):
     masters and float32 products.
     """
 
-    def __init__(self, body: Any, head: nn.Linear | None = None) -> None:
+    def __init__(self, body: Any, head: nn.Linear | None = None, *, outputs: int = 1) -> None:
         """Put a head on a body.
 
         Args:
             body: a `transformers` model without a head of its own.
-            head: [1, E]; None begins with zeros, so that all values are 0 and their gradient
+            head: [O, E]; None begins with zeros, so that all values are 0 and their gradient
                 reaches the head alone in the first update.
+            outputs: O, numbers a token: 1 value; 2 where a reward model gives a mean and a
+                deviation.
 
         Raises:
             ConfigError: a head of another shape; its outputs are not one value.
@@ -59,14 +65,17 @@ class ValueModel(nn.Module):
         super().__init__()
         param = next(body.parameters())
         width = body.config.hidden_size if head is None else head.in_features
-        if head is not None and head.out_features != 1:
+        if head is not None and head.out_features != outputs:
             raise ConfigError(
-                f"the head of the critic's checkpoint has {head.out_features} outputs, expected 1 "
-                "value; give a reward model that was trained with num_labels=1"
+                f"the head of the checkpoint has {head.out_features} outputs, expected {outputs}; "
+                f"give a model that was trained with num_labels={outputs}"
             )
         self.body = body
         self.value_head = ValueHead(
-            width, 1, device=param.device, dtype=torch.promote_types(param.dtype, torch.float32)
+            width,
+            outputs,
+            device=param.device,
+            dtype=torch.promote_types(param.dtype, torch.float32),
         )
         with torch.no_grad():
             self.value_head.weight.zero_()
@@ -96,14 +105,19 @@ class ValueModel(nn.Module):
         self.body.gradient_checkpointing_enable(*args, **kwargs)
 
     def forward(self, batch: TensorBatch) -> Tensor:
-        """[R] The value before each trained token, 0 elsewhere. Call inside `packed_attention`."""
+        """[R] The value before each trained token, 0 elsewhere. Call inside `packed_attention`.
+
+        [R, O] with several outputs.
+        """
         hidden_AE = hidden_states(self, batch)[batch.source_A]
-        values_A = self.value_head(hidden_AE)[:, 0]
-        zeros_R = torch.zeros(len(batch.mask_R), dtype=values_A.dtype, device=values_A.device)
-        return zeros_R.index_put((batch.index_A,), values_A)
+        values_AO = self.value_head(hidden_AE)
+        shape = (len(batch.mask_R), values_AO.shape[1])
+        zeros_RO = torch.zeros(shape, dtype=values_AO.dtype, device=values_AO.device)
+        found_RO = zeros_RO.index_put((batch.index_A,), values_AO)
+        return found_RO[:, 0] if shape[1] == 1 else found_RO
 
 
-def load_value_model(critic: CriticSection, model: ModelSection) -> ValueModel:
+def load_value_model(critic: CriticSection, model: ModelSection, *, outputs: int = 1) -> ValueModel:
     """The critic that a run begins with, in the dtype and on the device of its policy.
 
     A checkpoint for sequence or token classification (a reward model) brings its head; a language
@@ -112,9 +126,10 @@ def load_value_model(critic: CriticSection, model: ModelSection) -> ValueModel:
     Args:
         critic: where it begins.
         model: the policy, for what `critic` does not say.
+        outputs: numbers a token.
 
     Raises:
-        ConfigError: the checkpoint cannot be loaded, or its head has more than one output.
+        ConfigError: the checkpoint cannot be loaded, or its head has other outputs.
     """
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
@@ -139,7 +154,8 @@ def load_value_model(critic: CriticSection, model: ModelSection) -> ValueModel:
     if scored and not isinstance(heads[0] if heads else None, nn.Linear):
         raise ConfigError(f"the critic {path!r} is a {kinds[0]} without a linear {_HEADS[0]!r}")
     body = loaded.base_model if scored else loaded
-    return ValueModel(body.to(device).eval(), heads[0] if scored else None).eval()
+    head = heads[0] if scored else None
+    return ValueModel(body.to(device).eval(), head, outputs=outputs).eval()
 
 
 def _load(loader: Any, source: str, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -155,3 +171,65 @@ def _load(loader: Any, source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()
+
+
+def save_value_model(
+    model: ValueModel,
+    tokenizer: Any,
+    folder: Path,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write a reward model as `...ForSequenceClassification`, a label for each output.
+
+    That class reads the score at the last token that is not padding, so a token which ends turns
+    must not be the one that pads: another special token takes its place, in config and tokenizer.
+
+    Args:
+        model: its head has no bias, as in that class.
+        tokenizer: its tokenizer.
+        folder: to write into.
+        weights: all of them, by name, where a backend has divided those of `model`.
+
+    Raises:
+        ConfigError: there is no such class for this architecture, or no token to pad with.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    config = copy.deepcopy(model.config)
+    config.num_labels = model.value_head.out_features
+    config.pad_token_id = _padding(tokenizer)
+    padded = copy.deepcopy(tokenizer)
+    padded.pad_token_id = config.pad_token_id
+    try:
+        with torch.device("meta"):
+            shell: Any = AutoModelForSequenceClassification.from_config(config)
+    except ValueError as error:
+        raise ConfigError(
+            f"transformers has no sequence classification for {type(model.body).__name__}: {error}"
+        ) from None
+    found = dict(weights) if weights is not None else dict(merged_weights(model))
+    if bool(found.pop("value_head.bias").any()):
+        raise ConfigError(
+            "the head has a bias, which sequence classification models of transformers have not; "
+            "begin with a checkpoint whose head has none"
+        )
+    named = {"score.weight": found.pop("value_head.weight").detach()}
+    for name, tensor in found.items():
+        named[f"{shell.base_model_prefix}.{name.removeprefix('body.')}"] = tensor.detach()
+    shell.save_pretrained(folder, state_dict=named)
+    padded.save_pretrained(folder)
+
+
+def _padding(tokenizer: Any) -> int:
+    """A special token that ends no turn."""
+    ends = {tokenizer.eos_token_id}
+    candidates = [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id]
+    candidates += list(tokenizer.all_special_ids)
+    for candidate in candidates:
+        if candidate is not None and candidate not in ends:
+            return candidate
+    raise ConfigError(
+        "the tokenizer has no special token besides its end of text, so rows of a reward model "
+        "could not be padded; add one (tokenizer.add_special_tokens)"
+    )

@@ -1,0 +1,227 @@
+"""Examples of a fit into rows and updates: conversations, and pairs of answers to one prompt.
+
+The rows of an example stay in one micro-batch, and so on one rank: they share a `rollout_id`. The
+weight of their tokens holds the global denominator, so the loss of an update is the plain sum over
+its micro-batches, as in RL.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl.batch.denominators import count, token_weight
+from agentrl.batch.packing import pack_rows
+from agentrl.batch.records import PackedBatch, Row, RowKey
+from agentrl.config.presets import LossAggMode
+from agentrl.errors import DataError
+
+CHOSEN, REJECTED = 0, 1
+"""`RowKey.row_index` of the answers of a pair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerTokens:
+    """Tokens that follow a prompt."""
+
+    ids: tuple[int, ...]
+    """[_T] Tokens of the policy and of the environment in order."""
+    mask: tuple[int, ...]
+    """[_T] 1 = trained."""
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.mask):
+            raise DataError(f"an answer of {len(self.ids)} ids has a mask of {len(self.mask)}")
+
+    @property
+    def trained(self) -> int:
+        """N, the number of trained tokens."""
+        return sum(self.mask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A prompt with one answer, or with a better and a worse one."""
+
+    id: str
+    """Unique among the data of a fit."""
+    prompt_ids: tuple[int, ...]
+    """[_P] Tokens before the answers; at least one."""
+    answers: tuple[AnswerTokens, ...]
+    """One, or `CHOSEN` and `REJECTED`."""
+    weight: float = 1.0
+    """Factor of its loss."""
+    margin: float | None = None
+    """Reward of the chosen answer less that of the rejected one; None unknown."""
+    label_probability: float | None = None
+    """Probability that the chosen answer is the better one; None takes the label as certain."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the longest row."""
+        return len(self.prompt_ids) + max(len(answer.ids) for answer in self.answers)
+
+    def packed_tokens(self, *, prefix_sharing: bool) -> int:
+        """Most tokens that its rows take in a micro-batch, the prompt once where it is shared."""
+        prompts = 1 if prefix_sharing else len(self.answers)
+        # A row that is scored has one token more.
+        return prompts * len(self.prompt_ids) + sum(1 + len(answer.ids) for answer in self.answers)
+
+
+def why_unusable(example: Example, *, pairs: bool) -> str:
+    """Why an example cannot be trained on; empty if it can."""
+    if len(example.answers) != 1 + pairs:
+        return f"it has {len(example.answers)} answers, expected {1 + pairs}"
+    if not example.prompt_ids:
+        return "its prompt has no token, and the first token needs one that predicts it"
+    for answer in example.answers:
+        if not answer.trained:
+            return "an answer has no token of an assistant"
+    if pairs and example.answers[CHOSEN] == example.answers[REJECTED]:
+        return "both answers are the same tokens"
+    return ""
+
+
+def likelihood_update(
+    examples: Sequence[Example],
+    *,
+    mode: LossAggMode,
+    horizon: int,
+    micro_batch_tokens: int,
+    prefix_sharing: bool = True,
+) -> PackedBatch:
+    """One update over the trained tokens of answers, weighted as `token_weight` says.
+
+    Args:
+        examples: of the whole update, over all ranks.
+        mode: how the losses of tokens are averaged.
+        horizon: H of `seq-mean-token-sum-norm`.
+        micro_batch_tokens: most packed tokens in a micro-batch.
+        prefix_sharing: whether rows share the tokens of a common prefix.
+
+    Raises:
+        DataError: no example, or one that is larger than a micro-batch.
+    """
+    lengths = [sum(answer.trained for answer in example.answers) for example in examples]
+    counts = count(lengths, horizon=horizon)
+    rows: list[Row] = []
+    for example, length in zip(examples, lengths, strict=True):
+        weight = token_weight(
+            mode, rollout_tokens=length, global_tokens=counts.global_tokens,
+            global_sequences=counts.global_sequences, horizon=horizon,
+        )  # fmt: skip
+        rows += _likelihood_rows(example, weight * example.weight)
+    return _packed(
+        examples, rows, counts.global_tokens, horizon=horizon,
+        micro_batch_tokens=micro_batch_tokens, prefix_sharing=prefix_sharing,
+    )  # fmt: skip
+
+
+def pair_update(
+    examples: Sequence[Example], *, micro_batch_tokens: int, prefix_sharing: bool = True
+) -> PackedBatch:
+    """One update over pairs: each token weighs `Example.weight / P`, P the pairs of the update.
+
+    Raises:
+        DataError: as `likelihood_update`.
+    """
+    rows = [
+        row
+        for example in examples
+        for row in _likelihood_rows(example, example.weight / len(examples))
+    ]
+    tokens = sum(answer.trained for example in examples for answer in example.answers)
+    return _packed(
+        examples, rows, tokens, horizon=1,
+        micro_batch_tokens=micro_batch_tokens, prefix_sharing=prefix_sharing,
+    )  # fmt: skip
+
+
+def score_update(
+    examples: Sequence[Example], *, micro_batch_tokens: int, prefix_sharing: bool = True
+) -> PackedBatch:
+    """One update over whole answers: one response position a row, behind its last token.
+
+    A value model gives there what the answer is worth with its last token in sight, which is the
+    score of a `ForSequenceClassification` model. Each row weighs `Example.weight / P`.
+
+    Raises:
+        DataError: as `likelihood_update`.
+    """
+    rows = [
+        _score_row(example, index, example.weight / len(examples))
+        for example in examples
+        for index in range(len(example.answers))
+    ]
+    return _packed(
+        examples, rows, len(rows), horizon=1,
+        micro_batch_tokens=micro_batch_tokens, prefix_sharing=prefix_sharing,
+    )  # fmt: skip
+
+
+def _likelihood_rows(example: Example, weight: float) -> list[Row]:
+    rows: list[Row] = []
+    for index, answer in enumerate(example.answers):
+        mask = np.array(answer.mask, dtype=np.bool_)
+        end = int(mask.nonzero()[0][-1]) + 1  # nothing is trained behind it
+        rows.append(
+            Row(
+                key=RowKey(group_id=example.id, rollout_id=example.id, row_index=index),
+                input_ids=np.array([*example.prompt_ids, *answer.ids[:end]], dtype=np.int64),
+                prompt_length=len(example.prompt_ids),
+                mask_R=mask[:end],
+                rollout_log_probs_R=np.zeros(end),
+                sampled_R=mask[:end],
+                advantages_R=np.zeros(end),
+                weight=weight,
+                temperature=1.0,
+            )
+        )
+    return rows
+
+
+def _score_row(example: Example, index: int, weight: float) -> Row:
+    ids = (*example.prompt_ids, *example.answers[index].ids)
+    one = np.ones(1, dtype=np.bool_)
+    return Row(
+        key=RowKey(group_id=example.id, rollout_id=example.id, row_index=index),
+        # The value of a response token is read at the token before it, so a last token is needed
+        # behind the answer; no other token sees it, so any does.
+        input_ids=np.array([*ids, ids[-1]], dtype=np.int64),
+        prompt_length=len(ids),
+        mask_R=one,
+        rollout_log_probs_R=np.zeros(1),
+        sampled_R=one,
+        advantages_R=np.zeros(1),
+        weight=weight,
+        temperature=1.0,
+    )
+
+
+def _packed(
+    examples: Sequence[Example],
+    rows: Sequence[Row],
+    tokens: int,
+    *,
+    horizon: int,
+    micro_batch_tokens: int,
+    prefix_sharing: bool,
+) -> PackedBatch:
+    if not examples:
+        raise DataError("an update needs at least one example, got none")
+    doubled = [name for name, number in Counter(e.id for e in examples).items() if number > 1]
+    if doubled:
+        raise DataError(f"example {doubled[0]!r} is twice in one update; ids must be unique")
+    micros = pack_rows(
+        rows, micro_batch_tokens=micro_batch_tokens, prefix_sharing=prefix_sharing,
+        whole_rollouts=True,
+    )  # fmt: skip
+    return PackedBatch(
+        micro_batches=micros,
+        global_tokens=tokens,
+        global_sequences=len(examples),
+        horizon=horizon,
+    )

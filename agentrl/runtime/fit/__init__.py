@@ -1,0 +1,1 @@
+"""`agentrl fit`: training on conversations and preference pairs that are there already."""

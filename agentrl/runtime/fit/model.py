@@ -1,0 +1,201 @@
+"""The model of a fit: loaded, handed to a backend, written out in Hugging Face format."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.batch.examples import Example
+from agentrl.batch.records import PackedBatch, RowKey
+from agentrl.config.fit import FitConfig
+from agentrl.runtime.assembly.parts import describe_model, load_trained, model_source
+from agentrl.runtime.disk.checkpoint import resolve_model_path
+from agentrl.runtime.disk.logs import quiet_transformers
+from agentrl.runtime.fit.reference import Ask, reference_sums
+
+if TYPE_CHECKING:
+    from agentrl.train.backends.contract import TrainBackend
+    from agentrl.train.backends.ranks import Ranks
+    from agentrl.train.fit.fitter import FitLoss, Fitter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitModel:
+    """A model that is being trained, with all that it needs."""
+
+    model: Any
+    """A causal language model, or a `ValueModel`; the backend may have divided it."""
+    tokenizer: Any
+    """Tokenizer of the model."""
+    fitter: Fitter
+    """Trains it."""
+    text: str
+    """Describes it."""
+
+    def save(self, folder: Path) -> None:
+        """Write weights, tokenizer and trainer state; all ranks call."""
+        from agentrl.train.backends.choose import full_weights
+        from agentrl.train.model.lora import save_policy
+        from agentrl.train.model.value_head import ValueModel, save_value_model
+
+        backend = self.fitter.backend
+        weights = full_weights(backend) if backend.lockstep else None
+        if backend.rank == 0:
+            if isinstance(self.model, ValueModel):
+                save_value_model(self.model, self.tokenizer, folder, weights=weights)
+            else:
+                save_policy(self.model, self.tokenizer, folder, weights=weights)
+        self.fitter.save(folder)
+
+
+def open_fit_model(
+    config: FitConfig,
+    examples: Sequence[Example],
+    *,
+    base: Path,
+    run_dir: Path,
+    checkpoint: Path | None,
+    stack: ExitStack,
+) -> FitModel:
+    """Load the model of a fit, and whatever its objective needs beside it.
+
+    Args:
+        config: `model.path` is what the fit began with.
+        examples: all that are trained on or evaluated, for the reference.
+        base: folder that relative paths start from.
+        run_dir: gets the log-probabilities of the reference.
+        checkpoint: to go on from; None begins.
+        stack: closes what must be closed.
+
+    Raises:
+        ConfigError: a model that cannot be loaded, or settings that do not go together.
+        RunError: a checkpoint that does not fit.
+    """
+    from agentrl.train.backends.choose import make_backend
+    from agentrl.train.fit.fitter import Fitter
+
+    ranks = _ranks(config, stack)
+    loss = _loss(config, examples, base=base, run_dir=run_dir)
+    model, tokenizer, text = _load(config, checkpoint)
+    backend: TrainBackend = make_backend(
+        model,
+        train=config.train,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        ranks=ranks,
+    )
+    fitter = Fitter(backend, loss, train=config.train, prefix=config.objective.kind)
+    if checkpoint is not None:
+        fitter.load(checkpoint)
+    return FitModel(model=model, tokenizer=tokenizer, fitter=fitter, text=text)
+
+
+def make_update(config: FitConfig, examples: Sequence[Example]) -> PackedBatch:
+    """The update over some examples, as the objective wants their rows."""
+    from agentrl.batch.examples import likelihood_update, pair_update, score_update
+
+    train, objective = config.train, config.objective
+    tokens, sharing = train.micro_batch_tokens, train.prefix_sharing
+    if objective.kind == "sft":
+        return likelihood_update(
+            examples, mode=objective.loss_agg_mode, horizon=objective.horizon,
+            micro_batch_tokens=tokens, prefix_sharing=sharing,
+        )  # fmt: skip
+    make = pair_update if objective.kind == "dpo" else score_update
+    return make(examples, micro_batch_tokens=tokens, prefix_sharing=sharing)
+
+
+def _ranks(config: FitConfig, stack: ExitStack) -> Ranks | None:
+    """A group of this process alone, where the backend needs one."""
+    if config.train.backend.kind == "torch":
+        return None
+    from agentrl.train.backends.ranks import Meeting, Ranks
+    from agentrl.train.model.pretrained import pick_device
+
+    meeting = Meeting()
+    stack.callback(meeting.close)
+    ranks = Ranks(meeting.address, rank=0, world_size=1, device=pick_device(config.model.device))
+    stack.callback(ranks.close)
+    return ranks
+
+
+def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
+    quiet_transformers()
+    if config.objective.kind == "rm":
+        from agentrl.config.schema import CriticSection
+        from agentrl.train.model.pretrained import load_tokenizer
+        from agentrl.train.model.value_head import load_value_model
+
+        # Adapters belong on the model they were begun on; the trainer's state brings them back.
+        fresh = checkpoint is None or config.train.lora is not None
+        path = resolve_model_path(config.model.path) if fresh else str(checkpoint)
+        section = config.model.model_copy(update={"path": path})
+        outputs = 2 if config.objective.loss == "purm" else 1
+        model = load_value_model(CriticSection(path=path), section, outputs=outputs)
+        # Differences of two scores have no use for it, and what loads the checkpoint has none.
+        model.value_head.bias.requires_grad_(False)
+        if config.train.lora is not None:
+            from agentrl.train.model.lora import add_adapters
+
+            add_adapters(model.body, config.train.lora, base=model_source(section))
+        return model, load_tokenizer(section), f"reward model on {config.model.path}"
+    pretrained = load_trained(
+        config.model, config.train.lora, checkpoint=str(checkpoint) if checkpoint else None
+    )
+    return pretrained.model, pretrained.tokenizer, describe_model(pretrained)
+
+
+def _loss(config: FitConfig, examples: Sequence[Example], *, base: Path, run_dir: Path) -> FitLoss:
+    from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss, RewardLoss
+    from agentrl.train.fit.pair_registry import find_pair_loss
+
+    objective = config.objective
+    if objective.kind == "sft":
+        return LikelihoodLoss()
+    if objective.kind == "rm":
+        return RewardLoss(objective, {example.id: example for example in examples})
+    spec = find_pair_loss(objective.loss, base=base)
+    reference = None
+    if spec.needs_reference and objective.reference != "none":
+        reference = _reference(config, examples, run_dir=run_dir)
+    return PreferenceLoss(objective, spec, reference=reference)
+
+
+def _reference(
+    config: FitConfig, examples: Sequence[Example], *, run_dir: Path
+) -> Mapping[RowKey, float]:
+    assert config.objective.kind == "dpo"
+    named = config.objective.reference
+    section = config.model
+    if named != "model":
+        section = section.model_copy(update={"path": resolve_model_path(named)})
+    source = model_source(section)
+
+    def open_reference() -> Ask:
+        from agentrl.train.backends.lanes import lane_count
+        from agentrl.train.model.pretrained import load_pretrained
+        from agentrl.train.reference import Reference
+
+        loaded = load_pretrained(section).model
+        return Reference(loaded, lanes=lane_count(loaded, None)).row_log_probs
+
+    return reference_sums(
+        run_dir,
+        examples,
+        model=_identity(source, section.dtype),
+        micro_batch_tokens=config.train.micro_batch_tokens,
+        prefix_sharing=config.train.prefix_sharing,
+        open_reference=open_reference,
+    )
+
+
+def _identity(source: str, dtype: str) -> str:
+    """Name of a model, and a digest of its weights where they are files."""
+    folder, found = Path(source), hashlib.sha256(dtype.encode())
+    for path in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
+        with path.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return f"{source} {found.hexdigest()}"

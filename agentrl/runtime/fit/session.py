@@ -1,0 +1,187 @@
+"""The steps of a fit in one process: train, evaluate, save, until the last step or a signal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from agentrl.batch.examples import Example
+from agentrl.batch.records import PackedBatch
+from agentrl.compute_threads import run_computing
+from agentrl.config.fit import FitConfig
+from agentrl.errors import RunError
+from agentrl.runtime.disk.checkpoint import CheckpointState, save_checkpoint, would_be_kept
+from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.runtime.drivers.checkpoint_keeper import disk_full
+from agentrl.runtime.fit.model import FitModel, make_update
+from agentrl.runtime.fit.order import ExampleOrder
+from agentrl.runtime.stop import StopSwitch
+
+if TYPE_CHECKING:
+    from agentrl.metrics.sinks import MetricsLog
+
+
+class FitProgress(Protocol):
+    """Callbacks of a fit for a view."""
+
+    def note(self, text: str) -> None:
+        """Something the user should read."""
+        ...
+
+    def phase(self, name: str) -> None:
+        """A stage begins: `train`, `eval NAME`, `checkpoint`."""
+        ...
+
+    def step_done(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """A step is complete."""
+        ...
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """All data of `eval.datasets` has been measured."""
+        ...
+
+    def trained(self, done: int, total: int) -> None:
+        """So many micro-batches of the step are done. Called from any thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """Result of a fit that has ended."""
+
+    path: Path
+    """Run directory."""
+    steps: int
+    """Steps done."""
+    seconds: float
+    """Wall time of this process."""
+    before: Mapping[str, float]
+    """`eval/...` metrics before the first step of this process."""
+    after: Mapping[str, float]
+    """`eval/...` metrics after the last."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FitSession:
+    """One process of a fit."""
+
+    config: FitConfig
+    model: FitModel
+    order: ExampleOrder
+    evals: Mapping[str, PackedBatch]
+    directory: RunDir
+    metrics: MetricsLog
+    progress: FitProgress
+    done: int
+    elapsed_s: float
+    began: float = field(default_factory=time.monotonic)
+    saved: int = -1
+    scores: dict[str, float] = field(default_factory=dict)
+
+    async def run(self, stop: StopSwitch) -> FitResult:
+        """Train to the last step; also what a signal ends is saved.
+
+        Raises:
+            Interrupted: SIGINT or SIGTERM.
+            RunError: a checkpoint could not be written.
+        """
+        steps, first = self.config.train.steps, self.done
+        before = await self._evaluate()
+        if first == 0 and before:
+            self.metrics.log(0, before)
+        self.saved = first
+        after = before
+        try:
+            while self.done < steps and not self._out_of_time():
+                stop.check()
+                values = await self._step()
+                if self._wants_evaluation(steps):
+                    after = await self._evaluate()
+                    values |= after
+                self.metrics.log(self.done, values)
+                if self._wants_checkpoint(steps):
+                    await self._save()
+        finally:
+            # Also when a signal ends it: the last finished step is kept.
+            if self.done > self.saved:
+                await self._save()
+        if after is before and self.done > first:
+            after = await self._evaluate()
+            if after:
+                self.metrics.log(self.done, after)
+        result = FitResult(
+            path=self.directory.path,
+            steps=self.done,
+            seconds=time.monotonic() - self.began,
+            before=before,
+            after=after,
+        )
+        self.directory.write_result(
+            {"steps": self.done, "before": dict(before), "after": dict(after)}
+        )
+        return result
+
+    async def _step(self) -> dict[str, float]:
+        examples: Sequence[Example] = self.order.step(self.done)
+        began = time.monotonic()
+        self.progress.phase("train")
+        update = make_update(self.config, examples)
+        bag = await run_computing(self.model.fitter.step, update, self.progress.trained)
+        self.done += 1
+        self.scores = {}
+        values = bag.result()
+        values["timing_s/step"] = time.monotonic() - began
+        values["timing_s/elapsed"] = self._elapsed()
+        values["fit/epoch"] = self.done / self.order.steps_per_epoch
+        self.progress.step_done(self.done, self.config.train.steps, values)
+        return values
+
+    async def _evaluate(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, update in self.evals.items():
+            self.progress.phase(f"eval {name}")
+            bag = await run_computing(self.model.fitter.evaluate, update)
+            found |= {f"eval/{name}/{key}": value for key, value in bag.result().items()}
+        if found:
+            self.scores = found
+            self.progress.evaluated(self.done, found)
+        return found
+
+    async def _save(self) -> None:
+        self.progress.phase("checkpoint")
+        state = self._state()
+        root, section = self.directory.checkpoints, self.config.checkpoint
+        try:
+            await run_computing(save_checkpoint, root, state, self.model.save, section)
+        except OSError as error:
+            raise RunError(disk_full(self.directory.path, error)) from error
+        self.saved = self.done
+
+    def _state(self) -> CheckpointState:
+        return CheckpointState(
+            step=self.done,
+            version=self.model.fitter.version,
+            cursor={},
+            elapsed_s=self._elapsed(),
+            scores=self.scores,
+        )
+
+    def _elapsed(self) -> float:
+        return self.elapsed_s + time.monotonic() - self.began
+
+    def _wants_evaluation(self, steps: int) -> bool:
+        every = self.config.eval.every_steps
+        return bool(self.evals) and (self.done == steps or bool(every and self.done % every == 0))
+
+    def _wants_checkpoint(self, steps: int) -> bool:
+        section = self.config.checkpoint
+        if self.done == steps or self.done % section.every_steps == 0:
+            return True
+        return would_be_kept(self.directory.checkpoints, self._state(), section)
+
+    def _out_of_time(self) -> bool:
+        limit = self.config.train.max_minutes
+        return limit is not None and self._elapsed() > 60 * limit
