@@ -5,7 +5,8 @@
     |-- DataError              a dataset, a row, a store (also a ValueError)
     |-- ChatError              a template, a boundary between turns, a parser
     |-- EnvError               `reset`, `step` or `close` of an environment
-    |   `-- GraderError        the reward could not be computed
+    |   |-- GraderError        the reward could not be computed
+    |   `-- ServedModelError   a served model gave no answer, or none of the form asked for
     |-- ToolError              shown to the model; the only error it ever sees
     |-- SandboxError           the sandbox itself failed (infrastructure)
     |   |-- SandboxUnavailable no backend works on this machine
@@ -54,6 +55,13 @@ class EnvError(AgentrlError):
 
 class GraderError(EnvError):
     """A reward could not be computed; never counted as a reward of 0."""
+
+
+class ServedModelError(EnvError):
+    """A served model (judge, user, teacher) gave no answer, or none of the form asked for.
+
+    It costs the rollout that asked; it is never an answer, so never a reward of 0.
+    """
 
 
 class ToolError(AgentrlError):

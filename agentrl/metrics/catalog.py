@@ -85,6 +85,12 @@ _ROLLOUT = (
     _m("sandbox/wait_s/max", "the longest wait", "s"),
     _m("sandbox/start_s/mean", "start of its sandboxes, by rollout", "s"),
     _m("sandbox/start_s/max", "the longest start", "s"),
+    _m("served/requests", "requests to served models: judges and simulated users", "count"),
+    _m("served/failed", "of them, without a usable answer", "count"),
+    _m("served/cached", "answers that were known already and cost nothing", "count"),
+    _m("served/prompt_tokens", "tokens that served models read", "tokens"),
+    _m("served/completion_tokens", "tokens that served models wrote", "tokens"),
+    _m("served/cost", "price of these tokens, in the currency of the configured prices"),
 )
 _REWARD = (
     _m("rewards/NAME/mean", "one part of the reward"),

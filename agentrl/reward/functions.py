@@ -14,6 +14,7 @@ from agentrl.config import resolve_callable
 from agentrl.config.schema import RewardSection
 from agentrl.errors import ConfigError, GraderError
 from agentrl.reward.other_trainers import adapted
+from agentrl.served.waiting import limited
 from agentrl.types import Task, Trajectory
 
 ENV_PART = "env"
@@ -39,7 +40,7 @@ def load_reward_functions(
     Args:
         section: names them.
         base: folder that relative files start from.
-        timeout_s: limit of one call.
+        timeout_s: limit of one call; the wait in line for a served model does not count.
 
     Raises:
         ConfigError: an import string that does not resolve, or a signature that does not fit.
@@ -52,6 +53,7 @@ def load_reward_functions(
         where = f"reward.functions.{name}: {item.target!r}"
         if name == ENV_PART:
             raise ConfigError(f"{where}: {ENV_PART!r} is the environment's own part; rename it")
+        check = getattr(call, "check_args", None)
         call = _of_others(call, item.args, where)
         functions.append(
             _Function(
@@ -63,6 +65,8 @@ def load_reward_functions(
                 wants_rows=_check_signature(call, item.args, where),
             )
         )
+        if check is not None:
+            _check_args(check, item.args, where)
     return RewardFunctions(functions, env_weight=section.env_weight, timeout_s=timeout_s)
 
 
@@ -72,7 +76,8 @@ class RewardFunctions:
     A function is called as `f(trajectory, task, **args)` with the last row of the rollout, whose
     ids hold the whole conversation unless it was rewritten; one that names a parameter `rows` gets
     all rows by that name. Functions for verl, TRL or OpenRLHF are called as these call them
-    (`other_trainers`). Plain functions run in threads, several at once.
+    (`other_trainers`). Plain functions run in threads, several at once. A function with an
+    attribute `check_args` has it called with its `args` before anything runs.
     """
 
     def __init__(
@@ -125,7 +130,7 @@ class RewardFunctions:
         args = {**function.args, **({"rows": tuple(rows)} if function.wants_rows else {})}
         where = f"reward function {function.name!r} ({function.target})"
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with limited(self._timeout_s):
                 if inspect.iscoroutinefunction(function.call):
                     value = await function.call(rows[-1], task, **args)
                 else:
@@ -136,6 +141,14 @@ class RewardFunctions:
         except Exception as error:  # boundary to a user's function, which may raise anything
             raise GraderError(f"{where}: {type(error).__name__}: {error}") from error
         return _number(value, where)
+
+
+def _check_args(check: Callable[..., None], args: Mapping[str, Any], where: str) -> None:
+    """Let a function that can look at its own arguments do so."""
+    try:
+        check(**args)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _number(value: Any, where: str) -> float:

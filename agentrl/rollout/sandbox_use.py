@@ -1,4 +1,4 @@
-"""Use of sandboxes by a rollout, as numbers that are stored with it and summed into a step's.
+"""Use of sandboxes and served models by a rollout, as numbers stored with it and summed into steps.
 
 They are the `usage` of its rows, under the names of `agentrl.usage`.
 """
@@ -19,6 +19,7 @@ from agentrl.usage import (
     RETRIED,
     SANDBOX_SECONDS,
     SANDBOXES,
+    SERVED,
 )
 
 
@@ -28,6 +29,7 @@ class SandboxUse:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
+        self._served: Counter[str] = Counter()
 
     def opened(self, origin: Origin, seconds: float) -> None:
         """One more sandbox, which took so long to come."""
@@ -53,9 +55,14 @@ class SandboxUse:
         self._counts[LOST_TOKENS] += tokens
         self._seconds[LOST_SECONDS] = self._seconds.get(LOST_SECONDS, 0.0) + seconds
 
+    def served(self, spent: Mapping[str, float]) -> None:
+        """An attempt has asked served models; see `agentrl.usage.counting_served`."""
+        self._served.update(spent)  # type: ignore[arg-type]  # a cost is no whole number
+
     def usage(self) -> dict[str, float]:
-        """Numbers to store; none for a rollout that had no sandbox and no retry."""
-        return {name: float(n) for name, n in self._counts.items() if n} | self._seconds
+        """Numbers to store; none without sandboxes, served models and failed attempts."""
+        counts = {**self._counts, **self._served}
+        return {name: float(n) for name, n in counts.items() if n} | self._seconds
 
 
 def add_usage(bag: MetricBag, usage: Mapping[str, float]) -> None:
@@ -70,5 +77,7 @@ def add_usage(bag: MetricBag, usage: Mapping[str, float]) -> None:
     for name in sorted(SANDBOX_SECONDS & usage.keys()):
         bag.mean(f"{name}/mean", usage[name])
         bag.max(f"{name}/max", usage[name])
+    for name in sorted(SERVED & usage.keys()):
+        bag.sum(name, usage[name])
     for name in sorted(RETRIED & usage.keys()):
         bag.sum(f"rollout/{name}", usage[name])

@@ -33,14 +33,8 @@ from agentrl.rollout.seeds import rollout_seed
 from agentrl.rollout.trajectories import trajectories, ungraded, with_score, with_usage
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.tool import Tool
-from agentrl.types import (
-    Message,
-    SamplingParams,
-    Task,
-    Termination,
-    Trajectory,
-    TrajectoryGroup,
-)
+from agentrl.types import Message, SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
+from agentrl.usage import counting_served
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat, ToolCallParser
@@ -164,12 +158,14 @@ class RolloutWorker:
         use = SandboxUse()
         while True:
             session_id = rollout_id if attempt == 0 else f"{rollout_id}#{attempt}"
-            rollout = await self._attempt(
-                task, prompts, session_id, rollout_id, seed, sampling, use, effort
-            )
-            rows = await self._graded(
-                task, trajectories(task, rollout, group_id=group_id, rollout_id=rollout_id)
-            )
+            with counting_served() as spent:
+                rollout = await self._attempt(
+                    task, prompts, session_id, rollout_id, seed, sampling, use, effort
+                )
+                rows = await self._graded(
+                    task, trajectories(task, rollout, group_id=group_id, rollout_id=rollout_id)
+                )
+            use.served(spent)
             ending, rule = rows[-1].termination, rows[-1].rule
             again = rule.retried and attempt < self._retries
             if not rule.reward_trusted:

@@ -20,6 +20,11 @@ STOP = 257
 VOCABULARY = 258
 CONTEXT = 8192
 """Tokens of a sequence on the tiny server."""
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Template of those who ask the tiny server for a chat completion."""
 SECRET = "known to both"
 """Of its lean listener."""
 
@@ -45,6 +50,7 @@ def write_model(folder: Path, *, seed: int = 0) -> Path:
         pad_token="<|im_end|>",
         additional_special_tokens=["<|im_start|>", "<|im_end|>"],
     )
+    tokenizer.chat_template = CHATML
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

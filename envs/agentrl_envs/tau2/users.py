@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import EnvError
-from agentrl_envs.served_model import ServedModel
+from agentrl.served import ServedModel, ServedSettings
 from agentrl_envs.tau2.tasks import package_data
 
 _GREETING = "Hi! How can I help you today?"
 _ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 _TIMEOUT_S = 50.0
+_TRIES = 3
+_IN_FLIGHT = 256
 
 
 class User(ABC):
@@ -93,10 +95,11 @@ class ServedUser(User):
                 "content": f"{guidelines.read_text('utf-8')}\n\n<scenario>\n{lines}\n</scenario>",
             }
         ]
-        self._model = ServedModel(
+        settings = ServedSettings(
             url=url, model=model, api_key_env=api_key_env, temperature=temperature, seed=seed,
-            timeout_s=_TIMEOUT_S, setting="Tau2Task user_api_key_env",
+            timeout_s=_TIMEOUT_S, tries=_TRIES, max_tokens=0, max_in_flight=_IN_FLIGHT,
         )  # fmt: skip
+        self._model = ServedModel(settings, where="Tau2Task user")
 
     async def reply(self, said: str, *, acted: bool) -> str | None:
         """The next message; see `User.reply`."""
@@ -113,6 +116,5 @@ class ServedUser(User):
             return await self._model.complete(self._messages)
         except EnvError as error:
             raise EnvError(
-                f"the model that plays the user at {self._model.url} could not be asked: {error}. "
-                "Check user_url (it ends in /v1 as a rule) and user_model"
+                f"{error}. Check user_url (it ends in /v1 as a rule) and user_model"
             ) from error

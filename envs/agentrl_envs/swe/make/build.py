@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError, DataError, SandboxError
 from agentrl.sandbox import SandboxBackend, SandboxLimits
-from agentrl_envs.served_model import ServedModel
+from agentrl.served import ServedModel, ServedSettings
 from agentrl_envs.swe.make.declared import declared_packages
 from agentrl_envs.swe.make.difficulty import STYLES
 from agentrl_envs.swe.make.environment import DEFAULT_PACKAGES, Environment, make_environment
@@ -325,11 +325,11 @@ class _Rounds:
 def _writer(request: MakeRequest) -> ServedWriter | None:
     if not request.writer_url:
         return None
-    model = ServedModel(
+    settings = ServedSettings(
         url=request.writer_url, model=request.writer_model, api_key_env=request.writer_key_env,
-        temperature=0.7, seed=request.seed, setting="--writer-key-env",
+        temperature=0.7, seed=request.seed, tries=3, max_tokens=0,
     )  # fmt: skip
-    return ServedWriter(model, request.writer_model)
+    return ServedWriter(ServedModel(settings, where="--writer-*"), request.writer_model)
 
 
 def _held_out(rows: Mapping[str, Sequence[Any]], request: MakeRequest) -> set[str]:

@@ -6,7 +6,6 @@ import ast
 import json
 
 import pytest
-from agentrl_envs.served_model import ServedModel
 from agentrl_envs.swe import TreeStore, read_tasks, swe_tasks
 from agentrl_envs.swe.make.difficulty import figures, level, record_rates, summary
 from agentrl_envs.swe.make.issue import Secrets, ServedWriter, Story, hide_tests, write_issue
@@ -26,6 +25,7 @@ from aiohttp import web
 from agentrl.cli import main
 from agentrl.data.tasks.pass_rates import Measured, append_measured
 from agentrl.errors import ConfigError, DataError
+from agentrl.served import ServedModel, ServedSettings
 from tests.envs.swe.make.swe_making import request_for
 from tests.envs.swe.make.swe_sdists import SHAPES
 
@@ -187,7 +187,7 @@ GOOD = "clamp ignores the upper end\n\n`clamp(9, 1, 3)` gives 9 for me. I had ho
         (GOOD, ""), (f"<think>Hm.</think>\n{GOOD}", ""),
         (f"{GOOD} Change _bounded to return min(value, high).", "it gives something away"),
         ("It is wrong. " * 8, "it leaves out what was seen"), ("no", "it has 2 characters"),
-        (None, "the model could not be asked"),
+        (None, "the model 'm' at"),
     ],
 )  # fmt: skip
 async def test_a_served_model_may_write_and_is_not_believed(answer, refused):
@@ -207,7 +207,7 @@ async def test_a_served_model_may_write_and_is_not_believed(answer, refused):
     await site.start()
     try:
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        writer = ServedWriter(ServedModel(url=url, model="m"), "m")
+        writer = ServedWriter(ServedModel(ServedSettings(url=url, model="m", tries=3)), "m")
         issue = await write_issue(STORY, "0", SECRETS, writer)
     finally:
         await runner.cleanup()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from agentrl.errors import EnvError
-from agentrl_envs.served_model import ServedModel
+from agentrl.served import ServedModel
 from agentrl_envs.swe.make.issue.leaks import Secrets, leaks
 from agentrl_envs.swe.make.issue.words import Reported, Story
 
@@ -43,7 +43,7 @@ class ServedWriter:
         try:
             text = _plain(await self._model.complete(messages))
         except EnvError as error:
-            return "", f"the model could not be asked: {error}"
+            return "", str(error)
         if not _LEAST <= len(text) <= _MOST:
             return "", f"it has {len(text)} characters"
         facts = [story.manual, *(part for one in story.symptoms for part in one.facts())]

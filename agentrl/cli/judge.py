@@ -1,0 +1,173 @@
+"""The `agentrl judge` commands: a reward function against what people think of the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl.cli.console.start import open_console, prepare, read_config
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from agentrl.judges.agreement import JudgeAgreement
+    from agentrl.preflight.reward.judge_check import JudgedAnswers
+
+app = typer.Typer(
+    no_args_is_help=True, help="Measure a judge, or any reward function, against labels."
+)
+
+
+@app.callback()
+def group() -> None:
+    """Measure a judge, or any reward function, against labels."""
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Run file or run directory.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[section.key=value]...", help="Win over the file."),
+    ] = None,
+    data: Annotated[
+        str, typer.Option("--data", metavar="FILE", help="Labelled answers, as dataset.source.")
+    ] = "",
+    split: Annotated[str, typer.Option(help="Split to take.")] = "train",
+    function: Annotated[
+        str | None, typer.Option(help="Name in reward.functions; needed where there are several.")
+    ] = None,
+    response: Annotated[str, typer.Option(help="Column of the answer.")] = "response",
+    label: Annotated[str, typer.Option(help="Column of the label.")] = "score",
+    reference: Annotated[
+        str, typer.Option(help="Column of the right answer, the label of the task.")
+    ] = "label",
+    bounds: Annotated[
+        str, typer.Option("--range", metavar="LOW:HIGH", help="Worst and best label.")
+    ] = "0:1",
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only so many rows.")] = None,
+    min_kappa: Annotated[
+        float | None,
+        typer.Option(min=-1.0, max=1.0, help="Fail if kappa is not surely above: its interval."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Numbers as JSON.")] = False,
+) -> None:
+    """Say how well a judge of a run file agrees with people.
+
+    FILE has rows with a prompt, a response and a score from 0 to 1 (or --range), of at most ten
+    values. A score of the judge counts as the label that is nearest to it. Printed are accuracy
+    with Wilson's interval, Cohen's kappa with a bootstrap over prompts, and the confusion matrix.
+
+    Exit status 1: an answer could not be judged, or the lower end of kappa's interval is below
+    --min-kappa.
+    """
+    from agentrl.errors import ConfigError
+    from agentrl.judges.agreement import agreement
+    from agentrl.preflight.reward.judge_check import LabelledAnswers, judge_answers
+
+    prepare()
+    if not data:
+        raise ConfigError("--data is missing; give a file of labelled answers")
+    low, high = _bounds(bounds)
+    settings, base = read_config(config, overrides or [])
+    # A file named on the command line is looked for where the command runs.
+    source = str(Path(data).absolute()) if Path(data).exists() else data
+    answers = LabelledAnswers(
+        source=source, split=split, response=response, label=label, reference=reference,
+        low=low, high=high, limit=limit,
+    )  # fmt: skip
+    with open_console(stderr=True).status("") as status:
+
+        def done(count: int, of: int) -> None:
+            status.update(f"{count} of {of} answers judged")
+
+        judged = asyncio.run(
+            judge_answers(settings, answers, base=base, function=function, done=done)
+        )
+    found = agreement(judged.cases, seed=seed) if judged.cases else None
+    console = open_console()
+    if as_json:
+        console.file.write(json.dumps(_document(judged, found), indent=2) + "\n")
+    else:
+        for line in _lines(judged, found):
+            console.print(line, markup=False, soft_wrap=True)
+        if found is not None:
+            console.print(_confusion(found))
+    failed = bool(judged.failures) or found is None
+    if found is not None and min_kappa is not None:
+        failed |= found.kappa_interval is None or found.kappa_interval[0] < min_kappa
+    raise typer.Exit(int(failed))
+
+
+def _bounds(text: str) -> tuple[float, float]:
+    from agentrl.errors import ConfigError
+
+    low, _, high = text.partition(":")
+    try:
+        bounds = float(low), float(high)
+    except ValueError:
+        bounds = 0.0, 0.0
+    if not bounds[0] < bounds[1]:
+        raise ConfigError(f"--range {text!r}: expected LOW:HIGH with LOW < HIGH, as in 1:5")
+    return bounds
+
+
+def _document(judged: JudgedAnswers, found: JudgeAgreement | None) -> dict[str, Any]:
+    return {
+        "function": judged.function,
+        "agreement": None if found is None else asdict(found),
+        "failures": list(judged.failures),
+        "spent": judged.spent,
+    }
+
+
+def _lines(judged: JudgedAnswers, found: JudgeAgreement | None) -> list[str]:
+    lines = []
+    if found is not None:
+        lines += [
+            f"{judged.function}: {found.cases} answers",
+            f"accuracy {found.accuracy:.3f} {_interval(found.accuracy_interval)}",
+            f"Cohen's kappa {_value(found.kappa)} {_interval(found.kappa_interval)}",
+        ]
+        if len(found.values) > 2:
+            lines.append(f"weighted by squared distance {_value(found.weighted_kappa)}")
+        lines.append(f"mean score {found.mean_score:.3f}, mean label {found.mean_label:.3f}")
+    if judged.failures:
+        reasons = Counter(text.partition(": ")[2] for text in judged.failures)
+        lines.append(f"answers that could not be judged: {len(judged.failures)}")
+        lines += [f"  {count} x {text}" for text, count in reasons.most_common(3)]
+    spent = judged.spent
+    if spent:
+        lines.append(
+            f"{spent.get('served/requests', 0):.0f} requests, "
+            f"{spent.get('served/cached', 0):.0f} answers known before, "
+            f"{spent.get('served/prompt_tokens', 0):.0f} tokens read, "
+            f"{spent.get('served/completion_tokens', 0):.0f} written, "
+            f"cost {spent.get('served/cost', 0):.4g}"
+        )
+    return lines
+
+
+def _value(number: float | None) -> str:
+    return "unknown (one value for all)" if number is None else f"{number:.3f}"
+
+
+def _interval(bounds: Sequence[float] | None) -> str:
+    return "" if bounds is None else f"[{bounds[0]:.3f}, {bounds[1]:.3f}]"
+
+
+def _confusion(found: JudgeAgreement) -> Table:
+    from rich.table import Table
+
+    table = Table("label", *(f"judge {value:g}" for value in found.values), box=None)
+    for value, counts in zip(found.values, found.confusion, strict=True):
+        table.add_row(f"{value:g}", *map(str, counts))
+    return table

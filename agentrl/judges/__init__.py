@@ -1,0 +1,17 @@
+"""Judges: reward functions and labellers that ask a served model.
+
+`rubric_judge` scores one rollout by weighted criteria, and is named in `reward.functions`;
+`pairwise_judge` compares two answers. `agentrl judge check` measures a judge against labels.
+"""
+
+from agentrl.judges.pairwise import PairwiseJudge, pairwise_judge
+from agentrl.judges.rubric import Criterion, RubricJudge, RubricVerdict, rubric_judge
+
+__all__ = [
+    "Criterion",
+    "PairwiseJudge",
+    "RubricJudge",
+    "RubricVerdict",
+    "pairwise_judge",
+    "rubric_judge",
+]

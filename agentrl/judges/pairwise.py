@@ -1,0 +1,221 @@
+"""A judge that compares two answers to one task, asked in both orders."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+from agentrl.errors import ConfigError
+from agentrl.judges import quote
+from agentrl.judges.material import Shown, Work, task_parts, work_parts
+from agentrl.judges.rubric import MAX_CHARS, check_shown
+from agentrl.served import ServedModel, ServedSettings, read_settings
+from agentrl.types import Task
+
+Winner = Literal["first", "second", "tie"]
+"""Verdict on two works in the order in which they were shown."""
+
+_WINNERS: tuple[Winner, ...] = ("first", "second", "tie")
+_SYSTEM = """\
+You compare two pieces of work on the same task, called "first work" and "second work". {quoting}
+
+The better one is the one that does better by this standard:
+{standard}
+
+Length, tone and the order in which they are shown decide nothing. First say in one to four \
+sentences what decides it, then give the verdict: "first", "second", or "tie" if neither is better.
+Answer with one JSON object and nothing else, in this form, where every word in capitals is yours \
+to fill in:
+{{"case": MARK_OF_THE_CASE, "reason": REASON, "better": VERDICT}}"""
+_LAST = """
+
+Now compare the two works between the lines above with the mark, by the standard alone. Set "case" \
+to the mark of this case."""
+_PROPERTIES = {
+    quote.MARK_KEY: {"type": "string"},
+    "reason": {"type": "string"},
+    "better": {"type": "string", "enum": list(_WINNERS)},
+}
+_SCHEMA: dict[str, Any] = {
+    "type": "object", "properties": _PROPERTIES, "required": list(_PROPERTIES),
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+class PairwiseJudge:
+    """Asks a served model which of two answers is better, each order once.
+
+    A model that prefers whatever stands first (or second) disagrees with itself, and that is a tie.
+    """
+
+    def __init__(
+        self,
+        settings: ServedSettings,
+        standard: str,
+        *,
+        show: Shown = "answer",
+        with_label: bool = False,
+        max_chars: int = MAX_CHARS,
+        where: str = "",
+    ) -> None:
+        """Say who compares, by which standard; nothing is asked yet.
+
+        Args:
+            settings: of the model.
+            standard: what makes an answer better, as text.
+            show: what of a rollout is compared.
+            with_label: whether the judge sees the label of the task.
+            max_chars: most characters of each work, and as many of the task.
+            where: key of the run file, for messages.
+
+        Raises:
+            ConfigError: the variable with the key is not set.
+        """
+        self.model = ServedModel(settings, where=where)
+        self._show: Shown = show
+        self._with_label = with_label
+        self._max_chars = max_chars
+        self._system = _SYSTEM.format(quoting=quote.INSTRUCTIONS, standard=standard)
+
+    async def __call__(self, task: Task, a: Work, b: Work) -> float:
+        """Probability that `a` is the better one: 1, 0, or 0.5 for a tie.
+
+        It is a vote of two and not calibrated; orders that disagree are a tie.
+
+        Raises:
+            ServedModelError: the model could not be asked, or gave no verdict of this case.
+        """
+        async with asyncio.TaskGroup() as group:
+            orders = [group.create_task(self._safe(task, *pair)) for pair in ((a, b), (b, a))]
+        results = [order.result() for order in orders]
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        forward, backward = results
+        if (forward, backward) == ("first", "second"):
+            return 1.0
+        return 0.0 if (forward, backward) == ("second", "first") else 0.5
+
+    async def _safe(self, task: Task, first: Work, second: Work) -> Winner | Exception:
+        """One order; a failure is given back, so that a group of tasks does not wrap it."""
+        try:
+            return await self.winner(task, first, second)
+        except Exception as error:  # raised again by the caller
+            return error
+
+    async def winner(self, task: Task, first: Work, second: Work) -> Winner:
+        """The verdict in one order.
+
+        Raises:
+            ServedModelError: see `__call__`.
+        """
+        asked = task_parts(task, with_label=self._with_label)
+        works = (
+            work_parts("first work", first, self._show),
+            work_parts("second work", second, self._show),
+        )
+        text, mark = quote.quoted((asked, *works), self._max_chars)
+        messages = [
+            {"role": "system", "content": self._system},
+            {"role": "user", "content": text + _LAST},
+        ]
+        return await self.model.ask(messages, lambda said: read_winner(said, mark), schema=_SCHEMA)
+
+
+def read_winner(said: str, mark: str) -> Winner:
+    """The verdict in what the model said.
+
+    Raises:
+        ValueError: there is not exactly one, or it is none of `Winner`.
+    """
+    given = quote.the_verdict(said, mark)
+    for winner in _WINNERS:
+        if given.get("better") == winner and isinstance(given.get("reason"), str):
+            return winner
+    raise ValueError(f"better is none of {', '.join(_WINNERS)}, or there is no reason")
+
+
+async def pairwise_judge(
+    task: Task,
+    a: Work,
+    b: Work,
+    *,
+    model: Mapping[str, Any],
+    standard: str,
+    show: Shown = "answer",
+    with_label: bool = False,
+    max_chars: int = MAX_CHARS,
+) -> float:
+    """Labeller of pairs: probability that `a` is the better answer, by a served model.
+
+    Args:
+        task: that both answer.
+        a: one answer.
+        b: the other.
+        model: fields of `agentrl.served.ServedSettings`.
+        standard: what makes an answer better.
+        show: `answer` the last message of the policy, `transcript` all turns.
+        with_label: whether the judge sees the label of the task.
+        max_chars: most characters of each answer, and as many of the task.
+
+    Raises:
+        ServedModelError: the model could not be asked.
+    """
+    judge = pairwise_of(
+        model=model, standard=standard, show=show, with_label=with_label, max_chars=max_chars
+    )
+    return await judge(task, a, b)
+
+
+def pairwise_of(
+    *,
+    model: Mapping[str, Any],
+    standard: str,
+    show: Shown = "answer",
+    with_label: bool = False,
+    max_chars: int = MAX_CHARS,
+) -> PairwiseJudge:
+    """The judge of `pairwise_judge`'s arguments; the same object for the same arguments.
+
+    Raises:
+        ConfigError: an argument is wrong; names it.
+    """
+    values = {
+        "model": model, "standard": standard, "show": show, "with_label": with_label,
+        "max_chars": max_chars,
+    }  # fmt: skip
+    try:
+        return _pairwise_of(json.dumps(values))
+    except TypeError as error:
+        raise ConfigError(f"args: expected values of JSON: {error}") from None
+
+
+def check_pairwise(**args: Any) -> None:
+    """Check the arguments of a run file before anything runs, the folder of the cache too.
+
+    Raises:
+        ConfigError: one of them is wrong; names it.
+    """
+    pairwise_of(**args).model.require_cache()
+
+
+pairwise_judge.check_args = check_pairwise  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=64)
+def _pairwise_of(arguments: str) -> PairwiseJudge:
+    args = json.loads(arguments)
+    check_shown(args["show"], args["max_chars"])
+    if not isinstance(args["standard"], str) or not args["standard"].strip():
+        raise ConfigError(f"standard: got {args['standard']!r}, expected a text")
+    return PairwiseJudge(
+        read_settings(args["model"], "model"),
+        args["standard"],
+        show=args["show"],
+        with_label=bool(args["with_label"]),
+        max_chars=args["max_chars"],
+        where="model",
+    )

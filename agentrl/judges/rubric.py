@@ -1,0 +1,280 @@
+"""A judge that scores one answer by weighted criteria, as a reward function."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from agentrl.errors import ConfigError, choices
+from agentrl.judges import quote
+from agentrl.judges.material import SHOWN, Shown, Work, task_parts, work_parts
+from agentrl.served import ServedModel, ServedSettings, read_settings
+from agentrl.types import Task, Trajectory
+
+TOP = 4
+"""Grade of a criterion that is met; 0 is that of one that is not."""
+MAX_CHARS = 24_000
+"""Default of `max_chars`."""
+
+_SYSTEM = """\
+You judge how well a piece of work meets each of the criteria below. {quoting}
+
+Criteria:
+{criteria}
+
+Judge each criterion by itself: first say in one to three sentences what in the work decides it, \
+then give a whole number from 0 (not met at all) to {top} (fully met).
+Answer with one JSON object and nothing else, in this form, where every word in capitals is yours \
+to fill in:
+{{"case": MARK_OF_THE_CASE, "criteria": {{{form}}}}}"""
+_LAST = """
+
+Now judge the work between the lines above with the mark, by the criteria alone. Set "case" to the \
+mark of this case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """One thing that is judged, with its weight."""
+
+    name: str
+    """Short name, a key of the verdict."""
+    text: str
+    """Statement that is met or not, as "The answer names its sources." """
+    weight: float = 1.0
+    """Weight in the mean; above 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RubricVerdict:
+    """Grades of one answer and the reasons given for them."""
+
+    score: float
+    """Weighted mean of the grades, in [0, 1]."""
+    grades: Mapping[str, int]
+    """Criterion to a grade from 0 to `TOP`."""
+    reasons: Mapping[str, str]
+    """Criterion to the words before the grade. They may repeat the answer: never a prompt."""
+
+
+class RubricJudge:
+    """Asks a served model for the grades of an answer."""
+
+    def __init__(
+        self,
+        settings: ServedSettings,
+        criteria: Sequence[Criterion],
+        *,
+        show: Shown = "answer",
+        with_label: bool = False,
+        max_chars: int = MAX_CHARS,
+        where: str = "",
+    ) -> None:
+        """Say who judges, by which criteria; nothing is asked yet.
+
+        Args:
+            settings: of the model.
+            criteria: one or more, of different names.
+            show: what of a rollout is judged.
+            with_label: whether the judge sees the label of the task.
+            max_chars: most characters of the work, and as many of the task; the middle of longer
+                texts is left out.
+            where: key of the run file, for messages.
+
+        Raises:
+            ConfigError: the variable with the key is not set.
+        """
+        self.model = ServedModel(settings, where=where)
+        self.criteria = tuple(criteria)
+        self._show: Shown = show
+        self._with_label = with_label
+        self._max_chars = max_chars
+        self._schema = _schema(self.criteria)
+        form = ", ".join(
+            f'{json.dumps(item.name)}: {{"reason": REASON, "grade": GRADE}}' for item in criteria
+        )
+        self._system = _SYSTEM.format(
+            quoting=quote.INSTRUCTIONS,
+            criteria="\n".join(f"- {item.name}: {item.text}" for item in criteria),
+            top=TOP,
+            form=form,
+        )
+
+    async def verdict(self, task: Task, work: Work) -> RubricVerdict:
+        """Grades of an answer.
+
+        Raises:
+            ServedModelError: the model could not be asked, or gave no verdict of this case.
+        """
+        asked = task_parts(task, with_label=self._with_label)
+        answer = work_parts("work", work, self._show)
+        text, mark = quote.quoted((asked, answer), self._max_chars)
+        messages = [
+            {"role": "system", "content": self._system},
+            {"role": "user", "content": text + _LAST},
+        ]
+        return await self.model.ask(
+            messages, lambda said: self.read(said, mark), schema=self._schema
+        )
+
+    def read(self, said: str, mark: str) -> RubricVerdict:
+        """The verdict in what the model said.
+
+        Args:
+            said: text of the model.
+            mark: of the case.
+
+        Raises:
+            ValueError: there is not exactly one, or a grade is missing or none.
+        """
+        given = quote.the_verdict(said, mark).get("criteria")
+        names = [item.name for item in self.criteria]
+        if not isinstance(given, dict) or set(given) != set(names):
+            raise ValueError(f"criteria has other keys than {', '.join(names)}")
+        grades, reasons = {}, {}
+        for name in names:
+            one = given[name] if isinstance(given[name], dict) else {}
+            grade, reason = one.get("grade"), one.get("reason")
+            if type(grade) is not int or not 0 <= grade <= TOP:
+                raise ValueError(f"the grade of {name} is no whole number from 0 to {TOP}")
+            if not isinstance(reason, str):
+                raise ValueError(f"the reason of {name} is no text")
+            grades[name], reasons[name] = grade, reason
+        total = math.fsum(item.weight for item in self.criteria)
+        score = math.fsum(item.weight * grades[item.name] / TOP for item in self.criteria) / total
+        return RubricVerdict(score=min(score, 1.0), grades=grades, reasons=reasons)
+
+
+async def rubric_judge(
+    trajectory: Trajectory,
+    task: Task,
+    *,
+    rows: Sequence[Trajectory],
+    model: Mapping[str, Any],
+    criteria: Sequence[Mapping[str, Any]],
+    show: Shown = "answer",
+    with_label: bool = False,
+    max_chars: int = MAX_CHARS,
+) -> float:
+    """Reward function: a served model's weighted grades of a rollout, from 0 to 1.
+
+    Args:
+        trajectory: last row of the rollout.
+        task: of the rollout.
+        rows: all rows of the rollout.
+        model: fields of `agentrl.served.ServedSettings`: `url`, `model`, `api_key_env`, ...
+        criteria: mappings with `name`, `text` and `weight`.
+        show: `answer` the last message of the policy, `transcript` all turns of the rollout.
+        with_label: whether the judge sees the label of the task.
+        max_chars: most characters of the work, and as many of the task.
+
+    Raises:
+        ServedModelError: the model could not be asked; ends the rollout as `grader_crashed`.
+    """
+    judge = rubric_of(
+        model=model, criteria=criteria, show=show, with_label=with_label, max_chars=max_chars
+    )
+    return (await judge.verdict(task, rows or trajectory)).score
+
+
+def rubric_of(
+    *,
+    model: Mapping[str, Any],
+    criteria: Sequence[Mapping[str, Any]],
+    show: Shown = "answer",
+    with_label: bool = False,
+    max_chars: int = MAX_CHARS,
+) -> RubricJudge:
+    """The judge of `rubric_judge`'s arguments; the same object for the same arguments.
+
+    Raises:
+        ConfigError: an argument is wrong; names it.
+    """
+    values = {
+        "model": model, "criteria": criteria, "show": show, "with_label": with_label,
+        "max_chars": max_chars,
+    }  # fmt: skip
+    try:
+        return _rubric_of(json.dumps(values))
+    except TypeError as error:
+        raise ConfigError(f"args: expected values of JSON: {error}") from None
+
+
+def check_rubric(**args: Any) -> None:
+    """Check the arguments of a run file before anything runs, the folder of the cache too.
+
+    Raises:
+        ConfigError: one of them is wrong; names it.
+    """
+    rubric_of(**args).model.require_cache()
+
+
+rubric_judge.check_args = check_rubric  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=64)
+def _rubric_of(arguments: str) -> RubricJudge:
+    args = json.loads(arguments)
+    check_shown(args["show"], args["max_chars"])
+    settings = read_settings(args["model"], "model")
+    return RubricJudge(
+        settings,
+        _criteria(args["criteria"]),
+        show=args["show"],
+        with_label=bool(args["with_label"]),
+        max_chars=args["max_chars"],
+        where="model",
+    )
+
+
+def check_shown(show: Any, max_chars: Any) -> None:
+    """Refuse a `show` or `max_chars` that no judge has.
+
+    Raises:
+        ConfigError: as the name says.
+    """
+    if show not in SHOWN:
+        raise ConfigError(f"show: {choices(str(show), SHOWN)}")
+    if type(max_chars) is not int or max_chars < 200:
+        raise ConfigError(f"max_chars is {max_chars!r}, expected a whole number of 200 or more")
+
+
+def _criteria(values: Any) -> list[Criterion]:
+    if not isinstance(values, list) or not values:
+        raise ConfigError(f"criteria: got {values!r}, expected a list of {{name, text, weight}}")
+    found: dict[str, Criterion] = {}
+    for index, value in enumerate(values):
+        where = f"criteria[{index}]"
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: got {value!r}, expected {{name, text, weight}}")
+        for key in value:
+            if key not in ("name", "text", "weight"):
+                raise ConfigError(f"{where}: {choices(str(key), ('name', 'text', 'weight'))}")
+        name, text, weight = (value.get(key) for key in ("name", "text", "weight"))
+        if not isinstance(name, str) or not name.strip() or name in found:
+            raise ConfigError(f"{where}.name: got {name!r}, expected a name of its own")
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigError(f"{where}.text: got {text!r}, expected what is to be met, as text")
+        weight = 1.0 if weight is None else weight
+        if type(weight) not in (int, float) or not 0 < weight < math.inf:
+            raise ConfigError(f"{where}.weight: got {weight!r}, expected a number above 0")
+        found[name] = Criterion(name=name, text=text, weight=float(weight))
+    return list(found.values())
+
+
+def _schema(criteria: Sequence[Criterion]) -> dict[str, Any]:
+    """JSON schema of a verdict; the reason stands before the grade, as it is written in order."""
+    one = _object({"reason": {"type": "string"}, "grade": {"type": "integer"}})
+    grades = _object({item.name: one for item in criteria})
+    return _object({quote.MARK_KEY: {"type": "string"}, "criteria": grades})
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object", "properties": properties, "required": list(properties),
+        "additionalProperties": False,
+    }  # fmt: skip

@@ -1,0 +1,184 @@
+"""Runs a reward function of a run file on answers that people have labelled."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import RunConfig
+from agentrl.config.reward import RewardSection
+from agentrl.config.schema import DatasetSection
+from agentrl.data.messages import messages_of
+from agentrl.data.tasks.load import load_tasks
+from agentrl.data.tasks.rows import value_at
+from agentrl.errors import ConfigError, DataError, GraderError, choices
+from agentrl.judges.agreement import LabelledCase
+from agentrl.reward import RewardFunctions, load_reward_functions
+from agentrl.types import Task, Termination, Trajectory, Turn
+from agentrl.usage import counting_served
+
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledAnswers:
+    """Source of labelled answers: rows with a prompt, an answer to it, and a label."""
+
+    source: str
+    """As `dataset.source`."""
+    split: str = "train"
+    """Split to take, where the source has splits."""
+    prompt: str = "prompt"
+    """Column of the prompt."""
+    response: str = "response"
+    """Column of the answer: text, or the messages after the prompt."""
+    label: str = "score"
+    """Column of the label: a number, true or false."""
+    reference: str = "label"
+    """Column of what a task calls its label, which the function may see."""
+    low: float = 0.0
+    """Worst label."""
+    high: float = 1.0
+    """Best label."""
+    limit: int | None = None
+    """Read only the first so many rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedAnswers:
+    """The cases that have a score, and what became of the others."""
+
+    function: str
+    """Name of the reward function."""
+    cases: tuple[LabelledCase, ...]
+    """Label and score of each answer."""
+    failures: tuple[str, ...]
+    """Reasons of answers that could not be scored, one each."""
+    spent: dict[str, float]
+    """Use of served models, by the names of `agentrl.usage.SERVED`."""
+
+
+async def judge_answers(
+    config: RunConfig,
+    answers: LabelledAnswers,
+    *,
+    base: Path,
+    function: str | None = None,
+    done: Callable[[int, int], None] = lambda done, all: None,
+) -> JudgedAnswers:
+    """Score all labelled answers with one reward function of a run file.
+
+    Args:
+        config: the run file.
+        answers: where they are.
+        base: folder that relative paths start from.
+        function: its name in `reward.functions`; None takes the only one.
+        done: called with the number of answers that are done, and of all.
+
+    Raises:
+        ConfigError: no such function, or one that cannot be loaded.
+        DataError: the answers cannot be read.
+    """
+    name = _name(config, function)
+    item = config.reward.functions[name].model_copy(update={"weight": 1.0})
+    grade = load_reward_functions(
+        RewardSection(functions={name: item}, env_weight=0.0),
+        base=base,
+        timeout_s=config.rollout.env_timeout_s,
+    )
+    assert grade is not None
+    tasks = load_tasks(_section(answers), base=base)
+    labelled = [_labelled(task, answers) for task in tasks]
+    places = asyncio.Semaphore(_AT_ONCE)
+    results: list[LabelledCase | str] = []
+
+    async def score(task: Task, row: Trajectory, label: float) -> None:
+        async with places:
+            results.append(await _scored(grade, task, row, label))
+        done(len(results), len(tasks))
+
+    with counting_served() as spent:
+        async with asyncio.TaskGroup() as group:
+            for task, (row, label) in zip(tasks, labelled, strict=True):
+                group.create_task(score(task, row, label))
+    return JudgedAnswers(
+        function=name,
+        cases=tuple(item for item in results if isinstance(item, LabelledCase)),
+        failures=tuple(item for item in results if isinstance(item, str)),
+        spent=spent,
+    )
+
+
+async def _scored(
+    grade: RewardFunctions, task: Task, row: Trajectory, label: float
+) -> LabelledCase | str:
+    try:
+        (graded,) = await grade(task, [row])
+    except GraderError as error:
+        return f"{task.id}: {error}"
+    assert graded.reward is not None
+    return LabelledCase(cluster=repr(task.prompt), label=label, score=graded.reward)
+
+
+def _name(config: RunConfig, name: str | None) -> str:
+    functions = config.reward.functions
+    if name is None and len(functions) == 1:
+        return next(iter(functions))
+    if name is None or name not in functions:
+        where = "reward.functions" if functions else "the run file has no reward.functions"
+        raise ConfigError(f"{where}: {choices(name or '', functions)}; name one with --function")
+    return name
+
+
+def _section(answers: LabelledAnswers) -> DatasetSection:
+    return DatasetSection(
+        source=answers.source,
+        split=answers.split,
+        columns={"prompt": answers.prompt}
+        | ({"label": answers.reference} if answers.reference != "label" else {}),
+        limit=answers.limit,
+    )
+
+
+def _labelled(task: Task, answers: LabelledAnswers) -> tuple[Trajectory, float]:
+    """An answer as a finished rollout without tokens, and its label in [0, 1]."""
+    where = f"labelled answer {task.id}"
+    values = {name: value_at(task.metadata, name) for name in (answers.response, answers.label)}
+    for name, value in values.items():
+        if not isinstance(value, (str, int, float, list)):
+            raise DataError(f"{where}: no column {choices(name, task.metadata)}")
+    label = _number(values[answers.label])
+    if label is None or not answers.low <= label <= answers.high:
+        raise DataError(
+            f"{where}: the label is {values[answers.label]!r}, expected a number from "
+            f"{answers.low:g} to {answers.high:g}; --range says what labels lie between"
+        )
+    said = values[answers.response]
+    turns = (
+        [("assistant", str(said))]
+        if not isinstance(said, list)
+        else [(m.role, m.content) for m in messages_of(where, said, answers.response)]
+    )
+    return _rollout(task, turns), (label - answers.low) / (answers.high - answers.low)
+
+
+def _rollout(task: Task, turns: Sequence[tuple[Any, str]]) -> Trajectory:
+    return Trajectory(
+        task_id=task.id, group_id=task.id, rollout_id=task.id, prompt_ids=(), response_ids=(),
+        response_mask=(), rollout_log_probs=(), policy_versions=(),
+        turns=tuple(Turn(role=role, start=0, end=0, text=text) for role, text in turns),
+        prompt_text=task.prompt if isinstance(task.prompt, str) else "",
+        reward=0.0, termination=Termination.ENV_DONE,
+    )  # fmt: skip
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

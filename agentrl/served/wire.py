@@ -1,0 +1,146 @@
+"""The two wire formats of served models, as pure functions from and to JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.served.settings import ServedSettings
+
+ChatMessages = Sequence[Mapping[str, Any]]
+"""Messages with `role` and `content`, in OpenAI's form."""
+
+_ANTHROPIC_VERSION = "2023-06-01"
+_TOOL = "answer"
+"""Name of the tool whose arguments are a structured answer, and of the schema."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """Tokens of one response, as the server counts them."""
+
+    prompt: int | None
+    """Tokens read; None where it does not say."""
+    completion: int | None
+    """Tokens written; None where it does not say."""
+
+
+def endpoint(settings: ServedSettings) -> str:
+    """Address that requests are posted to."""
+    path = "messages" if settings.api == "anthropic" else "chat/completions"
+    return f"{settings.url.rstrip('/')}/{path}"
+
+
+def headers(settings: ServedSettings) -> dict[str, str]:
+    """Headers of a request, the key among them; not to be logged."""
+    key = settings.key()
+    if settings.api == "anthropic":
+        return {"anthropic-version": _ANTHROPIC_VERSION, **({"x-api-key": key} if key else {})}
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def request_body(
+    settings: ServedSettings, messages: ChatMessages, schema: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Body of a request.
+
+    Args:
+        settings: of the model.
+        messages: to answer.
+        schema: JSON schema that the server shall hold the answer to; None for free text.
+    """
+    make = _anthropic_body if settings.api == "anthropic" else _openai_body
+    body = make(settings, messages, schema)
+    for name, value in settings.extra.items():
+        if value is None:
+            body.pop(name, None)
+        else:
+            body[name] = value
+    return body
+
+
+def answer_text(settings: ServedSettings, answer: Any) -> str:
+    """Text of a response; a structured answer is its JSON.
+
+    Raises:
+        ValueError: it is not a response of this wire format, or it has no text.
+    """
+    read = _anthropic_text if settings.api == "anthropic" else _openai_text
+    try:
+        text = read(answer)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a response of the {settings.api} format") from error
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError("the answer has no text")
+    # JSON may escape half of a surrogate pair, which no tokenizer and no file takes.
+    return text.encode(errors="replace").decode()
+
+
+def count_tokens(settings: ServedSettings, answer: Any) -> TokenCounts:
+    """Tokens of a response, of whatever form it is."""
+    usage = answer.get("usage") if isinstance(answer, Mapping) else None
+    if settings.api == "openai":
+        return TokenCounts(
+            prompt=_count(usage, "prompt_tokens"), completion=_count(usage, "completion_tokens")
+        )
+    read = _count(usage, "input_tokens")
+    if read is not None:
+        # Tokens that its prompt cache held or took in are not part of `input_tokens`.
+        for part in ("cache_creation_input_tokens", "cache_read_input_tokens"):
+            read += _count(usage, part) or 0
+    return TokenCounts(prompt=read, completion=_count(usage, "output_tokens"))
+
+
+def _openai_body(
+    settings: ServedSettings, messages: ChatMessages, schema: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": settings.model,
+        "messages": [dict(message) for message in messages],
+        "temperature": settings.temperature,
+        "seed": settings.seed % 2**31,
+    }
+    if settings.max_tokens:
+        body["max_tokens"] = settings.max_tokens
+    if schema is not None:
+        form = {"name": _TOOL, "strict": True, "schema": schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": form}
+    return body
+
+
+def _openai_text(answer: Any) -> Any:
+    return answer["choices"][0]["message"]["content"]
+
+
+def _anthropic_body(
+    settings: ServedSettings, messages: ChatMessages, schema: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    system = [str(message["content"]) for message in messages if message["role"] == "system"]
+    body: dict[str, Any] = {
+        "model": settings.model,
+        "messages": [dict(message) for message in messages if message["role"] != "system"],
+        "temperature": settings.temperature,
+        "max_tokens": settings.max_tokens,
+    }
+    if system:
+        body["system"] = "\n\n".join(system)
+    if schema is not None:
+        text = "Give the answer."
+        body["tools"] = [{"name": _TOOL, "description": text, "input_schema": schema}]
+        body["tool_choice"] = {"type": "tool", "name": _TOOL}
+    return body
+
+
+def _anthropic_text(answer: Any) -> str:
+    blocks = answer["content"]
+    for block in blocks:
+        if block["type"] == "tool_use" and block["name"] == _TOOL:
+            return json.dumps(block["input"])
+    return "".join(block["text"] for block in blocks if block["type"] == "text")
+
+
+def _count(usage: Any, name: str) -> int | None:
+    value = usage.get(name) if isinstance(usage, Mapping) else None
+    return value if type(value) is int and value >= 0 else None
