@@ -233,7 +233,42 @@ _EVAL = (
     _m("eval/NAME/untrusted", "rollouts that failed for reasons of their own", "count"),
 )  # fmt: skip
 
+_FIT = (
+    _m("sft/loss", "loss of an update, weighted as objective.loss_agg_mode says"),
+    _m("sft/nll", "negative log-likelihood of a trained token", "nats"),
+    _m("sft/perplexity", "e to the power of it"),
+    _m("sft/entropy", "entropy of the policy at the trained tokens", "nats"),
+    _m("sft/tokens", "trained tokens", "tokens"),
+    _m("dpo/loss", "loss of an update: mean over its pairs"),
+    _m("rm/loss", "loss of an update: mean over its pairs, with what keeps rewards near 0"),
+    _m("rm/loss/PART", "one part of it: pair, center or bsr"),
+    _m("pref/accuracy", "pairs whose chosen answer has the higher score; ties count half", "share"),
+    _m("pref/margin", "beta times the difference of the scores"),
+    _m("pref/reward_chosen", "beta times the score of the chosen answer: its log-ratio"),
+    _m("pref/reward_rejected", "the same of the rejected answer"),
+    _m("pref/logp_chosen", "log-probability of the chosen answer", "nats"),
+    _m("pref/logp_rejected", "log-probability of the rejected answer", "nats"),
+    _m("pref/logp_chosen_per_token", "of a token of the chosen answers", "nats"),
+    _m("pref/logp_rejected_per_token", "of a token of the rejected answers", "nats"),
+    _m("pref/kl_chosen", "log-ratio of the chosen answer to the reference", "nats"),
+    _m("pref/length_corr", "correlation of the difference of scores with that of lengths"),
+    _m("pref/length_gap", "trained tokens of the chosen answer less those of the rejected"),
+    _m("pref/length_gap_square", "mean of its square, for length_corr"),
+    _m("pref/score_gap", "difference of the scores"),
+    _m("pref/score_gap_square", "mean of its square, for length_corr"),
+    _m("pref/score_length_product", "mean of the product of both, for length_corr"),
+    _m("rm/accuracy", "pairs whose chosen answer has the higher reward; ties count half", "share"),
+    _m("rm/margin", "reward of the chosen answer less that of the rejected one"),
+    _m("rm/reward_chosen", "reward of the chosen answer"),
+    _m("rm/reward_rejected", "reward of the rejected answer"),
+    _m("rm/reward_mean", "reward over both answers"),
+    _m("rm/deviation", "deviation of the reward that `purm` is sure of"),
+    _m("fit/examples", "examples of a step of `agentrl fit`", "count"),
+    _m("fit/tokens", "tokens that the model read in it", "tokens"),
+    _m("fit/epoch", "passes over the data so far", "ratio"),
+)
+
 CATALOG: tuple[MetricName, ...] = (
-    *_ROLLOUT, *_REWARD, *_BATCH, *_TRAIN, *_SAMPLER, *_MACHINE, *_EVAL,
+    *_ROLLOUT, *_REWARD, *_BATCH, *_TRAIN, *_SAMPLER, *_MACHINE, *_EVAL, *_FIT,
 )  # fmt: skip
 """The catalog, in the order of a step."""
