@@ -1,4 +1,4 @@
-"""`agentrl config`: what a run file means, and what it may say."""
+"""`agentrl config`: what a run file or a fit file means, and what it may say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rich.text import Text
 
 from agentrl.config import RunConfig, dump_config, leaves, load_config
 from agentrl.config.blocks import describe_blocks
+from agentrl.config.fit import FitConfig
 from agentrl.config.keys import ConfigKey
+from agentrl.config.load import FIT_FILE, is_fit_file
 from agentrl.estimators import find_estimator
 
 app = typer.Typer(help="Show the keys and values of run files.", no_args_is_help=True)
@@ -31,6 +33,9 @@ def show(
 
     Comments at its end say what the algorithm is, block by block.
     """
+    if is_fit_file(file):
+        typer.echo(dump_config(FIT_FILE.load(file, overrides or ())), nl=False)
+        return
     config = load_config(file, overrides or ())
     find_estimator(config.resolved_algorithm().advantage_estimator, base=file.absolute().parent)
     typer.echo(dump_config(config), nl=False)
@@ -43,14 +48,16 @@ def show(
 @app.command()
 def schema(
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON schema.")] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Of a file of `agentrl fit`.")] = False,
 ) -> None:
     """List every key with its default and its meaning; NAME is a name of your choice."""
+    root = FitConfig if fit else RunConfig
     if as_json:
-        typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
+        typer.echo(json.dumps(root.model_json_schema(), indent=2))
         return
     console = Console(highlight=False)
     before: tuple[str, tuple[str, ...]] = ("", ())
-    for key in leaves():
+    for key in leaves(root):
         section = key.name.rpartition(".")[0]
         if (section, key.kinds) != before:
             before = section, key.kinds

@@ -47,6 +47,7 @@ class ConfigFile(Generic[Config]):
         merged = _copy(data)
         for path, value in self._kinds_first(self._parsed(override) for override in overrides):
             self._apply(merged, path, value)
+        self._require_own(merged, where)
         old = [f"  {text}" for text in old_keys(merged)] if self.root is RunConfig else []
         if old:
             raise ConfigError(f"{where} is written for an older agentrl:\n" + "\n".join(old))
@@ -55,6 +56,21 @@ class ConfigFile(Generic[Config]):
         except ValidationError as error:
             lines = self._explainer.lines(error, merged)
             raise ConfigError(f"{where} cannot be used:\n" + "\n".join(lines)) from None
+
+    def _require_own(self, data: Mapping[str, Any], where: str) -> None:
+        """Refuse a file of the other command, where every key would be unknown."""
+        run = sorted({"env", "dataset", "algorithm", "rollout"} & data.keys())
+        fit = sorted({"data", "objective"} & data.keys())
+        if self.root is RunConfig and fit and not run:
+            raise ConfigError(
+                f"{where} is a file of `agentrl fit`, which has no environment to roll out in; "
+                "give it to that command"
+            )
+        if self.root is FitConfig and run and not fit:
+            raise ConfigError(
+                f"{where} is a run file, of `agentrl train` (it has {', '.join(run)}); give it to "
+                "that command, or write a fit file with data and objective"
+            )
 
     def _parsed(self, override: str) -> Override:
         dotted, equals, text = override.partition("=")
@@ -83,6 +99,7 @@ class ConfigFile(Generic[Config]):
         return len(kinds) > 1 and kinds[0].bare == path[-1]
 
     def _apply(self, data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+        self._open_plain_values(data, path)
         try:
             put(data, path, value)
         except ValueError as error:
@@ -93,6 +110,19 @@ class ConfigFile(Generic[Config]):
             for name in parents:
                 node = node[name]
             node[section] = keep_kind(node[section], sections_at(path[:-1], self.root))
+
+
+    def _open_plain_values(self, data: dict[str, Any], path: tuple[str, ...]) -> None:
+        """Make a section of a plain value that stands for one, where a key inside is set."""
+        node = data
+        for depth in range(1, len(path)):
+            name, kinds = path[depth - 1], sections_at(path[:depth], self.root)
+            found = node.get(name)
+            if found is not None and not isinstance(found, Mapping) and kinds and kinds[0].bare:
+                node[name] = {kinds[0].bare: found}
+            if not isinstance(node.get(name), dict):
+                return
+            node = node[name]
 
 
 RUN_FILE = ConfigFile(RunConfig)
@@ -119,12 +149,20 @@ def parse_config(
     data: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config"
 ) -> RunConfig:
     """`ConfigFile.parse` of a run file."""
-    if "objective" in data and "data" in data:
-        raise ConfigError(
-            f"{where} is a file of `agentrl fit`, which has no environment to roll out in; give it "
-            "to that command"
-        )
     return RUN_FILE.parse(data, overrides, where=where)
+
+
+def is_fit_file(path: Path) -> bool:
+    """True if a file is one of `agentrl fit`.
+
+    Raises:
+        ConfigError: it is missing, or not YAML.
+    """
+    return _of_a_fit(_read(path))
+
+
+def _of_a_fit(data: Mapping[str, Any]) -> bool:
+    return "data" in data and "env" not in data
 
 
 def dump_config(config: Section) -> str:

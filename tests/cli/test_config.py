@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from agentrl.cli.config import app
 from agentrl.config import leaves, load_config
+from agentrl.config.fit import FitConfig
 from agentrl.config.keys import REQUIRED
 from agentrl.errors import ConfigError
 
@@ -45,6 +46,20 @@ def test_schema_lists_every_key_once_with_its_default_and_meaning() -> None:
     assert "\nenv.target = (required)\n" in text
     assert "\neval.datasets.NAME.source = (required)\n" in text
     assert "\ntrain.betas = [0.9, 0.95]\n" in text
+
+
+def test_a_fit_file_has_a_schema_and_a_resolved_form_of_its_own(tmp_path: Path) -> None:
+    text = run("schema", "--fit")
+    for key in leaves(FitConfig):
+        assert key.meaning in text
+    assert "\ndata.source = (required)\n" in text
+    assert json.loads(run("schema", "--fit", "--json"))["required"] == ["data"]
+    file = tmp_path / "fit.yaml"
+    file.write_text("data: {source: pairs.jsonl}\nobjective: dpo\n")
+    shown = yaml.safe_load(run("show", str(file), "objective.beta=0.3"))
+    assert shown["objective"]["beta"] == 0.3
+    with pytest.raises(ConfigError, match=r"file of `agentrl fit`"):
+        load_config(file)
 
 
 def test_schema_as_json_is_a_json_schema() -> None:

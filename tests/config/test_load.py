@@ -261,3 +261,11 @@ def test_a_width_of_a_server_that_is_no_number_of_devices_is_named(value: str) -
     with pytest.raises(ConfigError, match=r"tensor.parallel.size is .*a number of devices"):
         with_keys("serving.engine=vllm", f"serving.args.tensor-parallel-size={value}")
     assert with_keys("serving.engine=vllm", "serving.args.tensor_parallel_size=2")
+
+
+def test_a_key_inside_of_a_section_that_is_written_as_a_plain_value() -> None:
+    data = {"env": {"target": "a:B"}, "dataset": {"source": "x"}, "train": {"lora": 8}}
+    found = parse_config(data, ["train.lora.alpha=4", "serving.max_batch_size=3"])
+    assert found.train.lora is not None
+    assert (found.train.lora.rank, found.train.lora.alpha) == (8, 4.0)
+    assert data["train"] == {"lora": 8}
