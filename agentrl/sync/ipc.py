@@ -19,7 +19,7 @@ from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, SyncError
 from agentrl.sync.transfer import Weights
 from agentrl.sync.wire.checksum import WeightDigest, check_all
-from agentrl.sync.wire.tensors import WeightLayout, record_of, torch_dtype
+from agentrl.sync.wire.tensors import TensorRecord, WeightLayout, record_of, torch_dtype
 
 
 def need_cuda() -> None:
@@ -71,7 +71,7 @@ class IpcSender:
         """
         alive: list[Tensor] = []
         rows: list[dict[str, Any]] = []
-        digest = WeightDigest()
+        summed: list[tuple[TensorRecord, Tensor]] = []
         for record, tensor in self._layout.watch(weights):
             expected = alive[0].device if alive else "CUDA"
             if not tensor.is_cuda or (alive and tensor.device != expected):
@@ -81,7 +81,7 @@ class IpcSender:
             held = tensor.detach().contiguous()
             alive.append(held)
             rows.append({"name": record.name, **_handle(held)})
-            digest.add(replace(record, digest=device_digest(held)))
+            summed.append((record, device_sums(held)))
         # Kernels of the last step may still be writing what the engines are about to read.
         if not alive:
             raise SyncError("backend ipc was given no weights to send")
@@ -94,7 +94,7 @@ class IpcSender:
             backend="ipc",
             version=version,
             info={"handles": rows, "size_bytes": size, "device": _uuid(device)},
-            checksum=digest.hexdigest(),
+            checksum=_digest_of(summed),
         )
 
     def close(self) -> None:
@@ -120,34 +120,53 @@ class IpcReceiver:
         Raises:
             SyncError: this process does not see their GPU, or CUDA cannot open them.
         """
-        digest = WeightDigest()
+        summed: list[tuple[TensorRecord, Tensor]] = []
         index = _index_of(ticket.info["device"])
         for row in ticket.info["handles"]:
             tensor = _open(row, index)
             record = record_of(row["name"], tensor)
-            digest.add(replace(record, digest=device_digest(tensor)))
+            summed.append((record, device_sums(tensor)))
             yield record.name, tensor
-        check_all(digest.hexdigest(), ticket.checksum, ticket.version)
+        check_all(_digest_of(summed), ticket.checksum, ticket.version)
 
     def close(self) -> None:
         """Do nothing: nothing is kept."""
 
 
-def device_digest(tensor: Tensor) -> str:
-    """Sums of a tensor's bits and of their positions, computed where it lies.
+def device_sums(tensor: Tensor) -> Tensor:
+    """[2] int64 sums of a tensor's bits and of their positions, computed where it lies.
 
-    To move it to the host for a better digest would cost more than the transfer that is saved.
+    To move it to the host for a better digest would cost more than the transfer that is saved, and
+    so would waiting for the sums of each tensor: `_digest_of` reads all of them at once.
     """
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    total = placed = 0
+    sums = torch.zeros(2, dtype=torch.int64, device=data.device)
     for start in range(0, len(data), _PART):
         part = data[start : start + _PART]
         words = torch.nn.functional.pad(part, (0, -len(part) % 8)).view(torch.int64)
         mixed = (words ^ (words >> 29)) * 0x5851F42D4C957F2D
         positions = torch.arange(start + 1, start + 1 + len(words), device=words.device)
-        total += int(mixed.sum())
-        placed += int((mixed * positions).sum())
-    return f"{total % 2**64:016x}{placed % 2**64:016x}"
+        sums += torch.stack((mixed.sum(), (mixed * positions).sum()))
+    return sums
+
+
+def device_digest(tensor: Tensor) -> str:
+    """The sums of a tensor as text."""
+    return _text(device_sums(tensor).tolist())
+
+
+def _text(sums: Sequence[int]) -> str:
+    return "".join(f"{number % 2**64:016x}" for number in sums)
+
+
+def _digest_of(summed: Sequence[tuple[TensorRecord, Tensor]]) -> str:
+    """Digest of all tensors in their order."""
+    digest = WeightDigest()
+    if summed:
+        numbers = torch.stack([sums for _, sums in summed]).tolist()
+        for (record, _), sums in zip(summed, numbers, strict=True):
+            digest.add(replace(record, digest=_text(sums)))
+    return digest.hexdigest()
 
 
 _PART = 64 << 20
