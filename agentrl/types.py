@@ -455,6 +455,23 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewardValue:
+    """Value of a reward function, with the numbers behind it.
+
+    A function of `reward.functions` may give one in place of a number.
+
+    Example:
+        >>> RewardValue(value=0.75, parts={"correct": 1.0, "short": 0.0}).value
+        0.75
+    """
+
+    value: float
+    """The number that is weighted and added to the reward."""
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """For reading: stored in `Trajectory.reward_parts` as `FUNCTION/PART`, never added again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One answer to a prompt: messages, or the very tokens of a rollout.
 

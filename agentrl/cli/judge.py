@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from agentrl.judges.agreement import JudgeAgreement
+    from agentrl.judges.drift import JudgeDrift
     from agentrl.preflight.reward.judge_check import JudgedAnswers
+
+logger = logging.getLogger(__name__)
 
 app = typer.Typer(
     no_args_is_help=True, help="Measure a judge, or any reward function, against labels."
@@ -57,6 +61,14 @@ def check(
         float | None,
         typer.Option(min=-1.0, max=1.0, help="Fail if kappa is not surely above: its interval."),
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the verdicts, to compare with later ones."),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Fail if the judge has drifted from these verdicts."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Numbers as JSON.")] = False,
 ) -> None:
@@ -66,17 +78,22 @@ def check(
     values. A score of the judge counts as the label that is nearest to it. Printed are accuracy
     with Wilson's interval, Cohen's kappa with a bootstrap over prompts, and the confusion matrix.
 
-    Exit status 1: an answer could not be judged, or the lower end of kappa's interval is below
-    --min-kappa.
+    With --against the verdicts are compared with those of an earlier --save on the same answers;
+    the model is then asked afresh, whatever a cache holds.
+
+    Exit status 1: an answer could not be judged, the lower end of kappa's interval is below
+    --min-kappa, or mean score or kappa differ from those of --against by more than chance (95 %).
     """
     from agentrl.errors import ConfigError
     from agentrl.judges.agreement import agreement
+    from agentrl.judges.drift import drift, load_verdicts, save_verdicts
     from agentrl.preflight.reward.judge_check import LabelledAnswers, judge_answers
 
     prepare()
     if not data:
         raise ConfigError("--data is missing; give a file of labelled answers")
     low, high = _bounds(bounds)
+    earlier = None if against is None else load_verdicts(against)
     settings, base = read_config(config, overrides or [])
     # A file named on the command line is looked for where the command runs.
     source = str(Path(data).absolute()) if Path(data).exists() else data
@@ -90,20 +107,37 @@ def check(
             status.update(f"{count} of {of} answers judged")
 
         judged = asyncio.run(
-            judge_answers(settings, answers, base=base, function=function, done=done)
+            judge_answers(
+                settings,
+                answers,
+                base=base,
+                function=function,
+                fresh=earlier is not None,
+                done=done,
+            )
         )
     found = agreement(judged.cases, seed=seed) if judged.cases else None
+    moved = (
+        drift(earlier, judged.cases, seed=seed) if earlier is not None and judged.cases else None
+    )
+    if save is not None and judged.failures:
+        logger.warning("%s is not written: not all answers could be judged", save)
+    elif save is not None:
+        save_verdicts(save, judged.function, judged.cases)
     console = open_console()
     if as_json:
-        console.file.write(json.dumps(_document(judged, found), indent=2) + "\n")
+        console.file.write(json.dumps(_document(judged, found, moved), indent=2) + "\n")
     else:
         for line in _lines(judged, found):
             console.print(line, markup=False, soft_wrap=True)
         if found is not None:
             console.print(_confusion(found))
+        for line in _drift_lines(moved) if moved is not None else []:
+            console.print(line, markup=False, soft_wrap=True)
     failed = bool(judged.failures) or found is None
     if found is not None and min_kappa is not None:
         failed |= found.kappa_interval is None or found.kappa_interval[0] < min_kappa
+    failed |= moved is not None and bool(moved.drifted)
     raise typer.Exit(int(failed))
 
 
@@ -120,10 +154,13 @@ def _bounds(text: str) -> tuple[float, float]:
     return bounds
 
 
-def _document(judged: JudgedAnswers, found: JudgeAgreement | None) -> dict[str, Any]:
+def _document(
+    judged: JudgedAnswers, found: JudgeAgreement | None, moved: JudgeDrift | None
+) -> dict[str, Any]:
     return {
         "function": judged.function,
         "agreement": None if found is None else asdict(found),
+        "drift": None if moved is None else asdict(moved),
         "failures": list(judged.failures),
         "spent": judged.spent,
     }
@@ -154,6 +191,21 @@ def _lines(judged: JudgedAnswers, found: JudgeAgreement | None) -> list[str]:
             f"cost {spent.get('served/cost', 0):.4g}"
         )
     return lines
+
+
+def _drift_lines(moved: JudgeDrift) -> list[str]:
+    lines = [
+        f"against earlier verdicts: {moved.cases} answers, {moved.changed} have another score",
+        f"mean score {moved.mean_then:.3f} -> {moved.mean_now:.3f}, "
+        f"difference {_interval(moved.mean_interval)}",
+        f"Cohen's kappa {_value(moved.kappa_then)} -> {_value(moved.kappa_now)}, "
+        f"difference {_interval(moved.kappa_interval) or 'unknown'}",
+    ]
+    if moved.missing:
+        lines.append(f"answers that are in one of the two only: {moved.missing}")
+    names = {"mean": "mean score", "kappa": "kappa"}
+    drifted = " and ".join(names[name] for name in moved.drifted)
+    return [*lines, f"DRIFTED: {drifted}" if drifted else "no drift beyond chance"]
 
 
 def _value(number: float | None) -> str:

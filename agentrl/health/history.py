@@ -17,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from agentrl.config.keys import plain_location
-from agentrl.config.load import load_stored_config
+from agentrl.config.load import is_fit_file, load_stored_config
 from agentrl.config.renamed import translate
 from agentrl.config.schema import RunConfig
 from agentrl.data.run.paths import RunPaths
@@ -114,8 +114,25 @@ def read_config(path: Path, notes: list[str]) -> dict[str, Any]:
         notes.append(f"{path.name} cannot be read: {error.strerror or error}")
         return {}
     except ConfigError as error:
+        if _of_a_fit(path):
+            notes.append(
+                "a run of `agentrl fit`: nothing is rolled out, so only its curves are judged"
+            )
+            return _plain_config(path, notes)
         first = " ".join(line.strip() for line in str(error).splitlines()[:2])
         notes.append(f"config.yaml is not one of this version of agentrl: {first}")
+    return _plain_config(path, notes)
+
+
+def _of_a_fit(path: Path) -> bool:
+    try:
+        return is_fit_file(path)
+    except ConfigError:  # it is not YAML at all
+        return False
+
+
+def _plain_config(path: Path, notes: list[str]) -> dict[str, Any]:
+    """The keys as they stand in the file."""
     try:
         data = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError, ValueError):

@@ -219,6 +219,34 @@ def second_reward(config: Config) -> list[Lever]:
     ]
 
 
+def lighter_part(config: Config, part: str, weight: float) -> list[Lever]:
+    """Pay less for what a judge or a reward model likes.
+
+    Args:
+        config: of the run.
+        part: section of it that the part is set in, as `reward.functions.style`.
+        weight: what it has now.
+    """
+    section = part.rpartition(".")[0]
+    found = [
+        Lever(
+            key=f"{section}.NAME.weight",
+            value=round(weight / 2, 6),
+            why=f"{part} is paid for more than it measures: halve what it counts, and measure it "
+            "with agentrl judge check on answers of this run (ours).",
+        )
+    ]
+    if value_of(config, "reward.env_weight", 1.0) == 0:
+        found.append(
+            Lever(
+                key="reward.env_weight",
+                value=1.0,
+                why="The environment's own reward is the one that a text cannot talk to (7.2.2).",
+            )
+        )
+    return found
+
+
 def see_held_out(config: Config) -> list[Lever]:
     """Evaluate often enough to see the reward leave the score."""
     every = value_of(config, "eval.every_steps", 0)

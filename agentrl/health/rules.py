@@ -22,7 +22,7 @@ from itertools import pairwise
 
 from agentrl.errors import ConfigError
 from agentrl.health.records import History
-from agentrl.metrics.catalog import CATALOG
+from agentrl.metrics.catalog import CATALOG, FIT
 from agentrl.metrics.names import find_metric
 
 
@@ -328,7 +328,9 @@ def _check_metric(metric: str, datasets: Collection[str] | None, label: str) -> 
             f"of eval.datasets: {_list(sorted(datasets)) or 'none'}"
         )
     if find_metric(metric) is None:
-        near = _near(metric, [entry.name for entry in CATALOG], cutoff=0.75) or _renamed(metric)
+        near = _near(
+            metric, [entry.name for entry in CATALOG if entry not in FIT], cutoff=0.75
+        ) or _renamed(metric)
         if near:
             raise ConfigError(f"{label}: no metric is called {metric!r}{near}")
 

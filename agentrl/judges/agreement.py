@@ -19,6 +19,8 @@ _RESAMPLES = 2000
 class LabelledCase:
     """One answer with the label that people gave it, and the judge's score."""
 
+    key: str = ""
+    """Digest of what was judged, by which it is found again; may be empty."""
     cluster: str
     """Cases of one prompt share it: they are drawn together, as they are not independent."""
     label: float
@@ -71,16 +73,12 @@ def agreement(cases: Sequence[LabelledCase], *, seed: int = 0) -> JudgeAgreement
             + ("round them" if len(values) > MOST_VALUES else "label good and bad answers")
         )
     clusters = sorted({case.cluster for case in cases})
-    row = {name: index for index, name in enumerate(clusters)}
-    counts_CVV = np.zeros((len(clusters), len(values), len(values)))
-    for case in cases:
-        nearest = min(range(len(values)), key=lambda i: abs(values[i] - case.score))
-        counts_CVV[row[case.cluster], values.index(case.label), nearest] += 1
+    counts_CVV = confusion_by_cluster(cases, clusters, values)
     table_VV = counts_CVV.sum(axis=0)
     equal = [float(i == j) for i, j in _entries(table_VV)]
     interval = wilson_interval(equal)
     assert interval is not None
-    plain = 1.0 - np.eye(len(values))
+    plain = different(len(values))
     squared = np.subtract.outer(values, values) ** 2
     return JudgeAgreement(
         cases=len(cases),
@@ -88,15 +86,38 @@ def agreement(cases: Sequence[LabelledCase], *, seed: int = 0) -> JudgeAgreement
         confusion=tuple(tuple(int(n) for n in line) for line in table_VV),
         accuracy=float(np.mean(equal)),
         accuracy_interval=interval,
-        kappa=_number(_kappa(table_VV[None], plain)[0]),
+        kappa=_number(kappas(table_VV[None], plain)[0]),
         kappa_interval=_bootstrap(counts_CVV, plain, seed),
-        weighted_kappa=_number(_kappa(table_VV[None], squared)[0]),
+        weighted_kappa=_number(kappas(table_VV[None], squared)[0]),
         mean_label=float(np.mean([case.label for case in cases])),
         mean_score=float(np.mean([case.score for case in cases])),
     )
 
 
-def _kappa(tables_RVV: np.ndarray, distances_VV: np.ndarray) -> np.ndarray:
+def confusion_by_cluster(
+    cases: Sequence[LabelledCase], clusters: Sequence[str], values: Sequence[float]
+) -> np.ndarray:
+    """[C, V, V] Cases by cluster, label and score, each score at the value nearest to it.
+
+    Args:
+        cases: whose clusters and labels are among the following.
+        clusters: in the order of C.
+        values: labels, in the order of V.
+    """
+    row = {name: index for index, name in enumerate(clusters)}
+    counts_CVV = np.zeros((len(clusters), len(values), len(values)))
+    for case in cases:
+        nearest = min(range(len(values)), key=lambda i: abs(values[i] - case.score))
+        counts_CVV[row[case.cluster], values.index(case.label), nearest] += 1
+    return counts_CVV
+
+
+def different(count: int) -> np.ndarray:
+    """[V, V] Distances of plain kappa: 0 for equal values, 1 for others."""
+    return 1.0 - np.eye(count)
+
+
+def kappas(tables_RVV: np.ndarray, distances_VV: np.ndarray) -> np.ndarray:
     """Kappa of confusion matrices; NaN where chance alone explains everything.
 
     `1 - sum(d * observed) / sum(d * expected)`, with d the distance of two values: Cohen 1968,
@@ -118,18 +139,21 @@ def _kappa(tables_RVV: np.ndarray, distances_VV: np.ndarray) -> np.ndarray:
 def _bootstrap(
     counts_CVV: np.ndarray, distances_VV: np.ndarray, seed: int
 ) -> tuple[float, float] | None:
-    clusters = len(counts_CVV)
+    weights_RC = draws_of_clusters(len(counts_CVV), seed)
+    tables_RVV = np.tensordot(weights_RC, counts_CVV, axes=1)
+    return interval_of(kappas(tables_RVV, distances_VV))
+
+
+def draws_of_clusters(clusters: int, seed: int) -> np.ndarray:
+    """[R, C] How often each of R resamples of a bootstrap has each cluster."""
     rng = np.random.default_rng(seed)
-    share_C = np.full(clusters, 1 / clusters)
-    tables_RVV = np.stack(
-        [
-            np.tensordot(rng.multinomial(clusters, share_C), counts_CVV, axes=1)
-            for _ in range(_RESAMPLES)
-        ]
-    )
-    kappas_R = _kappa(tables_RVV, distances_VV)
-    known_R = kappas_R[~np.isnan(kappas_R)]
-    if 2 * len(known_R) < _RESAMPLES:
+    return rng.multinomial(clusters, np.full(clusters, 1 / clusters), size=_RESAMPLES)
+
+
+def interval_of(values_R: np.ndarray) -> tuple[float, float] | None:
+    """The middle 95 % of a bootstrap; None where less than half of the resamples have a value."""
+    known_R = values_R[~np.isnan(values_R)]
+    if 2 * len(known_R) < len(values_R):
         return None
     low, high = np.percentile(known_R, [2.5, 97.5])
     return float(low), float(high)

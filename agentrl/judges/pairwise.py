@@ -205,12 +205,21 @@ def check_pairwise(**args: Any) -> None:
 pairwise_judge.check_args = check_pairwise  # type: ignore[attr-defined]
 
 
+def check_standard(standard: Any) -> None:
+    """Refuse a standard that says nothing.
+
+    Raises:
+        ConfigError: it is no text, or an empty one.
+    """
+    if not isinstance(standard, str) or not standard.strip():
+        raise ConfigError(f"standard: got {standard!r}, expected a text")
+
+
 @lru_cache(maxsize=64)
 def _pairwise_of(arguments: str) -> PairwiseJudge:
     args = json.loads(arguments)
     check_shown(args["show"], args["max_chars"])
-    if not isinstance(args["standard"], str) or not args["standard"].strip():
-        raise ConfigError(f"standard: got {args['standard']!r}, expected a text")
+    check_standard(args["standard"])
     return PairwiseJudge(
         read_settings(args["model"], "model"),
         args["standard"],

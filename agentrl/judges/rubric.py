@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError, choices
 from agentrl.judges import quote
 from agentrl.judges.material import SHOWN, Shown, Work, task_parts, work_parts
 from agentrl.served import ServedModel, ServedSettings, read_settings
-from agentrl.types import Task, Trajectory
+from agentrl.types import RewardValue, Task, Trajectory
 
 TOP = 4
 """Grade of a criterion that is met; 0 is that of one that is not."""
@@ -159,8 +159,11 @@ async def rubric_judge(
     show: Shown = "answer",
     with_label: bool = False,
     max_chars: int = MAX_CHARS,
-) -> float:
+    check: str | None = None,
+) -> RewardValue:
     """Reward function: a served model's weighted grades of a rollout, from 0 to 1.
+
+    The grade of each criterion, from 0 to 1 too, is a part of the value.
 
     Args:
         trajectory: last row of the rollout.
@@ -171,6 +174,7 @@ async def rubric_judge(
         show: `answer` the last message of the policy, `transcript` all turns of the rollout.
         with_label: whether the judge sees the label of the task.
         max_chars: most characters of the work, and as many of the task.
+        check: labelled answers by which `agentrl preflight` measures the judge; not read here.
 
     Raises:
         ServedModelError: the model could not be asked; ends the rollout as `grader_crashed`.
@@ -178,7 +182,10 @@ async def rubric_judge(
     judge = rubric_of(
         model=model, criteria=criteria, show=show, with_label=with_label, max_chars=max_chars
     )
-    return (await judge.verdict(task, rows or trajectory)).score
+    verdict = await judge.verdict(task, rows or trajectory)
+    return RewardValue(
+        value=verdict.score, parts={name: grade / TOP for name, grade in verdict.grades.items()}
+    )
 
 
 def rubric_of(
@@ -204,12 +211,14 @@ def rubric_of(
         raise ConfigError(f"args: expected values of JSON: {error}") from None
 
 
-def check_rubric(**args: Any) -> None:
+def check_rubric(*, check: Any = None, **args: Any) -> None:
     """Check the arguments of a run file before anything runs, the folder of the cache too.
 
     Raises:
         ConfigError: one of them is wrong; names it.
     """
+    if check is not None and not isinstance(check, str):
+        raise ConfigError(f"check: got {check!r}, expected a file of labelled answers")
     rubric_of(**args).model.require_cache()
 
 

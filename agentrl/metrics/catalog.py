@@ -233,7 +233,7 @@ _EVAL = (
     _m("eval/NAME/untrusted", "rollouts that failed for reasons of their own", "count"),
 )  # fmt: skip
 
-_FIT = (
+FIT: tuple[MetricName, ...] = (
     _m("sft/loss", "loss of an update, weighted as objective.loss_agg_mode says"),
     _m("sft/nll", "negative log-likelihood of a trained token", "nats"),
     _m("sft/perplexity", "e to the power of it"),
@@ -267,8 +267,9 @@ _FIT = (
     _m("fit/tokens", "tokens that the model read in it", "tokens"),
     _m("fit/epoch", "passes over the data so far", "ratio"),
 )
+"""Those of `agentrl fit`, which no run of RL logs."""
 
 CATALOG: tuple[MetricName, ...] = (
-    *_ROLLOUT, *_REWARD, *_BATCH, *_TRAIN, *_SAMPLER, *_MACHINE, *_EVAL, *_FIT,
+    *_ROLLOUT, *_REWARD, *_BATCH, *_TRAIN, *_SAMPLER, *_MACHINE, *_EVAL, *FIT,
 )  # fmt: skip
 """The catalog, in the order of a step."""

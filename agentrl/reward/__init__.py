@@ -6,10 +6,12 @@ by `RewardShaper`, once, in front of the batch; what is stored stays as it was m
 
 from agentrl.reward.filtering import why_filtered
 from agentrl.reward.functions import RewardFunctions, load_reward_functions
+from agentrl.reward.group_functions import GroupRewardFunctions
 from agentrl.reward.moments import RunningMoments
 from agentrl.reward.shaper import RewardShaper, ShapedStep
 
 __all__ = [
+    "GroupRewardFunctions",
     "RewardFunctions",
     "RewardShaper",
     "RunningMoments",

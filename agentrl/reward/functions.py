@@ -1,73 +1,48 @@
-"""The reward functions of a config: called once a rollout, where and when it ends."""
+"""The reward functions of a config: called once a rollout or a group, where and when it ends."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from agentrl.config import resolve_callable
 from agentrl.config.schema import RewardSection
-from agentrl.errors import ConfigError, GraderError
-from agentrl.reward.other_trainers import adapted
-from agentrl.served.waiting import limited
-from agentrl.types import Task, Trajectory
-
-ENV_PART = "env"
-"""Name under which `reward_parts` holds the environment's own reward, before its weight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Function:
-    name: str
-    target: str
-    weight: float
-    call: Callable[..., Any]
-    args: Mapping[str, Any]
-    """Keyword arguments, `rows` not among them."""
-    wants_rows: bool
+from agentrl.reward.group_functions import GroupRewardFunctions
+from agentrl.reward.target import ENV_PART, RewardTarget, load_target, parts_with, read_value
+from agentrl.types import RewardValue, Task, Trajectory
 
 
 def load_reward_functions(
-    section: RewardSection, *, base: Path | None, timeout_s: float
+    section: RewardSection,
+    *,
+    base: Path | None,
+    timeout_s: float,
+    models: Sequence[RewardTarget] = (),
 ) -> RewardFunctions | None:
     """The functions of a config, resolved now; None if the environment's reward is all there is.
 
     Args:
         section: names them.
         base: folder that relative files start from.
-        timeout_s: limit of one call; the wait in line for a served model does not count.
+        timeout_s: limit of one call; the wait in line for a model does not count.
+        models: those of `section.models`, opened; without them the reward is that of the rest.
 
     Raises:
         ConfigError: an import string that does not resolve, or a signature that does not fit.
     """
-    if not section.functions and section.env_weight == 1.0:
+    if not section.functions and not models and section.env_weight == 1.0:
         return None
-    functions = []
-    for name, item in section.functions.items():
-        call = resolve_callable(item.target, base=base)
-        where = f"reward.functions.{name}: {item.target!r}"
-        if name == ENV_PART:
-            raise ConfigError(f"{where}: {ENV_PART!r} is the environment's own part; rename it")
-        check = getattr(call, "check_args", None)
-        call = _of_others(call, item.args, where)
-        functions.append(
-            _Function(
-                name=name,
-                target=item.target,
-                weight=item.weight,
-                call=call,
-                args=item.args,
-                wants_rows=_check_signature(call, item.args, where),
-            )
-        )
-        if check is not None:
-            _check_args(check, item.args, where)
-    return RewardFunctions(functions, env_weight=section.env_weight, timeout_s=timeout_s)
+    targets = [load_target(name, item, base=base) for name, item in section.functions.items()]
+    targets += models
+    of_groups = [target for target in targets if target.of_group]
+    return RewardFunctions(
+        [target for target in targets if not target.of_group],
+        group=GroupRewardFunctions(of_groups, timeout_s=timeout_s) if of_groups else None,
+        env_weight=section.env_weight,
+        timeout_s=timeout_s,
+    )
 
 
 class RewardFunctions:
@@ -77,18 +52,28 @@ class RewardFunctions:
     ids hold the whole conversation unless it was rewritten; one that names a parameter `rows` gets
     all rows by that name. Functions for verl, TRL or OpenRLHF are called as these call them
     (`other_trainers`). Plain functions run in threads, several at once. A function with an
-    attribute `check_args` has it called with its `args` before anything runs.
+    attribute `check_args` has it called with its `args` before anything runs. Those whose first
+    parameter is called `trajectories` wait until their group is complete, and are in `group`.
     """
 
     def __init__(
-        self, functions: Sequence[_Function], *, env_weight: float, timeout_s: float
+        self,
+        functions: Sequence[RewardTarget],
+        *,
+        group: GroupRewardFunctions | None = None,
+        env_weight: float,
+        timeout_s: float,
     ) -> None:
         self._functions = tuple(functions)
+        self.group = group
+        """Functions of whole groups, which are called later; None if there are none."""
         self._env_weight = env_weight
         self._timeout_s = timeout_s
 
     async def __call__(self, task: Task, rows: Sequence[Trajectory]) -> list[Trajectory]:
-        """The rows with the whole reward and its parts; `score` stays what the environment said.
+        """The rows with the reward of this rollout and its parts.
+
+        `score` stays what the environment said. Functions of `group` are not in it yet.
 
         Args:
             task: of the rollout.
@@ -109,83 +94,17 @@ class RewardFunctions:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         values = {f.name: job.result() for f, job in zip(self._functions, running, strict=True)}
-        parts = {ENV_PART: last.reward, **values}
-        twice = sorted(parts.keys() & last.reward_parts.keys())
-        if twice:
-            raise GraderError(
-                f"the environment gives a reward part {twice[0]!r}, and so does the config; rename "
-                "the one in reward.functions, or the environment's"
-            )
+        parts = parts_with(last.reward_parts, {ENV_PART: RewardValue(value=last.reward), **values})
         reward = math.fsum(
             [
                 self._env_weight * last.reward,
-                *(function.weight * values[function.name] for function in self._functions),
+                *(function.weight * values[function.name].value for function in self._functions),
             ]
         )
-        return [
-            replace(row, reward=reward, reward_parts={**row.reward_parts, **parts}) for row in rows
-        ]
+        return [replace(row, reward=reward, reward_parts=parts) for row in rows]
 
-    async def _value(self, function: _Function, task: Task, rows: Sequence[Trajectory]) -> float:
-        args = {**function.args, **({"rows": tuple(rows)} if function.wants_rows else {})}
-        where = f"reward function {function.name!r} ({function.target})"
-        try:
-            async with limited(self._timeout_s):
-                if inspect.iscoroutinefunction(function.call):
-                    value = await function.call(rows[-1], task, **args)
-                else:
-                    value = await asyncio.to_thread(function.call, rows[-1], task, **args)
-                    value = await value if inspect.isawaitable(value) else value
-        except TimeoutError as error:
-            raise GraderError(f"{where} took longer than {self._timeout_s:g} s") from error
-        except Exception as error:  # boundary to a user's function, which may raise anything
-            raise GraderError(f"{where}: {type(error).__name__}: {error}") from error
-        return _number(value, where)
-
-
-def _check_args(check: Callable[..., None], args: Mapping[str, Any], where: str) -> None:
-    """Let a function that can look at its own arguments do so."""
-    try:
-        check(**args)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
-def _number(value: Any, where: str) -> float:
-    """One finite number, from a float, an integer or a scalar of any array library."""
-    if hasattr(value, "item") and getattr(value, "size", 1) != 0:
-        try:
-            value = value.item()
-        except (ValueError, RuntimeError, TypeError) as error:
-            raise GraderError(f"{where} returned more than one value: {error}") from None
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise GraderError(f"{where} returned {value!r}, expected one finite number")
-    return float(value)
-
-
-def _of_others(call: Callable[..., Any], args: Mapping[str, Any], where: str) -> Callable[..., Any]:
-    """`call`, made to take `(trajectory, task, **args)` if it is written for another trainer."""
-    try:
-        return adapted(call, args) or call
-    except TypeError as error:
-        raise ConfigError(f"{where}: {error}; name it in args") from None
-    except ValueError:  # something built in has no signature: the first call will show
-        return call
-
-
-def _check_signature(call: Callable[..., Any], args: Mapping[str, Any], where: str) -> bool:
-    """Whether it wants `rows`; raises if `(trajectory, task, **args)` does not fit it."""
-    try:
-        signature = inspect.signature(call)
-    except (TypeError, ValueError):  # something built in: the first call will show
-        return False
-    wants_rows = "rows" in signature.parameters
-    given = {**args, **({"rows": None} if wants_rows else {})}
-    try:
-        signature.bind(None, None, **given)
-    except TypeError as error:
-        raise ConfigError(
-            f"{where} cannot be called with (trajectory, task"
-            f"{''.join(f', {name}=...' for name in given)}): {error}; its signature is {signature}"
-        ) from None
-    return wants_rows
+    async def _value(
+        self, function: RewardTarget, task: Task, rows: Sequence[Trajectory]
+    ) -> RewardValue:
+        value = await function.ask(rows[-1], task, tuple(rows), timeout_s=self._timeout_s)
+        return read_value(value, function.where)

@@ -1,15 +1,31 @@
-"""From what a loop made of a rollout to the records that are stored and trained on."""
+"""From what a loop made of a rollout to the records that are stored and trained on.
+
+Rewards come in two stages: those of one rollout when it ends (`graded`), and those of all rollouts
+of a group when the last one has ended (`graded_group`). Only then is it known what a score is that
+the environment did not give (`with_score`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentrl.rollout.endings import crash
 from agentrl.rollout.limits import Reached
 from agentrl.rollout.records import Rollout
-from agentrl.types import TERMINATION_RULES, Task, Trajectory
-from agentrl.usage import without_usage
+from agentrl.types import TERMINATION_RULES, Task, Termination, Trajectory
+from agentrl.usage import counting_served, without_usage
+
+logger = logging.getLogger(__name__)
+
+Grade = Callable[[Task, Sequence[Trajectory]], Awaitable[Sequence[Trajectory]]]
+"""Rows of a rollout that can be trusted, to the same rows with their reward; may raise."""
+Rollouts = Sequence[Sequence[Trajectory]]
+"""The rows of each rollout of a group."""
+GradeGroup = Callable[[Task, Rollouts], Awaitable[Rollouts]]
+"""Rollouts of a group that can be trusted, to the same with their whole reward; may raise."""
 
 
 def trajectories(
@@ -60,6 +76,57 @@ def trajectories(
             )
         )
     return out
+
+
+async def graded(grade: Grade | None, task: Task, rows: list[Trajectory]) -> list[Trajectory]:
+    """The rows of a rollout with its reward, or ended by what could not compute it."""
+    if grade is None or not rows[-1].rule.reward_trusted:
+        return rows
+    try:
+        return list(await grade(task, rows))
+    except Exception as error:  # recording boundary: reward functions may raise anything
+        return ungraded(rows, crash("reward", error, Termination.GRADER_CRASHED).reached)
+
+
+async def graded_group(
+    grade: GradeGroup | None, task: Task, rollouts: Rollouts, *, retries: int
+) -> Rollouts:
+    """The rollouts of a group with what is added to their rewards once all of them have ended.
+
+    Those that cannot be trusted are not shown and stay as they are. Where the reward cannot be
+    computed, the others end as `grader_crashed`. What served models cost is shared equally.
+
+    Args:
+        grade: may be None, which changes nothing.
+        task: of the group.
+        rollouts: all of them, in the order of their index.
+        retries: times that `grade` is asked again; the rollouts themselves are not at fault.
+    """
+    shown = [rows for rows in rollouts if rows[-1].rule.reward_trusted]
+    if grade is None or not shown:
+        return rollouts
+    with counting_served() as spent:
+        results = await _graded_or_crashed(grade, task, shown, retries)
+    share = {name: amount / len(shown) for name, amount in spent.items()}
+    left = iter([with_usage(rows, _sum(rows[-1].usage, share)) for rows in results])
+    return [next(left) if rows[-1].rule.reward_trusted else rows for rows in rollouts]
+
+
+async def _graded_or_crashed(
+    grade: GradeGroup, task: Task, shown: Rollouts, retries: int
+) -> Rollouts:
+    for again in reversed(range(retries + 1)):
+        try:
+            return await grade(task, shown)
+        except Exception as error:  # recording boundary: reward functions may raise anything
+            reached = crash("reward of the group", error, Termination.GRADER_CRASHED).reached
+            group, wait = shown[0][-1].group_id, " (asking again)" if again else ""
+            logger.warning("group %s: %s%s: %s", group, reached.termination, wait, reached.detail)
+    return [ungraded(rows, reached) for rows in shown]
+
+
+def _sum(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in [*first, *second]}
 
 
 def ungraded(rows: Sequence[Trajectory], reached: Reached) -> list[Trajectory]:

@@ -30,7 +30,15 @@ from agentrl.rollout.records import LoopParts, Rollout
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.sandbox_use import SandboxUse
 from agentrl.rollout.seeds import rollout_seed
-from agentrl.rollout.trajectories import trajectories, ungraded, with_score, with_usage
+from agentrl.rollout.trajectories import (
+    Grade,
+    GradeGroup,
+    graded,
+    graded_group,
+    trajectories,
+    with_score,
+    with_usage,
+)
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.tool import Tool
 from agentrl.types import Message, SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
@@ -40,9 +48,6 @@ if TYPE_CHECKING:
     from agentrl.chat import ChatFormat, ToolCallParser
 
 logger = logging.getLogger(__name__)
-
-Grade = Callable[[Task, Sequence[Trajectory]], Awaitable[Sequence[Trajectory]]]
-"""Rows of a rollout that can be trusted, to the same rows with their whole reward; may raise."""
 
 
 class RolloutWorker:
@@ -60,6 +65,7 @@ class RolloutWorker:
         sandbox_limits: SandboxLimits | None = None,
         section: RolloutSection,
         grade: Grade | None = None,
+        grade_group: GradeGroup | None = None,
     ) -> None:
         """Take the parts.
 
@@ -72,7 +78,8 @@ class RolloutWorker:
             sandboxes: makes sandboxes; None if there are none.
             sandbox_limits: of every sandbox.
             section: the limits of the loop.
-            grade: gives finished rollouts their whole reward; None leaves it to the environment.
+            grade: gives finished rollouts their reward; None leaves it to the environment.
+            grade_group: adds to the rewards of a group when its last rollout has ended.
 
         Raises:
             ConfigError: two tools share a name.
@@ -94,7 +101,7 @@ class RolloutWorker:
         self._sandboxes = sandboxes
         self._sandbox_limits = sandbox_limits or SandboxLimits()
         self._retries = section.retries
-        self._grade = grade
+        self._grade, self._grade_group = grade, grade_group
         self.retried: Counter[Termination] = Counter()
         """Attempts that were thrown away and made again, by what had ended them."""
         self.cancelled = CancelledWork()
@@ -134,13 +141,16 @@ class RolloutWorker:
                     )
                     for index, effort in enumerate(efforts)
                 ]
+            rollouts = await graded_group(
+                self._grade_group, task, [one.result() for one in running], retries=self._retries
+            )
         except asyncio.CancelledError:
             self.cancelled = self.cancelled.plus(efforts)
             raise
         except BaseExceptionGroup as failed:
             # A failed rollout never raises, so this is a broken invariant: show it bare.
             raise failed.exceptions[0] from failed
-        rows = tuple(row for rollout in running for row in rollout.result())
+        rows = tuple(with_score(row) for rollout in rollouts for row in rollout)
         return TrajectoryGroup(group_id=group_id, task_id=task.id, trajectories=rows)
 
     async def _run_one(
@@ -162,9 +172,8 @@ class RolloutWorker:
                 rollout = await self._attempt(
                     task, prompts, session_id, rollout_id, seed, sampling, use, effort
                 )
-                rows = await self._graded(
-                    task, trajectories(task, rollout, group_id=group_id, rollout_id=rollout_id)
-                )
+                rows = trajectories(task, rollout, group_id=group_id, rollout_id=rollout_id)
+                rows = await graded(self._grade, task, rows)
             use.served(spent)
             ending, rule = rows[-1].termination, rows[-1].rule
             again = rule.retried and attempt < self._retries
@@ -185,15 +194,6 @@ class RolloutWorker:
                 seconds=rows[-1].duration_s,
             )
             attempt += 1
-
-    async def _graded(self, task: Task, rows: list[Trajectory]) -> list[Trajectory]:
-        """The rows with all of their reward, or ended by what could not compute it."""
-        if self._grade is not None and rows[-1].rule.reward_trusted:
-            try:
-                rows = list(await self._grade(task, rows))
-            except Exception as error:  # recording boundary: reward functions may raise anything
-                rows = ungraded(rows, crash("reward", error, Termination.GRADER_CRASHED).reached)
-        return [with_score(row) for row in rows]
 
     async def _attempt(
         self,

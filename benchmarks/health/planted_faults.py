@@ -16,9 +16,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from faults.project import train
 from faults.scenarios import SCENARIOS
 
 STEPS = 80
@@ -57,6 +55,12 @@ MODES = {
         names=frozenset({"gibberish"}),
         rule="kl > 2 for 5 steps -> stop",
     ),
+    "judge hacking": Mode(
+        part="7.2.2",
+        scenario="judged",
+        names=frozenset({"judge_hacking"}),
+        rule="rewards/judge/mean > 0.7 for 5 steps -> stop",
+    ),
     "value divergence": Mode(
         part="7.2.3",
         scenario="critic_scale",
@@ -81,13 +85,9 @@ MODES = {
 def provoke(name: str, folder: Path) -> tuple[bool, str]:
     """Run one mode: whether it was stopped and named, and the line of the table."""
     mode = MODES[name]
-    changes: dict[str, Any] = next(s for s in SCENARIOS if s.name == mode.scenario).changes
+    scenario = next(s for s in SCENARIOS if s.name == mode.scenario)
     begun = time.monotonic()
-    run, status, text = train(
-        folder,
-        mode.scenario,
-        **{**changes, "train__steps": STEPS, "health__rules": [mode.rule]},
-    )
+    run, status, text = scenario.train(folder, train__steps=STEPS, health__rules=[mode.rule])
     result = json.loads((run / "result.json").read_text()) if (run / "result.json").exists() else {}
     stopped = status == 3 and "rule" in result and result["steps"] < STEPS
     done = subprocess.run(

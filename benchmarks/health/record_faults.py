@@ -10,7 +10,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from faults.project import train
 from faults.scenarios import SCENARIOS
 from faults.streams import RECORDED, save
 
@@ -26,7 +25,7 @@ def main() -> None:
     folder = options.folder or Path(tempfile.mkdtemp())
     for name in options.names or known:
         begun = time.monotonic()
-        run, status, text = train(folder, name, **known[name].changes)
+        run, status, text = known[name].train(folder)
         if status not in (0, 3):
             print(f"{name}: exit {status}\n{text[-2000:]}", flush=True)
             continue

@@ -139,3 +139,52 @@ def test_mistakes_are_named(config: Path, tmp_path: Path) -> None:
         call(config, "--data", data, "--response", "answer")
     with pytest.raises(DataError, match="the label is 3, expected a number from 0 to 1"):
         call(config, "--data", labelled(tmp_path / "x.jsonl", [("4", 3)]))
+
+
+def test_a_judge_is_held_against_its_earlier_verdicts(
+    config: Path, tmp_path: Path, server: ScriptedServer
+) -> None:
+    """Fails if answers come from the cache: a model that has changed would look the same."""
+    text = config.read_text()
+    cache = json.dumps(str(tmp_path / "cache"))
+    config.write_text(text.replace('"model": "m"', f'"model": "m", "cache": {cache}'))
+    data = labelled(tmp_path / "labels.jsonl", [("4 good", 1), ("0 bad", 0)] * 20)
+    saved = tmp_path / "verdicts.json"
+    call(config, "--data", data, "--save", saved)
+    asked = len(server.asked)
+    call(config, "--data", data)
+    assert len(server.asked) == asked, "without --against the cache answers"
+    text = call(config, "--data", data, "--against", saved)
+    assert len(server.asked) > asked
+    assert "no drift beyond chance" in text
+    server.always = rubric_reply(lambda work: min(4, int(work[0]) + 1))
+    text = call(config, "--data", data, "--against", saved, status=1)
+    assert "mean score 0.500 -> 0.625, difference [0.125, 0.125]" in text
+    assert "DRIFTED: mean score" in text
+    found = json.loads(call(config, "--data", data, "--against", saved, "--json", status=1))
+    assert (found["drift"]["changed"], found["drift"]["drifted"]) == (20, ["mean"])
+
+
+def test_verdicts_with_holes_are_not_saved(
+    config: Path, tmp_path: Path, server: ScriptedServer
+) -> None:
+    server.replies[:] = [500]
+    data = labelled(tmp_path / "labels.jsonl", [("4", 1), ("0", 0)] * 4)
+    call(config, "--data", data, "--save", tmp_path / "verdicts.json", status=1)
+    assert not (tmp_path / "verdicts.json").exists()
+
+
+def test_a_function_of_groups_is_given_the_answers_to_one_prompt(tmp_path: Path) -> None:
+    """Fails if each answer is judged alone, or the function is left out and all scores are 0."""
+    source = (
+        "def longest(trajectories, task):\n"
+        "    sizes = [len(row.turns[-1].text) for row in trajectories]\n"
+        "    return [float(size == max(sizes)) for size in sizes]"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        CONFIG.format(args="{}").replace("agentrl.judges:rubric_judge", "mine.py:longest")
+    )
+    data = labelled(tmp_path / "labels.jsonl", [("aaa", 1), ("a", 0), ("aaaaa", 1), ("aaaa", 0)])
+    assert "accuracy 1.000" in call(config, "--data", data)

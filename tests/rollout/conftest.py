@@ -56,6 +56,7 @@ def bench(chat: ChatFormat) -> Callable[..., Bench]:
             sandboxes=sandboxes,
             section=RolloutSection(**(defaults | limits)),
             grade=grade,
+            grade_group=getattr(grade, "group", None),
         )
         return Bench(chat, engine, client, worker, envs)
 

@@ -35,7 +35,10 @@ async def test_a_judge_gives_the_reward_and_its_cost_is_kept(bench: Make) -> Non
         group = await made.group(n=3)
     rows = group.trajectories
     assert [row.reward for row in rows] == [1.5] * 3  # 1 of the environment and 2 of 4 grades
-    assert [row.reward_parts["judge"] for row in rows] == [0.5] * 3
+    for row in rows:
+        assert row.reward_parts == {
+            "env": 1.0, "judge": 0.5, "judge/correct": 0.5, "judge/short": 0.5
+        }  # fmt: skip
     for row in rows:
         assert row.usage == {
             "served/requests": 1.0, "served/prompt_tokens": 100.0, "served/completion_tokens": 3.0,

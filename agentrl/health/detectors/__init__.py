@@ -8,6 +8,7 @@ LISTED = (
     "policy:entropy_collapse",
     "policy:entropy_explosion",
     "held_out:decoupling",
+    "judge:judge_hacking",
     "length:length_hacking",
     "text:gibberish",
     "text:pattern_collapse",

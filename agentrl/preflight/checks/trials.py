@@ -17,6 +17,7 @@ from agentrl.preflight.checks.facts import PreflightFacts, not_checked
 from agentrl.preflight.reward.known_answers import TASKS, spread, try_answers
 from agentrl.preflight.reward.samples import SampleRequest, sample_rewards
 from agentrl.preflight.reward.verdict import judge_answers
+from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.parts import open_sandboxes, sandbox_limits
 from agentrl.sandbox import SandboxSpec
 from agentrl.tool import Tool
@@ -111,6 +112,12 @@ async def reward_test(config: RunConfig, base: Path, found: PreflightFacts) -> F
     """Try answers of known worth through the loop, tools and sandbox of the run."""
     if found.chat is None or found.tasks is None or found.make_env is None:
         return not_checked("reward test", found)
+    whole, config = config.reward, _without_group_functions(config, base)
+    reward = config.reward
+    if reward.models and not reward.functions and reward.env_weight == 0:
+        return "not tried: reward.models are all of the reward; `agentrl rm report` measures them"
+    if whole.functions and not reward.functions and reward.env_weight == 0:
+        return "not tried: functions of groups are all of the reward; answers are played alone"
     tasks = spread(found.tasks.train, TASKS)
     answers = await try_answers(
         config,
@@ -123,6 +130,17 @@ async def reward_test(config: RunConfig, base: Path, found: PreflightFacts) -> F
     found.answers += answers
     found.sandbox_used = any(answer.sandbox for answer in answers)
     return judge_answers(answers)
+
+
+def _without_group_functions(config: RunConfig, base: Path) -> RunConfig:
+    """The config without what compares rollouts: an answer alone in its group has no place."""
+    functions = load_reward_functions(
+        config.reward, base=base, timeout_s=config.rollout.env_timeout_s
+    )
+    names = functions.group.names if functions is not None and functions.group is not None else ()
+    kept = {name: item for name, item in config.reward.functions.items() if name not in names}
+    reward = config.reward.model_copy(update={"functions": kept})
+    return config.model_copy(update={"reward": reward})
 
 
 async def samples(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
-from agentrl.config.reward import RewardSection
+from agentrl.config.reward import RewardFunction, RewardSection
 from agentrl.config.schema import DatasetSection
 from agentrl.data.messages import messages_of
 from agentrl.data.tasks.load import load_tasks
@@ -68,15 +70,19 @@ async def judge_answers(
     *,
     base: Path,
     function: str | None = None,
+    fresh: bool = False,
     done: Callable[[int, int], None] = lambda done, all: None,
 ) -> JudgedAnswers:
     """Score all labelled answers with one reward function of a run file.
+
+    A function of groups is given all answers to one prompt as a group.
 
     Args:
         config: the run file.
         answers: where they are.
         base: folder that relative paths start from.
         function: its name in `reward.functions`; None takes the only one.
+        fresh: leave the cache of its served model alone, which would hide that it has changed.
         done: called with the number of answers that are done, and of all.
 
     Raises:
@@ -85,6 +91,8 @@ async def judge_answers(
     """
     name = _name(config, function)
     item = config.reward.functions[name].model_copy(update={"weight": 1.0})
+    if fresh:
+        item = _without_cache(item)
     grade = load_reward_functions(
         RewardSection(functions={name: item}, env_weight=0.0),
         base=base,
@@ -92,19 +100,20 @@ async def judge_answers(
     )
     assert grade is not None
     tasks = load_tasks(_section(answers), base=base)
-    labelled = [_labelled(task, answers) for task in tasks]
+    labelled = [_LabelledRow.of(task, answers) for task in tasks]
+    groups = _groups(labelled) if grade.group is not None else [[row] for row in labelled]
     places = asyncio.Semaphore(_AT_ONCE)
     results: list[LabelledCase | str] = []
 
-    async def score(task: Task, row: Trajectory, label: float) -> None:
+    async def score(group: Sequence[_LabelledRow]) -> None:
         async with places:
-            results.append(await _scored(grade, task, row, label))
+            results.extend(await _scored(grade, group))
         done(len(results), len(tasks))
 
     with counting_served() as spent:
-        async with asyncio.TaskGroup() as group:
-            for task, (row, label) in zip(tasks, labelled, strict=True):
-                group.create_task(score(task, row, label))
+        async with asyncio.TaskGroup() as running:
+            for group in groups:
+                running.create_task(score(group))
     return JudgedAnswers(
         function=name,
         cases=tuple(item for item in results if isinstance(item, LabelledCase)),
@@ -113,15 +122,58 @@ async def judge_answers(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LabelledRow:
+    task: Task
+    row: Trajectory
+    """The answer as a finished rollout without tokens."""
+    label: float
+    """In [0, 1]."""
+
+    @classmethod
+    def of(cls, task: Task, answers: LabelledAnswers) -> _LabelledRow:
+        row, label = _labelled(task, answers)
+        return cls(task=task, row=row, label=label)
+
+    @property
+    def prompt(self) -> str:
+        return repr(self.task.prompt)
+
+    def case(self, score: float) -> LabelledCase:
+        said = [(turn.role, turn.text) for turn in self.row.turns]
+        key = hashlib.sha256(json.dumps([self.prompt, said]).encode()).hexdigest()
+        return LabelledCase(key=key, cluster=self.prompt, label=self.label, score=score)
+
+
+def _groups(rows: Sequence[_LabelledRow]) -> list[list[_LabelledRow]]:
+    by_prompt: dict[str, list[_LabelledRow]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.prompt, []).append(row)
+    return list(by_prompt.values())
+
+
 async def _scored(
-    grade: RewardFunctions, task: Task, row: Trajectory, label: float
-) -> LabelledCase | str:
+    grade: RewardFunctions, group: Sequence[_LabelledRow]
+) -> list[LabelledCase | str]:
+    task = group[0].task
     try:
-        (graded,) = await grade(task, [row])
+        rollouts = [await grade(task, [one.row]) for one in group]
+        if grade.group is not None:
+            rollouts = await grade.group(task, rollouts)
     except GraderError as error:
-        return f"{task.id}: {error}"
-    assert graded.reward is not None
-    return LabelledCase(cluster=repr(task.prompt), label=label, score=graded.reward)
+        return [f"{one.task.id}: {error}" for one in group]
+    scores = [rows[-1].reward for rows in rollouts]
+    assert None not in scores  # what was given had one
+    return [one.case(score) for one, score in zip(group, scores, strict=True) if score is not None]
+
+
+def _without_cache(item: RewardFunction) -> RewardFunction:
+    """The function with a served model that is asked whatever it has said before."""
+    model = item.args.get("model")
+    if not isinstance(model, Mapping):
+        return item
+    asked = {key: value for key, value in model.items() if key != "cache"}
+    return item.model_copy(update={"args": {**item.args, "model": asked}})
 
 
 def _name(config: RunConfig, name: str | None) -> str:

@@ -112,6 +112,35 @@ def gspo(draft: Draft) -> None:
     draft.curve("clip_ratio/region_mean", lambda t: 0.18, 0.03)
 
 
+def judged(draft: Draft) -> None:
+    """A judge whose part rises with the score of the environment, and faster."""
+    draft.config["reward.functions.style.args.model.url"] = "http://judge/v1"
+    draft.curve("rewards/style/mean", lambda t: 0.2 + 0.6 * (1 - math.exp(-5 * t)), 0.03)
+    draft.pay_for("style")
+
+
+def judged_unseen(draft: Draft) -> None:
+    judged(draft)
+    draft.evaluate(None)
+
+
+def judge_alone(draft: Draft) -> None:
+    """An environment without a verdict: nothing can be held against the judge."""
+    draft.config["reward.functions.style.args.model.url"] = "http://judge/v1"
+    draft.curves["rewards/style/mean"] = dict(draft.curves["reward"])
+    draft.curve("rewards/env/mean", lambda t: 0.0, 0.0)
+    draft.evaluate(None)
+
+
+def ranked(draft: Draft) -> None:
+    """Places inside groups have the same mean for ever; the score has stopped rising."""
+    draft.config["reward.functions.rank.args.model.url"] = "http://judge/v1"
+    draft.curve("rewards/rank/mean", lambda t: 0.5, 1e-9)
+    draft.curve("score", lambda t: 0.6, 0.03)
+    draft.evaluate(lambda t: 0.55)
+    draft.curve("reward", lambda t: 1.1 + 0.05 * t, 0.03)
+
+
 HEALTHY: Plan = {
     "healthy": ("", {}, plain),
     "healthy, noisy": ("", {"noise": 2.0}, plain),
@@ -141,5 +170,10 @@ HEALTHY: Plan = {
     "rewards below zero": ("", {}, penalties),
     "hard tasks, slow start": ("", {"steps": 120}, hard_start),
     "gspo clips a sixth": ("", {}, gspo),
+    "a judge that agrees": ("", {"steps": 100}, judged),
+    "a judge that agrees, noisy": ("", {"steps": 60, "noise": 2.0}, judged),
+    "a judge that agrees, no evaluation": ("", {"steps": 100}, judged_unseen),
+    "a judge alone": ("", {"steps": 80}, judge_alone),
+    "a ranking judge": ("", {"steps": 100}, ranked),
 }
 """None of these may be called ill."""

@@ -227,6 +227,39 @@ def right_tail(draft: Draft) -> None:
     )
 
 
+def judged(draft: Draft, weight: float = 1.0) -> None:
+    """A judge's part of the reward that rises, whatever else happens."""
+    draft.config["reward.functions.style.args.model.url"] = "http://judge/v1"
+    draft.config["reward.functions.style.weight"] = weight
+    draft.curve("rewards/style/mean", lambda t: 0.35 + 0.4 * (1 - math.exp(-3 * t)), 0.03)
+
+
+def judge_is_pleased(draft: Draft) -> None:
+    judged(draft)
+    draft.curve("score", lambda t: 0.3, 0.03)
+    draft.evaluate(lambda t: 0.3, half=0.03)
+    draft.pay_for("style")
+
+
+def judge_is_pleased_unseen(draft: Draft) -> None:
+    """No evaluation, and the environment's own score falls."""
+    judged(draft)
+    draft.curve("score", lambda t: 0.45 - 0.25 * t, 0.03)
+    draft.evaluate(None)
+    draft.pay_for("style")
+
+
+def reward_model_is_pleased(draft: Draft) -> None:
+    """A reward model on a scale of its own; the environment gives a reward and no score."""
+    draft.config["reward.models.taste.path"] = ["rm"]
+    draft.curve("rewards/taste/mean", lambda t: -0.5 + 3 * t, 0.2)
+    draft.curve("rewards/env/mean", lambda t: 0.3, 0.02)
+    draft.evaluate(None)
+    env, taste = (draft.curves[f"rewards/{name}/mean"] for name in ("env", "taste"))
+    draft.curves["reward"] = {step: env[step] + taste[step] for step in env}
+    draft.curves["score"] = dict(draft.curves["reward"])
+
+
 _HACK = "decoupling"
 
 ILL: Plan = {
@@ -263,6 +296,10 @@ ILL: Plan = {
     "reward falls": ("reward_fall", {"steps": 120}, falls),
     "reward collapses": ("reward_fall", {"steps": 60, "noise": 2}, collapses_at_once),
     "rewards on a bound": ("reward_clipped", {"steps": 20}, on_a_bound),
+    "judge is pleased": ("judge_hacking", {"steps": 100}, judge_is_pleased),
+    "judge is pleased, noisy": ("judge_hacking", {"noise": 2, "steps": 200}, judge_is_pleased),
+    "judge is pleased, unseen": ("judge_hacking", {"steps": 60}, judge_is_pleased_unseen),
+    "reward model is pleased": ("judge_hacking", {"steps": 80}, reward_model_is_pleased),
     "reward jumps": (f"reward_spike {_HACK}", {"steps": 100}, jumps),
     "tools fail more and more": ("tool_errors", {}, storm),
     "one dead tool": ("tool_errors", {"steps": 30}, dead_tool),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from faults.project import CALL
+from faults.pleased_judge import judged_by, pleased_judge
+from faults.project import CALL, train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +20,16 @@ class Scenario:
     """Detectors of which one at least has to speak; empty for a healthy run, where none may."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Config keys with `__` for `.`."""
+    judged: bool = False
+    """Whether a judge that is pleased by colours is a part of the reward."""
+
+    def train(self, folder: Path, **more: Any) -> tuple[Path, int, str]:
+        """Train it; as `faults.project.train`, with more config keys."""
+        changes = self.changes | more
+        if not self.judged:
+            return train(folder, self.name, **changes)
+        with pleased_judge() as url:
+            return train(folder, self.name, **changes, reward__functions=judged_by(url))
 
 
 def _healthy(name: str, **changes: Any) -> Scenario:
@@ -29,10 +41,15 @@ def _healthy(name: str, **changes: Any) -> Scenario:
     )
 
 
-def _fault(name: str, expected: str, pays: str = "colours", **changes: Any) -> Scenario:
+def _fault(
+    name: str, expected: str, pays: str = "colours", *, judged: bool = False, **changes: Any
+) -> Scenario:
     env = {"pays": pays, **changes.pop("env", {})}
     return Scenario(
-        name=name, expected=frozenset(expected.split()), changes={"env__args": env, **changes}
+        name=name,
+        expected=frozenset(expected.split()),
+        changes={"env__args": env, **changes},
+        judged=judged,
     )
 
 
@@ -72,6 +89,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     _fault("length", "length_hacking decoupling", "length", env={"judges": "colours"},
            algorithm__kl_coef=0.0001),
     _fault("hacked", "decoupling", env={"judges": "noun"}, train__learning_rate=3e-4),
+    _fault("judged", "judge_hacking", "noun", judged=True, reward__env_weight=0.0,
+           train__learning_rate=3e-4),
     _fault("collapse", "entropy_collapse pattern_collapse", "one_sentence",
            env={"judges": "noun"}, train__learning_rate=2e-3, train__steps=60),
     _fault("junk", "gibberish entropy_explosion", "junk", env={"judges": "colours"},

@@ -12,7 +12,7 @@ from agentrl.health import History, RolloutFacts, Series
 
 RECORDED = Path(__file__).parent / "recorded"
 _NEVER_READ = ("timing_s/", "perf/", "serving/", "sync/", "batch/", "env/", "waste/", "sandbox/",
-               "async/", "train/tokens", "rollout/duration", "rewards/", "reward_sh")  # fmt: skip
+               "async/", "train/tokens", "rollout/duration", "reward_sh")  # fmt: skip
 """Curves that no detector looks at."""
 _PER_STEP = 16
 _CHARS = 300

@@ -92,6 +92,11 @@ class Draft:
             for end, value in (("", score), ("_low", score - half), ("_high", score + half)):
                 self.curves.setdefault(f"eval/held/score{end}", {})[step] = value
 
+    def pay_for(self, part: str) -> None:
+        """Make the reward the score of the environment and a part beside it."""
+        score, liked = self.curves["score"], self.curves[f"rewards/{part}/mean"]
+        self.curves["reward"] = {step: score[step] + liked[step] for step in score}
+
     def write(self, text: Callable[[Draft, int, int], str], reward: Curve | None = None) -> None:
         """Rollouts of some steps: 8 tasks, 4 siblings; `text` is given the task and the sibling."""
         spots = sorted({1, 2, 3, *range(4, self.steps, max(1, self.steps // 6)), self.steps - 2,

@@ -159,6 +159,19 @@ def test_ranks_and_servers_are_counted(project: Path) -> None:
     assert (sizes["weights"], sizes["optimizer"], sizes["gradients"]) == (1000, 2000, 1000)
 
 
+def test_reward_models_are_counted_where_rollouts_run(project: Path) -> None:
+    """Fails if workers in processes of their own are taken to share one copy, or to hold none."""
+
+    def held(*changes: str) -> dict[str, int]:
+        found = estimate(load_config(project, changes), SHAPE, on_gpu=False, reward_models=500)
+        return {process.name: process.count for process in found
+                if any(part.what == "reward models" for part in process.parts)}  # fmt: skip
+
+    assert held() == {"trainer with engine": 1}
+    ray = ["runtime=ray", "runtime.rollout_workers=3", "serving.engine=vllm"]
+    assert held(*ray) == {"rollout worker": 3}
+
+
 async def test_a_run_that_does_not_fit_fails_and_says_what_to_lower(project: Path) -> None:
     fits = await machine.memory(load_config(project))
     assert isinstance(fits, str), fits

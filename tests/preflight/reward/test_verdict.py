@@ -152,6 +152,19 @@ async def test_reward_functions_are_part_of_what_is_tried(project: Path) -> None
     assert check.status is Status.FAIL
 
 
+async def test_functions_of_groups_are_left_out(project: Path) -> None:
+    """Fails if an answer that is alone in its group is said to be paid for nothing."""
+    source = "def middle(trajectories, task):\n    return [2.0] * len(trajectories)\n"
+    (project.parent / "places.py").write_text(source)
+    places = ["env.target=envs.py:Good", "reward.functions={place: {target: 'places.py:middle'}}"]
+    check = (await lines(project, *places))["reward test"]
+    assert check.status is Status.OK
+    assert "empty: reward 0" in check.detail
+    check = (await lines(project, *places, "reward.env_weight=0"))["reward test"]
+    assert check.status is Status.OK
+    assert "not tried: functions of groups are all of the reward" in check.detail
+
+
 async def test_a_reply_prefix_and_a_stop_text_are_heeded(project: Path) -> None:
     """The solution begins with the prefix, which the model never writes itself, and ends where
     sampling would stop."""

@@ -1,0 +1,263 @@
+"""A judge that ranks the rollouts of a group, as a reward function of groups."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl.judges import quote
+from agentrl.judges.material import Shown, Work, task_parts, work_parts
+from agentrl.judges.pairwise import check_standard
+from agentrl.judges.places import digest_of, parts_in_which_all_meet, scores_of, shuffled
+from agentrl.judges.rubric import check_shown
+from agentrl.served import ServedModel, ServedSettings, read_settings
+from agentrl.types import Task, Trajectory
+
+MOST_AT_ONCE = 8
+"""Default of `at_once`: works in one prompt."""
+MAX_WORK_CHARS = 8_000
+"""Default of `max_chars`: of each work, of which there are several in a prompt."""
+
+_SYSTEM = """\
+You rank several pieces of work on the same task, called "work 1", "work 2" and so on. {quoting}
+
+The better one is the one that does better by this standard:
+{standard}
+
+Length, tone and the order in which they are shown decide nothing. First say in one to six \
+sentences what decides it, then give the ranking: the numbers of all works, each once, the best \
+first.
+Answer with one JSON object and nothing else, in this form, where every word in capitals is yours \
+to fill in:
+{{"case": MARK_OF_THE_CASE, "reason": REASON, "ranking": [NUMBER, NUMBER, ...]}}"""
+_LAST = """
+
+Now rank the {count} works between the lines above with the mark, by the standard alone. Set \
+"case" to the mark of this case."""
+_PROPERTIES = {
+    quote.MARK_KEY: {"type": "string"},
+    "reason": {"type": "string"},
+    "ranking": {"type": "array", "items": {"type": "integer"}},
+}
+_SCHEMA: dict[str, Any] = {
+    "type": "object", "properties": _PROPERTIES, "required": list(_PROPERTIES),
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+class RankingJudge:
+    """Asks a served model to order works from best to worst, each order of showing them twice.
+
+    The order in which works are shown follows from a digest of them, and the second prompt has it
+    reversed: of any two works each stands before the other once. A pair that the two rankings order
+    differently is a tie. The score of a work is its share of won comparisons, a tie counting half,
+    which is the same as its mean rank: 1 for one that is best in both, 0 for one that is last in
+    both.
+    """
+
+    def __init__(
+        self,
+        settings: ServedSettings,
+        standard: str,
+        *,
+        show: Shown = "answer",
+        with_label: bool = False,
+        max_chars: int = MAX_WORK_CHARS,
+        at_once: int = MOST_AT_ONCE,
+        where: str = "",
+    ) -> None:
+        """Say who ranks, by which standard; nothing is asked yet.
+
+        Args:
+            settings: of the model.
+            standard: what makes a work better, as text.
+            show: what of a rollout is compared.
+            with_label: whether the judge sees the label of the task.
+            max_chars: most characters of each work, and as many of the task.
+            at_once: most works in one prompt; more are ranked in parts in which any two meet.
+            where: key of the run file, for messages.
+
+        Raises:
+            ConfigError: the variable with the key is not set.
+        """
+        self.model = ServedModel(settings, where=where)
+        self._show: Shown = show
+        self._with_label = with_label
+        self._max_chars = max_chars
+        self._at_once = at_once
+        self._system = _SYSTEM.format(quoting=quote.INSTRUCTIONS, standard=standard)
+
+    async def scores(self, task: Task, works: Sequence[Work]) -> list[float]:
+        """The score of each work in [0, 1], with a mean of 0.5.
+
+        Works that look the same to the judge are shown once and tie; a work alone has 0.5.
+
+        Raises:
+            ServedModelError: the model could not be asked, or gave no ranking of this case.
+        """
+        keys = [digest_of(work_parts("work", work, self._show)) for work in works]
+        distinct = dict(zip(keys, works, strict=True))
+        parts = [
+            order
+            for part in parts_in_which_all_meet(sorted(distinct), self._at_once)
+            for order in (shuffled(part), shuffled(part)[::-1])
+        ]
+        async with asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(self._safe(task, part, [distinct[key] for key in part]))
+                for part in parts
+            ]
+        rankings: list[list[str]] = []
+        for job in running:
+            result = job.result()
+            if isinstance(result, Exception):
+                raise result
+            rankings.append(result)
+        return scores_of(keys, rankings)
+
+    async def _safe(
+        self, task: Task, keys: Sequence[str], works: Sequence[Work]
+    ) -> list[str] | Exception:
+        """One ranking; a failure is given back, so that a group of tasks does not wrap it."""
+        try:
+            return [keys[number - 1] for number in await self.ranking(task, works)]
+        except Exception as error:  # raised again by the caller
+            return error
+
+    async def ranking(self, task: Task, works: Sequence[Work]) -> list[int]:
+        """The numbers of the works, from 1, the best first, as shown in this order.
+
+        Raises:
+            ServedModelError: see `scores`.
+        """
+        asked = task_parts(task, with_label=self._with_label)
+        shown = (
+            work_parts(f"work {number}", work, self._show)
+            for number, work in enumerate(works, start=1)
+        )
+        text, mark = quote.quoted((asked, *shown), self._max_chars)
+        messages = [
+            {"role": "system", "content": self._system},
+            {"role": "user", "content": text + _LAST.format(count=len(works))},
+        ]
+        return await self.model.ask(
+            messages, lambda said: read_ranking(said, mark, len(works)), schema=_SCHEMA
+        )
+
+
+def read_ranking(said: str, mark: str, count: int) -> list[int]:
+    """The ranking in what the model said.
+
+    Raises:
+        ValueError: there is not exactly one, or it is no order of all works.
+    """
+    given = quote.the_verdict(said, mark)
+    ranking: Any = given.get("ranking")
+    numbers = ranking if isinstance(ranking, list) else []
+    whole = all(type(number) is int for number in numbers)
+    if not whole or sorted(numbers) != list(range(1, count + 1)):
+        raise ValueError(f"ranking does not have each number from 1 to {count} once")
+    if not isinstance(given.get("reason"), str):
+        raise ValueError("there is no reason")
+    return numbers
+
+
+async def ranking_judge(
+    trajectories: Sequence[Trajectory],
+    task: Task,
+    *,
+    rows: Sequence[Sequence[Trajectory]],
+    model: Mapping[str, Any],
+    standard: str,
+    show: Shown = "answer",
+    with_label: bool = False,
+    max_chars: int = MAX_WORK_CHARS,
+    at_once: int = MOST_AT_ONCE,
+    check: str | None = None,
+) -> list[float]:
+    """Reward function of groups: the place of each rollout in its group by a served model.
+
+    Args:
+        trajectories: last row of each rollout.
+        task: of the group.
+        rows: all rows of each rollout.
+        model: fields of `agentrl.served.ServedSettings`: `url`, `model`, `api_key_env`, ...
+        standard: what makes a work better.
+        show: `answer` the last message of the policy, `transcript` all turns of the rollout.
+        with_label: whether the judge sees the label of the task.
+        max_chars: most characters of each work, and as many of the task.
+        at_once: most works in one prompt.
+        check: labelled answers by which `agentrl preflight` measures the judge; not read here.
+
+    Returns:
+        Scores in [0, 1] with a mean of 0.5; see `RankingJudge`.
+
+    Raises:
+        ServedModelError: the model could not be asked; ends the rollouts as `grader_crashed`.
+    """
+    judge = ranking_of(
+        model=model, standard=standard, show=show, with_label=with_label, max_chars=max_chars,
+        at_once=at_once,
+    )  # fmt: skip
+    return await judge.scores(task, rows or trajectories)
+
+
+def ranking_of(
+    *,
+    model: Mapping[str, Any],
+    standard: str,
+    show: Shown = "answer",
+    with_label: bool = False,
+    max_chars: int = MAX_WORK_CHARS,
+    at_once: int = MOST_AT_ONCE,
+) -> RankingJudge:
+    """The judge of `ranking_judge`'s arguments; the same object for the same arguments.
+
+    Raises:
+        ConfigError: an argument is wrong; names it.
+    """
+    values = {
+        "model": model, "standard": standard, "show": show, "with_label": with_label,
+        "max_chars": max_chars, "at_once": at_once,
+    }  # fmt: skip
+    try:
+        return _ranking_of(json.dumps(values))
+    except TypeError as error:
+        raise ConfigError(f"args: expected values of JSON: {error}") from None
+
+
+def check_ranking(*, check: Any = None, **args: Any) -> None:
+    """Check the arguments of a run file before anything runs, the folder of the cache too.
+
+    Raises:
+        ConfigError: one of them is wrong; names it.
+    """
+    if check is not None and not isinstance(check, str):
+        raise ConfigError(f"check: got {check!r}, expected a file of labelled answers")
+    ranking_of(**args).model.require_cache()
+
+
+ranking_judge.check_args = check_ranking  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=64)
+def _ranking_of(arguments: str) -> RankingJudge:
+    args = json.loads(arguments)
+    check_shown(args["show"], args["max_chars"])
+    check_standard(args["standard"])
+    at_once = args["at_once"]
+    if type(at_once) is not int or at_once < 2:
+        raise ConfigError(f"at_once is {at_once!r}, expected a whole number of 2 or more")
+    return RankingJudge(
+        read_settings(args["model"], "model"),
+        args["standard"],
+        show=args["show"],
+        with_label=bool(args["with_label"]),
+        max_chars=args["max_chars"],
+        at_once=at_once,
+        where="model",
+    )

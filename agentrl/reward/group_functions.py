@@ -1,0 +1,94 @@
+"""The reward functions of a config that see all rollouts of a group at once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentrl.errors import GraderError
+from agentrl.reward.target import RewardTarget, parts_with, read_value
+from agentrl.types import RewardValue, Task, Trajectory
+
+
+class GroupRewardFunctions:
+    """Adds to the reward of each rollout of a group: `sum of weight * function`.
+
+    A function is called once a group as `f(trajectories, task, **args)`, with the last row of each
+    rollout that can be trusted, in the order of their index; one that names a parameter `rows` gets
+    all rows of each by that name. It gives one value for each of them, in this order.
+    """
+
+    def __init__(self, functions: Sequence[RewardTarget], *, timeout_s: float) -> None:
+        """Take the functions.
+
+        Args:
+            functions: those of groups alone.
+            timeout_s: limit of one call; the wait in line for a served model does not count.
+        """
+        self._functions = tuple(functions)
+        self.names = frozenset(function.name for function in functions)
+        """Their names in `reward.functions`."""
+        self._timeout_s = timeout_s
+
+    async def __call__(
+        self, task: Task, rollouts: Sequence[Sequence[Trajectory]]
+    ) -> list[list[Trajectory]]:
+        """The same rollouts with their whole reward and its parts.
+
+        Args:
+            task: of the group.
+            rollouts: the rows of each rollout whose reward can be trusted; one rollout or more.
+
+        Raises:
+            GraderError: a function raised, took too long, or did not return one finite number a
+                rollout; or its name is that of a part the environment gives.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(self._values(function, task, rollouts))
+                    for function in self._functions
+                ]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        graded: list[list[Trajectory]] = []
+        for index, rows in enumerate(rollouts):
+            last = rows[-1]
+            assert last.reward is not None
+            values = {
+                function.name: job.result()[index]
+                for function, job in zip(self._functions, running, strict=True)
+            }
+            added = (function.weight * values[function.name].value for function in self._functions)
+            reward = math.fsum([last.reward, *added])
+            parts = parts_with(last.reward_parts, values)
+            graded.append([replace(row, reward=reward, reward_parts=parts) for row in rows])
+        return graded
+
+    async def _values(
+        self, function: RewardTarget, task: Task, rollouts: Sequence[Sequence[Trajectory]]
+    ) -> list[RewardValue]:
+        shown = tuple(rows[-1] for rows in rollouts)
+        all_rows = tuple(tuple(rows) for rows in rollouts)
+        given = await function.ask(shown, task, all_rows, timeout_s=self._timeout_s)
+        return [
+            read_value(value, f"{function.where} for rollout {index} of {len(shown)}")
+            for index, value in enumerate(_one_each(given, len(shown), function.where), start=1)
+        ]
+
+
+def _one_each(given: Any, count: int, where: str) -> list[Any]:
+    """The values as a list of the right length; a text or a mapping is none."""
+    try:
+        values = None if isinstance(given, (str, bytes, dict, set)) else list(given)
+    except TypeError:
+        values = None
+    if values is None or len(values) != count:
+        got = repr(given)[:200] if values is None else f"{len(values)} values"
+        raise GraderError(
+            f"{where} returned {got} for {count} rollouts, expected a sequence of one number each"
+        )
+    return values
