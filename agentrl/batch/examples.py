@@ -7,6 +7,7 @@ its micro-batches, as in RL.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 
 from agentrl.batch.denominators import count, token_weight
 from agentrl.batch.packing import pack_rows
-from agentrl.batch.records import PackedBatch, Row, RowKey
+from agentrl.batch.records import MicroBatch, PackedBatch, Row, RowKey
 from agentrl.config.presets import LossAggMode
 from agentrl.errors import DataError
 
@@ -43,6 +44,16 @@ class AnswerTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredTokens:
+    """One answer as a reward model reads it; its last token is where the score is read."""
+
+    prompt_ids: tuple[int, ...]
+    """[_P] Tokens before the answer; may be empty."""
+    ids: tuple[int, ...]
+    """[_T] The answer, up to the stop token that ends it; not empty unless the prompt is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """A prompt with one answer, or with a better and a worse one."""
 
@@ -58,6 +69,19 @@ class Example:
     """Reward of the chosen answer less that of the rejected one; None unknown."""
     label_probability: float | None = None
     """Probability that the chosen answer is the better one; None takes the label as certain."""
+
+    def __post_init__(self) -> None:
+        found = {
+            "weight": (self.weight, 0.0, math.inf),
+            "margin": (self.margin, -math.inf, math.inf),
+            "label_probability": (self.label_probability, 0.0, 1.0),
+        }
+        for name, (value, low, high) in found.items():
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                raise DataError(
+                    f"example {self.id!r}: {name} is {value:g}; expected a finite number"
+                    + (f" in [{low:g}, {high:g}]" if low > -math.inf else "")
+                )
 
     @property
     def num_tokens(self) -> int:
@@ -162,6 +186,37 @@ def score_update(
     )  # fmt: skip
 
 
+def score_key(index: int) -> RowKey:
+    """Name of the row at `index` among those of `score_rows`."""
+    return RowKey(group_id="scored", rollout_id=str(index), row_index=0)
+
+
+def score_rows(
+    rows: Sequence[ScoredTokens], *, micro_batch_tokens: int, prefix_sharing: bool = True
+) -> tuple[MicroBatch, ...]:
+    """Whole answers that are only scored: as `score_update`, without examples and weights.
+
+    Args:
+        rows: any number; each is called `score_key(index)`.
+        micro_batch_tokens: most packed tokens in a micro-batch; a row takes one more than it has.
+        prefix_sharing: whether rows share the tokens of a common prefix.
+
+    Raises:
+        DataError: a row without tokens, or one that is larger than a micro-batch.
+    """
+    made: list[Row] = []
+    for index, row in enumerate(rows):
+        tokens = len(row.prompt_ids) + len(row.ids)
+        if not 0 < tokens < micro_batch_tokens:
+            raise DataError(
+                f"row {index} to score has {tokens} tokens, expected 1 to "
+                f"{micro_batch_tokens - 1}: a batch holds {micro_batch_tokens}, one of them behind "
+                "the row; raise the tokens of a batch, or leave the row out"
+            )
+        made.append(_end_row(score_key(index), (*row.prompt_ids, *row.ids), 1.0))
+    return pack_rows(made, micro_batch_tokens=micro_batch_tokens, prefix_sharing=prefix_sharing)
+
+
 def _likelihood_rows(example: Example, weight: float) -> list[Row]:
     rows: list[Row] = []
     for index, answer in enumerate(example.answers):
@@ -184,10 +239,15 @@ def _likelihood_rows(example: Example, weight: float) -> list[Row]:
 
 
 def _score_row(example: Example, index: int, weight: float) -> Row:
-    ids = (*example.prompt_ids, *example.answers[index].ids)
+    key = RowKey(group_id=example.id, rollout_id=example.id, row_index=index)
+    return _end_row(key, (*example.prompt_ids, *example.answers[index].ids), weight)
+
+
+def _end_row(key: RowKey, ids: tuple[int, ...], weight: float) -> Row:
+    """A row with one response position, behind its last token."""
     one = np.ones(1, dtype=np.bool_)
     return Row(
-        key=RowKey(group_id=example.id, rollout_id=example.id, row_index=index),
+        key=key,
         # The value of a response token is read at the token before it, so a last token is needed
         # behind the answer; no other token sees it, so any does.
         input_ids=np.array([*ids, ids[-1]], dtype=np.int64),

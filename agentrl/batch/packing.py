@@ -205,25 +205,40 @@ def padding_micro_batch() -> MicroBatch:
     )
 
 
-def unpack(micro: MicroBatch) -> tuple[MicroBatch, ...]:
-    """One micro-batch per row, with the numbers the row has in the packed one."""
-    return tuple(_alone(micro, index) for index in range(len(micro.rows)))
+def unpack(micro: MicroBatch, *, whole_rollouts: bool = False) -> tuple[MicroBatch, ...]:
+    """One micro-batch per row, with the numbers the row has in the packed one.
+
+    Args:
+        micro: the packed one.
+        whole_rollouts: rows of one rollout (both answers of a pair) stay together.
+    """
+    parts: dict[object, list[int]] = {}
+    for index, key in enumerate(micro.rows):
+        parts.setdefault(key.rollout_id if whole_rollouts else index, []).append(index)
+    return tuple(_only(micro, rows) for rows in parts.values())
 
 
-def _alone(micro: MicroBatch, index: int) -> MicroBatch:
-    packed = tokens_of_path(micro, int(micro.segment_N[index]))
-    response = micro.row_R == index
+def _only(micro: MicroBatch, rows: Sequence[int]) -> MicroBatch:
+    """Some rows of a micro-batch, side by side."""
+    paths = [tokens_of_path(micro, int(micro.segment_N[row])) for row in rows]
+    lengths_S = np.array([len(path) for path in paths], dtype=np.int64)
+    own = [np.flatnonzero(micro.row_R == row) for row in rows]
+    # Depth first: a path names packed tokens in ascending order.
+    sources = [
+        np.searchsorted(path, micro.source_R[of_row]) + start
+        for path, of_row, start in zip(paths, own, np.cumsum(lengths_S) - lengths_S, strict=True)
+    ]
+    packed, response = np.concatenate(paths), np.concatenate(own)
     return MicroBatch(
-        rows=micro.rows[index : index + 1],
-        segment_N=np.zeros(1, dtype=np.int64),
-        temperature_N=micro.temperature_N[index : index + 1],
-        lengths_S=np.array([len(packed)], dtype=np.int64),
-        parents_S=np.full(1, -1, dtype=np.int64),
+        rows=tuple(micro.rows[row] for row in rows),
+        segment_N=np.arange(len(rows), dtype=np.int64),
+        temperature_N=micro.temperature_N[list(rows)],
+        lengths_S=lengths_S,
+        parents_S=np.full(len(rows), -1, dtype=np.int64),
         input_ids_T=micro.input_ids_T[packed],
         position_ids_T=micro.position_ids_T[packed],
-        row_R=np.zeros(int(response.sum()), dtype=np.int64),
-        # Depth first: a path names packed tokens in ascending order.
-        source_R=np.searchsorted(packed, micro.source_R[response]),
+        row_R=np.repeat(np.arange(len(rows), dtype=np.int64), [len(of_row) for of_row in own]),
+        source_R=np.concatenate(sources),
         target_R=micro.target_R[response],
         mask_R=micro.mask_R[response],
         sampled_R=micro.sampled_R[response],

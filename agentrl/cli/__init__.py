@@ -43,6 +43,7 @@ _GROUPS = {
     "judge": (_BEFORE, "Measure a judge, or any reward function, against labels."),
     "traj": (_AFTER, "Look at stored trajectories."),
     "prefs": (_AFTER, "Make preference pairs of stored rollouts, and check pairs."),
+    "rm": (_AFTER, "Measure reward models, and score answers with them."),
     "env": (_TASKS, "Make and check environments."),
     "tasks": (_TASKS, "Make data sets of tasks, and check them."),
     "sandbox": (_MACHINES, "See which sandboxes work on this machine."),

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from agentrl.config.base import Section
+from agentrl.config.base import FiniteSection, Section
 from agentrl.config.presets import Bounds
 
 LengthUnit = Literal["response", "sampled"]
@@ -23,6 +23,52 @@ class RewardFunction(Section):
     """Factor of its value in the reward."""
     args: dict[str, Any] = Field(default_factory=dict)
     """More keyword arguments."""
+
+
+class RewardModelSection(FiniteSection):
+    """A reward model that scores finished rollouts, or an ensemble; plain text is `path`."""
+
+    bare: ClassVar[str] = "path"
+
+    path: tuple[str, ...] = Field(min_length=1)
+    """Run directory of a fit, checkpoint folder or hub name; several are an ensemble. Relative
+    folders start at the folder of this file."""
+    weight: float = 1.0
+    """Factor of its value in the reward."""
+    scale: Literal["stored", "temperature", "none"] = "stored"
+    """`stored` whitens scores by the `reward_scale.json` that `agentrl rm report --store` writes
+    beside the checkpoint; `temperature` divides by its temperature alone; `none` takes raw scores.
+    """
+    disagreement: float = Field(default=0.0, ge=0)
+    """Taken off: so many standard deviations between the members of an ensemble."""
+    uncertainty: float = Field(default=0.0, ge=0)
+    """Taken off: so many of the deviations that a model fitted with `objective.loss: purm` gives;
+    the mean over an ensemble."""
+    device: str = "auto"
+    """As `model.device`; each process with rollout workers loads a copy of its own there."""
+    batch_tokens: int = Field(default=8192, ge=32)
+    """Most packed tokens of a forward pass; a rollout has to fit, with one token more."""
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _members(self) -> RewardModelSection:
+        if len(set(self.path)) < len(self.path):
+            raise ValueError(f"path names one model twice: {list(self.path)}")
+        if self.disagreement and len(self.path) == 1:
+            raise ValueError(
+                f"disagreement is {self.disagreement:g}, but one reward model cannot disagree; "
+                "give path a list of at least 2, or set it to 0"
+            )
+        if len(self.path) > 1 and self.scale != "stored":
+            raise ValueError(
+                f"scale is {self.scale}, but members of an ensemble are whitened before their "
+                "mean, or the one with the largest scores decides alone; set scale: stored"
+            )
+        return self
 
 
 class OverlongSection(Section):
@@ -84,8 +130,10 @@ class RewardSection(Section):
 
     functions: dict[str, RewardFunction] = Field(default_factory=dict)
     """Name to function; their weighted values are added to the environment's reward."""
+    models: dict[str, RewardModelSection] = Field(default_factory=dict)
+    """Name to reward model; their weighted values are added as those of functions are."""
     env_weight: float = Field(default=1.0, allow_inf_nan=False)
-    """Factor of the environment's own reward; 0 leaves only `functions`."""
+    """Factor of the environment's own reward; 0 leaves only `functions` and `models`."""
     overlong: OverlongSection | None = None
     """DAPO's penalty for long responses; None takes nothing off."""
     stop_properly_penalty_coef: float | None = Field(default=None, le=1, allow_inf_nan=False)
@@ -105,6 +153,15 @@ class RewardSection(Section):
     """Bounds of what the group baseline leaves of a rollout's reward."""
     dynamic_filtering: DynamicFilter | None = None
     """DAPO's filter of groups that teach nothing; None trains on all."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> RewardSection:
+        if twice := sorted(self.functions.keys() & self.models.keys()):
+            raise ValueError(
+                f"models and functions both have a {twice[0]!r}, and a part of the reward has one "
+                "name; rename one of them"
+            )
+        return self
 
     @field_validator("clip_raw", "clip", "clip_shaped")
     @classmethod

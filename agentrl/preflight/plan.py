@@ -25,6 +25,8 @@ from agentrl.preflight.checks import (
     trials as preflight_trials,
 )
 from agentrl.preflight.checks.facts import PreflightFacts
+from agentrl.preflight.checks.judges import judges, judges_with_labels
+from agentrl.preflight.checks.reward_models import reward_models
 from agentrl.preflight.reward.known_answers import IN_FLIGHT, TASKS, AnswerKind
 from agentrl.preflight.reward.samples import SampleRequest
 from agentrl.preflight.runner import COMMON, Limit, Plan, Step, outcome_of
@@ -36,6 +38,8 @@ _MARGIN_S = 5.0
 """Beyond the limit of one call, after which the rollout loop would have given up on it."""
 _IMPORT_S = 300.0
 """More for lines that import code of the user, which may load much, once."""
+_JUDGE_S = 1800.0
+"""Limit for judging all labelled answers."""
 _LOAD_S = 1800.0
 """Limit for loading a model."""
 
@@ -97,6 +101,8 @@ def full_plan(
             ),
         ),
     ]
+    if judges_with_labels(config):
+        trials.append(("judges", lambda: judges(config, base)))
     if samples is not None:
         trials.append(
             ("reward samples", lambda: preflight_trials.samples(config, base, found, samples))
@@ -125,6 +131,7 @@ def full_plan(
 
 def _parts(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -> list[Step]:
     parts = preflight_parts
+    models: list[Step] = [("reward models", lambda: reward_models(config, base, found))]
     return [
         ("model", lambda: parts.model(config.model, found)),
         ("tools", lambda: parts.tools(config.env, base)),
@@ -137,6 +144,7 @@ def _parts(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -
             "rewards",
             lambda: parts.rewards(config.reward, base, timeout_s=config.rollout.env_timeout_s),
         ),
+        *(models if config.reward.models else []),
         ("algorithm", lambda: algorithm_checks.algorithm(config, base=base)),
         ("trainer", lambda: parts.trainer(config)),
     ]
@@ -152,7 +160,7 @@ def _places(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) 
         ("metrics", lambda: preflight_parts.metrics(config.log)),
         ("disk", lambda: machine.disk(config)),
         ("context", lambda: machine.context(config.model, config.rollout.max_context_tokens)),
-        ("memory", lambda: machine.memory(config)),
+        ("memory", lambda: machine.memory(config, base)),
         ("budget", lambda: preflight_parts.budget(config.rollout, config.train, found)),
     ]
 
@@ -179,6 +187,7 @@ def limits_of(config: RunConfig, samples: int = 0) -> dict[str, Limit]:
     return {
         "tools": imported, "environment": imported, "rewards": imported,
         "prompts": Limit(still_s=call_s, total_s=preflight_parts.SAMPLE_S + 2 * call_s),
+        "judges": Limit(still_s=call_s, total_s=_JUDGE_S),
         "reward test": Limit(still_s=call_s, total_s=COMMON.total_s + answers_s),
         "reward samples": Limit(still_s=max(_LOAD_S, rollout.turn_limit_s), total_s=samples_s),
     }  # fmt: skip

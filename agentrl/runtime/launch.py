@@ -17,6 +17,7 @@ from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.metric_sinks import check_sinks, open_metrics
 from agentrl.runtime.assembly.parts import TaskSets, load_task_sets, make_env_factory
 from agentrl.runtime.assembly.resume_point import resume_point
+from agentrl.runtime.assembly.reward_models import check_reward_models
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, write_chosen
 from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
@@ -107,6 +108,7 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     make_tools(config.env, base=base)
     make_env_factory(config.env, base=base)
     load_reward_functions(config.reward, base=base, timeout_s=config.rollout.env_timeout_s)
+    check_reward_models(config, base=base)
 
 
 def open_run(config: RunConfig, *, base: Path) -> RunDir | None:

@@ -65,6 +65,19 @@ def test_a_shared_micro_batch_unpacks_into_its_rows(rows, seed):
             assert np.array_equal(getattr(alone, name), getattr(apart, name)), name
 
 
+@given(ROWS, st.integers(0, 1000), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_a_micro_batch_unpacks_into_whole_rollouts(rows, seed, sharing):
+    """Fails if a row of a rollout reads the tokens of its neighbour, or stands alone."""
+    made = [make_row(ids, i, rollout=f"r{i % 3}", seed=seed) for i, ids in enumerate(rows)]
+    together = [[row for row in made if row.key.rollout_id == f"r{n}"] for n in range(3)]
+    micro = pack_micro_batch(made, prefix_sharing=sharing)
+    for own, found in zip(filter(None, together), unpack(micro, whole_rollouts=True), strict=True):
+        apart = pack_micro_batch(own)
+        for name in MicroBatch.__slots__:
+            assert np.array_equal(getattr(found, name), getattr(apart, name)), name
+
+
 @given(ROWS, st.integers(9, 40), st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_every_row_is_packed_once_within_the_budget(rows, budget, sharing, whole):

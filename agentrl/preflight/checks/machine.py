@@ -17,6 +17,7 @@ from agentrl.finding import Finding, fail, warn
 from agentrl.preflight.checks.free_memory import available_bytes
 from agentrl.preflight.checks.memory_estimate import GIB, ModelShape, estimate
 from agentrl.runtime.assembly.parts import model_source
+from agentrl.runtime.assembly.reward_models import reward_model_bytes
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.run_name import run_path
 
@@ -83,10 +84,11 @@ async def context(model: ModelSection, wanted: int) -> Finding | str:
     return f"{wanted} of the {positions} tokens that the model was made for"
 
 
-async def memory(config: RunConfig) -> Finding | str:
+async def memory(config: RunConfig, base: Path = Path()) -> Finding | str:
     """Every process of the run against the memory of this machine and its GPUs."""
     try:
         shape = await asyncio.to_thread(model_shape, config.model)
+        reward_models = reward_model_bytes(config, base=base)
     except (AgentrlError, OSError, ValueError, AttributeError) as error:
         return warn(
             "memory",
@@ -100,7 +102,7 @@ async def memory(config: RunConfig) -> Finding | str:
     gpu = pick_device(config.model.device).type == "cuda" or (
         runtime.kind == "ray" and runtime.gpus_per_trainer > 0
     )
-    processes = estimate(config, shape, on_gpu=gpu)
+    processes = estimate(config, shape, on_gpu=gpu, reward_models=reward_models)
     text = "; ".join(process.text() for process in processes)
     if elsewhere is not None:
         return f"{text}; not compared: the machines of {elsewhere} are elsewhere"

@@ -91,13 +91,16 @@ class ProcessMemory:
         return f"{times}{self.name} {self.size / GIB:.1f} GiB ({parts})"
 
 
-def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[ProcessMemory]:
+def estimate(
+    config: RunConfig, shape: ModelShape, *, on_gpu: bool, reward_models: int = 0
+) -> list[ProcessMemory]:
     """Every process of the run with what it holds at its peak.
 
     Args:
         config: of the run.
         shape: of the policy; a critic with a path of its own is taken to be as large.
         on_gpu: whether the trainer computes on a GPU.
+        reward_models: bytes of their weights, in each process that runs rollouts.
     """
     serving, runtime = config.serving, config.runtime
     trainer = _trained(config, shape)
@@ -113,6 +116,9 @@ def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Proc
         context = config.rollout.max_context_tokens
         cache = kv_cache_bytes(serving, config.model, shape, context=context)
         trainer.append(Part(what="keys and values", size=cache))
+    count = runtime.rollout_workers if runtime.kind == "ray" else runtime.worker_processes
+    scorers = [Part(what="reward models", size=reward_models)] if reward_models else []
+    trainer += [] if count else scorers
     trainer.insert(0, Part(what="process", size=_CUDA if on_gpu else _PROCESS))
     name = "trainer with engine" if serving.engine == "embedded" else "trainer"
     ranks = _ranks(runtime)
@@ -122,9 +128,8 @@ def estimate(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Proc
         found.append(
             ProcessMemory(name="trainer on the host", count=ranks, on_gpu=False, parts=host)
         )
-    count = runtime.rollout_workers if runtime.kind == "ray" else runtime.worker_processes
     if count:
-        worker = (Part(what="process", size=_WORKER),)
+        worker = (Part(what="process", size=_PROCESS if scorers else _WORKER), *scorers)
         found.append(ProcessMemory(name="rollout worker", count=count, on_gpu=False, parts=worker))
     if serving.engine == "vllm":
         server = (

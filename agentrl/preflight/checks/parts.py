@@ -57,10 +57,16 @@ SAMPLE_S = 120.0
 
 async def model(section: ModelSection, found: PreflightFacts) -> Finding | str:
     """Load the tokenizer and choose the device."""
-    from agentrl.train.model.pretrained import check_model_path, load_tokenizer, pick_device
+    from agentrl.train.model.pretrained import (
+        check_model_path,
+        load_tokenizer,
+        pick_device,
+        refuse_scoring_model,
+    )
 
     path = resolve_model_path(section.path)
     check_model_path(path)
+    refuse_scoring_model(path)
     device = pick_device(section.device)
     tokenizer = load_tokenizer(section.model_copy(update={"path": path}))
     found.tokenizer = tokenizer
@@ -82,11 +88,11 @@ async def environment(env: EnvSection, base: Path, found: PreflightFacts) -> str
 async def rewards(section: RewardSection, base: Path, *, timeout_s: float) -> str:
     """Load the reward functions and state the sum of the reward."""
     load_reward_functions(section, base=base, timeout_s=timeout_s)
-    functions = {name: item.weight for name, item in section.functions.items()}
-    parts = [
-        f"{weight:g} * {name}" for name, weight in {"env": section.env_weight, **functions}.items()
-    ]
-    changed = section.model_dump(exclude_defaults=True, exclude={"functions", "env_weight"})
+    added = {**section.functions, **section.models}
+    weights = {"env": section.env_weight, **{name: item.weight for name, item in added.items()}}
+    parts = [f"{weight:g} * {name}" for name, weight in weights.items()]
+    apart = {"functions", "models", "env_weight"}
+    changed = section.model_dump(exclude_defaults=True, exclude=apart)
     return "; ".join([" + ".join(parts), *(f"{name} {value}" for name, value in changed.items())])
 
 

@@ -32,6 +32,7 @@ from agentrl.data.tasks.difficulty import sampling_weights
 from agentrl.data.tasks.selection import tasks_by_key
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.reward import load_reward_functions
+from agentrl.reward.target import RewardTarget
 from agentrl.rollout import RolloutWorker, load_env_class
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
@@ -229,11 +230,28 @@ def make_worker(
     sandboxes: SandboxBackend | None,
     tools: Sequence[Tool],
     base: Path,
+    reward_models: Sequence[RewardTarget] = (),
 ) -> tuple[RolloutWorker, ChatFormat]:
-    """The rollout worker, and the chat format whose stop tokens end its turns."""
+    """The rollout worker, and the chat format whose stop tokens end its turns.
+
+    Args:
+        config: of the run.
+        generator: samples turns.
+        tokenizer: of the policy.
+        sandboxes: makes sandboxes; None if there are none.
+        tools: of the config, opened.
+        base: folder that relative paths start from.
+        reward_models: those of `reward.models`, opened; without them rewards lack their part.
+    """
 
     parser = build_parser(config.chat.tool_parser, base=base)
     chat = build_chat(tokenizer, config.chat)
+    grade = load_reward_functions(
+        config.reward,
+        base=base,
+        timeout_s=config.rollout.env_timeout_s,
+        models=reward_models,
+    )
     worker = RolloutWorker(
         generator=generator,
         chat=chat,
@@ -243,9 +261,8 @@ def make_worker(
         sandboxes=sandboxes,
         sandbox_limits=sandbox_limits(config.sandbox.limits),
         section=config.rollout,
-        grade=load_reward_functions(
-            config.reward, base=base, timeout_s=config.rollout.env_timeout_s
-        ),
+        grade=grade,
+        grade_group=grade.group if grade is not None else None,
     )
     return worker, chat
 

@@ -28,10 +28,12 @@ from agentrl.runtime.assembly.parts import (
     open_sandboxes,
     served_source,
 )
+from agentrl.runtime.assembly.reward_models import open_reward_models
 from agentrl.runtime.assembly.tools import open_tools
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
+    from agentrl.reward.target import RewardTarget
     from agentrl.runtime.children.stages import ChildRollouts, EngineNews
     from agentrl.sandbox import SandboxBackend
     from agentrl.tool import Tool
@@ -113,7 +115,10 @@ async def open_policy(
             )
         )
         if here is not None:
-            opened = here.rollouts(config, engines, tokenizer, base=base)
+            models = await stack.enter_async_context(
+                open_reward_models(config, base=base, tokenizer=tokenizer)
+            )
+            opened = here.rollouts(config, engines, tokenizer, models, base=base)
         else:
             opened = await stack.enter_async_context(
                 _open_children(config, engines, source, base=base, logs=logs, version=loaded)
@@ -147,7 +152,13 @@ class _Environment:
     text: str
 
     def rollouts(
-        self, config: RunConfig, engines: OpenEngines, tokenizer: Any, *, base: Path
+        self,
+        config: RunConfig,
+        engines: OpenEngines,
+        tokenizer: Any,
+        reward_models: Sequence[RewardTarget],
+        *,
+        base: Path,
     ) -> _OpenRollouts:
         """A worker on the event loop of this process."""
         worker, _ = make_worker(
@@ -157,6 +168,7 @@ class _Environment:
             sandboxes=self.sandboxes,
             tools=self.tools,
             base=base,
+            reward_models=reward_models,
         )
         rollouts = LocalRollouts(worker, cancelled=lambda: worker.cancelled)
         return _OpenRollouts(rollouts=rollouts, sandbox_text=self.text)

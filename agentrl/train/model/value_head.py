@@ -7,6 +7,7 @@ before the token and not the token itself.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,22 @@ from torch.nn.functional import linear
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
+from agentrl.reward.scale import SCALE_FILE, RewardScale
 from agentrl.train.model.logprobs import hidden_states
 from agentrl.train.model.lora import merged_weights
 from agentrl.train.model.pretrained import (
     QUICKSTART,
+    SCORED,
     check_model_path,
     pick_device,
     quickstart_checkpoint,
 )
 
-_SCORED = ("ForSequenceClassification", "ForTokenClassification")
+logger = logging.getLogger(__name__)
+
 _HEADS = ("score", "classifier")
+GAUSSIAN_LABELS = {0: "mean", 1: "deviation"}
+"""`id2label` of a reward model that gives a Gaussian; the deviation is before `purm_deviation`."""
 
 
 class ValueHead(nn.Linear):
@@ -117,8 +123,37 @@ class ValueModel(nn.Module):
         return found_RO[:, 0] if shape[1] == 1 else found_RO
 
 
+def load_critic(critic: CriticSection, model: ModelSection) -> ValueModel:
+    """The critic that a run begins with: `load_value_model`, in the unit of the reward.
+
+    Where `reward_scale.json` is beside a reward model, RL uses (r / T - mean) / std, and the head
+    predicts that from the start: w' = w / (T std), b' = (b / T - mean) / std (document 004, 5.3).
+
+    Args:
+        critic: where it begins.
+        model: the policy, for what `critic` does not say.
+
+    Raises:
+        ConfigError: as `load_value_model`.
+        DataError: the scale cannot be read.
+    """
+    made = load_value_model(critic, model)
+    folder = Path(critic.path or model.path).expanduser()
+    if (folder / SCALE_FILE).is_file():
+        scale = RewardScale.load(folder)
+        head = made.value_head
+        # Folded in float64, then rounded once to the dtype of the head.
+        weight, bias = (param.detach().double().cpu().numpy() for param in (head.weight, head.bias))
+        folded = scale.fold_into_head(weight, bias)
+        with torch.no_grad():
+            head.weight.copy_(torch.from_numpy(folded[0]))
+            head.bias.copy_(torch.from_numpy(folded[1]))
+        logger.info("the critic begins with the reward model %s and its scale", folder)
+    return made
+
+
 def load_value_model(critic: CriticSection, model: ModelSection, *, outputs: int = 1) -> ValueModel:
-    """The critic that a run begins with, in the dtype and on the device of its policy.
+    """A value model as it is stored, in the dtype and on the device of a policy.
 
     A checkpoint for sequence or token classification (a reward model) brings its head; a language
     model leaves its own behind and gets one of zeros.
@@ -139,7 +174,7 @@ def load_value_model(critic: CriticSection, model: ModelSection, *, outputs: int
     source = str(quickstart_checkpoint()) if path == QUICKSTART else path
     try:
         kinds = AutoConfig.from_pretrained(source).architectures or [""]
-        scored = kinds[0].endswith(_SCORED)
+        scored = kinds[0].endswith(SCORED)
         loader: Any = AutoModelForSequenceClassification if scored else AutoModel
         loaded, report = _load(loader, source, getattr(torch, model.dtype))
     except (OSError, ValueError) as error:
@@ -198,6 +233,10 @@ def save_value_model(
 
     config = copy.deepcopy(model.config)
     config.num_labels = model.value_head.out_features
+    if config.num_labels == len(GAUSSIAN_LABELS):
+        # A classifier of two classes has as many outputs, and must not pass for one.
+        config.id2label = dict(GAUSSIAN_LABELS)
+        config.label2id = {name: index for index, name in GAUSSIAN_LABELS.items()}
     config.pad_token_id = _padding(tokenizer)
     padded = copy.deepcopy(tokenizer)
     padded.pad_token_id = config.pad_token_id
@@ -219,6 +258,15 @@ def save_value_model(
         named[f"{shell.base_model_prefix}.{name.removeprefix('body.')}"] = tensor.detach()
     shell.save_pretrained(folder, state_dict=named)
     padded.save_pretrained(folder)
+
+
+def require_padding(tokenizer: Any) -> None:
+    """Refuse before training a tokenizer that `save_value_model` would refuse after it.
+
+    Raises:
+        ConfigError: no token to pad with.
+    """
+    _padding(tokenizer)
 
 
 def _padding(tokenizer: Any) -> int:

@@ -23,6 +23,10 @@ from agentrl.train.model.pretrained import load_tokenizer
 from tests.runtime.tiny_project import write_project
 
 STEPS = 2
+PLACES = """
+def places(trajectories, task):
+    return [100.0 * index for index in range(len(trajectories))]
+"""
 
 
 async def run_stages(config: RunConfig, base: Path) -> Path:
@@ -60,8 +64,9 @@ async def run_stages(config: RunConfig, base: Path) -> Path:
 
 
 async def test_a_run_stores_and_syncs_with_child_workers(tmp_path: Path) -> None:
-    # Fails if environment or sandbox of a file beside the config are not found in a child, or if a
-    # child samples with weights of another version.
+    # Fails if environment or sandbox of a file beside the config are not found in a child, if a
+    # child samples with weights of another version, or if it gives away groups before the functions
+    # of whole groups were asked.
     config = load_config(write_project(tmp_path, train__steps=STEPS))
     tokenizer = load_tokenizer(config.model)
     chat = build_chat(tokenizer, config.chat)
@@ -74,13 +79,20 @@ async def test_a_run_stores_and_syncs_with_child_workers(tmp_path: Path) -> None
             serving={"engine": "external", "urls": list(fakes.urls), "transport": "http"},
             runtime={"kind": "local", "worker_processes": 2},
             log={"tensorboard": False},
+            reward={"functions": {"places": {"target": "places.py:places", "weight": 0.01}}},
         )
+        (tmp_path / "places.py").write_text(PLACES)
         run = await run_stages(load_config(path), tmp_path)
         turns, _ = fakes.counts()
     store = TrajectoryStore(run / "trajectories")
     rows = [row for step in range(1, STEPS + 1) for row in store.read("train", step=step)]
     versions = [set(row.trajectory.policy_versions) - {-1} for row in rows]
     assert versions == [{0}] * 12 + [{1}] * 12
+    for group in {row.trajectory.group_id for row in rows}:
+        members = [row.trajectory for row in rows if row.trajectory.group_id == group]
+        parts = [member.reward_parts for member in members]
+        assert [part["places"] for part in parts] == [100.0 * i for i in range(len(members))]
+        assert [row.reward for row in members] == [part["env"] + i for i, part in enumerate(parts)]
     # One turn a rollout; two evaluations of three tasks, each twice.
     assert turns == STEPS * 12 + 2 * 3 * 2
     lines = [line for line in read_metrics(run / "metrics.jsonl") if "rollout/started" in line]

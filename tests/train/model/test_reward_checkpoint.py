@@ -8,7 +8,13 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
-from agentrl.train.model.value_head import ValueModel, load_value_model, save_value_model
+from agentrl.reward.scale import RewardScale
+from agentrl.train.model.value_head import (
+    ValueModel,
+    load_critic,
+    load_value_model,
+    save_value_model,
+)
 from tests.train.fit.fit_examples import examples, scores
 from tests.train.tiny_llama import VOCABULARY
 
@@ -72,3 +78,25 @@ def test_our_loader_reads_the_same_model(tmp_path):
 def test_a_tokenizer_without_a_token_to_pad_with_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no special token besides its end of text"):
         save_value_model(float32_model(), tokenizer(eos_token="</s>"), tmp_path)
+
+
+def test_a_critic_begins_with_the_reward_that_rl_uses(tmp_path):
+    """Fails if the scale is left out, or if it changes the reward model as fits and scorers load
+    it."""
+    save_value_model(float32_model(), tokenizer(eos_token="</s>", pad_token="<pad>"), tmp_path)
+    section = ModelSection(path="elsewhere", dtype="float32", device="cpu")
+    critic = CriticSection(path=str(tmp_path))
+    scale = RewardScale(temperature=2.5, mean=0.75, std=1.5)
+    plain = load_critic(critic, section)
+    scale.save(tmp_path)
+    data = examples(5, pairs=True)
+
+    def read(model):
+        with torch.no_grad():
+            return torch.stack([score for e in data for score in scores(model, e)]).double()
+
+    raw = read(load_value_model(critic, section))
+    assert torch.equal(raw, read(plain))
+    wanted = torch.from_numpy(scale.normalised(raw.numpy()))
+    assert (wanted - raw).abs().mean() > 0.1
+    assert torch.allclose(read(load_critic(critic, section)), wanted, rtol=0, atol=1e-6)

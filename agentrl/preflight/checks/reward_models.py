@@ -1,0 +1,28 @@
+"""The check of the reward models of a run: none of them is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.config import RunConfig
+from agentrl.finding import Finding, warn
+from agentrl.preflight.checks.facts import PreflightFacts
+from agentrl.runtime.assembly.reward_models import check_reward_models
+
+
+async def reward_models(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
+    """Check reward models without loading them: paths, scales, lengths and vocabularies."""
+    lines = check_reward_models(config, base=base, tokenizer=found.tokenizer)
+    reward = config.reward
+    if reward.normalize or reward.clip is not None or reward.clip_raw is not None:
+        return "; ".join(lines)
+    raw = [f"reward.models.{n}" for n, item in reward.models.items() if item.scale != "stored"]
+    if raw:
+        return warn(
+            "reward models",
+            f"{'; '.join(lines)}: rewards of {', '.join(raw)} have no bound and no fixed unit, and "
+            "nothing whitens or clips them",
+            "set scale: stored (agentrl rm report --store), or reward.normalize: true with "
+            "reward.clip: [-10, 10]",
+        )
+    return "; ".join(lines)

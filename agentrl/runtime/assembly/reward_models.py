@@ -1,0 +1,182 @@
+"""The reward models of a config (`reward.models`): checked before a run, loaded for its rollouts.
+
+Every process that runs rollouts has a copy of its own: this one, each of
+`runtime.worker_processes`, or each of `ray.rollout_workers`, which have no GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.compute_threads import run_computing
+from agentrl.config import RunConfig
+from agentrl.config.reward import RewardModelSection
+from agentrl.config.schema import ModelSection
+from agentrl.errors import ConfigError, DataError
+from agentrl.reward.scale import RewardScale
+from agentrl.reward.target import ENV_PART, RewardTarget
+from agentrl.runtime.disk.checkpoint import resolve_model_path
+from agentrl.runtime.disk.logs import quiet_transformers
+
+if TYPE_CHECKING:
+    from agentrl.train.reward_models.rollout_rewards import RolloutRewards
+
+
+def check_reward_models(config: RunConfig, *, base: Path, tokenizer: Any = None) -> list[str]:
+    """Refuse reward models that cannot be used, before any weight is loaded.
+
+    Args:
+        config: of the run.
+        base: folder that relative paths start from.
+        tokenizer: of the policy; None does not compare vocabularies.
+
+    Returns:
+        A line about each model.
+
+    Raises:
+        ConfigError: a path that holds no reward model, a scale that is missing, rollouts that are
+            longer than the model reads, or another vocabulary than the policy's.
+    """
+    return [
+        _check(f"reward.models.{name}", item, config, base=base, tokenizer=tokenizer)
+        for name, item in config.reward.models.items()
+    ]
+
+
+def reward_model_bytes(config: RunConfig, *, base: Path) -> int:
+    """Bytes of the weights of all reward models in one process, as their files say; hub names 0."""
+    folders = [
+        Path(_source(path, base)) for item in config.reward.models.values() for path in item.path
+    ]
+    return sum(file.stat().st_size for each in folders for file in each.glob("*.safetensors"))
+
+
+@contextlib.asynccontextmanager
+async def open_reward_models(
+    config: RunConfig, *, base: Path, tokenizer: Any
+) -> AsyncIterator[tuple[RewardTarget, ...]]:
+    """Load the reward models of a config as functions of finished rollouts.
+
+    Args:
+        config: of the run.
+        base: folder that relative paths start from.
+        tokenizer: of the policy.
+
+    Raises:
+        ConfigError: as `check_reward_models`, or a model that cannot be loaded.
+    """
+    targets: list[RewardTarget] = []
+    async with contextlib.AsyncExitStack() as stack:
+        if config.reward.models:
+            check_reward_models(config, base=base, tokenizer=tokenizer)
+        for name, item in config.reward.models.items():
+            rewards = await run_computing(_load, f"reward.models.{name}", item, base=base)
+            stack.push_async_callback(rewards.queue.close)
+            targets.append(
+                RewardTarget(
+                    name=name,
+                    target=", ".join(item.path),
+                    weight=item.weight,
+                    call=rewards.value,
+                    args={},
+                    wants_rows=False,
+                    of_group=False,
+                )
+            )
+        yield tuple(targets)
+
+
+def _load(key: str, item: RewardModelSection, *, base: Path) -> RolloutRewards:
+    from agentrl.train.reward_models.rollout_rewards import RewardMember, RolloutRewards
+    from agentrl.train.score_model import load_score_model
+
+    quiet_transformers()
+    with _named(key):
+        members = [
+            RewardMember(
+                path=path,
+                model=load_score_model(source, device=item.device, batch_tokens=item.batch_tokens),
+                scale=_scale(item, source),
+            )
+            for path, source in ((path, _source(path, base)) for path in item.path)
+        ]
+        return RolloutRewards(members, disagreement=item.disagreement, uncertainty=item.uncertainty)
+
+
+def _check(
+    key: str, item: RewardModelSection, config: RunConfig, *, base: Path, tokenizer: Any
+) -> str:
+    from agentrl.train.model.pretrained import load_tokenizer, pick_device
+    from agentrl.train.score_model import reward_head
+
+    if key.endswith(f".{ENV_PART}"):
+        raise ConfigError(f"{key}: {ENV_PART!r} is the environment's own part; rename it")
+    context = config.rollout.max_context_tokens
+    if item.batch_tokens <= context:
+        raise ConfigError(
+            f"{key}.batch_tokens is {item.batch_tokens}, but a rollout may have {context} tokens "
+            "(rollout.max_context_tokens) and takes one more; raise it"
+        )
+    with _named(key):
+        pick_device(item.device)
+        for path in item.path:
+            source = _source(path, base)
+            head = reward_head(source)
+            _scale(item, source)
+            if item.uncertainty and head.outputs == 1:
+                raise ConfigError(
+                    f"uncertainty is {item.uncertainty:g}, but the reward model {path!r} gives no "
+                    "deviation; fit it with objective.loss: purm, or set uncertainty to 0"
+                )
+            if head.context is not None and head.context < context:
+                raise ConfigError(
+                    f"the reward model {path!r} reads {head.context} tokens, but a rollout may "
+                    f"have {context} (rollout.max_context_tokens); lower that"
+                )
+            if tokenizer is not None:
+                theirs = load_tokenizer(ModelSection(path=source))
+                _check_vocabulary(tokenizer.get_vocab(), theirs.get_vocab(), path)
+    return f"{key}: {', '.join(item.path)}, scale {item.scale}"
+
+
+def _check_vocabulary(ours: dict[str, int], theirs: dict[str, int], path: str) -> None:
+    """Every token of the policy must be the same one for the reward model, which may have more."""
+    for token, number in ours.items():
+        if theirs.get(token) != number:
+            got = f"id {theirs[token]}" if token in theirs else "no id"
+            raise ConfigError(
+                f"the reward model {path!r} has another vocabulary than the policy: token "
+                f"{token!a} is id {number} for the policy and {got} there, so it would read other "
+                "text than was sampled; take a reward model fitted on a model of this tokenizer"
+            )
+
+
+def _source(path: str, base: Path) -> str:
+    """The checkpoint folder or hub name; a run stands for its latest checkpoint."""
+    folder = base / Path(path).expanduser()
+    return resolve_model_path(str(folder)) if folder.is_dir() else path
+
+
+def _scale(item: RewardModelSection, source: str) -> RewardScale:
+    if item.scale == "none":
+        return RewardScale()
+    try:
+        stored = RewardScale.load(Path(source).expanduser())
+    except DataError as error:
+        raise ConfigError(
+            f"{error}; write it with `agentrl rm report {source} --data PAIRS --store`, or set "
+            "scale: none"
+        ) from None
+    return stored if item.scale == "stored" else RewardScale(temperature=stored.temperature)
+
+
+@contextlib.contextmanager
+def _named(key: str) -> Iterator[None]:
+    """Begin messages with the key of the config."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None

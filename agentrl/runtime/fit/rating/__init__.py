@@ -1,0 +1,1 @@
+"""Measures reward models and scores answers with them: `agentrl rm`."""

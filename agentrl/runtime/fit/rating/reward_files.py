@@ -1,0 +1,48 @@
+"""Files that the report of a reward model leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.errors import DataError
+from agentrl.files import write_whole
+from agentrl.runtime.fit.rating.report_text import report_markdown
+from agentrl.runtime.fit.rating.reward_report import RewardReport
+
+if TYPE_CHECKING:
+    from agentrl.runtime.fit.rating.reward_model import OpenRewardModel
+
+
+def write_report(
+    report: RewardReport, model: OpenRewardModel, folder: Path, *, store: bool
+) -> list[Path]:
+    """Write `report.json` and `report.md`, and the scale beside the checkpoint.
+
+    Args:
+        report: what was measured.
+        model: its folder gets the scale.
+        folder: made if needed.
+        store: whether the scale is stored.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        DataError: the scale is to be stored, and there is none; the reports are written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        folder / "report.json": json.dumps(report.to_json(), indent=1) + "\n",
+        folder / "report.md": report_markdown(report),
+    }
+    for path, text in files.items():
+        write_whole(path, text.encode())
+    written = list(files)
+    if store:
+        assert model.folder is not None
+        if report.scale is None:
+            raise DataError(f"--store: there is no scale to store: {report.scale_problem}")
+        written.append(report.scale.save(model.folder))
+    return written

@@ -1,0 +1,151 @@
+"""A reward model of a run, or an ensemble, as a function of finished rollouts.
+
+    score of each member        at the last token that the policy sampled
+    z_k = scale_k(score_k)      (score / T - mean) / std, by its reward_scale.json
+    value = mean_k z_k - disagreement * std_k z_k - uncertainty * mean_k s_k
+
+Legend: `_N` rows, `_K` members, `_O` outputs of a member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from agentrl.batch.examples import ScoredTokens
+from agentrl.batch.records import FloatArray
+from agentrl.errors import ConfigError, GraderError
+from agentrl.reward.scale import RewardScale, ensemble_reward
+from agentrl.train.reward_models.score_queue import ScoreQueue
+from agentrl.types import RewardValue, Task, Trajectory
+
+BETWEEN = "std_between"
+"""Part with the standard deviation between the members of an ensemble, in units of the value."""
+DEVIATION = "deviation"
+"""Part with the deviation that the model itself gives, in units of the value."""
+
+
+class RowScorer(Protocol):
+    """Scores token rows, as `ScoreModel` does."""
+
+    @property
+    def outputs(self) -> int:
+        """1, or 2 where a deviation comes with the reward."""
+        ...
+
+    @property
+    def batch_tokens(self) -> int:
+        """Most packed tokens of a pass."""
+        ...
+
+    def scores(self, rows: Sequence[ScoredTokens]) -> FloatArray:
+        """[N, O] Scores of rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardMember:
+    """One reward model and its scale."""
+
+    path: str
+    """Name for messages."""
+    model: RowScorer
+    """Gives raw scores."""
+    scale: RewardScale
+    """Makes rewards of them."""
+
+
+class RolloutRewards:
+    """Values finished rollouts; those that end together are scored in one batch."""
+
+    def __init__(
+        self,
+        members: Sequence[RewardMember],
+        *,
+        disagreement: float = 0.0,
+        uncertainty: float = 0.0,
+    ) -> None:
+        """Take the members.
+
+        Args:
+            members: at least one, each with the same number of outputs.
+            disagreement: deviations between members that are taken off.
+            uncertainty: deviations of the models themselves that are taken off.
+
+        Raises:
+            ConfigError: an uncertainty without a model that gives a deviation.
+        """
+        self._members = tuple(members)
+        self._disagreement, self._uncertainty = disagreement, uncertainty
+        self._gaussian = all(member.model.outputs > 1 for member in members)
+        if uncertainty and not self._gaussian:
+            plain = next(m.path for m in members if m.model.outputs == 1)
+            raise ConfigError(
+                f"uncertainty is {uncertainty:g}, but the reward model {plain!r} gives no "
+                "deviation; fit it with objective.loss: purm, or set uncertainty to 0"
+            )
+        self._longest = min(member.model.batch_tokens for member in members) - 1
+        self.queue: ScoreQueue[Sequence[FloatArray]] = ScoreQueue(self._compute)
+        """Rollouts that wait; close it when no rollout is under way."""
+
+    async def value(self, trajectory: Trajectory, task: Task) -> RewardValue:
+        """The value of a finished rollout, with the parts `std_between` and `deviation`.
+
+        Args:
+            trajectory: its final row.
+            task: of the rollout.
+
+        Raises:
+            GraderError: nothing was sampled, the row does not fit into a batch, or a score is not
+                finite.
+        """
+        row = scored_row(trajectory)
+        tokens = len(row.prompt_ids) + len(row.ids)
+        if tokens > self._longest:
+            raise GraderError(
+                f"the rollout has {tokens} tokens, but a batch of the reward model holds "
+                f"{self._longest}; raise batch_tokens"
+            )
+        return self._combined(await self.queue.score(row))
+
+    def _compute(self, rows: Sequence[ScoredTokens]) -> list[Sequence[FloatArray]]:
+        """[N] of [K] of [O] scores."""
+        by_member = [member.model.scores(rows) for member in self._members]
+        return list(zip(*by_member, strict=True))
+
+    def _combined(self, scores_KO: Sequence[FloatArray]) -> RewardValue:
+        for member, numbers in zip(self._members, scores_KO, strict=True):
+            if not np.isfinite(numbers).all():
+                raise GraderError(
+                    f"{member.path} gives {numbers.tolist()}, expected finite numbers"
+                )
+        both = list(zip(self._members, scores_KO, strict=True))
+        white = [[float(m.scale.normalised(numbers[0]))] for m, numbers in both]
+        values, between = ensemble_reward(white, self._disagreement)
+        value, parts = float(values[0]), {}
+        if len(both) > 1:
+            parts[BETWEEN] = float(between[0])
+        if self._gaussian:
+            units = [m.scale.temperature * m.scale.std for m in self._members]
+            deviation = float(
+                np.mean([n[1] / unit for n, unit in zip(scores_KO, units, strict=True)])
+            )
+            parts[DEVIATION] = deviation
+            value -= self._uncertainty * deviation
+        return RewardValue(value=value, parts=parts)
+
+
+def scored_row(trajectory: Trajectory) -> ScoredTokens:
+    """The tokens of a rollout that a reward model reads: up to the last sampled one.
+
+    Raises:
+        GraderError: nothing was sampled.
+    """
+    mask = trajectory.response_mask
+    end = max((index for index, sampled in enumerate(mask) if sampled), default=-1) + 1
+    if not end:
+        raise GraderError("the rollout has no sampled token that a reward model could score")
+    return ScoredTokens(prompt_ids=trajectory.prompt_ids, ids=trajectory.response_ids[:end])

@@ -1,0 +1,148 @@
+"""A reward model that is asked and never trained: one score for each row of tokens.
+
+The score is read at the last token of a row, as a `ForSequenceClassification` model reads it. Rows
+lie side by side without padding, and those of one prompt share its tokens; neither changes what a
+row scores.
+
+Legend: `_N` rows, `_O` outputs, `_R` response positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.batch.examples import ScoredTokens, score_key, score_rows
+from agentrl.batch.records import FloatArray, MicroBatch
+from agentrl.config.schema import CriticSection, ModelSection
+from agentrl.errors import ConfigError
+from agentrl.train.fit.reward_losses import purm_deviation
+from agentrl.train.frozen_policy import FrozenPolicy
+from agentrl.train.logprob_worker import by_row
+from agentrl.train.model.pretrained import check_model_path
+from agentrl.train.model.value_head import GAUSSIAN_LABELS, ValueModel, load_value_model
+
+BATCH_TOKENS = 8192
+"""Most packed tokens of a pass by default."""
+
+
+class ScoreModel:
+    """A frozen `ValueModel` that scores token rows; one call at a time."""
+
+    def __init__(self, model: ValueModel, *, batch_tokens: int = BATCH_TOKENS) -> None:
+        """Freeze a model.
+
+        Args:
+            model: with 1 output, the reward, or 2: mean and deviation before `purm_deviation`.
+            batch_tokens: most packed tokens of a pass; a row takes one more than it has.
+        """
+        self._model = model
+        self.batch_tokens = batch_tokens
+        """Most packed tokens of a pass."""
+        # In one lane a pass has all cores of the thread that calls.
+        self._passes = FrozenPolicy(model, lanes=1)
+
+    @property
+    def outputs(self) -> int:
+        """O: 1, or 2 where a deviation comes with the reward."""
+        return self._model.value_head.out_features
+
+    @torch.no_grad()
+    def scores(self, rows: Sequence[ScoredTokens]) -> FloatArray:
+        """[N, O] Raw reward of each row, and the deviation of it where the model gives one.
+
+        A number that is not finite is returned as it is: one row must not cost the others theirs.
+
+        Raises:
+            DataError: a row without tokens, or one that does not fit into a batch.
+        """
+        micro_batches = score_rows(rows, micro_batch_tokens=self.batch_tokens)
+
+        def ask(_: Any, micro: MicroBatch) -> Tensor:
+            return self._outputs(self._model(self._passes.to_tensors(micro)))
+
+        with self._passes.running():
+            found = by_row(micro_batches, self._passes.run_each(micro_batches, ask))
+        scores_NO = np.zeros((len(rows), self.outputs))
+        for index in range(len(rows)):
+            # One response position a row.
+            scores_NO[index] = found[score_key(index)][0]
+        return scores_NO
+
+    def _outputs(self, values: Tensor) -> Tensor:
+        """[R, O] As `scores` gives them, of what the model says."""
+        if values.dim() == 1:
+            return values[:, None]
+        return torch.stack([values[:, 0], purm_deviation(values[:, 1])], dim=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardHead:
+    """Facts of a reward model that are known before a weight is loaded."""
+
+    outputs: int
+    """O: 1, or 2 where a deviation comes with the reward."""
+    dtype: Literal["bfloat16", "float32"]
+    """Arithmetic: bfloat16 where it was saved so, else float32."""
+    context: int | None
+    """Most tokens of a row; None where the model does not say."""
+
+
+def reward_head(path: str) -> RewardHead:
+    """Read the configuration of a checkpoint.
+
+    Args:
+        path: folder or hub name.
+
+    Raises:
+        ConfigError: it cannot be read, gives no score, or more than one that we know.
+    """
+    from transformers import AutoConfig
+
+    check_model_path(path, key="reward model")
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the reward model {path!r} cannot be read: {error}") from None
+    kind = (config.architectures or ["model without a name"])[0]
+    if not kind.endswith("ForSequenceClassification"):
+        raise ConfigError(
+            f"the reward model {path!r} is a {kind}, expected a ...ForSequenceClassification; "
+            "train one with agentrl fit and objective: rm"
+        )
+    labels = {int(number): str(name) for number, name in (config.id2label or {}).items()}
+    if len(labels) != 1 and labels != GAUSSIAN_LABELS:
+        raise ConfigError(
+            f"the reward model {path!r} has {len(labels)} outputs "
+            f"({', '.join(list(labels.values())[:4])}), expected 1, or the 2 of a purm fit "
+            f"({', '.join(GAUSSIAN_LABELS.values())}); give a model trained with num_labels=1"
+        )
+    return RewardHead(
+        outputs=len(labels),
+        dtype="bfloat16" if config.dtype == torch.bfloat16 else "float32",
+        context=getattr(config, "max_position_embeddings", None),
+    )
+
+
+def load_score_model(
+    path: str, *, device: str = "auto", batch_tokens: int = BATCH_TOKENS
+) -> ScoreModel:
+    """The reward model of a checkpoint, with its raw scores.
+
+    Args:
+        path: folder or hub name of a `...ForSequenceClassification` checkpoint.
+        device: as `model.device`.
+        batch_tokens: most packed tokens of a pass.
+
+    Raises:
+        ConfigError: it cannot be loaded, is no reward model, or the device is not there.
+    """
+    head = reward_head(path)
+    section = ModelSection(path=path, dtype=head.dtype, device=device)
+    model = load_value_model(CriticSection(path=path), section, outputs=head.outputs)
+    return ScoreModel(model, batch_tokens=batch_tokens)

@@ -1,0 +1,106 @@
+"""Reward models that cannot be used are refused by their configuration alone, or when opened."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from agentrl.config import load_config, parse_config
+from agentrl.errors import ConfigError
+from agentrl.reward.scale import RewardScale
+from agentrl.runtime.assembly.reward_models import (
+    check_reward_models,
+    open_reward_models,
+    reward_model_bytes,
+)
+from tests.runtime.reward_checkpoints import write_reward_model
+from tests.runtime.tiny_project import write_project
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with the reward models `rm` and `raw`, which has no scale."""
+    folder = tmp_path_factory.mktemp("models")
+    write_project(folder)
+    write_reward_model(folder / "rm", folder / "model", scale=RewardScale(std=2.0))
+    write_reward_model(folder / "raw", folder / "model")
+    return folder
+
+
+def config_of(project: Path, **model: Any):
+    return load_config(write_project(project, reward={"models": {"good": {"path": "rm", **model}}}))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"path": "raw"}, r"raw.*agentrl rm report .*raw --data PAIRS --store"),
+        ({"path": "model"}, "is a LlamaForCausalLM, expected a"),
+        ({"path": "./nowhere"}, r"'\./nowhere' does not exist"),
+        ({"batch_tokens": 128}, r"batch_tokens is 128, but a rollout may have 128 tokens"),
+        ({"uncertainty": 1.0}, "'rm' gives no deviation"),
+        ({"device": "cuda:77"}, "torch sees"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_refused(project: Path, model, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)reward\.models\.good.*{said}"):
+        check_reward_models(config_of(project, **model), base=project)
+
+
+def test_rollouts_longer_than_the_model_reads_are_refused(project: Path) -> None:
+    config = config_of(project)
+    longer = config.rollout.model_copy(update={"max_context_tokens": 513})
+    config = config.model_copy(update={"rollout": longer})
+    with pytest.raises(ConfigError, match="reads 512 tokens, but a rollout may have 513"):
+        check_reward_models(config, base=project)
+
+
+def test_the_name_of_the_part_of_the_environment_is_taken(project: Path) -> None:
+    config = load_config(write_project(project, reward={"models": {"env": "rm"}}))
+    with pytest.raises(ConfigError, match="is the environment's own part; rename it"):
+        check_reward_models(config, base=project)
+
+
+async def test_another_vocabulary_is_refused(project: Path, tmp_path: Path) -> None:
+    """Fails if ids that mean other text to the reward model are scored."""
+    tokenizer = AutoTokenizer.from_pretrained(project / "model")
+    assert check_reward_models(config_of(project), base=project, tokenizer=tokenizer) == [
+        "reward.models.good: rm, scale stored"
+    ]
+    tokenizer.add_tokens(["extra"])
+    with pytest.raises(ConfigError, match=r"token 'extra' is id 258 for the policy and no id"):
+        check_reward_models(config_of(project), base=project, tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match="another vocabulary than the policy"):
+        async with open_reward_models(config_of(project), base=project, tokenizer=tokenizer):
+            pass
+    # The reward model may know more than the policy.
+    shutil.copytree(project / "rm", tmp_path / "rm")
+    tokenizer.save_pretrained(tmp_path / "rm")
+    plain = AutoTokenizer.from_pretrained(project / "model")
+    assert check_reward_models(config_of(project), base=tmp_path, tokenizer=plain)
+
+
+def test_the_bytes_of_models_are_those_of_their_files(project: Path) -> None:
+    size = (project / "rm" / "model.safetensors").stat().st_size
+    assert size > 50_000
+    assert reward_model_bytes(config_of(project, path=["rm", "raw"]), base=project) == 2 * size
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ({"models": {"a": {"path": ["x", "x"]}}}, "names one model twice"),
+        ({"models": {"a": {"path": []}}}, "at least 1 item"),
+        ({"models": {"a": {"path": "x", "disagreement": 1.0}}}, "one reward model cannot disagree"),
+        ({"models": {"a": {"path": ["x", "y"], "scale": "none"}}}, "whitened before their mean"),
+        ({"models": {"a": "x"}, "functions": {"a": {"target": "m:f"}}}, "both have a 'a'"),
+    ],
+)
+def test_sections_that_mean_nothing_are_refused(reward: dict[str, Any], said: str) -> None:
+    data = {"env": {"target": "m:E"}, "dataset": {"source": "x.jsonl"}, "reward": reward}
+    with pytest.raises(ConfigError, match=said):
+        parse_config(data)
