@@ -125,11 +125,26 @@ FitObjective = Annotated[
 ]
 
 
+class RolloutEval(Section):
+    """Rollouts of the policy that is being fitted."""
+
+    config: str
+    """Run file that says how: its environment, its limits and its `eval.datasets`."""
+    n_samples: int | None = Field(default=None, ge=1)
+    """Rollouts a task, k of pass@k; None is that of the run file."""
+    limit: int | None = Field(default=None, ge=1)
+    """Only the first so many tasks of each dataset."""
+
+
 class FitEvalSection(Section):
-    """Losses and accuracies on data that is not trained on."""
+    """Losses and accuracies on data that is not trained on, and scores of rollouts."""
 
     datasets: dict[str, FitDataSection] = Field(default_factory=dict)
     """Name to data of the same kind; the name labels the numbers."""
+    rollouts: RolloutEval | None = None
+    """Also roll the policy out, as `agentrl eval` does: `eval/NAME/score`, `eval/NAME/pass@k`. With
+    `checkpoint.keep_best` and `best_by: eval/NAME/pass@k` they decide which checkpoint is kept. The
+    model is loaded a second time for it."""
     every_steps: int = Field(default=0, ge=0)
     """Evaluate after every so many steps; 0 only before and after training."""
 
@@ -141,6 +156,9 @@ class FitConfig(Section):
     model: ModelSection = ModelSection()
     chat: ChatSection = ChatSection()
     data: FitTrainData
+    ranks: int = Field(default=1, ge=1)
+    """Processes of this machine that train together, each on a part of every step; on GPUs each has
+    one."""
     objective: FitObjective = SftObjective()
     train: FitTrainSection = FitTrainSection()
     eval: FitEvalSection = FitEvalSection()
@@ -153,11 +171,40 @@ class FitConfig(Section):
         """What RL keeps of every token does not exist here."""
         return {"tokens": False, **value} if isinstance(value, dict) else value
 
+    def _check_best(self) -> None:
+        """Something has to say which checkpoint is best, and has to be higher for a better one."""
+        names, by = sorted(self.eval.datasets), self.checkpoint.best_by
+        if self.checkpoint.keep_best and not names:
+            raise ValueError(
+                f"checkpoint.keep_best is {self.checkpoint.keep_best}, but eval.datasets is empty: "
+                "nothing says which checkpoint is best; add a dataset, or set keep_best: 0"
+            )
+        fallen = by.endswith(("loss", "nll", "perplexity"))
+        if by and (fallen or not any(by.startswith(f"eval/{name}/") for name in names)):
+            raise ValueError(
+                f"checkpoint.best_by is {by!r}; expected a metric that is higher for a better "
+                "model, as in eval/NAME/score (minus the loss) or eval/NAME/pref/accuracy with a "
+                f"NAME of eval.datasets: {', '.join(names) or 'none'}"
+            )
+
     @model_validator(mode="after")
     def _combinations(self) -> FitConfig:
+        backend = self.train.backend.kind
+        if backend != "torch" and self.train.lora is not None:
+            raise ValueError(
+                f"train.backend is {backend}, which divides the model and cannot train train.lora, "
+                "whose adapters are trained on a whole model; set train.backend: torch, or leave "
+                "train.lora out"
+            )
+        if self.eval.rollouts is not None and self.objective.kind == "rm":
+            raise ValueError(
+                "eval.rollouts is set, but a reward model (objective: rm) is no policy to roll out;"
+                " remove it, and measure the model with `agentrl rm report`"
+            )
         if self.data.min_score is not None and not self.data.source.startswith("run:"):
             raise ValueError(
                 f"data.min_score is {self.data.min_score:g}, but {self.data.source!r} has no "
                 "scores of rollouts; it belongs to sources run:FOLDER"
             )
+        self._check_best()
         return self

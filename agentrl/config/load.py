@@ -59,17 +59,16 @@ class ConfigFile(Generic[Config]):
 
     def _require_own(self, data: Mapping[str, Any], where: str) -> None:
         """Refuse a file of the other command, where every key would be unknown."""
-        run = sorted({"env", "dataset", "algorithm", "rollout"} & data.keys())
-        fit = sorted({"data", "objective"} & data.keys())
-        if self.root is RunConfig and fit and not run:
+        if self.root is RunConfig and _is_fit(data):
             raise ConfigError(
                 f"{where} is a file of `agentrl fit`, which has no environment to roll out in; "
                 "give it to that command"
             )
-        if self.root is FitConfig and run and not fit:
+        if self.root is FitConfig and not _OF_FITS & data.keys() and _OF_RUNS & data.keys():
+            found = ", ".join(sorted(_OF_RUNS & data.keys()))
             raise ConfigError(
-                f"{where} is a run file, of `agentrl train` (it has {', '.join(run)}); give it to "
-                "that command, or write a fit file with data and objective"
+                f"{where} is a run file, of `agentrl train` (it has {found}); give it to that "
+                "command, or write a fit file with data and objective"
             )
 
     def _parsed(self, override: str) -> Override:
@@ -111,7 +110,6 @@ class ConfigFile(Generic[Config]):
                 node = node[name]
             node[section] = keep_kind(node[section], sections_at(path[:-1], self.root))
 
-
     def _open_plain_values(self, data: dict[str, Any], path: tuple[str, ...]) -> None:
         """Make a section of a plain value that stands for one, where a key inside is set."""
         node = data
@@ -125,10 +123,28 @@ class ConfigFile(Generic[Config]):
             node = node[name]
 
 
+_OF_RUNS = {"env", "dataset", "algorithm", "rollout"}
+_OF_FITS = {"data", "objective"}
+"""Sections that only the files of one command have."""
+
 RUN_FILE = ConfigFile(RunConfig)
 """Of `agentrl train`."""
 FIT_FILE = ConfigFile(FitConfig)
 """Of `agentrl fit`."""
+
+
+def is_fit_file(path: Path) -> bool:
+    """Return true if a file, or the config of a run directory, is one of `agentrl fit`.
+
+    Raises:
+        ConfigError: it is not there, or is not YAML.
+    """
+    file = path / "config.yaml" if path.is_dir() else path
+    return (file.is_file() or not path.is_dir()) and _is_fit(_read(file))
+
+
+def _is_fit(data: Mapping[str, Any]) -> bool:
+    return bool(_OF_FITS & data.keys()) and not _OF_RUNS & data.keys()
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -150,19 +166,6 @@ def parse_config(
 ) -> RunConfig:
     """`ConfigFile.parse` of a run file."""
     return RUN_FILE.parse(data, overrides, where=where)
-
-
-def is_fit_file(path: Path) -> bool:
-    """True if a file is one of `agentrl fit`.
-
-    Raises:
-        ConfigError: it is missing, or not YAML.
-    """
-    return _of_a_fit(_read(path))
-
-
-def _of_a_fit(data: Mapping[str, Any]) -> bool:
-    return "data" in data and "env" not in data
 
 
 def dump_config(config: Section) -> str:

@@ -61,37 +61,53 @@ async def evaluate(
 
     stop = StopSwitch()
     with stop.on_signals():
-        check_parts(config, base=base)
-        await stop.guard(require_engines(config, model_path=model_path))
-        sets = load_task_sets(config.dataset, config.eval.datasets, base=base)
-        chosen = sets.evals or {"dataset": sets.train}
-        store = TrajectoryStore(out / "trajectories")
-        n = config.eval.n_samples
-        summaries = []
-        async with open_policy(
-            config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
-        ) as policy:
-            progress.started(plan_of(policy, out, sum(map(len, chosen.values()))))
-            for name, tasks in chosen.items():
-                groups = await stop.guard(
-                    _roll_out(
-                        policy,
-                        tasks,
-                        name=f"eval-{name}",
-                        phase=f"eval {name}",
-                        n=n,
-                        sampling=policy_sampling(config.rollout, policy, config.eval.temperature),
-                        seed=config.run.seed,
-                        limit=RolloutLimit(in_flight(config)),
-                        progress=progress,
-                    )
+        return await score_policy(
+            config, base=base, model_path=model_path, out=out, step=0, progress=progress, stop=stop
+        )
+
+
+async def score_policy(
+    config: RunConfig,
+    *,
+    base: Path,
+    model_path: str | None,
+    out: Path,
+    step: int,
+    progress: Progress,
+    stop: StopSwitch,
+) -> list[EvalSummary]:
+    """As `evaluate`, of the policy after `step` training steps, until `stop` is asked to stop."""
+    check_parts(config, base=base)
+    await stop.guard(require_engines(config, model_path=model_path))
+    sets = load_task_sets(config.dataset, config.eval.datasets, base=base)
+    chosen = sets.evals or {"dataset": sets.train}
+    store = TrajectoryStore(out / "trajectories")
+    n = config.eval.n_samples
+    summaries = []
+    async with open_policy(
+        config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
+    ) as policy:
+        progress.started(plan_of(policy, out, sum(map(len, chosen.values()))))
+        for name, tasks in chosen.items():
+            groups = await stop.guard(
+                _roll_out(
+                    policy,
+                    tasks,
+                    name=f"eval-{name}",
+                    phase=f"eval {name}",
+                    n=n,
+                    sampling=policy_sampling(config.rollout, policy, config.eval.temperature),
+                    seed=config.run.seed,
+                    limit=RolloutLimit(in_flight(config)),
+                    progress=progress,
                 )
-                reports = [handle.report for handle in groups]
-                _require_some(name, reports)
-                store.write(0, f"eval/{name}", [handle.group for handle in groups], None)
-                summaries.append(summarise(name, 0, reports, n_samples=n))
-                progress.evaluated(summaries[-1])
-        return summaries
+            )
+            reports = [handle.report for handle in groups]
+            _require_some(name, reports)
+            store.write(step, f"eval/{name}", [handle.group for handle in groups], None)
+            summaries.append(summarise(name, step, reports, n_samples=n))
+            progress.evaluated(summaries[-1])
+    return summaries
 
 
 async def collect(

@@ -28,13 +28,17 @@ class GradientPass(Protocol):
         ...
 
 
-def finite_norm(work: GradientPass, update: PackedBatch, part: PackedBatch) -> float:
+def finite_norm(
+    work: GradientPass, update: PackedBatch, part: PackedBatch, *, whole_rollouts: bool = False
+) -> float:
     """Make the gradient that of the whole update, and return its norm. All ranks call.
 
     Args:
         work: has accumulated this rank's share.
         update: the whole of it.
         part: this rank's share.
+        whole_rollouts: the loss needs all rows of a rollout together (the answers of a pair), so
+            what is named is rollouts: the examples of a fit.
 
     Raises:
         TrainError: the norm is not finite. Names the rows whose own gradient is not; no weight has
@@ -48,13 +52,18 @@ def finite_norm(work: GradientPass, update: PackedBatch, part: PackedBatch) -> f
     found = on_every_rank(
         backend,
         lambda: rows_without_finite_gradient(
-            backend, update, part, lambda alone: work.accumulate(alone, MetricBag())
+            backend,
+            update,
+            part,
+            lambda alone: work.accumulate(alone, MetricBag()),
+            whole_rollouts=whole_rollouts,
         ),
     )
     backend.clear_gradients()
-    rows = [str(row) for rows in found for row in rows]
+    names = [row.rollout_id if whole_rollouts else str(row) for rows in found for row in rows]
+    what = "examples" if whole_rollouts else "rows"
     raise TrainError(
-        f"the gradient norm of the {work.name} is {norm}; rows whose own gradient is not finite: "
-        f"{', '.join(rows) or 'none alone, only their sum'}; the update is given up and the "
+        f"the gradient norm of the {work.name} is {norm}; {what} whose own gradient is not finite: "
+        f"{', '.join(names) or 'none alone, only their sum'}; the update is given up and the "
         "weights are unchanged"
     )

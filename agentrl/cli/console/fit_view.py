@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
+from agentrl.cli.console.phase import PhaseCounts
 from agentrl.cli.console.plain import QUIET_S, QuietLines
 from agentrl.cli.console.report import clock
 from agentrl.runtime.fit.session import FitProgress, FitResult
+from agentrl.runtime.progress import Progress
+from agentrl.runtime.scoring.evaluate import EvalSummary
 
 _STEP = (
     ("sft/loss", "loss", "{:.4f}"),
@@ -25,7 +28,7 @@ _STEP = (
 )
 _EVAL = (
     "sft/nll", "sft/perplexity", "dpo/loss", "rm/loss", "pref/accuracy", "rm/accuracy",
-    "pref/logp_chosen_per_token",
+    "pref/logp_chosen_per_token", "score",
 )  # fmt: skip
 """Numbers of an evaluation that are shown; all are in metrics.jsonl."""
 
@@ -60,6 +63,30 @@ class FitView(QuietLines, FitProgress):
         """Note how many micro-batches are trained."""
         self._phase.trained(done, total)
 
+    def rollouts(self) -> Progress:
+        """Takes what rollouts of an evaluation have to say."""
+        return _RolloutLines(self, self._phase)
+
+
+class _RolloutLines(Progress):
+    """Rollouts of an evaluation, as lines of the view of a fit."""
+
+    def __init__(self, view: FitView, phase: PhaseCounts) -> None:
+        self._view, self._phase = view, phase
+
+    def phase(self, name: str, total: int = 0) -> None:
+        self._phase.begin(name, total)
+
+    def advance(self, rollouts: int, tokens: int) -> None:
+        self._phase.advance(rollouts, tokens)
+
+    def evaluated(self, summary: EvalSummary) -> None:
+        said = ", ".join(f"pass@{k} {found.text()}" for k, found in summary.passed.items())
+        self._view.note(f"eval {summary.name} after step {summary.step}: {said}")
+
+    def note(self, text: str) -> None:
+        self._view.note(text)
+
 
 def by_dataset(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """The values of `eval/NAME/...` by NAME, in the order in which they come."""
@@ -71,7 +98,7 @@ def by_dataset(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def fit_table(result: FitResult) -> Table:
-    """Changes on held-out data, and the place of the checkpoint."""
+    """Changes on held-out data, steps and time."""
     table = Table(box=None, show_header=False, pad_edge=False)
     before = by_dataset(result.before)
     for name, values in by_dataset(result.after).items():
@@ -81,5 +108,4 @@ def fit_table(result: FitResult) -> Table:
                 table.add_row(f"{name}: {key}", f"{was:.4f} -> {values[key]:.4f}")
     table.add_row("steps", str(result.steps))
     table.add_row("wall time", clock(result.seconds))
-    table.add_row("checkpoint", str(result.path / "checkpoints" / f"step-{result.steps}"))
     return table

@@ -12,9 +12,11 @@ from rich.logging import RichHandler
 from rich.text import Text
 
 from agentrl.config import RunConfig, load_config, parse_config
+from agentrl.config.fit import FitConfig
+from agentrl.config.load import FIT_FILE
 from agentrl.inspect.read.safe_terminal import visible
 from agentrl.runtime.disk.logs import quiet_libraries
-from agentrl.runtime.disk.run_directory import read_identity
+from agentrl.runtime.disk.run_directory import read_fit_identity, read_identity
 from agentrl.runtime.disk.run_name import free_name
 
 _OF_A_KIND = 3
@@ -89,6 +91,14 @@ def read_config(path: Path, overrides: list[str]) -> tuple[RunConfig, Path]:
         config, base = read_identity(path)
         return parse_config(config.model_dump(mode="json"), overrides, where=str(path)), base
     return load_config(path, overrides), path.resolve().parent
+
+
+def read_fit(path: Path, overrides: list[str]) -> tuple[FitConfig, Path]:
+    """As `read_config`, of a fit file or the run directory of a fit."""
+    if path.is_dir():
+        config, base = read_fit_identity(path)
+        return FIT_FILE.parse(config.model_dump(mode="json"), overrides, where=str(path)), base
+    return FIT_FILE.load(path, overrides), path.resolve().parent
 
 
 def free_directory(parent: str, name: str) -> Path:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from agentrl.config.load import is_fit_file
 from agentrl.errors import RunError, choices
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ def open_store(run: Path) -> TrajectoryStore:
     check_run(run)
     store = TrajectoryStore(RunPaths(run).trajectories)
     if not store.kinds():
+        if is_fit_file(run):
+            raise RunError(
+                f"run {run} is one of `agentrl fit`, which trains on data that exists and samples "
+                f"no trajectories; see its curves with: agentrl inspect {run}"
+            )
         raise RunError(
             f"run {run} has no trajectories yet; they appear when its first step or evaluation "
             "has been sampled"

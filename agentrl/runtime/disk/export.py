@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import RunError
+from agentrl.reward.scale import SCALE_FILE
 from agentrl.runtime.disk.checkpoint import (
     STATE_FILE,
     Checkpoint,
@@ -15,13 +16,15 @@ from agentrl.runtime.disk.checkpoint import (
     list_checkpoints,
     make_folder,
 )
-from agentrl.runtime.disk.run_directory import read_identity
+from agentrl.runtime.disk.run_directory import read_any_identity
 
 ADAPTER_FOLDER = "adapter"
 """Same name as in `agentrl.train.model.lora`, which would load torch."""
 
 _OF_THE_TRAINER = ("trainer", "critic", "reference", "reward")
 """Prefixes of files and folders that do not belong to the policy."""
+_OF_THE_MODEL = (SCALE_FILE,)
+"""Files that belong to the model all the same: what a reward model's scores are worth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +32,9 @@ class Exported:
     """The folder that `export` made."""
 
     path: Path
-    """A folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included; or that peft
-    loads, if the adapters were asked for."""
+    """A folder that `AutoModelForCausalLM.from_pretrained` loads, a reward model with
+    `AutoModelForSequenceClassification`, tokenizer included; or that peft loads, if the adapters
+    were asked for."""
     step: int
     """Training steps behind it."""
     score: float | None
@@ -45,7 +49,7 @@ def export(
     The weights of a run that trained adapters are the merged ones.
 
     Args:
-        run: a run directory.
+        run: a run directory, also one of `agentrl fit`.
         out: where to write; must not exist, or be an empty folder.
         step: of the checkpoint; None takes the latest one.
         best: take the one with the best evaluation, by `checkpoint.best_by` of the run.
@@ -54,7 +58,7 @@ def export(
     Raises:
         RunError: no such run, checkpoint or adapters, `out` is taken, or the disk takes no more.
     """
-    config, _ = read_identity(run)
+    config, _ = read_any_identity(run)
     chosen = _choose(run, step=step, best=best, best_by=config.checkpoint.best_by)
     _check_free(out)
     source = chosen.path / ADAPTER_FOLDER if adapter else chosen.path
@@ -103,7 +107,8 @@ def _check_free(out: Path) -> None:
 
 def _copy_policy(source: Path, target: Path) -> None:
     for entry in sorted(source.iterdir()):
-        if entry.name in (STATE_FILE, ADAPTER_FOLDER) or entry.name.startswith(_OF_THE_TRAINER):
+        own = entry.name.startswith(_OF_THE_TRAINER) and entry.name not in _OF_THE_MODEL
+        if entry.name in (STATE_FILE, ADAPTER_FOLDER) or own:
             continue
         if entry.is_dir():
             shutil.copytree(entry, target / entry.name)

@@ -19,6 +19,7 @@
     RUN/sinks/            what trackers of experiments keep: the id of this run there, and runs
                           that are offline
     RUN/weights/          what the `disk` backend passes to the engines
+    RUN/reference.parquet log-probabilities of the reference of `agentrl fit`
     RUN/.lock             held (flock) by the one process that writes here
 
 The lock dies with its process, so a `kill -9` never leaves a run locked.
@@ -40,7 +41,7 @@ from typing import IO, Any, TypeVar
 import agentrl
 from agentrl.config import RunConfig, dump_config
 from agentrl.config.fit import FitConfig
-from agentrl.config.load import FIT_FILE, load_stored_config
+from agentrl.config.load import FIT_FILE, is_fit_file, load_stored_config
 from agentrl.config.schema import ModelSection
 from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError, RunError
@@ -48,6 +49,7 @@ from agentrl.files import write_whole
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.run_name import (
     IDENTITY_FILE,
+    REFERENCE_FILE,
     empty,
     free_name,
     holds_a_run,
@@ -73,6 +75,7 @@ _MAY_CHANGE = (
     "serving.",
     "sync.",
     "runtime",
+    "ranks",
     "sandbox.",
     "run.dir",
     "run.name",
@@ -111,7 +114,7 @@ class RunDir(RunPaths):
                     f"run directory {path} already holds a run; continue it with --resume, or "
                     f"start another with run.name={free_name(path)}"
                 )
-            empty(path)
+            empty(path, but=(REFERENCE_FILE,))
             run._write_identity(config, base, model=_model(config.model))
         except BaseException:
             run.close()
@@ -174,11 +177,12 @@ class RunDir(RunPaths):
     def discard(self) -> None:
         """Delete a run that failed before it produced anything, and let go of the lock.
 
-        Logs of servers stay, because errors name them; the next run of this name replaces them.
+        Logs of servers stay, because errors name them; the next run of this name replaces them. So
+        does what a fit computed of its reference, which takes long.
         """
         if not holds_a_run(self.path):
-            if any(self.logs.glob("*")):
-                empty(self.path, but=(IDENTITY_FILE, "logs"))
+            if any(self.logs.glob("*")) or (self.path / REFERENCE_FILE).exists():
+                empty(self.path, but=(IDENTITY_FILE, "logs", REFERENCE_FILE))
             else:
                 shutil.rmtree(self.path, ignore_errors=True)
         self.close()
@@ -251,6 +255,15 @@ def read_identity(path: Path) -> tuple[RunConfig, Path]:
 def read_fit_identity(path: Path) -> tuple[FitConfig, Path]:
     """As `read_identity`, of a run directory of `agentrl fit`."""
     return _identity(path, FIT_FILE.load)
+
+
+def read_any_identity(path: Path) -> tuple[RunConfig | FitConfig, Path]:
+    """As `read_identity`, of a run directory of either command."""
+
+    def load(file: Path) -> RunConfig | FitConfig:
+        return FIT_FILE.load(file) if is_fit_file(file) else load_stored_config(file)
+
+    return _identity(path, load)
 
 
 def _identity(path: Path, load: Callable[[Path], Read]) -> tuple[Read, Path]:

@@ -14,7 +14,10 @@ CHOSEN_FILE = "tasks.json"
 """Which tasks a run began with, in its directory; see `agentrl.runtime.assembly.task_choice`."""
 IDENTITY_FILE = "run.json"
 """Where relative paths start and which model the run began with, in its directory."""
-_OF_A_RUN = {"logs", "weights", "tokens", "health.jsonl", CHOSEN_FILE}
+REFERENCE_FILE = "reference.parquet"
+"""What a fit computed of its reference, in its directory. It says itself what it was made of, so a
+fit that begins in place of one that got nowhere may use it."""
+_OF_A_RUN = {"logs", "weights", "tokens", "health.jsonl", CHOSEN_FILE, REFERENCE_FILE}
 _OURS = {
     "config.yaml",
     IDENTITY_FILE,

@@ -3,50 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from agentrl.batch.examples import Example
 from agentrl.chat import build_chat
 from agentrl.compute_threads import reserve_cores, run_computing
-from agentrl.config.fit import FitConfig
-from agentrl.errors import AgentrlError
-from agentrl.runtime.assembly.metric_sinks import open_metrics
+from agentrl.config.fit import FitConfig, FitDataSection
+from agentrl.config.schema import ModelSection
+from agentrl.errors import AgentrlError, DataError, RunError
+from agentrl.runtime.assembly.metric_sinks import check_sinks, open_metrics
 from agentrl.runtime.assembly.parts import model_source
-from agentrl.runtime.disk.checkpoint import (
-    latest_checkpoint,
-    sweep,
-)
+from agentrl.runtime.disk.checkpoint import Checkpoint, latest_checkpoint, sweep
 from agentrl.runtime.disk.logs import log_to
 from agentrl.runtime.disk.run_directory import RunDir
-from agentrl.runtime.fit.data import FitData, load_fit_data
-from agentrl.runtime.fit.model import make_update, open_fit_model
+from agentrl.runtime.fit.crew import FitCrew, of_rank
+from agentrl.runtime.fit.data import FitData, digest_of, load_fit_data
+from agentrl.runtime.fit.model import make_update, open_fit_model, reference_section
 from agentrl.runtime.fit.order import ExampleOrder
-from agentrl.runtime.fit.session import FitProgress, FitResult, FitSession
+from agentrl.runtime.fit.rollouts import rollout_config
+from agentrl.runtime.fit.session import DATA, FitProgress, FitResult, FitSession
+from agentrl.runtime.fit.sets import FitSets
+from agentrl.runtime.fit.vocabulary import check_same_tokens, vocabulary_of
+from agentrl.runtime.launch import check_parts
 from agentrl.runtime.stop import StopSwitch
 
-if TYPE_CHECKING:
-    pass
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitSets:
-    """Encoded data of a fit."""
-
-    train: FitData
-    """Trained on."""
-    evals: Mapping[str, FitData]
-    """By the name in `eval.datasets`."""
-
-    @property
-    def every(self) -> list[Example]:
-        """All examples."""
-        return [example for data in (self.train, *self.evals.values()) for example in data.examples]
 
 
 def load_fit_sets(config: FitConfig, *, base: Path) -> FitSets:
@@ -55,18 +38,59 @@ def load_fit_sets(config: FitConfig, *, base: Path) -> FitSets:
     Raises:
         AgentrlError: whatever does not fit, named.
     """
+    from agentrl.train.model.pretrained import check_model_path, refuse_scoring_model
+
+    check_fit(config, base=base)
+    tokenizer = _tokenizer(config.model)
+    if config.objective.kind != "rm":
+        refuse_scoring_model(model_source(config.model))
+    chat = build_chat(tokenizer, config.chat)
+    vocabulary = vocabulary_of(model_source(config.model))
+
+    def load(section: FitDataSection, name: str = "") -> FitData:
+        return load_fit_data(
+            section, config.objective, config.train, chat, base=base, name=name,
+            vocabulary=vocabulary,
+        )  # fmt: skip
+
+    sets = FitSets(
+        train=load(config.data),
+        evals={name: load(section, name) for name, section in config.eval.datasets.items()},
+    )
+    doubled = [name for name, times in Counter(e.id for e in sets.every).items() if times > 1]
+    if doubled:
+        raise DataError(
+            f"example {doubled[0]!r} is twice in data and eval.datasets; ids must be unique, with "
+            "the name of a dataset before those of eval.datasets"
+        )
+    reference = reference_section(config)
+    if reference is not None and reference.path != config.model.path:
+        check_model_path(model_source(reference), key="objective.reference")
+        refuse_scoring_model(model_source(reference), key="objective.reference")
+        check_same_tokens(tokenizer, _tokenizer(reference), sets.every, path=reference.path)
+    return sets
+
+
+def _tokenizer(section: ModelSection) -> Any:
     from agentrl.train.model.pretrained import load_tokenizer
 
-    source = model_source(config.model)
-    tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
-    chat = build_chat(tokenizer, config.chat)
-    return FitSets(
-        train=load_fit_data(config.data, config.objective, config.train, chat, base=base),
-        evals={
-            name: load_fit_data(section, config.objective, config.train, chat, base=base, name=name)
-            for name, section in config.eval.datasets.items()
-        },
-    )
+    return load_tokenizer(section.model_copy(update={"path": model_source(section)}))
+
+
+def check_fit(config: FitConfig, *, base: Path) -> None:
+    """Refuse sinks and a loss that are not there, before anything is read.
+
+    Raises:
+        ConfigError: one that is not there.
+    """
+    check_sinks(config.log)
+    if config.eval.rollouts is not None:
+        rolled, folder = rollout_config(config.eval.rollouts, base=base)
+        check_parts(rolled, base=folder)
+    if config.objective.kind == "dpo":
+        from agentrl.train.fit.pair_registry import find_pair_loss
+
+        find_pair_loss(config.objective.loss, base=base)
 
 
 async def fit(
@@ -81,30 +105,37 @@ async def fit(
         progress: notified of what happens.
 
     Raises:
-        AgentrlError: anything wrong with config, data, model or run directory.
+        AgentrlError: anything wrong with config, data, model or run directory. Of a fit that has
+            made no step, only what it computed of its reference stays.
         Interrupted: SIGINT or SIGTERM; the last finished step is saved.
     """
     reserve_cores()
     stop = StopSwitch(grace_s=config.run.grace_s)
     with stop.on_signals():
         config = run_dir.resolve_model(config) if run_dir else config
-        sets = load_fit_sets(config, base=base)
+        sets = await stop.guard(run_computing(load_fit_sets, config, base=base))
         directory = run_dir or RunDir.create(config, base=base)
+        trained = False
         try:
             config = directory.resolve_model(config)
             with log_to(directory.log_file), ExitStack() as stack:
                 sweep(directory.checkpoints)
                 try:
                     session = await run_computing(
-                        _open, config, sets, directory, base=base, progress=progress, stack=stack
-                    )
-                    return await session.run(stop)
+                        _open, config, sets, directory, base=base, progress=progress, stack=stack,
+                        stop=stop,
+                    )  # fmt: skip
+                    try:
+                        return await session.run(stop)
+                    finally:
+                        trained = session.done > 0
                 except AgentrlError:
                     # Only for the traceback in run.log; the caller decides what is shown.
                     logger.info("the fit ends with an error", exc_info=True)
                     raise
         except AgentrlError:
-            directory.discard()
+            if not trained:
+                directory.discard()
             raise
         finally:
             directory.close()
@@ -118,6 +149,7 @@ def _open(
     base: Path,
     progress: FitProgress,
     stack: ExitStack,
+    stop: StopSwitch,
 ) -> FitSession:
     order = ExampleOrder(
         sets.train.examples, per_step=config.data.examples_per_step, seed=config.run.seed
@@ -127,20 +159,34 @@ def _open(
         steps = min(steps, config.train.steps)
     planned = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
     checkpoint = latest_checkpoint(directory.checkpoints)
+    digest = digest_of(sets.train.examples)
+    if checkpoint is not None:
+        _require_same_data(checkpoint, digest, config)
+
+    def on_reference(pairs: int, total: int) -> None:
+        stop.check()
+        if not pairs:
+            progress.phase("reference")
+        progress.trained(pairs, total)
+
+    crew = FitCrew(planned, run_dir=directory.path)
+    begin = checkpoint.path if checkpoint else None
     model = open_fit_model(
-        planned,
+        of_rank(planned, 0),
         sets.every,
         base=base,
         run_dir=directory.path,
-        checkpoint=checkpoint.path if checkpoint else None,
-        stack=stack,
+        checkpoint=begin,
+        open_ranks=lambda: crew.open(sets, base=base, checkpoint=begin, stack=stack),
+        on_reference=on_reference,
     )
     metrics = open_metrics(directory, config)
     stack.callback(metrics.close)
     done = checkpoint.state.step if checkpoint else 0
     metrics.truncate_after(done)
     progress.note(f"run {directory.path}")
-    progress.note(f"model {model.text}; objective {config.objective.kind}")
+    ranks = f"; {config.ranks} ranks" if config.ranks > 1 else ""
+    progress.note(f"model {model.text}; objective {config.objective.kind}{ranks}")
     progress.note(f"data {sets.train.text()}; {steps} steps")
     for name, data in sets.evals.items():
         progress.note(f"eval {name}: {data.text()}")
@@ -149,6 +195,7 @@ def _open(
     return FitSession(
         config=planned,
         model=model,
+        crew=crew,
         order=order,
         evals={name: make_update(planned, data.examples) for name, data in sets.evals.items()},
         directory=directory,
@@ -156,4 +203,18 @@ def _open(
         progress=progress,
         done=done,
         elapsed_s=checkpoint.state.elapsed_s if checkpoint else 0.0,
+        digest=digest,
+        base=base,
     )
+
+
+def _require_same_data(checkpoint: Checkpoint, digest: str, config: FitConfig) -> None:
+    """Other data has another order: some examples would be trained twice in an epoch, or never."""
+    known = checkpoint.state.cursor.get(DATA)
+    if known != digest:
+        raise RunError(
+            f"--resume: {config.data.source} does not hold the examples that this fit was trained "
+            f"on for {checkpoint.state.step} steps (the file has changed, or what is left out of "
+            "it, as by train.micro_batch_tokens); undo the change, or start another fit with "
+            f"another run.name and model.path={checkpoint.path}"
+        )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from agentrl.batch.examples import Example
 from agentrl.batch.records import PackedBatch, RowKey
 from agentrl.config.fit import FitConfig
+from agentrl.config.schema import ModelSection
+from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.parts import describe_model, load_trained, model_source
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
@@ -59,7 +60,8 @@ def open_fit_model(
     base: Path,
     run_dir: Path,
     checkpoint: Path | None,
-    stack: ExitStack,
+    open_ranks: Callable[[], Ranks | None],
+    on_reference: Callable[[int, int], None] = lambda pairs, total: None,
 ) -> FitModel:
     """Load the model of a fit, and whatever its objective needs beside it.
 
@@ -69,7 +71,8 @@ def open_fit_model(
         base: folder that relative paths start from.
         run_dir: gets the log-probabilities of the reference.
         checkpoint: to go on from; None begins.
-        stack: closes what must be closed.
+        open_ranks: joins the ranks, once the reference is known; None for one process.
+        on_reference: see `reference_sums`.
 
     Raises:
         ConfigError: a model that cannot be loaded, or settings that do not go together.
@@ -78,8 +81,9 @@ def open_fit_model(
     from agentrl.train.backends.choose import make_backend
     from agentrl.train.fit.fitter import Fitter
 
-    ranks = _ranks(config, stack)
-    loss = _loss(config, examples, base=base, run_dir=run_dir)
+    # Before the ranks meet: rank 0 may take long, and the others read what it has written.
+    loss = _loss(config, examples, base=base, run_dir=run_dir, on_reference=on_reference)
+    ranks = open_ranks()
     model, tokenizer, text = _load(config, checkpoint)
     backend: TrainBackend = make_backend(
         model,
@@ -108,26 +112,12 @@ def make_update(config: FitConfig, examples: Sequence[Example]) -> PackedBatch:
     return make(examples, micro_batch_tokens=tokens, prefix_sharing=sharing)
 
 
-def _ranks(config: FitConfig, stack: ExitStack) -> Ranks | None:
-    """A group of this process alone, where the backend needs one."""
-    if config.train.backend.kind == "torch":
-        return None
-    from agentrl.train.backends.ranks import Meeting, Ranks
-    from agentrl.train.model.pretrained import pick_device
-
-    meeting = Meeting()
-    stack.callback(meeting.close)
-    ranks = Ranks(meeting.address, rank=0, world_size=1, device=pick_device(config.model.device))
-    stack.callback(ranks.close)
-    return ranks
-
-
 def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
     quiet_transformers()
     if config.objective.kind == "rm":
         from agentrl.config.schema import CriticSection
         from agentrl.train.model.pretrained import load_tokenizer
-        from agentrl.train.model.value_head import load_value_model
+        from agentrl.train.model.value_head import load_value_model, require_padding
 
         # Adapters belong on the model they were begun on; the trainer's state brings them back.
         fresh = checkpoint is None or config.train.lora is not None
@@ -137,18 +127,35 @@ def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
         model = load_value_model(CriticSection(path=path), section, outputs=outputs)
         # Differences of two scores have no use for it, and what loads the checkpoint has none.
         model.value_head.bias.requires_grad_(False)
+        # Nothing is padded here, so the padding token, which a reward model must have, is a token
+        # as others and learns; otherwise a resumed fit would go another way.
+        model.body.get_input_embeddings().padding_idx = None
         if config.train.lora is not None:
             from agentrl.train.model.lora import add_adapters
 
             add_adapters(model.body, config.train.lora, base=model_source(section))
-        return model, load_tokenizer(section), f"reward model on {config.model.path}"
+        tokenizer = load_tokenizer(section)
+        require_padding(tokenizer)
+        if bool(model.value_head.bias.any()):
+            raise ConfigError(
+                f"model.path {config.model.path!r} has a head with a bias, which no checkpoint of "
+                "a reward model keeps; begin with one whose head has none, or a language model"
+            )
+        return model, tokenizer, f"reward model on {config.model.path}"
     pretrained = load_trained(
         config.model, config.train.lora, checkpoint=str(checkpoint) if checkpoint else None
     )
     return pretrained.model, pretrained.tokenizer, describe_model(pretrained)
 
 
-def _loss(config: FitConfig, examples: Sequence[Example], *, base: Path, run_dir: Path) -> FitLoss:
+def _loss(
+    config: FitConfig,
+    examples: Sequence[Example],
+    *,
+    base: Path,
+    run_dir: Path,
+    on_reference: Callable[[int, int], None],
+) -> FitLoss:
     from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss, RewardLoss
     from agentrl.train.fit.pair_registry import find_pair_loss
 
@@ -160,18 +167,19 @@ def _loss(config: FitConfig, examples: Sequence[Example], *, base: Path, run_dir
     spec = find_pair_loss(objective.loss, base=base)
     reference = None
     if spec.needs_reference and objective.reference != "none":
-        reference = _reference(config, examples, run_dir=run_dir)
+        reference = _reference(config, examples, run_dir=run_dir, on_progress=on_reference)
     return PreferenceLoss(objective, spec, reference=reference)
 
 
 def _reference(
-    config: FitConfig, examples: Sequence[Example], *, run_dir: Path
+    config: FitConfig,
+    examples: Sequence[Example],
+    *,
+    run_dir: Path,
+    on_progress: Callable[[int, int], None],
 ) -> Mapping[RowKey, float]:
-    assert config.objective.kind == "dpo"
-    named = config.objective.reference
-    section = config.model
-    if named != "model":
-        section = section.model_copy(update={"path": resolve_model_path(named)})
+    section = reference_section(config)
+    assert section is not None
     source = model_source(section)
 
     def open_reference() -> Ask:
@@ -189,7 +197,18 @@ def _reference(
         micro_batch_tokens=config.train.micro_batch_tokens,
         prefix_sharing=config.train.prefix_sharing,
         open_reference=open_reference,
+        on_progress=on_progress,
     )
+
+
+def reference_section(config: FitConfig) -> ModelSection | None:
+    """The model that a fit compares with; None without one."""
+    if config.objective.kind != "dpo" or config.objective.reference == "none":
+        return None
+    named = config.objective.reference
+    if named == "model":
+        return config.model
+    return config.model.model_copy(update={"path": resolve_model_path(named)})
 
 
 def _identity(source: str, dtype: str) -> str:

@@ -21,13 +21,15 @@ class ExampleOrder:
             seed: of the permutations.
         """
         self._examples, self._per_step, self._seed = examples, per_step, seed
+        self._epoch, self._order = -1, list[int]()
         self.steps_per_epoch = math.ceil(len(examples) / per_step)
         """Steps after which each example was trained once."""
 
     def step(self, step: int) -> list[Example]:
         """The examples of a step, counted from 0."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        order = list(range(len(self._examples)))
-        random.Random(f"{self._seed}/{epoch}").shuffle(order)
-        taken = order[index * self._per_step : (index + 1) * self._per_step]
+        if epoch != self._epoch:  # with millions of examples a shuffle takes a second
+            self._epoch, self._order = epoch, list(range(len(self._examples)))
+            random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
+        taken = self._order[index * self._per_step : (index + 1) * self._per_step]
         return [self._examples[number] for number in taken]

@@ -14,12 +14,14 @@ import pyarrow.parquet as pq
 
 from agentrl.batch.examples import Example, pair_update
 from agentrl.batch.records import MicroBatch, RowKey
+from agentrl.errors import RunError
 from agentrl.files import replacing
+from agentrl.runtime.disk.run_name import REFERENCE_FILE
+from agentrl.runtime.drivers.checkpoint_keeper import disk_full
+from agentrl.runtime.fit.data import digest_of
 
 logger = logging.getLogger(__name__)
 
-FILE = "reference.parquet"
-"""Name inside a run directory."""
 _DIGEST = b"agentrl.reference"
 _TOGETHER = 256
 """Pairs that are packed together."""
@@ -36,6 +38,7 @@ def reference_sums(
     micro_batch_tokens: int,
     prefix_sharing: bool,
     open_reference: Callable[[], Ask],
+    on_progress: Callable[[int, int], None],
 ) -> dict[RowKey, float]:
     """Summed log-probability of the trained tokens of every answer, in nats.
 
@@ -49,9 +52,14 @@ def reference_sums(
         micro_batch_tokens: most packed tokens in a micro-batch.
         prefix_sharing: whether rows share the tokens of a common prefix.
         open_reference: loads the model; called only where something must be computed.
+        on_progress: called before every few pairs with the pairs done and all of them; what it
+            raises ends the pass, and nothing is kept.
+
+    Raises:
+        RunError: the file cannot be written.
     """
     digest = _digest(examples, model)
-    path = folder / FILE
+    path = folder / REFERENCE_FILE
     found = _read(path, digest)
     if found is not None:
         logger.info("log-probabilities of the reference: %s", path)
@@ -59,6 +67,7 @@ def reference_sums(
     ask = open_reference()
     found = {}
     for start in range(0, len(examples), _TOGETHER):
+        on_progress(start, len(examples))
         update = pair_update(
             examples[start : start + _TOGETHER],
             micro_batch_tokens=micro_batch_tokens,
@@ -69,24 +78,22 @@ def reference_sums(
             for index, key in enumerate(micro.rows):
                 mask = micro.mask_R[micro.row_R == index]
                 found[key] = float(np.asarray(known[key], dtype=np.float64)[mask].sum())
-    _write(path, found, digest)
+    try:
+        _write(path, found, digest)
+    except OSError as error:
+        raise RunError(disk_full(folder, error)) from error
     return found
 
 
 def _digest(examples: Sequence[Example], model: str) -> str:
-    found = hashlib.sha256(model.encode())
-    for example in examples:
-        found.update(f"\n{example.id}\n".encode())
-        for part in (example.prompt_ids, *((*a.ids, -1, *a.mask) for a in example.answers)):
-            found.update(np.array(part, dtype=np.int64).tobytes())
-    return found.hexdigest()
+    return hashlib.sha256(f"{model} {digest_of(examples)}".encode()).hexdigest()
 
 
 def _read(path: Path, digest: str) -> dict[RowKey, float] | None:
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid):
-        return None  # not there, or from a process that was killed: computed again
+        table = pq.read_table(path, page_checksum_verification=True)
+    except (OSError, pa.ArrowException):
+        return None  # not there, or damaged: computed again
     if (table.schema.metadata or {}).get(_DIGEST) != digest.encode():
         return None
     columns = (table.column(name).to_pylist() for name in ("id", "answer", "log_prob"))
@@ -105,4 +112,4 @@ def _write(path: Path, found: Mapping[RowKey, float], digest: str) -> None:
         }
     ).replace_schema_metadata({_DIGEST: digest.encode()})
     with replacing(path) as target:
-        pq.write_table(table, target)
+        pq.write_table(table, target, write_page_checksum=True)

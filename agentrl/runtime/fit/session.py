@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +13,31 @@ from agentrl.batch.examples import Example
 from agentrl.batch.records import PackedBatch
 from agentrl.compute_threads import run_computing
 from agentrl.config.fit import FitConfig
-from agentrl.errors import RunError
-from agentrl.runtime.disk.checkpoint import CheckpointState, save_checkpoint, would_be_kept
+from agentrl.errors import AgentrlError, RunError
+from agentrl.runtime.assembly.parts import model_source
+from agentrl.runtime.disk.checkpoint import (
+    CheckpointState,
+    save_checkpoint,
+    score_checkpoint,
+    would_be_kept,
+)
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.drivers.checkpoint_keeper import disk_full
+from agentrl.runtime.fit.crew import FitCrew
 from agentrl.runtime.fit.model import FitModel, make_update
 from agentrl.runtime.fit.order import ExampleOrder
+from agentrl.runtime.fit.rollouts import rollout_scores
+from agentrl.runtime.progress import Progress
 from agentrl.runtime.stop import StopSwitch
 
 if TYPE_CHECKING:
     from agentrl.metrics.sinks import MetricsLog
+
+
+logger = logging.getLogger(__name__)
+
+DATA = "data"
+"""Key in `CheckpointState.cursor` of the digest of what is trained on."""
 
 
 class FitProgress(Protocol):
@@ -47,6 +63,10 @@ class FitProgress(Protocol):
         """So many micro-batches of the step are done. Called from any thread."""
         ...
 
+    def rollouts(self) -> Progress:
+        """Takes what rollouts of an evaluation have to say."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
@@ -70,6 +90,7 @@ class FitSession:
 
     config: FitConfig
     model: FitModel
+    crew: FitCrew
     order: ExampleOrder
     evals: Mapping[str, PackedBatch]
     directory: RunDir
@@ -77,8 +98,11 @@ class FitSession:
     progress: FitProgress
     done: int
     elapsed_s: float
+    digest: str
+    base: Path
     began: float = field(default_factory=time.monotonic)
     saved: int = -1
+    tried: int = -1
     scores: dict[str, float] = field(default_factory=dict)
 
     async def run(self, stop: StopSwitch) -> FitResult:
@@ -89,29 +113,36 @@ class FitSession:
             RunError: a checkpoint could not be written.
         """
         steps, first = self.config.train.steps, self.done
+        self.saved = first
         before = await self._evaluate()
         if first == 0 and before:
             self.metrics.log(0, before)
-        self.saved = first
+        before |= await self._roll_out(stop, again=first > 0)
         after = before
         try:
             while self.done < steps and not self._out_of_time():
                 stop.check()
                 values = await self._step()
-                if self._wants_evaluation(steps):
-                    after = await self._evaluate()
-                    values |= after
-                self.metrics.log(self.done, values)
+                try:
+                    if self._wants_evaluation(steps):
+                        after = await self._evaluate()
+                        values |= after
+                finally:
+                    # Also when it fails: what is saved below has its line.
+                    self.metrics.log(self.done, values)
                 if self._wants_checkpoint(steps):
-                    await self._save()
+                    await self._save(last=self.done == steps)
+                if self._wants_evaluation(steps):
+                    after = {**after, **await self._roll_out(stop)}
         finally:
             # Also when a signal ends it: the last finished step is kept.
-            if self.done > self.saved:
-                await self._save()
+            if self.done > max(self.saved, self.tried):
+                await self._save(last=True)
         if after is before and self.done > first:
             after = await self._evaluate()
             if after:
                 self.metrics.log(self.done, after)
+            after |= await self._roll_out(stop)
         result = FitResult(
             path=self.directory.path,
             steps=self.done,
@@ -119,9 +150,11 @@ class FitSession:
             before=before,
             after=after,
         )
-        self.directory.write_result(
-            {"steps": self.done, "before": dict(before), "after": dict(after)}
-        )
+        scores = {"steps": self.done, "before": dict(before), "after": dict(after)}
+        try:
+            self.directory.write_result(scores)
+        except OSError as error:
+            raise RunError(disk_full(self.directory.path, error)) from error
         return result
 
     async def _step(self) -> dict[str, float]:
@@ -129,6 +162,7 @@ class FitSession:
         began = time.monotonic()
         self.progress.phase("train")
         update = make_update(self.config, examples)
+        self.crew.order("step", step=self.done)
         bag = await run_computing(self.model.fitter.step, update, self.progress.trained)
         self.done += 1
         self.scores = {}
@@ -143,28 +177,71 @@ class FitSession:
         found: dict[str, float] = {}
         for name, update in self.evals.items():
             self.progress.phase(f"eval {name}")
+            self.crew.order("evaluate", name=name)
             bag = await run_computing(self.model.fitter.evaluate, update)
-            found |= {f"eval/{name}/{key}": value for key, value in bag.result().items()}
+            values = bag.result()
+            if self.config.eval.rollouts is None:
+                # What is kept as best is what has the highest score.
+                values["score"] = -values[f"{self.config.objective.kind}/loss"]
+            found |= {f"eval/{name}/{key}": value for key, value in values.items()}
         if found:
             self.scores = found
             self.progress.evaluated(self.done, found)
         return found
 
-    async def _save(self) -> None:
+    async def _roll_out(self, stop: StopSwitch, *, again: bool = False) -> dict[str, float]:
+        """Scores of rollouts with the weights of this step, which are on the disk.
+
+        Args:
+            stop: ends it.
+            again: of a step that an earlier process has scored: nothing is logged twice.
+        """
+        section = self.config.eval.rollouts
+        if section is None or (self.done and self.saved != self.done):
+            return {}  # the message on a checkpoint that failed has said enough
+        checkpoint = self.directory.checkpoints / f"step-{self.done}"
+        source = model_source(self.config.model) if not self.done else str(checkpoint)
+        found = await rollout_scores(
+            section, base=self.base, model_path=source, run_dir=self.directory.path,
+            step=self.done, progress=self.progress.rollouts(), stop=stop,
+        )  # fmt: skip
+        if not again:
+            self.metrics.log(self.done, found)
+        self.scores = {**self.scores, **found}
+        if self.done:
+            kept = self.config.checkpoint
+            root = self.directory.checkpoints
+            await run_computing(score_checkpoint, root, self._state(), kept)
+        return dict(found)
+
+    async def _save(self, *, last: bool) -> None:
+        """Write a checkpoint; a fit goes on without one, but it does not end well without its last.
+
+        Raises:
+            RunError: the last one could not be written.
+        """
         self.progress.phase("checkpoint")
-        state = self._state()
+        state, self.tried = self._state(), self.done
         root, section = self.directory.checkpoints, self.config.checkpoint
+        self.crew.order("save")
         try:
             await run_computing(save_checkpoint, root, state, self.model.save, section)
-        except OSError as error:
-            raise RunError(disk_full(self.directory.path, error)) from error
+        except AgentrlError:
+            raise
+        except Exception as error:  # recording boundary: writers raise OSError, RuntimeError, ...
+            logger.exception("checkpoint of step %d failed", self.done)
+            text = disk_full(self.directory.path, error)
+            if last:
+                raise RunError(text) from error
+            self.progress.note(text)
+            return
         self.saved = self.done
 
     def _state(self) -> CheckpointState:
         return CheckpointState(
             step=self.done,
             version=self.model.fitter.version,
-            cursor={},
+            cursor={DATA: self.digest},
             elapsed_s=self._elapsed(),
             scores=self.scores,
         )
@@ -174,12 +251,15 @@ class FitSession:
 
     def _wants_evaluation(self, steps: int) -> bool:
         every = self.config.eval.every_steps
-        return bool(self.evals) and (self.done == steps or bool(every and self.done % every == 0))
+        wanted = bool(self.evals) or self.config.eval.rollouts is not None
+        return wanted and (self.done == steps or bool(every and self.done % every == 0))
 
     def _wants_checkpoint(self, steps: int) -> bool:
         section = self.config.checkpoint
         if self.done == steps or self.done % section.every_steps == 0:
             return True
+        if self.config.eval.rollouts is not None and self._wants_evaluation(steps):
+            return True  # rollouts read the weights from there
         return would_be_kept(self.directory.checkpoints, self._state(), section)
 
     def _out_of_time(self) -> bool:

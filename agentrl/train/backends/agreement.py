@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from agentrl.batch.packing import padding_micro_batch, unpack
-from agentrl.batch.records import PackedBatch, RowKey, StepBatch
+from agentrl.batch.records import MicroBatch, PackedBatch, RowKey, StepBatch
 from agentrl.errors import TrainError
 from agentrl.train.backends.contract import TrainBackend
 
@@ -189,6 +189,8 @@ def rows_without_finite_gradient(
     update: PackedBatch,
     part: PackedBatch,
     compute: Callable[[PackedBatch], object],
+    *,
+    whole_rollouts: bool = False,
 ) -> list[RowKey]:
     """Rows whose gradient alone is not finite, of those that this rank looks at.
 
@@ -199,9 +201,10 @@ def rows_without_finite_gradient(
         update: the whole.
         part: this rank's share of it.
         compute: forward and backward of the micro-batches it is given.
+        whole_rollouts: rows of one rollout are tried together, and the first of them is named.
     """
     found = []
-    for micro, key in _rows_alone(backend, update, part):
+    for micro, key in _rows_alone(backend, update, part, whole_rollouts=whole_rollouts):
         backend.clear_gradients()
         compute(replace(part, micro_batches=(micro,)))
         if backend.lockstep:
@@ -213,12 +216,17 @@ def rows_without_finite_gradient(
 
 
 def _rows_alone(
-    backend: TrainBackend, update: PackedBatch, part: PackedBatch
-) -> list[tuple[Any, RowKey | None]]:
+    backend: TrainBackend, update: PackedBatch, part: PackedBatch, *, whole_rollouts: bool
+) -> list[tuple[MicroBatch, RowKey | None]]:
     """Ranks in lock-step take turns, since the norm is one over all of them."""
+    looked_at = update if backend.lockstep else part
+    rows = [
+        row
+        for packed in looked_at.micro_batches
+        for row in unpack(packed, whole_rollouts=whole_rollouts)
+    ]
     if not backend.lockstep:
-        return [(row, row.rows[0]) for packed in part.micro_batches for row in unpack(packed)]
-    rows = [row for packed in update.micro_batches for row in unpack(packed)]
+        return [(row, row.rows[0]) for row in rows]
     return [
         (row, row.rows[0])
         if index % backend.world_size == backend.rank

@@ -136,7 +136,7 @@ class Fitter:
             )
             self.backend.clear_gradients()
             losses = on_every_rank(self.backend, lambda: work.accumulate(part, counted))
-            norm = finite_norm(work, update, part)
+            norm = finite_norm(work, update, part, whole_rollouts=True)
             rate = learning_rate(self._version, self._train)
             self.backend.step(learning_rate=rate, grad_norm=norm)
         self._version += 1

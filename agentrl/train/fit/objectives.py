@@ -111,9 +111,11 @@ def row_sums(values_R: Tensor, micro: MicroBatch, batch: TensorBatch) -> Tensor:
 
 
 def row_weights(micro: MicroBatch, batch: TensorBatch) -> Tensor:
-    """[N] Weight of each row in float64, which all of its tokens have."""
-    _, first = np.unique(micro.row_R, return_index=True)
-    return batch.weights_R[torch.as_tensor(first, device=batch.weights_R.device)].double()
+    """[N] Weight of each row in float64, which all of its trained tokens have."""
+    trained = np.flatnonzero(micro.mask_R)
+    _, first = np.unique(micro.row_R[trained], return_index=True)
+    at_N = torch.as_tensor(trained[first], device=batch.weights_R.device)
+    return batch.weights_R[at_N].double()
 
 
 class PreferenceLoss:

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.batch.examples import AnswerTokens, Example, likelihood_update, pair_update, score_update
+from agentrl.batch.examples import (
+    AnswerTokens,
+    Example,
+    likelihood_update,
+    pair_update,
+    score_update,
+)
 from agentrl.batch.records import PackedBatch, RowKey
 from agentrl.config.fit import DpoObjective, FitTrainSection, RewardObjective
 from agentrl.train.backends.torch_backend import TorchBackend

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
@@ -150,6 +152,28 @@ def test_numbers_that_are_not_finite_move_no_weight():
         made.step(pairs(data))
     for ours, theirs in zip(model.parameters(), before, strict=True):
         assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("kind", ["dpo", "rm"])
+def test_a_gradient_that_is_not_finite_names_the_pair(kind):
+    """Fails if answers are tried one by one, where each lacks what it is compared with."""
+    data = examples(pairs=True)
+    if kind == "dpo":
+        loss = preference_loss(DpoObjective(), summed(tiny_model(), data))
+        made, update = fitter(tiny_model(torch.float32), loss), pairs(data)
+    else:
+        objective = RewardObjective(bsr_coef=0.1)
+        made = fitter(value_model(), reward_loss(objective, data))
+        update = whole(data)
+    spoiled = []
+    for micro in update.micro_batches:
+        ours = np.array([row.rollout_id == "e2" for row in micro.rows])
+        weights_R = np.where(ours[micro.row_R], np.inf, micro.weights_R)
+        spoiled.append(replace(micro, weights_R=weights_R))
+    update = replace(update, micro_batches=tuple(spoiled))
+    with pytest.raises(TrainError, match=r"examples whose own gradient is not finite: e2; the"):
+        made.step(update)
+    assert made.version == 0
 
 
 def test_a_reference_that_knows_a_pair_not_is_refused():

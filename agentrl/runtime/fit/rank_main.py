@@ -1,0 +1,65 @@
+"""The main function of a further rank of a fit: it does what rank 0 orders, in the same order.
+
+An order is a frame with `do`: `step` with the number of the step, `evaluate` with the name of a
+dataset, `save`, or `end`. Errors of the work itself reach rank 0 through the group of the ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from agentrl.compute_threads import reserve_cores
+from agentrl.errors import AgentrlError
+from agentrl.processes.child_main import ChildChannel
+from agentrl.runtime.disk.logs import log_to, quiet_libraries
+from agentrl.runtime.fit.crew import join
+from agentrl.runtime.fit.sets import RankSetup
+
+logger = logging.getLogger(__name__)
+
+
+def serve(channel: ChildChannel) -> None:
+    """Serve until rank 0 says `end`, or ends."""
+    channel.end_with_parent()
+    setup: RankSetup = pickle.loads(channel.receive().body)
+    quiet_libraries()
+    reserve_cores()
+    with log_to(setup.log), ExitStack() as stack:
+        try:
+            _follow(channel, setup, stack)
+        except AgentrlError:
+            logger.exception("rank %d ends", setup.rank)
+            raise
+
+
+def _follow(channel: ChildChannel, setup: RankSetup, stack: ExitStack) -> None:
+    from agentrl.runtime.fit.model import make_update, open_fit_model
+    from agentrl.runtime.fit.order import ExampleOrder
+
+    config, sets = setup.config, setup.sets
+    model = open_fit_model(
+        config,
+        sets.every,
+        base=setup.base,
+        run_dir=setup.run_dir,
+        checkpoint=setup.checkpoint,
+        open_ranks=lambda: join(setup.address, setup.rank, config, stack),
+    )
+    order = ExampleOrder(
+        sets.train.examples, per_step=config.data.examples_per_step, seed=config.run.seed
+    )
+    while True:
+        head = channel.receive().head
+        if head["do"] == "end":
+            return
+        if head["do"] == "step":
+            model.fitter.step(make_update(config, order.step(head["step"])))
+        elif head["do"] == "evaluate":
+            model.fitter.evaluate(make_update(config, sets.evals[head["name"]].examples))
+        else:
+            with tempfile.TemporaryDirectory() as nothing:  # rank 0 writes
+                model.save(Path(nothing))

@@ -1,0 +1,115 @@
+"""Log-probabilities of a reference are computed once, and only used for what they were made of."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentrl.batch.examples import CHOSEN
+from agentrl.errors import RunError
+from agentrl.runtime.disk.run_name import REFERENCE_FILE
+from agentrl.runtime.fit.reference import reference_sums
+from agentrl.runtime.stop import Interrupted
+from agentrl.train.reference import Reference
+from tests.train.fit.fit_examples import examples, summed
+from tests.train.tiny_llama import tiny_model
+
+
+class Counted:
+    """A reference that counts how often it is opened."""
+
+    def __init__(self):
+        self.opened = 0
+
+    def __call__(self):
+        self.opened += 1
+        return Reference(tiny_model()).row_log_probs
+
+
+def ask(folder: Path, data, opened, *, model="tiny", on_progress=lambda done, total: None):
+    return reference_sums(
+        folder, data, model=model, micro_batch_tokens=64, prefix_sharing=True,
+        open_reference=opened, on_progress=on_progress,
+    )  # fmt: skip
+
+
+def test_sums_are_those_of_the_model_and_are_computed_once(tmp_path):
+    """Fails if a token of the environment is in a sum, or the file rounds."""
+    data, opened = examples(6, pairs=True), Counted()
+    found = ask(tmp_path, data, opened)
+    wanted = summed(tiny_model(), data)
+    assert found.keys() == wanted.keys()
+    assert all(found[key] == pytest.approx(wanted[key], abs=1e-10) for key in wanted)
+    assert ask(tmp_path, data, opened) == found
+    assert opened.opened == 1
+
+
+def changed(data, what):
+    first = data[0]
+    if what == "prompt":
+        first = replace(first, prompt_ids=(*first.prompt_ids, 5))
+    elif what == "mask":
+        answer = first.answers[CHOSEN]
+        longer = replace(answer, ids=(*answer.ids, 5), mask=(*answer.mask, 1))
+        first = replace(first, answers=(longer, *first.answers[1:]))
+    elif what == "swapped":
+        first = replace(first, answers=first.answers[::-1])
+    return [first, *data[1:]]
+
+
+@pytest.mark.parametrize("what", ["prompt", "mask", "swapped"])
+def test_other_data_is_computed_again(tmp_path, what):
+    data, opened = examples(4, pairs=True), Counted()
+    ask(tmp_path, data, opened)
+    other = changed(data, what)
+    found = ask(tmp_path, other, opened)
+    assert opened.opened == 2
+    wanted = summed(tiny_model(), other)
+    assert all(found[key] == pytest.approx(wanted[key], abs=1e-10) for key in wanted)
+
+
+def test_another_model_is_asked_again(tmp_path):
+    data, opened = examples(4, pairs=True), Counted()
+    ask(tmp_path, data, opened)
+    ask(tmp_path, data, opened, model="tiny, trained further")
+    assert opened.opened == 2
+
+
+@pytest.mark.parametrize("damage", ["torn", "empty", "no parquet", "a bit"])
+def test_a_damaged_file_is_made_again(tmp_path, damage):
+    data, opened = examples(4, pairs=True), Counted()
+    found = ask(tmp_path, data, opened)
+    path = tmp_path / REFERENCE_FILE
+    whole = path.read_bytes()
+    middle = bytearray(whole)
+    middle[40] ^= 255
+    path.write_bytes(
+        {"torn": whole[:-20], "empty": b"", "no parquet": b"text", "a bit": bytes(middle)}[damage]
+    )
+    assert ask(tmp_path, data, opened) == found
+    assert opened.opened == 2
+    assert path.read_bytes() == whole
+
+
+def test_what_is_given_up_leaves_nothing(tmp_path):
+    def stop(done, total):
+        raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        ask(tmp_path, examples(4, pairs=True), Counted(), on_progress=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_message(tmp_path):
+    # A file-size limit is the nearest thing to a full disk that needs no root.
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))
+    try:
+        with pytest.raises(RunError, match="could not be written"):
+            ask(tmp_path, examples(4, pairs=True), Counted())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
