@@ -190,6 +190,8 @@ def _open(
     progress.note(f"data {sets.train.text()}; {steps} steps")
     for name, data in sets.evals.items():
         progress.note(f"eval {name}: {data.text()}")
+    for ignored in _ignored(config, sets):
+        progress.note(ignored)
     if done:
         progress.note(f"resumed after step {done}")
     return FitSession(
@@ -206,6 +208,27 @@ def _open(
         digest=digest,
         base=base,
     )
+
+
+def _ignored(config: FitConfig, sets: FitSets) -> list[str]:
+    """Numbers of the pairs that the loss does not look at."""
+    objective, examples = config.objective, sets.train.examples
+    soft = sum(example.label_probability is not None for example in examples)
+    margins = sum(example.margin is not None for example in examples)
+    said: list[str] = []
+    if (
+        objective.kind == "dpo"
+        and soft
+        and objective.loss in ("robust", "ipo", "hinge", "simpo", "orpo")
+    ):
+        said.append(
+            f"{soft} pairs have a label probability, which objective.loss {objective.loss} does "
+            "not look at; sigmoid does"
+        )
+    if margins and not (objective.kind == "rm" and objective.margin_scale):
+        what = "objective.margin_scale is 0" if objective.kind == "rm" else "dpo has no margins"
+        said.append(f"{margins} pairs have a margin, which is not used: {what}")
+    return said
 
 
 def _require_same_data(checkpoint: Checkpoint, digest: str, config: FitConfig) -> None:

@@ -159,16 +159,16 @@ def _loss(
     from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss, RewardLoss
     from agentrl.train.fit.pair_registry import find_pair_loss
 
-    objective = config.objective
+    objective, by_id = config.objective, {example.id: example for example in examples}
     if objective.kind == "sft":
         return LikelihoodLoss()
     if objective.kind == "rm":
-        return RewardLoss(objective, {example.id: example for example in examples})
+        return RewardLoss(objective, by_id)
     spec = find_pair_loss(objective.loss, base=base)
     reference = None
     if spec.needs_reference and objective.reference != "none":
         reference = _reference(config, examples, run_dir=run_dir, on_progress=on_reference)
-    return PreferenceLoss(objective, spec, reference=reference)
+    return PreferenceLoss(objective, spec, reference=reference, examples=by_id)
 
 
 def _reference(

@@ -129,6 +129,7 @@ class PreferenceLoss:
         spec: PairLossSpec,
         *,
         reference: Mapping[RowKey, float] | None,
+        examples: Mapping[str, Example] | None = None,
     ) -> None:
         """Train with a pair loss.
 
@@ -136,8 +137,10 @@ class PreferenceLoss:
             objective: its numbers.
             spec: the loss.
             reference: summed log-probability of each row under the reference; None without one.
+            examples: by id, for label probabilities; None takes all labels as certain.
         """
         self._objective, self._spec, self._reference = objective, spec, reference
+        self._examples = examples
 
     def micro_loss(
         self, model: ModelPasses, micro: MicroBatch, totals: Sequence[float]
@@ -159,6 +162,7 @@ class PreferenceLoss:
             ref_rejected_P=None if reference_N is None else reference_N[pairs.rejected_P],
             chosen_tokens_P=tokens_N[pairs.chosen_P],
             rejected_tokens_P=tokens_N[pairs.rejected_P],
+            label_probability_P=self._probabilities(pairs, like=sums_N),
             objective=self._objective,
         )
         loss_P = pair_losses_of(self._spec, inputs)
@@ -166,6 +170,15 @@ class PreferenceLoss:
             loss_P = loss_P + self._objective.nll_coef * chosen_nll(inputs)
         weights_P = row_weights(micro, batch)[pairs.chosen_P]
         return MicroLoss(loss=(weights_P * loss_P).sum(), metrics=pair_metrics(inputs))
+
+    def _probabilities(self, pairs: PairIndex, *, like: Tensor) -> Tensor | None:
+        if self._examples is None:
+            return None
+        known = [self._examples[name].label_probability for name in pairs.names]
+        if all(value is None for value in known):
+            return None
+        filled = [1.0 if value is None else value for value in known]
+        return torch.tensor(filled, dtype=like.dtype, device=like.device)
 
     def _reference_of(self, micro: MicroBatch, *, like: Tensor) -> Tensor | None:
         if self._reference is None:

@@ -46,6 +46,8 @@ class PairInputs:
     """[P] float, trained tokens of the chosen answer, at least 1."""
     rejected_tokens_P: Tensor
     """[P] float, trained tokens of the rejected answer, at least 1."""
+    label_probability_P: Tensor | None = None
+    """[P] Probability that the chosen answer is the better one; None takes labels as certain."""
     objective: DpoObjective
     """The section of the config."""
 
@@ -97,10 +99,15 @@ def sigmoid(inputs: PairInputs) -> Tensor:
 
         -(1 - e) logsigmoid(beta h) - e logsigmoid(-beta h)
 
+    e is `label_smoothing`; where a pair has a label probability p, which is smoothed the same way,
+    it is 1 - p + label_smoothing (2 p - 1).
+
     https://arxiv.org/abs/2305.18290, equation 7; smoothing from
     https://ericmitchell.ai/cdpo.pdf, equation 3.
     """
-    return noisy_logistic(inputs.objective.beta * inputs.h_P, inputs.objective.label_smoothing)
+    smoothing, p_P = inputs.objective.label_smoothing, inputs.label_probability_P
+    wrong = smoothing if p_P is None else 1.0 - p_P + smoothing * (2.0 * p_P - 1.0)
+    return noisy_logistic(inputs.objective.beta * inputs.h_P, wrong)
 
 
 def robust(inputs: PairInputs) -> Tensor:

@@ -110,9 +110,15 @@ def whole(found: Sequence[Example], *, budget: int = 64, sharing: bool = True) -
     return score_update(found, micro_batch_tokens=budget, prefix_sharing=sharing)
 
 
-def preference_loss(objective: DpoObjective, reference: dict[RowKey, float] | None) -> FitLoss:
+def preference_loss(
+    objective: DpoObjective,
+    reference: dict[RowKey, float] | None,
+    found: Sequence[Example] | None = None,
+) -> FitLoss:
+    """With the label probabilities of examples, where they are given."""
     spec = find_pair_loss(objective.loss)
-    return PreferenceLoss(objective, spec, reference=reference)
+    known = None if found is None else {example.id: example for example in found}
+    return PreferenceLoss(objective, spec, reference=reference, examples=known)
 
 
 def reward_loss(objective: RewardObjective, found: Sequence[Example]) -> FitLoss:

@@ -58,8 +58,9 @@ def dpo(objective, data, model, reference):
         l_w, l_l = (p.sum() for p in parts)
         r_w, r_l = (token_log_probs(reference, e, n).sum().detach() for n in (CHOSEN, REJECTED))
         h = (l_w - r_w) - (l_l - r_l)
-        loss = -logsigmoid(objective.beta * h) - objective.nll_coef * parts[0].mean()
-        losses.append(e.weight * loss)
+        p, x = e.label_probability, objective.beta * h
+        loss = -p * logsigmoid(x) - (1 - p) * logsigmoid(-x)
+        losses.append(e.weight * (loss - objective.nll_coef * parts[0].mean()))
     return torch.stack(losses).sum() / len(data)
 
 
@@ -70,7 +71,7 @@ def test_preference_optimisation_is_the_mean_over_pairs(budget, sharing):
     objective = DpoObjective(beta=0.3, nll_coef=0.2)
     loss = dpo(objective, data, model, other)
     wanted = float(loss.detach()), plain_gradient(model, loss)
-    made = fitter(tiny_model(), preference_loss(objective, summed(other, data)))
+    made = fitter(tiny_model(), preference_loss(objective, summed(other, data), data))
     same(gradient(made, pairs(data, budget=budget, sharing=sharing)), wanted)
 
 

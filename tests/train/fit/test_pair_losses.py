@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mpmath
 import pytest
@@ -295,3 +296,12 @@ def test_pairs_of_other_shapes_are_refused():
         PairInputs(**(parts | {"chosen_P": torch.tensor(0.0)}), objective=objective)
     with pytest.raises(TrainError, match="both or neither"):
         PairInputs(**(parts | {"ref_rejected_P": None}), objective=objective)
+
+
+def test_a_label_probability_is_the_label_smoothing_of_its_pair() -> None:
+    """Fails if it is ignored, or smoothing is not applied to it."""
+    probability_P = torch.full((len(PAIRS),), 0.8, dtype=torch.float64)
+    soft = replace(pairs(*PAIRS, beta=0.7, label_smoothing=0.1), label_probability_P=probability_P)
+    assert torch.allclose(
+        sigmoid(soft), sigmoid(pairs(*PAIRS, beta=0.7, label_smoothing=0.26)), rtol=1e-14
+    )
