@@ -39,16 +39,20 @@ def command(
 def _fit(path: Path, overrides: list[str], *, resume: bool, dry_run: bool) -> int:
     from agentrl.cli.console.fit_view import FitView, fit_table
     from agentrl.runtime.disk.run_name import run_path
-    from agentrl.runtime.fit.launch import fit, load_fit_sets
+    from agentrl.runtime.fit.launch import fit, fit_doubts, load_fit_sets
     from agentrl.runtime.stop import Interrupted
 
     console = open_console()
-    config, base, run_dir = _open(path, overrides, resume=resume and not dry_run)
+    config, base, run_dir = _open(path, overrides, resume=resume)
     if dry_run:
+        if run_dir is not None:
+            run_dir.close()
         sets = load_fit_sets(config, base=base)
         console.print(f"data: {sets.train.text()}", markup=False, soft_wrap=True)
         for name, data in sets.evals.items():
             console.print(f"eval {name}: {data.text()}", markup=False, soft_wrap=True)
+        for doubt in fit_doubts(config, sets):
+            console.print(doubt, markup=False, soft_wrap=True)
         return 0
     where = run_dir.path if run_dir else run_path(config.run)
     try:

@@ -101,6 +101,31 @@ class DpoObjective(FiniteSection, KindSection):
     """`model` what the fit begins with, `none`, or a checkpoint. Its log-probabilities are computed
     once and kept beside the run."""
 
+    @model_validator(mode="after")
+    def _read_by_the_loss(self) -> DpoObjective:
+        read = _READ.get(self.loss)
+        if read is None:
+            return self  # a loss of one's own may read everything
+        for key in sorted(set().union(*_READ.values()) - read):
+            unread = (type(self).model_fields[key].default, "none")
+            if getattr(self, key) not in unread:
+                raise ValueError(
+                    f"{key} is {getattr(self, key)!r}, but loss {self.loss} does not look at it; "
+                    f"leave it out, or choose one that does"
+                )
+        return self
+
+
+_READ = {
+    "sigmoid": {"label_smoothing", "length_normalized", "reference"},
+    "robust": {"label_smoothing", "length_normalized", "reference"},
+    "ipo": {"length_normalized", "reference"},
+    "hinge": {"length_normalized", "reference"},
+    "simpo": {"gamma"},
+    "orpo": set[str](),
+}
+"""Keys that only some of the pair losses read."""
+
 
 class RewardObjective(FiniteSection, KindSection):
     """A reward model: one number for a whole answer."""

@@ -29,6 +29,7 @@ class RowIds:
 
     def __init__(self) -> None:
         self._places: dict[str, str] = {}
+        self._next: dict[str, int] = {}
 
     def add(self, name: str, where: str) -> None:
         """Take an id that the source gave.
@@ -45,8 +46,14 @@ class RowIds:
 
     def new(self, name: str) -> str:
         """`name`, or with `-2`, `-3` ... behind it, whichever is free."""
-        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        return next(each for each in names if each not in self._places)
+        if name not in self._places:
+            return name
+        # From where the last search of this name ended: many rows may have the same.
+        for number in itertools.count(self._next.get(name, 2)):
+            if f"{name}-{number}" not in self._places:
+                self._next[name] = number
+                return f"{name}-{number}"
+        raise AssertionError("numbers have no end")
 
 
 def row_name(row: SourceRow) -> str:

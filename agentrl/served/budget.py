@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -53,7 +54,8 @@ class Gate:
             if given.done() and not given.cancelled():
                 self._leave()  # the place came in the same moment
             else:
-                self._waiting.remove(entry)
+                with contextlib.suppress(ValueError):  # one who left has passed over it already
+                    self._waiting.remove(entry)
                 self._admit()
             raise
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.fit import FitConfig
-from agentrl.errors import TrainError
+from agentrl.errors import RanksParted, TrainError
 from agentrl.processes.child import ChildEnded, ChildProcess
+from agentrl.runtime.fit.model import FitReference
 from agentrl.runtime.fit.sets import FitSets, RankSetup
 
 if TYPE_CHECKING:
@@ -36,7 +37,13 @@ class FitCrew:
         self._children: list[ChildProcess] = []
 
     def open(
-        self, sets: FitSets, *, base: Path, checkpoint: Path | None, stack: ExitStack
+        self,
+        sets: FitSets,
+        *,
+        base: Path,
+        checkpoint: Path | None,
+        reference: FitReference | None,
+        stack: ExitStack,
     ) -> Ranks | None:
         """Start the others and join them; None where one process needs no group.
 
@@ -44,6 +51,7 @@ class FitCrew:
             sets: encoded data.
             base: folder that relative paths of the config start from.
             checkpoint: to go on from.
+            reference: model whose log-probabilities are in the run directory.
             stack: closes the group, and ends the children.
 
         Raises:
@@ -62,7 +70,7 @@ class FitCrew:
         for rank in range(1, config.ranks):
             setup = RankSetup(
                 config=of_rank(config, rank), sets=sets, base=base.resolve(), run_dir=self._run_dir,
-                checkpoint=checkpoint, address=meeting.address, rank=rank,
+                checkpoint=checkpoint, reference=reference, address=meeting.address, rank=rank,
                 log=logs / f"rank-{rank}.log",
             )  # fmt: skip
             with setup.log.open("ab") as output:
@@ -72,7 +80,13 @@ class FitCrew:
                 )  # fmt: skip
             self._children.append(child)
             child.send({}, pickle.dumps(setup))
-        return join(meeting.address, 0, of_rank(config, 0), stack)
+        try:
+            return join(meeting.address, 0, of_rank(config, 0), stack)
+        except RanksParted as error:
+            raise TrainError(
+                f"the {config.ranks} ranks of the fit did not meet; {logs}/rank-N.log says what "
+                f"each of them did: {error}"
+            ) from None
 
     def order(self, do: str, **what: Any) -> None:
         """Have all others do what this process is about to do.

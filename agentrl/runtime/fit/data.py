@@ -189,7 +189,7 @@ def _encoded(item: PreferencePair | Conversation, chat: ChatFormat, *, prefix: s
         raise DataError(f"{where}: the template writes different prompts for both answers")
     try:
         return Example(
-            id=prefix + item.id,
+            id=prefix + item.id.encode("utf-8", "backslashreplace").decode(),
             prompt_ids=prompts[0],
             answers=tuple(answers),
             weight=item.weight,

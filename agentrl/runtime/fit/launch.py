@@ -20,10 +20,22 @@ from agentrl.runtime.disk.logs import log_to
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.fit.crew import FitCrew, of_rank
 from agentrl.runtime.fit.data import FitData, digest_of, load_fit_data
-from agentrl.runtime.fit.model import make_update, open_fit_model, reference_section
+from agentrl.runtime.fit.model import (
+    FitReference,
+    find_reference,
+    make_update,
+    open_fit_model,
+    reference_section,
+)
 from agentrl.runtime.fit.order import ExampleOrder
+from agentrl.runtime.fit.progress import FitProgress, FitResult
 from agentrl.runtime.fit.rollouts import rollout_config
-from agentrl.runtime.fit.session import DATA, FitProgress, FitResult, FitSession
+from agentrl.runtime.fit.session import (
+    DATA,
+    REFERENCE,
+    WEIGHTS,
+    FitSession,
+)
 from agentrl.runtime.fit.sets import FitSets
 from agentrl.runtime.fit.vocabulary import check_same_tokens, vocabulary_of
 from agentrl.runtime.launch import check_parts
@@ -113,8 +125,13 @@ async def fit(
     stop = StopSwitch(grace_s=config.run.grace_s)
     with stop.on_signals():
         config = run_dir.resolve_model(config) if run_dir else config
-        sets = await stop.guard(run_computing(load_fit_sets, config, base=base))
-        directory = run_dir or RunDir.create(config, base=base)
+        try:
+            sets = await stop.guard(run_computing(load_fit_sets, config, base=base))
+            directory = run_dir or RunDir.create(config, base=base)
+        except BaseException:
+            if run_dir is not None:
+                run_dir.close()
+            raise
         trained = False
         try:
             config = directory.resolve_model(config)
@@ -134,7 +151,7 @@ async def fit(
                     logger.info("the fit ends with an error", exc_info=True)
                     raise
         except AgentrlError:
-            if not trained:
+            if not trained and run_dir is None:  # one that is resumed is there already
                 directory.discard()
             raise
         finally:
@@ -169,6 +186,11 @@ def _open(
             progress.phase("reference")
         progress.trained(pairs, total)
 
+    reference = find_reference(
+        config, base=base, pinned=checkpoint.state.cursor.get(REFERENCE) if checkpoint else None
+    )
+    if checkpoint is not None and reference is not None:
+        _require_same_reference(checkpoint, reference)
     crew = FitCrew(planned, run_dir=directory.path)
     begin = checkpoint.path if checkpoint else None
     model = open_fit_model(
@@ -177,7 +199,10 @@ def _open(
         base=base,
         run_dir=directory.path,
         checkpoint=begin,
-        open_ranks=lambda: crew.open(sets, base=base, checkpoint=begin, stack=stack),
+        reference=reference,
+        open_ranks=lambda: crew.open(
+            sets, base=base, checkpoint=begin, reference=reference, stack=stack
+        ),
         on_reference=on_reference,
     )
     metrics = open_metrics(directory, config)
@@ -190,8 +215,8 @@ def _open(
     progress.note(f"data {sets.train.text()}; {steps} steps")
     for name, data in sets.evals.items():
         progress.note(f"eval {name}: {data.text()}")
-    for ignored in _ignored(config, sets):
-        progress.note(ignored)
+    for doubt in fit_doubts(config, sets):
+        progress.note(doubt)
     if done:
         progress.note(f"resumed after step {done}")
     return FitSession(
@@ -205,22 +230,45 @@ def _open(
         progress=progress,
         done=done,
         elapsed_s=checkpoint.state.elapsed_s if checkpoint else 0.0,
-        digest=digest,
+        cursor={
+            DATA: digest,
+            **({REFERENCE: reference.path, WEIGHTS: reference.digest} if reference else {}),
+        },
         base=base,
     )
 
 
-def _ignored(config: FitConfig, sets: FitSets) -> list[str]:
-    """Numbers of the pairs that the loss does not look at."""
+def _require_same_reference(checkpoint: Checkpoint, reference: FitReference) -> None:
+    """With other weights at its path, a fit would go on towards another policy."""
+    known = checkpoint.state.cursor.get(WEIGHTS)
+    if known is not None and known != reference.digest:
+        raise RunError(
+            f"--resume: the weights of the reference in {reference.path} are not those that this "
+            f"fit was trained with for {checkpoint.state.step} steps; put them back, or start "
+            f"another fit with another run.name and model.path={checkpoint.path}"
+        )
+
+
+_COMPARED = ("sigmoid", "robust", "ipo", "hinge")
+"""Built-in pair losses that compare with a reference."""
+
+
+def fit_doubts(config: FitConfig, sets: FitSets) -> list[str]:
+    """Doubts about the data: numbers that the loss does not look at, prompts on both sides."""
     objective, examples = config.objective, sets.train.examples
     soft = sum(example.label_probability is not None for example in examples)
     margins = sum(example.margin is not None for example in examples)
     said: list[str] = []
-    if (
-        objective.kind == "dpo"
-        and soft
-        and objective.loss in ("robust", "ipo", "hinge", "simpo", "orpo")
-    ):
+    trained = {example.prompt_ids for example in examples}
+    for name, data in sets.evals.items():
+        if seen := sum(example.prompt_ids in trained for example in data.examples):
+            said.append(f"eval {name}: {seen} of {len(data.examples)} prompts are trained on, too")
+    if objective.kind == "dpo" and objective.reference == "none" and objective.loss in _COMPARED:
+        said.append(
+            f"objective.reference is none, so nothing holds the policy of loss {objective.loss} "
+            "where it began; watch pref/logp_chosen"
+        )
+    if objective.kind == "dpo" and soft and objective.loss in (*_COMPARED[1:], "simpo", "orpo"):
         said.append(
             f"{soft} pairs have a label probability, which objective.loss {objective.loss} does "
             "not look at; sigmoid does"

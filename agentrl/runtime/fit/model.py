@@ -19,6 +19,8 @@ from agentrl.runtime.disk.logs import quiet_transformers
 from agentrl.runtime.fit.reference import Ask, reference_sums
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from agentrl.train.backends.contract import TrainBackend
     from agentrl.train.backends.ranks import Ranks
     from agentrl.train.fit.fitter import FitLoss, Fitter
@@ -37,20 +39,32 @@ class FitModel:
     text: str
     """Describes it."""
 
-    def save(self, folder: Path) -> None:
-        """Write weights, tokenizer and trainer state; all ranks call."""
+    def gather(self) -> FitState:
+        """All that `write` writes, on rank 0; all ranks call, and nothing here touches a disk."""
         from agentrl.train.backends.choose import full_weights
-        from agentrl.train.model.lora import save_policy
-        from agentrl.train.model.value_head import ValueModel, save_value_model
 
         backend = self.fitter.backend
         weights = full_weights(backend) if backend.lockstep else None
-        if backend.rank == 0:
-            if isinstance(self.model, ValueModel):
-                save_value_model(self.model, self.tokenizer, folder, weights=weights)
-            else:
-                save_policy(self.model, self.tokenizer, folder, weights=weights)
-        self.fitter.save(folder)
+        return FitState(weights=weights, optimizer=backend.state_dict())
+
+    def write(self, state: FitState, folder: Path) -> None:
+        """Write weights, tokenizer and trainer state; what fails here keeps no rank waiting."""
+        from agentrl.train.model.lora import save_policy
+        from agentrl.train.model.value_head import ValueModel, save_value_model
+
+        save = save_value_model if isinstance(self.model, ValueModel) else save_policy
+        save(self.model, self.tokenizer, folder, weights=state.weights)
+        self.fitter.save(folder, state.optimizer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitState:
+    """State of a fit, gathered from all ranks."""
+
+    weights: Mapping[str, Tensor] | None
+    """By name, where a backend has divided the model; None where the model has them."""
+    optimizer: dict[str, Any]
+    """Moments and masters by name."""
 
 
 def open_fit_model(
@@ -60,6 +74,7 @@ def open_fit_model(
     base: Path,
     run_dir: Path,
     checkpoint: Path | None,
+    reference: FitReference | None,
     open_ranks: Callable[[], Ranks | None],
     on_reference: Callable[[int, int], None] = lambda pairs, total: None,
 ) -> FitModel:
@@ -71,6 +86,7 @@ def open_fit_model(
         base: folder that relative paths start from.
         run_dir: gets the log-probabilities of the reference.
         checkpoint: to go on from; None begins.
+        reference: of `find_reference`.
         open_ranks: joins the ranks, once the reference is known; None for one process.
         on_reference: see `reference_sums`.
 
@@ -82,7 +98,7 @@ def open_fit_model(
     from agentrl.train.fit.fitter import Fitter
 
     # Before the ranks meet: rank 0 may take long, and the others read what it has written.
-    loss = _loss(config, examples, base=base, run_dir=run_dir, on_reference=on_reference)
+    loss = _loss(config, examples, reference, base=base, run_dir=run_dir, on_reference=on_reference)
     ranks = open_ranks()
     model, tokenizer, text = _load(config, checkpoint)
     backend: TrainBackend = make_backend(
@@ -151,6 +167,7 @@ def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
 def _loss(
     config: FitConfig,
     examples: Sequence[Example],
+    reference: FitReference | None,
     *,
     base: Path,
     run_dir: Path,
@@ -165,22 +182,21 @@ def _loss(
     if objective.kind == "rm":
         return RewardLoss(objective, by_id)
     spec = find_pair_loss(objective.loss, base=base)
-    reference = None
-    if spec.needs_reference and objective.reference != "none":
-        reference = _reference(config, examples, run_dir=run_dir, on_progress=on_reference)
-    return PreferenceLoss(objective, spec, reference=reference, examples=by_id)
+    known = None
+    if reference is not None:
+        known = _sums(config, examples, reference, run_dir=run_dir, on_progress=on_reference)
+    return PreferenceLoss(objective, spec, reference=known, examples=by_id)
 
 
-def _reference(
+def _sums(
     config: FitConfig,
     examples: Sequence[Example],
+    reference: FitReference,
     *,
     run_dir: Path,
     on_progress: Callable[[int, int], None],
 ) -> Mapping[RowKey, float]:
-    section = reference_section(config)
-    assert section is not None
-    source = model_source(section)
+    section = config.model.model_copy(update={"path": reference.path})
 
     def open_reference() -> Ask:
         from agentrl.train.backends.lanes import lane_count
@@ -193,7 +209,7 @@ def _reference(
     return reference_sums(
         run_dir,
         examples,
-        model=_identity(source, section.dtype),
+        model=f"{reference.path} {reference.digest}",
         micro_batch_tokens=config.train.micro_batch_tokens,
         prefix_sharing=config.train.prefix_sharing,
         open_reference=open_reference,
@@ -201,20 +217,46 @@ def _reference(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitReference:
+    """The model that a fit compares with, as it is now."""
+
+    path: str
+    """Folder or hub name; a run directory is resolved to a checkpoint."""
+    digest: str
+    """Of its dtype and its weights, where they are files here."""
+
+
+def find_reference(
+    config: FitConfig, *, base: Path, pinned: str | None = None
+) -> FitReference | None:
+    """The reference of a fit; None without one. Reads its weights once.
+
+    Args:
+        config: of the fit.
+        base: folder that the file of a user's own loss starts from.
+        pinned: path that it had when the fit began; None while it has not.
+    """
+    from agentrl.train.fit.pair_registry import find_pair_loss
+
+    section = reference_section(config)
+    if section is None or config.objective.kind != "dpo":
+        return None
+    if not find_pair_loss(config.objective.loss, base=base).needs_reference:
+        return None
+    path = pinned or model_source(section)
+    folder, found = Path(path), hashlib.sha256(section.dtype.encode())
+    for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
+        with file.open("rb") as opened:
+            found.update(hashlib.file_digest(opened, "sha256").digest())
+    return FitReference(path=path, digest=found.hexdigest())
+
+
 def reference_section(config: FitConfig) -> ModelSection | None:
-    """The model that a fit compares with; None without one."""
+    """The model that a fit is to compare with; None without one."""
     if config.objective.kind != "dpo" or config.objective.reference == "none":
         return None
     named = config.objective.reference
     if named == "model":
         return config.model
     return config.model.model_copy(update={"path": resolve_model_path(named)})
-
-
-def _identity(source: str, dtype: str) -> str:
-    """Name of a model, and a digest of its weights where they are files."""
-    folder, found = Path(source), hashlib.sha256(dtype.encode())
-    for path in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
-        with path.open("rb") as file:
-            found.update(hashlib.file_digest(file, "sha256").digest())
-    return f"{source} {found.hexdigest()}"

@@ -1,16 +1,14 @@
 """The main function of a further rank of a fit: it does what rank 0 orders, in the same order.
 
 An order is a frame with `do`: `step` with the number of the step, `evaluate` with the name of a
-dataset, `save`, or `end`. Errors of the work itself reach rank 0 through the group of the ranks.
+dataset, `gather`, or `end`. Errors of the work itself reach rank 0 through the group of the ranks.
 """
 
 from __future__ import annotations
 
 import logging
 import pickle
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 
 from agentrl.compute_threads import reserve_cores
 from agentrl.errors import AgentrlError
@@ -47,6 +45,7 @@ def _follow(channel: ChildChannel, setup: RankSetup, stack: ExitStack) -> None:
         base=setup.base,
         run_dir=setup.run_dir,
         checkpoint=setup.checkpoint,
+        reference=setup.reference,
         open_ranks=lambda: join(setup.address, setup.rank, config, stack),
     )
     order = ExampleOrder(
@@ -61,5 +60,4 @@ def _follow(channel: ChildChannel, setup: RankSetup, stack: ExitStack) -> None:
         elif head["do"] == "evaluate":
             model.fitter.evaluate(make_update(config, sets.evals[head["name"]].examples))
         else:
-            with tempfile.TemporaryDirectory() as nothing:  # rank 0 writes
-                model.save(Path(nothing))
+            model.gather()  # rank 0 writes

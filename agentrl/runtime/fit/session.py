@@ -6,8 +6,9 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from agentrl.batch.examples import Example
 from agentrl.batch.records import PackedBatch
@@ -26,8 +27,8 @@ from agentrl.runtime.drivers.checkpoint_keeper import disk_full
 from agentrl.runtime.fit.crew import FitCrew
 from agentrl.runtime.fit.model import FitModel, make_update
 from agentrl.runtime.fit.order import ExampleOrder
+from agentrl.runtime.fit.progress import FitProgress, FitResult
 from agentrl.runtime.fit.rollouts import rollout_scores
-from agentrl.runtime.progress import Progress
 from agentrl.runtime.stop import StopSwitch
 
 if TYPE_CHECKING:
@@ -38,50 +39,10 @@ logger = logging.getLogger(__name__)
 
 DATA = "data"
 """Key in `CheckpointState.cursor` of the digest of what is trained on."""
-
-
-class FitProgress(Protocol):
-    """Callbacks of a fit for a view."""
-
-    def note(self, text: str) -> None:
-        """Something the user should read."""
-        ...
-
-    def phase(self, name: str) -> None:
-        """A stage begins: `train`, `eval NAME`, `checkpoint`."""
-        ...
-
-    def step_done(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """A step is complete."""
-        ...
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """All data of `eval.datasets` has been measured."""
-        ...
-
-    def trained(self, done: int, total: int) -> None:
-        """So many micro-batches of the step are done. Called from any thread."""
-        ...
-
-    def rollouts(self) -> Progress:
-        """Takes what rollouts of an evaluation have to say."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitResult:
-    """Result of a fit that has ended."""
-
-    path: Path
-    """Run directory."""
-    steps: int
-    """Steps done."""
-    seconds: float
-    """Wall time of this process."""
-    before: Mapping[str, float]
-    """`eval/...` metrics before the first step of this process."""
-    after: Mapping[str, float]
-    """`eval/...` metrics after the last."""
+REFERENCE = "reference"
+"""Key there of the path of the reference."""
+WEIGHTS = "reference_weights"
+"""Key there of the digest of its weights."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,11 +59,13 @@ class FitSession:
     progress: FitProgress
     done: int
     elapsed_s: float
-    digest: str
+    cursor: dict[str, str]
     base: Path
     began: float = field(default_factory=time.monotonic)
     saved: int = -1
     tried: int = -1
+    evaluated: int = -1
+    failed: bool = False
     scores: dict[str, float] = field(default_factory=dict)
 
     async def run(self, stop: StopSwitch) -> FitResult:
@@ -135,14 +98,14 @@ class FitSession:
                 if self._wants_evaluation(steps):
                     after = {**after, **await self._roll_out(stop)}
         finally:
-            # Also when a signal ends it: the last finished step is kept.
-            if self.done > max(self.saved, self.tried):
-                await self._save(last=True)
-        if after is before and self.done > first:
+            await self._keep_last_step()
+        if self.evaluated < self.done:
             after = await self._evaluate()
             if after:
                 self.metrics.log(self.done, after)
             after |= await self._roll_out(stop)
+            root, section = self.directory.checkpoints, self.config.checkpoint
+            await run_computing(score_checkpoint, root, self._state(), section)
         result = FitResult(
             path=self.directory.path,
             steps=self.done,
@@ -157,13 +120,36 @@ class FitSession:
             raise RunError(disk_full(self.directory.path, error)) from error
         return result
 
+    async def _keep_last_step(self) -> None:
+        """Save what is not saved, also when a signal or an error ends the fit.
+
+        After an error in a step the other ranks are leaving. A backend that has divided the model
+        among them cannot save without them; what is saved must not hide the error.
+
+        Raises:
+            RunError: no error ended it, and its last checkpoint could not be written.
+        """
+        if self.done <= max(self.saved, self.tried):
+            return
+        if not self.failed:
+            await self._save(last=True)
+            return
+        backend = self.model.fitter.backend
+        if backend.lockstep and backend.world_size > 1:
+            text = f"the weights after step {self.done} are lost; --resume trains from step"
+            self.progress.note(f"{text} {max(self.saved, 0)} again")
+            return
+        await self._save(last=False)
+
     async def _step(self) -> dict[str, float]:
         examples: Sequence[Example] = self.order.step(self.done)
         began = time.monotonic()
         self.progress.phase("train")
         update = make_update(self.config, examples)
+        self.failed = True
         self.crew.order("step", step=self.done)
         bag = await run_computing(self.model.fitter.step, update, self.progress.trained)
+        self.failed = False
         self.done += 1
         self.scores = {}
         values = bag.result()
@@ -175,10 +161,13 @@ class FitSession:
 
     async def _evaluate(self) -> dict[str, float]:
         found: dict[str, float] = {}
+        self.evaluated = self.done
         for name, update in self.evals.items():
             self.progress.phase(f"eval {name}")
+            self.failed = True
             self.crew.order("evaluate", name=name)
             bag = await run_computing(self.model.fitter.evaluate, update)
+            self.failed = False
             values = bag.result()
             if self.config.eval.rollouts is None:
                 # What is kept as best is what has the highest score.
@@ -223,9 +212,13 @@ class FitSession:
         self.progress.phase("checkpoint")
         state, self.tried = self._state(), self.done
         root, section = self.directory.checkpoints, self.config.checkpoint
-        self.crew.order("save")
+        if not self.failed:
+            self.crew.order("gather")
+        # All that ranks do together comes first: a disk that is full keeps none of them waiting.
+        held = await run_computing(self.model.gather)
+        write = partial(self.model.write, held)
         try:
-            await run_computing(save_checkpoint, root, state, self.model.save, section)
+            await run_computing(save_checkpoint, root, state, write, section)
         except AgentrlError:
             raise
         except Exception as error:  # recording boundary: writers raise OSError, RuntimeError, ...
@@ -241,7 +234,7 @@ class FitSession:
         return CheckpointState(
             step=self.done,
             version=self.model.fitter.version,
-            cursor={DATA: self.digest},
+            cursor=dict(self.cursor),
             elapsed_s=self._elapsed(),
             scores=self.scores,
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from agentrl.batch.examples import Example
 from agentrl.config.fit import FitConfig
 from agentrl.runtime.fit.data import FitData
+from agentrl.runtime.fit.model import FitReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class RankSetup:
     """Run directory, in which the log-probabilities of the reference are."""
     checkpoint: Path | None
     """To go on from."""
+    reference: FitReference | None
+    """Model that the log-probabilities in the run directory are of."""
     address: str
     """Meeting point of the ranks."""
     rank: int

@@ -172,14 +172,16 @@ class DecodeAttention:
         heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
         # Query heads that share a key head become query positions: no repeated keys, no loop.
         q = query[0].transpose(0, 1).reshape(self._count, kv_heads, heads // kv_heads, dim)
-        q = q * (dim**-0.5 if scale is None else scale)
+        factor = dim**-0.5 if scale is None else scale
         k, v = (part[: self._count, :, : self._longest] for part in (keys, values))
         if self._on_cpu:
-            out = row_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), self._mask)
+            q = (q * factor).flatten(0, 1)
+            out = row_attention(q, k.flatten(0, 1), v.flatten(0, 1), self._mask)
         else:
-            # Plain products: a fused kernel gains nothing for one query, and may be planned anew
-            # for every length.
-            scores = q @ k.transpose(2, 3) + self._mask[:, None]
+            # Plain products: a fused kernel gains little for one query, and may be planned for
+            # every length. Scores are formed in float32, as a fused kernel does.
+            kind = self._mask.dtype
+            scores = factor * (q.to(kind) @ k.transpose(2, 3).to(kind)) + self._mask[:, None]
             out = torch.softmax(scores, dim=-1).to(q.dtype) @ v
         return out.reshape(1, self._count, heads, dim)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -160,13 +160,16 @@ class Fitter:
         self._finish(metrics, counted, losses)
         return metrics
 
-    def save(self, directory: Path) -> None:
-        """Write optimizer and masters into a checkpoint; rank 0 writes, all ranks call."""
-        optimizer = self.backend.state_dict()
-        if self.backend.rank == 0:
-            save_trainer_state(directory, version=self._version, optimizer=optimizer)
-        if self.backend.lockstep:
-            self.backend.gather(None)
+    def save(self, directory: Path, optimizer: dict[str, Any] | None = None) -> None:
+        """Write optimizer and masters into a checkpoint, from one rank.
+
+        Args:
+            directory: to write into.
+            optimizer: `backend.state_dict()`, which all ranks call; None asks for it here.
+        """
+        if optimizer is None:
+            optimizer = self.backend.state_dict()
+        save_trainer_state(directory, version=self._version, optimizer=optimizer)
 
     def load(self, directory: Path) -> None:
         """Go on where `save` left off.

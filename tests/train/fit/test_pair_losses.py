@@ -61,7 +61,8 @@ def pairs(
         ref_rejected_P=columns[3] if reference else None,
         chosen_tokens_P=columns[4],
         rejected_tokens_P=columns[5],
-        objective=DpoObjective(**keys),
+        # Numbers of all losses at once, of which a config takes those that its loss reads.
+        objective=DpoObjective.model_construct(**keys),
     )
 
 
