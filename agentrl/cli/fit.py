@@ -43,7 +43,7 @@ def _fit(path: Path, overrides: list[str], *, resume: bool, dry_run: bool) -> in
     from agentrl.runtime.stop import Interrupted
 
     console = open_console()
-    config, base, run_dir = _open(path, overrides, resume=resume)
+    config, base, run_dir = _open(path, overrides, resume=resume, adopt=not dry_run)
     if dry_run:
         if run_dir is not None:
             run_dir.close()
@@ -71,7 +71,7 @@ def _fit(path: Path, overrides: list[str], *, resume: bool, dry_run: bool) -> in
 
 
 def _open(
-    path: Path, overrides: list[str], *, resume: bool
+    path: Path, overrides: list[str], *, resume: bool, adopt: bool
 ) -> tuple[FitConfig, Path, RunDir | None]:
     """The config, where its relative paths start, and the run directory that is resumed."""
     from agentrl.config.load import FIT_FILE
@@ -93,7 +93,8 @@ def _open(
     try:
         if path.is_dir():
             config = FIT_FILE.parse(config.model_dump(mode="json"), overrides, where=str(path))
-        run_dir.adopt(config, base=base)
+        if adopt:
+            run_dir.adopt(config, base=base)
     except AgentrlError:
         run_dir.close()
         raise

@@ -57,3 +57,25 @@ async def test_a_limit_stands_still_while_any_wait_in_line_lasts() -> None:
     except TimeoutError:
         return
     raise AssertionError("the limit did not go on")
+
+
+async def test_one_who_is_cancelled_in_line_is_cancelled_and_nothing_else() -> None:
+    """Fails if a place that passes over a cancelled one makes another error of it."""
+    gate, go = Gate(), asyncio.Event()
+
+    async def hold() -> None:
+        async with gate.place(1):
+            await go.wait()
+            waiting.cancel()
+
+    async def wait() -> None:
+        async with gate.place(1):
+            raise AssertionError("it was cancelled")
+
+    holding = asyncio.ensure_future(hold())
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(wait())
+    await asyncio.sleep(0.01)
+    go.set()
+    await asyncio.gather(holding, waiting, return_exceptions=True)
+    assert (waiting.cancelled(), gate.in_flight) == (True, 0)

@@ -171,3 +171,37 @@ def test_other_data_is_refused_on_resume(finished: dict[str, Path], tmp_path: Pa
     status, text = agentrl(tmp_path / "same.txt", "fit", path, "train.steps=6", "--resume")
     assert status == 0, text
     assert_same_fit(path.parent / "runs" / "fit", finished["sft"])
+
+
+def test_what_comes_last_is_measured_and_its_reference_stays(tmp_path: Path) -> None:
+    """Fails if an old evaluation is given for the last step, or a reference follows its run."""
+    reference = write_fit(tmp_path / "r", "sft", data__epochs=1).parent
+    status, text = agentrl(tmp_path / "r.txt", "fit", reference / "fit.yaml")
+    assert status == 0, text
+    run_of_reference = reference / "runs" / "fit"
+    path = write_fit(
+        tmp_path / "p", "dpo", objective={"kind": "dpo", "reference": str(run_of_reference)},
+        eval__every_steps=2, train__steps=3,
+    )  # fmt: skip
+    status, text = agentrl(tmp_path / "p.txt", "fit", path)
+    assert status == 0, text
+    run = path.parent / "runs" / "fit"
+    checkpoint = latest_checkpoint(run / "checkpoints")
+    assert checkpoint is not None
+    last = [line for line in read_metrics(run / "metrics.jsonl") if "eval/held/dpo/loss" in line]
+    assert last[-1]["step"] == 3
+    assert checkpoint.state.scores["eval/held/dpo/loss"] == last[-1]["eval/held/dpo/loss"]
+    pinned = checkpoint.state.cursor["reference"]
+    status, text = agentrl(tmp_path / "p2.txt", "fit", run, "--resume", "train.steps=4")
+    assert status == 0, text
+    again = latest_checkpoint(run / "checkpoints")
+    assert again is not None
+    assert again.state.step == 4
+    assert again.state.cursor["reference"] == pinned
+    weights_of_reference = Path(pinned) / "model.safetensors"
+    data = bytearray(weights_of_reference.read_bytes())
+    data[-1] ^= 1
+    weights_of_reference.write_bytes(data)
+    status, text = agentrl(tmp_path / "p3.txt", "fit", run, "--resume", "train.steps=5")
+    assert status == 2
+    assert "are not those that this fit was trained with" in text.replace("\n", " ")

@@ -65,6 +65,36 @@ def test_a_rank_that_dies_ends_the_fit_and_leaves_nothing(tmp_path: Path) -> Non
     assert status == 0, text
 
 
+LOSS = """
+import torch
+
+from agentrl.train.fit.pair_losses import sigmoid
+
+calls = 0
+
+
+def loss(inputs):
+    global calls
+    calls += torch.is_grad_enabled()
+    if calls > 4:
+        raise RuntimeError("boom here")
+    return sigmoid(inputs)
+"""
+
+
+def test_an_error_in_a_step_is_the_one_that_is_shown(tmp_path: Path) -> None:
+    """Fails if the save behind it hides it, or waits for ranks that have left."""
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "own.py").write_text(LOSS)
+    path = write_fit(
+        tmp_path / "p", "dpo", data__epochs=8, ranks=2, objective__loss="own.py:loss",
+        train__backend={"kind": "fsdp2"}, checkpoint__every_steps=100,
+    )  # fmt: skip
+    status, text = agentrl(tmp_path / "out.txt", "fit", path)
+    assert status == 2
+    assert "boom here" in text
+
+
 def test_what_cannot_be_divided_is_refused() -> None:
     data = {"data": {"source": "x"}, "train": {"backend": "fsdp2", "lora": 4}}
     with pytest.raises(ValueError, match=r"cannot train train\.lora"):
