@@ -1,0 +1,247 @@
+"""Can reward models be trusted: accuracy and calibration on pairs whose odds are known.
+
+    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/learning/reward_models.py
+
+Small random Llamas are trained with `agentrl fit` on the planted pairs of
+`agentrl.testing.preferences`, three with `bt`, three with `purm`, and one with `bt` on labels that
+pay for length; all of a kind see the same pairs, each in an order of its own. They are measured by
+the code of `agentrl rm report` on pairs of other prompts. Labels are drawn, and no fit or
+temperature sees their odds; where the odds are used to measure, the table says so. Settings were
+chosen on training prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planted_rewards import PAID_LENGTH, Plan, Trust, ensemble_auroc, measure, train
+
+RESULTS = Path(__file__).parents[1] / "results" / "reward_models.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One row of the table."""
+
+    name: str
+    """Of the figure."""
+    values: Sequence[float]
+    """One for each seed."""
+    form: str = "{:.3f}"
+    """Format of a value."""
+    demand: str = ""
+    """Demand in words; empty where there is none."""
+    holds: Callable[[float], bool] | None = None
+    """Test of the demand, for a value."""
+
+    def row(self) -> str:
+        """Median [least, largest], and whether the median and every seed hold the demand."""
+        middle, shown = statistics.median(self.values), [*map(self.form.format, self.values)]
+        text = self.form.format(middle)
+        if len(shown) > 1:
+            text += f" [{self.form.format(min(self.values))}, {self.form.format(max(self.values))}]"
+        reached = ""
+        if self.holds is not None:
+            number = sum(map(self.holds, self.values))
+            verdict = "yes" if self.holds(middle) else "**no**"
+            reached = f"{verdict} ({number} of {len(self.values)})"
+        return f"| {self.name} | {text} | {self.demand} | {reached} |"
+
+
+def figures(bt: Sequence[Trust], purm: Sequence[Trust], paid: Trust) -> list[Figure]:
+    """Everything that was measured.
+
+    Args:
+        bt: one for each seed.
+        purm: the same.
+        paid: trained on labels that pay for length.
+    """
+    found: list[Figure] = []
+    for loss, seeds in (("bt", bt), ("purm", purm)):
+        calibration = [one.report.calibration for one in seeds]
+        effects = [one.overall for one in calibration]
+        found += [
+            Figure(
+                name=f"`{loss}`: accuracy, drawn labels",
+                values=[each.after.accuracy for each in effects],
+            ),
+            Figure(
+                name=f"`{loss}`: expected accuracy / Bayes accuracy",
+                values=[one.bayes_share for one in seeds],
+                demand=">= 0.97",
+                holds=lambda x: x >= 0.97,
+            ),
+            Figure(
+                name=f"`{loss}`: ECE before T, drawn labels",
+                values=[each.before.ece for each in effects],
+                form="{:.4f}",
+            ),
+            Figure(
+                name=f"`{loss}`: ECE after T, drawn labels",
+                values=[each.after.ece for each in effects],
+                form="{:.4f}",
+                demand="<= 0.02",
+                holds=lambda x: x <= 0.02,
+            ),
+            Figure(
+                name=f"`{loss}`: ECE that chance alone gives with these labels",
+                values=[each.after.ece_by_chance for each in effects],
+                form="{:.4f}",
+            ),
+            Figure(
+                name=f"`{loss}`: ECE after T, known odds (chance gives 0)",
+                values=[one.ece_true for one in seeds],
+                form="{:.4f}",
+                demand="<= 0.02",
+                holds=lambda x: x <= 0.02,
+            ),
+            Figure(name=f"`{loss}`: fitted T", values=[each.temperature for each in calibration]),
+            Figure(
+                name=f"`{loss}`: fitted T / best T on the test pairs - 1, known odds",
+                values=[one.temperature_off for one in seeds],
+                form="{:+.3f}",
+                demand="within 0.1",
+                holds=lambda x: abs(x) <= 0.1,
+            ),
+            Figure(
+                name=f"`{loss}`: NLL after T less that of the true odds, known odds",
+                values=[one.nll_true - one.nll_bayes for one in seeds],
+                form="{:.4f}",
+            ),
+            Figure(
+                name=f"`{loss}`: R^2 of the reward explained by length",
+                values=[each.length_r2 or 0.0 for each in calibration],
+                form="{:.4f}",
+            ),
+        ]
+    return [
+        *found,
+        Figure(
+            name="`purm`: NLL after T less that of `bt` of the same seed, known odds",
+            values=[one.nll_true - other.nll_true for one, other in zip(purm, bt, strict=True)],
+            form="{:+.4f}",
+            demand="<= 0",
+            holds=lambda x: x <= 0,
+        ),
+        Figure(
+            name="`purm`: AUROC of its deviation, grammar B against A",
+            values=[one.deviation_auroc for one in purm],
+            demand=">= 0.9",
+            holds=lambda x: x >= 0.9,
+        ),
+        Figure(
+            name=f"{len(bt)} `bt`, whitened: AUROC of the deviation between them, B against A",
+            values=[ensemble_auroc(bt)],
+        ),
+        Figure(
+            name="`bt` on labels that pay for length: R^2 explained by length",
+            values=[paid.report.calibration.length_r2 or 0.0],
+        ),
+        Figure(
+            name="R^2 explained by length in the latent reward of those labels",
+            values=[paid.latent_r2],
+        ),
+    ]
+
+
+def run(plan: Plan, work: Path, *, say: Callable[[str], None]) -> list[Figure]:
+    """Train and measure everything.
+
+    Args:
+        plan: sizes and settings.
+        work: empty folder for data, models and runs.
+        say: called with what has been done.
+    """
+
+    def one(loss: str, seed: int, *, paid: bool = False) -> Trust:
+        began = time.monotonic()
+        weights = PAID_LENGTH if paid else None
+        path = train(work, plan, loss=loss, seed=seed, weights=weights)
+        trained = time.monotonic()
+        found = measure(path, plan, seed=seed, weights=weights)
+        say(
+            f"{path.name}: fit {trained - began:.0f} s, measured {time.monotonic() - trained:.0f} "
+            f"s, {found.bayes_share:.3f} of Bayes accuracy"
+        )
+        return found
+
+    bt = [one("bt", seed) for seed in range(plan.seeds)]
+    purm = [one("purm", seed) for seed in range(plan.seeds)]
+    return figures(bt, purm, one("bt", 0, paid=True))
+
+
+def table(found: Sequence[Figure]) -> str:
+    """All figures in Markdown."""
+    head = ["| figure | median [least, largest] | demand | reached |", "|--|--|--|--|"]
+    return "\n".join([*head, *(figure.row() for figure in found)])
+
+
+def page(plan: Plan, found: Sequence[Figure], *, minutes: float, cpu_minutes: float) -> str:
+    """The whole text of the results."""
+    return f"""# Reward models on preferences whose odds are known
+
+    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/learning/reward_models.py
+
+{machine()}; {datetime.date.today().isoformat()}.
+{minutes:.1f} minutes with {cpu_minutes:.1f} CPU minutes, at a load of {os.getloadavg()[2]:.1f}.
+
+Random Llamas with {plan.layers} layers of width {plan.width} and a token for each word;
+{plan.train} training pairs of grammar A, {plan.epochs} epoch, {plan.pairs_per_step} pairs a step,
+learning rate {plan.learning_rate:g}. T is fitted on {plan.calibrate} pairs with drawn labels; all
+else is measured on {plan.test} pairs of grammar A and {plan.strange} of grammar B, of prompts that
+are in no training pair. {plan.seeds} seeds: of the first weights, the order of training and the
+pairs of T; training and test pairs are the same ones. Settings were chosen by one other seed, on
+training prompts. "Reached" is said of the median, and of how many seeds.
+
+{table(found)}
+
+"Drawn labels" are all that a user has, and no ECE can be expected below that of chance with them.
+"Known odds" puts the true probability of each label in its place, where chance gives 0. The words
+of grammar B have tokens whose random embeddings no training pair has touched.
+"""
+
+
+def machine() -> str:
+    """Processor, cores, commit and libraries."""
+    import torch
+    import transformers
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    ).stdout.strip()  # fmt: skip
+    return (
+        f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores; commit "
+        f"{commit or 'unknown'}; torch {torch.__version__}, transformers {transformers.__version__}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    began, plan = time.monotonic(), Plan()
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(plan, Path(folder), say=lambda text: print(text, flush=True))
+    minutes, cpu_minutes = (time.monotonic() - began) / 60, time.process_time() / 60
+    text = page(plan, found, minutes=minutes, cpu_minutes=cpu_minutes)
+    args.out.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
