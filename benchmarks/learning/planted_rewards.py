@@ -54,7 +54,7 @@ class Plan:
     """Pairs of grammar A with one drawn label each, the same for all models."""
     calibrate: int = 1000
     """Pairs with drawn labels that the temperature is fitted on, others for every seed."""
-    test: int = 2000
+    test: int = 2500
     """Pairs of grammar A with prompts that are in no training pair, the same for all models."""
     strange: int = 1000
     """Pairs of grammar B, the same for all models."""
