@@ -128,7 +128,7 @@ def write_model(folder: Path, plan: Plan, *, seed: int) -> None:
         vocab_size=len(tokenizer), hidden_size=plan.width, intermediate_size=2 * plan.width,
         num_hidden_layers=plan.layers, num_attention_heads=2, num_key_value_heads=2,
         max_position_embeddings=256, tie_word_embeddings=True, initializer_range=plan.width**-0.5,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=words["<|im_end|>"], pad_token_id=words["<|im_end|>"],
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
 

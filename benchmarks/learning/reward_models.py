@@ -202,6 +202,8 @@ else is measured on {plan.test} pairs of grammar A and {plan.strange} of grammar
 are in no training pair. {plan.seeds} seeds: of the first weights, the order of training and the
 pairs of T; training and test pairs are the same ones. Settings were chosen by one other seed, on
 training prompts. "Reached" is said of the median, and of how many seeds.
+The demands were written for 5000 training pairs and a pretrained model. While settings were chosen,
+5000 pairs in 2 and 3 epochs gave this random one 0.959 and 0.969 of Bayes accuracy.
 
 {table(found)}
 
