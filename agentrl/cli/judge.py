@@ -18,9 +18,10 @@ from agentrl.cli.console.start import open_console, prepare, read_config
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from agentrl.config import RunConfig
     from agentrl.judges.agreement import JudgeAgreement
     from agentrl.judges.drift import JudgeDrift
-    from agentrl.preflight.reward.judge_check import JudgedAnswers
+    from agentrl.preflight.reward.judge_check import JudgedAnswers, LabelledAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def check(
     from agentrl.errors import ConfigError
     from agentrl.judges.agreement import agreement
     from agentrl.judges.drift import drift, load_verdicts, save_verdicts
-    from agentrl.preflight.reward.judge_check import LabelledAnswers, judge_answers
+    from agentrl.preflight.reward.judge_check import LabelledAnswers
 
     prepare()
     if not data:
@@ -101,21 +102,7 @@ def check(
         source=source, split=split, response=response, label=label, reference=reference,
         low=low, high=high, limit=limit,
     )  # fmt: skip
-    with open_console(stderr=True).status("") as status:
-
-        def done(count: int, of: int) -> None:
-            status.update(f"{count} of {of} answers judged")
-
-        judged = asyncio.run(
-            judge_answers(
-                settings,
-                answers,
-                base=base,
-                function=function,
-                fresh=earlier is not None,
-                done=done,
-            )
-        )
+    judged = _judged(settings, answers, base=base, function=function, fresh=earlier is not None)
     found = agreement(judged.cases, seed=seed) if judged.cases else None
     moved = (
         drift(earlier, judged.cases, seed=seed) if earlier is not None and judged.cases else None
@@ -124,6 +111,37 @@ def check(
         logger.warning("%s is not written: not all answers could be judged", save)
     elif save is not None:
         save_verdicts(save, judged.function, judged.cases)
+    _show(judged, found, moved, as_json=as_json)
+    failed = bool(judged.failures) or found is None
+    if found is not None and min_kappa is not None:
+        failed |= found.kappa_interval is None or found.kappa_interval[0] < min_kappa
+    failed |= moved is not None and bool(moved.drifted)
+    raise typer.Exit(int(failed))
+
+
+def _judged(
+    settings: RunConfig, answers: LabelledAnswers, *, base: Path, function: str | None, fresh: bool
+) -> JudgedAnswers:
+    """Ask the judge of a run file about all answers, with a count on the terminal."""
+    from agentrl.preflight.reward.judge_check import judge_answers
+
+    with open_console(stderr=True).status("") as status:
+
+        def done(count: int, of: int) -> None:
+            status.update(f"{count} of {of} answers judged")
+
+        return asyncio.run(
+            judge_answers(settings, answers, base=base, function=function, fresh=fresh, done=done)
+        )
+
+
+def _show(
+    judged: JudgedAnswers,
+    found: JudgeAgreement | None,
+    moved: JudgeDrift | None,
+    *,
+    as_json: bool,
+) -> None:
     console = open_console()
     if as_json:
         console.file.write(json.dumps(_document(judged, found, moved), indent=2) + "\n")
@@ -134,11 +152,6 @@ def check(
             console.print(_confusion(found))
         for line in _drift_lines(moved) if moved is not None else []:
             console.print(line, markup=False, soft_wrap=True)
-    failed = bool(judged.failures) or found is None
-    if found is not None and min_kappa is not None:
-        failed |= found.kappa_interval is None or found.kappa_interval[0] < min_kappa
-    failed |= moved is not None and bool(moved.drifted)
-    raise typer.Exit(int(failed))
 
 
 def _bounds(text: str) -> tuple[float, float]:

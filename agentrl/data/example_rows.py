@@ -9,19 +9,62 @@ import contextlib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from agentrl.config.schema import DatasetSection
 from agentrl.data.messages import prompt_of
 from agentrl.data.plain import plain
 from agentrl.data.tasks.files import SourceRow
 from agentrl.data.tasks.formats import ABSENT
 from agentrl.data.tasks.rows import content_hash, value_at
+from agentrl.data.tasks.sources import open_source
 from agentrl.errors import DataError, choices
 from agentrl.types import Message
 
 PROMPTS = ("prompt", "instruction", "context", "question")
 """Columns that may hold the prompt."""
+
+
+def read_rows(
+    section: DatasetSection,
+    add: Callable[[SourceRow], None],
+    *,
+    base: Path | None,
+    limit: int | None,
+    collect_broken: bool,
+    what: str,
+) -> tuple[int, tuple[str, ...]]:
+    """Hand each row of a source on, with lists in place of arrays.
+
+    Args:
+        section: the source.
+        add: takes a row.
+        base: folder that relative paths start from; default the working directory.
+        limit: read only the first so many rows.
+        collect_broken: go on behind a row that `add` refuses.
+        what: kind of the source, for messages.
+
+    Returns:
+        Number of rows that were read, and errors of the broken ones.
+
+    Raises:
+        DataError: there are no rows, or one is broken.
+    """
+    count, broken = 0, list[str]()
+    with contextlib.closing(open_source(section, base=base)) as rows:
+        for row in itertools.islice(rows, limit):
+            count += 1
+            try:
+                add(SourceRow(where=row.where, values=listed(row.values)))
+            except DataError as error:
+                if not collect_broken:
+                    raise
+                broken.append(str(error))
+    if not count:
+        raise DataError(f"{what} source {section.source!r}, split {section.split!r}: no rows")
+    return count, tuple(broken)
 
 
 class RowIds:

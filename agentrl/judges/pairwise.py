@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, Literal
 
-from agentrl.errors import ConfigError
 from agentrl.judges import quote
+from agentrl.judges.arguments import check_standard, one_for_each
 from agentrl.judges.material import Shown, Work, task_parts, work_parts
-from agentrl.judges.rubric import MAX_CHARS, check_shown
+from agentrl.judges.rubric import MAX_CHARS
 from agentrl.served import ServedModel, ServedSettings, read_settings
 from agentrl.types import Task
 
@@ -187,10 +185,7 @@ def pairwise_of(
         "model": model, "standard": standard, "show": show, "with_label": with_label,
         "max_chars": max_chars,
     }  # fmt: skip
-    try:
-        return _pairwise_of(json.dumps(values))
-    except TypeError as error:
-        raise ConfigError(f"args: expected values of JSON: {error}") from None
+    return _pairwise_of(values)
 
 
 def check_pairwise(**args: Any) -> None:
@@ -205,20 +200,8 @@ def check_pairwise(**args: Any) -> None:
 pairwise_judge.check_args = check_pairwise  # type: ignore[attr-defined]
 
 
-def check_standard(standard: Any) -> None:
-    """Refuse a standard that says nothing.
-
-    Raises:
-        ConfigError: it is no text, or an empty one.
-    """
-    if not isinstance(standard, str) or not standard.strip():
-        raise ConfigError(f"standard: got {standard!r}, expected a text")
-
-
-@lru_cache(maxsize=64)
-def _pairwise_of(arguments: str) -> PairwiseJudge:
-    args = json.loads(arguments)
-    check_shown(args["show"], args["max_chars"])
+@one_for_each
+def _pairwise_of(args: dict[str, Any]) -> PairwiseJudge:
     check_standard(args["standard"])
     return PairwiseJudge(
         read_settings(args["model"], "model"),

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.judges import quote
+from agentrl.judges.arguments import check_labelled, check_standard, one_for_each
 from agentrl.judges.material import Shown, Work, task_parts, work_parts
-from agentrl.judges.pairwise import check_standard
 from agentrl.judges.places import digest_of, parts_in_which_all_meet, scores_of, shuffled
-from agentrl.judges.rubric import check_shown
 from agentrl.served import ServedModel, ServedSettings, read_settings
 from agentrl.types import Task, Trajectory
 
@@ -224,10 +221,7 @@ def ranking_of(
         "model": model, "standard": standard, "show": show, "with_label": with_label,
         "max_chars": max_chars, "at_once": at_once,
     }  # fmt: skip
-    try:
-        return _ranking_of(json.dumps(values))
-    except TypeError as error:
-        raise ConfigError(f"args: expected values of JSON: {error}") from None
+    return _ranking_of(values)
 
 
 def check_ranking(*, check: Any = None, **args: Any) -> None:
@@ -236,18 +230,15 @@ def check_ranking(*, check: Any = None, **args: Any) -> None:
     Raises:
         ConfigError: one of them is wrong; names it.
     """
-    if check is not None and not isinstance(check, str):
-        raise ConfigError(f"check: got {check!r}, expected a file of labelled answers")
+    check_labelled(check)
     ranking_of(**args).model.require_cache()
 
 
 ranking_judge.check_args = check_ranking  # type: ignore[attr-defined]
 
 
-@lru_cache(maxsize=64)
-def _ranking_of(arguments: str) -> RankingJudge:
-    args = json.loads(arguments)
-    check_shown(args["show"], args["max_chars"])
+@one_for_each
+def _ranking_of(args: dict[str, Any]) -> RankingJudge:
     check_standard(args["standard"])
     at_once = args["at_once"]
     if type(at_once) is not int or at_once < 2:

@@ -6,12 +6,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from agentrl.errors import ConfigError, choices
 from agentrl.judges import quote
-from agentrl.judges.material import SHOWN, Shown, Work, task_parts, work_parts
+from agentrl.judges.arguments import check_labelled, one_for_each
+from agentrl.judges.material import Shown, Work, task_parts, work_parts
 from agentrl.served import ServedModel, ServedSettings, read_settings
 from agentrl.types import RewardValue, Task, Trajectory
 
@@ -205,10 +205,7 @@ def rubric_of(
         "model": model, "criteria": criteria, "show": show, "with_label": with_label,
         "max_chars": max_chars,
     }  # fmt: skip
-    try:
-        return _rubric_of(json.dumps(values))
-    except TypeError as error:
-        raise ConfigError(f"args: expected values of JSON: {error}") from None
+    return _rubric_of(values)
 
 
 def check_rubric(*, check: Any = None, **args: Any) -> None:
@@ -217,18 +214,15 @@ def check_rubric(*, check: Any = None, **args: Any) -> None:
     Raises:
         ConfigError: one of them is wrong; names it.
     """
-    if check is not None and not isinstance(check, str):
-        raise ConfigError(f"check: got {check!r}, expected a file of labelled answers")
+    check_labelled(check)
     rubric_of(**args).model.require_cache()
 
 
 rubric_judge.check_args = check_rubric  # type: ignore[attr-defined]
 
 
-@lru_cache(maxsize=64)
-def _rubric_of(arguments: str) -> RubricJudge:
-    args = json.loads(arguments)
-    check_shown(args["show"], args["max_chars"])
+@one_for_each
+def _rubric_of(args: dict[str, Any]) -> RubricJudge:
     settings = read_settings(args["model"], "model")
     return RubricJudge(
         settings,
@@ -238,18 +232,6 @@ def _rubric_of(arguments: str) -> RubricJudge:
         max_chars=args["max_chars"],
         where="model",
     )
-
-
-def check_shown(show: Any, max_chars: Any) -> None:
-    """Refuse a `show` or `max_chars` that no judge has.
-
-    Raises:
-        ConfigError: as the name says.
-    """
-    if show not in SHOWN:
-        raise ConfigError(f"show: {choices(str(show), SHOWN)}")
-    if type(max_chars) is not int or max_chars < 200:
-        raise ConfigError(f"max_chars is {max_chars!r}, expected a whole number of 200 or more")
 
 
 def _criteria(values: Any) -> list[Criterion]:

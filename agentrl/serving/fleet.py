@@ -19,6 +19,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
@@ -33,6 +34,9 @@ from agentrl.serving.records import EngineState, EngineStats, Served, total
 from agentrl.serving.turn_clocks import TurnClocks
 
 logger = logging.getLogger(__name__)
+
+_MOST_NAMED = 8
+"""Engines that a message names."""
 
 FAILURES_TO_QUARANTINE = 3
 """Failed requests in a row after which an engine gets no more of them."""
@@ -126,14 +130,16 @@ class Fleet:
         return self._member(name).stuck
 
     def states(self) -> str:
-        """Every engine with its state, and why it is quarantined, for messages."""
-        return (
-            ", ".join(
-                f"{name} ({self._state(name)}{': ' + member.why if member.why else ''})"
-                for name, member in self._members.items()
-            )
-            or "there is none"
-        )
+        """The first engines with state and reason of a quarantine, for messages."""
+        if not self._members:
+            return "there is none"
+        named = [
+            f"{name} ({self._state(name)}{': ' + member.why if member.why else ''})"
+            for name, member in itertools.islice(self._members.items(), _MOST_NAMED)
+        ]
+        if more := len(self._members) - len(named):
+            named.append(f"and {more} more")
+        return ", ".join(named)
 
     def member(self, name: str) -> Member:
         """The engine of this name with what is in flight there.

@@ -297,3 +297,12 @@ def test_importing_the_client_does_not_import_torch():
         "sys.exit(f'imported {bad}' if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+async def test_a_message_names_the_first_of_many_engines() -> None:
+    """Fails if an error over a fleet of hundreds is a wall of names."""
+    client = TokenClient(engines(300))
+    text = client.states()
+    assert text.startswith("e0 (active), e1 (active)")
+    assert text.endswith("e7 (active), and 292 more")
+    await client.close()

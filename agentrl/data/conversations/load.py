@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,14 @@ from agentrl.data.conversations.loaded import LoadedConversations
 from agentrl.data.example_rows import (
     PROMPTS,
     RowIds,
-    listed,
     mapped,
+    read_rows,
     row_name,
     tools_in,
     weight_of,
 )
 from agentrl.data.tasks.files import SourceRow
-from agentrl.data.tasks.sources import open_source
-from agentrl.errors import ConfigError, DataError, choices
+from agentrl.errors import ConfigError, choices
 from agentrl.types import Completion, Conversation
 
 MAPPED = (
@@ -124,19 +121,15 @@ def load_conversations(
     for name in columns:
         if name not in MAPPED:
             raise ConfigError(f"columns of conversations: {choices(name, MAPPED)}")
-    reading, broken = _ConversationReading(), list[str]()
+    reading = _ConversationReading()
     found = reading.found
-    section = DatasetSection(source=source, split=split, args=dict(args or {}))
-    with contextlib.closing(open_source(section, base=base)) as rows:
-        for row in islice(rows, limit):
-            found.rows += 1
-            try:
-                reading.add_row(SourceRow(where=row.where, values=listed(row.values)), columns)
-            except DataError as error:
-                if not collect_broken:
-                    raise
-                broken.append(str(error))
-    if not found.rows:
-        raise DataError(f"conversation source {source!r}, split {split!r}: no rows")
-    found.layouts, found.broken = frozenset(reading.layouts), tuple(broken)
+    found.rows, found.broken = read_rows(
+        DatasetSection(source=source, split=split, args=dict(args or {})),
+        lambda row: reading.add_row(row, columns),
+        base=base,
+        limit=limit,
+        collect_broken=collect_broken,
+        what="conversation",
+    )
+    found.layouts = frozenset(reading.layouts)
     return found

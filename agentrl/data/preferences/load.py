@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, islice
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data.example_rows import (
     RowIds,
-    listed,
     mapped,
     own_number,
+    read_rows,
     row_name,
     tools_in,
     weight_of,
@@ -26,8 +25,7 @@ from agentrl.data.preferences.layouts import (
     layout_of,
 )
 from agentrl.data.tasks.files import SourceRow
-from agentrl.data.tasks.sources import open_source
-from agentrl.errors import ConfigError, DataError, choices
+from agentrl.errors import ConfigError, choices
 from agentrl.types import PreferencePair
 
 MAPPED = ("prompt", "chosen", "rejected", "margin", "label_probability", "weight", "tools")
@@ -144,23 +142,19 @@ def load_pairs(
     for name in columns:
         if name not in MAPPED:
             raise ConfigError(f"columns of preference pairs: {choices(name, MAPPED)}")
-    reading, broken = _Reading(), list[str]()
+    reading = _Reading()
     found = reading.found
-    section = DatasetSection(source=source, split=split, args=dict(args or {}))
-    with contextlib.closing(open_source(section, base=base)) as rows:
-        for row in islice(rows, limit):
-            found.rows += 1
-            try:
-                reading.add_row(SourceRow(where=row.where, values=listed(row.values)), columns)
-            except DataError as error:
-                if not collect_broken:
-                    raise
-                broken.append(str(error))
+    found.rows, found.broken = read_rows(
+        DatasetSection(source=source, split=split, args=dict(args or {})),
+        lambda row: reading.add_row(row, columns),
+        base=base,
+        limit=limit,
+        collect_broken=collect_broken,
+        what="preference",
+    )
     for together in reading.rated.values():
         reading.add_compared([row for row, _ in together], _joined([one for _, one in together]))
-    if not found.rows:
-        raise DataError(f"preference source {source!r}, split {split!r}: no rows")
-    found.layouts, found.broken = frozenset(reading.layouts), tuple(broken)
+    found.layouts = frozenset(reading.layouts)
     return found
 
 

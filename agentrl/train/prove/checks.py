@@ -23,7 +23,14 @@ from agentrl.estimators import find_estimator
 from agentrl.finding import Status, any_failed
 from agentrl.train.losses import needs_of
 from agentrl.train.prove.bench import WHOLE, Bench
-from agentrl.train.prove.compare import MOST_NAMED, ProofFinding, compared, failed, not_finite
+from agentrl.train.prove.compare import (
+    MOST_NAMED,
+    ProofFinding,
+    compared,
+    failed,
+    not_finite,
+    same_bits,
+)
 from agentrl.train.prove.counting import counting_check
 from agentrl.train.prove.direction import direction_check
 from agentrl.train.prove.estimator import estimator_checks
@@ -252,17 +259,7 @@ def _poison_check(bench: Bench, known: _Clean, name: str, field: str, value: flo
         rng = np.random.default_rng(0)
         micros = tuple(poisoned(m, bench.needs, field, value, rng) for m in update.micro_batches)
         dirty = bench.outcome(replace(update, micro_batches=micros), dtypes=False)
-    changed = [key for key in clean.slopes if clean.slopes[key] != dirty.slopes.get(key)]
-    if changed:
-        named = ", ".join(map(str, changed[:MOST_NAMED]))
-        return failed(name, f"reaches the gradient of {len(changed)} tokens: {named}")
-    same = all(torch.equal(clean.gradient[key], dirty.gradient[key]) for key in clean.gradient)
-    if not same or clean.loss != dirty.loss:
-        return failed(name, f"the loss is {dirty.loss} instead of {clean.loss}")
-    metrics = [key for key in clean.metrics if clean.metrics[key] != dirty.metrics.get(key)]
-    if metrics or len(clean.metrics) != len(dirty.metrics):
-        return failed(name, f"reaches metrics: {', '.join(metrics[:MOST_NAMED])}")
-    return ProofFinding(name=name, status=Status.OK)
+    return same_bits(name, clean, dirty)
 
 
 def _identity_check(bench: Bench, update: PackedBatch) -> ProofFinding:

@@ -54,6 +54,30 @@ def compared(
     return ProofFinding(name=name, status=Status.OK, error=error, detail=note)
 
 
+def same_bits(
+    name: str, clean: UpdateOutcome, dirty: UpdateOutcome, *, reached: str = "tokens"
+) -> ProofFinding:
+    """Compare two outcomes bit by bit, and name what reached the second one.
+
+    Args:
+        name: of the check.
+        clean: of the update as it is.
+        dirty: of the same update with other numbers where the loss does not look.
+        reached: noun for what has a slope.
+    """
+    changed = [key for key in clean.slopes if clean.slopes[key] != dirty.slopes.get(key)]
+    if changed:
+        named = ", ".join(map(str, changed[:MOST_NAMED]))
+        return failed(name, f"reaches the gradient of {len(changed)} {reached}: {named}")
+    same = all(torch.equal(clean.gradient[key], dirty.gradient[key]) for key in clean.gradient)
+    if not same or clean.loss != dirty.loss:
+        return failed(name, f"the loss is {dirty.loss} instead of {clean.loss}")
+    metrics = [key for key in clean.metrics if clean.metrics[key] != dirty.metrics.get(key)]
+    if metrics or len(clean.metrics) != len(dirty.metrics):
+        return failed(name, f"reaches metrics: {', '.join(metrics[:MOST_NAMED])}")
+    return ProofFinding(name=name, status=Status.OK)
+
+
 def not_finite(whole: UpdateOutcome) -> str:
     """Say where a gradient or a loss is not finite; empty if both are."""
     bad = [name for name, grad in whole.gradient.items() if not torch.isfinite(grad).all()]

@@ -95,6 +95,29 @@ def test_an_error_in_a_step_is_the_one_that_is_shown(tmp_path: Path) -> None:
     assert "boom here" in text
 
 
+FULL = """
+import resource
+
+from agentrl.train.fit.pair_losses import sigmoid as loss
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000))
+"""
+
+
+def test_a_full_disk_keeps_no_rank_waiting(tmp_path: Path) -> None:
+    """Fails if ranks wait for one that could not write: the fit goes on to its last step."""
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "own.py").write_text(FULL)
+    path = write_fit(
+        tmp_path / "p", "dpo", ranks=2, objective__loss="own.py:loss",
+        train__backend={"kind": "fsdp2"},
+    )  # fmt: skip
+    status, text = agentrl(tmp_path / "out.txt", "fit", path)
+    assert status == 2, text
+    assert text.count("could not be written") == 3
+    assert "step 6/6" in text
+
+
 def test_what_cannot_be_divided_is_refused() -> None:
     data = {"data": {"source": "x"}, "train": {"backend": "fsdp2", "lora": 4}}
     with pytest.raises(ValueError, match=r"cannot train train\.lora"):

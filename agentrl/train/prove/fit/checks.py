@@ -20,7 +20,13 @@ from agentrl.config.fit import FitObjective
 from agentrl.errors import ConfigError
 from agentrl.finding import Status
 from agentrl.train.prove.checks import Proof
-from agentrl.train.prove.compare import MOST_NAMED, ProofFinding, compared, failed, not_finite
+from agentrl.train.prove.compare import (
+    ProofFinding,
+    compared,
+    failed,
+    not_finite,
+    same_bits,
+)
 from agentrl.train.prove.evaluate import Division, UpdateOutcome
 from agentrl.train.prove.fit.bench import FitBench, make_bench, with_padding
 from agentrl.train.prove.fit.directions import descent_check, direction_check, value_check
@@ -31,6 +37,7 @@ from agentrl.train.prove.precision import tolerance_of
 from agentrl.train.prove.sizes import LARGEST
 
 _Checks = Iterator[tuple[str, Callable[[], ProofFinding]]]
+_REACHED = "tokens or scores"
 """Name of each check, and way to make it."""
 
 
@@ -139,7 +146,12 @@ def _poisons(bench: FitBench) -> _Checks:
         Division(name="clean", micro_batch_tokens=2 * _smallest_budget(bench.examples))
     )
     clean = cache(lambda: bench.outcome(update))
-    yield "padding", lambda: _same_bits("padding", clean(), bench.outcome(with_padding(update)))
+    yield (
+        "padding",
+        lambda: same_bits(
+            "padding", clean(), bench.outcome(with_padding(update)), reached=_REACHED
+        ),
+    )
     rng = np.random.default_rng(0)
     changes: dict[str, Callable[[MicroBatch], MicroBatch]] = {
         f"NaN in masked {field}": lambda micro, field=field: poisoned(
@@ -153,8 +165,8 @@ def _poisons(bench: FitBench) -> _Checks:
     for title, change in changes.items():
         yield (
             title,
-            lambda title=title, change=change: _same_bits(
-                title, clean(), bench.outcome(_changed(update, change))
+            lambda title=title, change=change: same_bits(
+                title, clean(), bench.outcome(_changed(update, change)), reached=_REACHED
             ),
         )
 
@@ -169,20 +181,6 @@ def _other_ends(micro: MicroBatch, rng: np.random.Generator) -> MicroBatch:
     ids = micro.input_ids_T.copy()
     ids[ends] = rng.integers(3, VOCABULARY, len(ends))
     return replace(micro, input_ids_T=ids)
-
-
-def _same_bits(name: str, clean: UpdateOutcome, dirty: UpdateOutcome) -> ProofFinding:
-    changed = [key for key in clean.slopes if clean.slopes[key] != dirty.slopes.get(key)]
-    if changed:
-        named = ", ".join(map(str, changed[:MOST_NAMED]))
-        return failed(name, f"reaches the gradient of {len(changed)} tokens or scores: {named}")
-    same = all(torch.equal(clean.gradient[key], dirty.gradient[key]) for key in clean.gradient)
-    if not same or clean.loss != dirty.loss:
-        return failed(name, f"the loss is {dirty.loss} instead of {clean.loss}")
-    metrics = [key for key in clean.metrics if clean.metrics[key] != dirty.metrics.get(key)]
-    if metrics or len(clean.metrics) != len(dirty.metrics):
-        return failed(name, f"reaches metrics: {', '.join(metrics[:MOST_NAMED])}")
-    return ProofFinding(name=name, status=Status.OK)
 
 
 def _directions(bench: FitBench, table: FitBench, whole: UpdateOutcome) -> _Checks:
