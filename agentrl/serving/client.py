@@ -26,6 +26,7 @@ from agentrl.engine import Engine, WeightTicket, turn_held
 from agentrl.errors import EngineError, EngineRefused, NoEngine
 from agentrl.serving.balancer import LoadBalancer
 from agentrl.serving.fleet import FAILURES_TO_QUARANTINE, RECOVER_LIMIT_S, Fleet, Recover
+from agentrl.serving.loop_timeout import LoopTimeout
 from agentrl.serving.member import Member, TakenAway
 from agentrl.serving.records import EngineState, Routed, Served, total
 from agentrl.types import Generation, SamplingParams
@@ -304,7 +305,7 @@ class TokenClient(Fleet):
         """
 
         async def stage(engine: Engine) -> None:
-            async with asyncio.timeout(STAGE_LIMIT_S):
+            async with LoopTimeout(STAGE_LIMIT_S):
                 await engine.stage_weights(ticket)
 
         names, stages = self._serving(), list[asyncio.Task[None]]()
@@ -375,7 +376,7 @@ def _within(limit_s: float, act: Act) -> Act:
 
     async def limited(engine: Engine) -> None:
         try:
-            async with asyncio.timeout(limit_s):
+            async with LoopTimeout(limit_s):
                 await act(engine)
         except TimeoutError:
             raise Silent(f"no answer within {limit_s:g} s") from None

@@ -29,6 +29,7 @@ from typing import Any
 from agentrl.engine import Engine, EngineHealth
 from agentrl.errors import EngineError, NoEngine, choices
 from agentrl.serving.balancer import LoadBalancer
+from agentrl.serving.loop_timeout import LoopTimeout
 from agentrl.serving.member import ANSWER_LIMIT_S, Member
 from agentrl.serving.records import EngineState, EngineStats, Served, total
 from agentrl.serving.turn_clocks import TurnClocks
@@ -430,7 +431,7 @@ class Fleet:
         if member.stuck:
             await self._wake(member)
         if self.recover is not None:
-            async with asyncio.timeout(RECOVER_LIMIT_S):
+            async with LoopTimeout(RECOVER_LIMIT_S):
                 await self.recover(member.engine)
         if member.stuck:
             await member.sample_one(self._answer_limit_s)
@@ -451,7 +452,7 @@ class Fleet:
             TimeoutError: its core does not answer, whatever its HTTP front says of its health.
         """
         try:
-            async with asyncio.timeout(self._answer_limit_s):
+            async with LoopTimeout(self._answer_limit_s):
                 await member.engine.resume()
         except EngineError as error:  # torn weights, say: `recover` brings others
             logger.info("engine %s does not resume: %s", member.engine.name, error)

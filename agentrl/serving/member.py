@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from agentrl.engine import Engine, EngineHealth
 from agentrl.errors import EngineError
+from agentrl.serving.loop_timeout import LoopTimeout
 from agentrl.serving.records import Served
 from agentrl.types import Generation, SamplingParams
 
@@ -107,7 +108,7 @@ class Member:
     async def end_session(self, session_id: str) -> None:
         """As `Engine.end_session`; an engine beyond hearing is not an error."""
         try:
-            async with asyncio.timeout(ANSWER_LIMIT_S):
+            async with LoopTimeout(ANSWER_LIMIT_S):
                 await self.engine.end_session(session_id)
         except (EngineError, TimeoutError) as error:
             logger.info("engine %s did not end session %s: %r", self.engine.name, session_id, error)
@@ -144,7 +145,7 @@ class Member:
             EngineError: the engine failed, or did not answer in time.
         """
         try:
-            async with asyncio.timeout(limit_s):
+            async with LoopTimeout(limit_s):
                 await self.engine.generate((0,), SamplingParams(max_tokens=1), WATCH_SESSION)
                 await self.engine.end_session(WATCH_SESSION)
         except TimeoutError:
@@ -161,7 +162,7 @@ class Member:
 
     async def _ask(self) -> EngineHealth:
         try:
-            async with asyncio.timeout(ANSWER_LIMIT_S):
+            async with LoopTimeout(ANSWER_LIMIT_S):
                 return await self.engine.health()
         except (EngineError, TimeoutError) as error:
             return _down(repr(error))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import EngineError
 from agentrl.serving.client import TokenClient
+from agentrl.serving.loop_timeout import LoopTimeout
 from agentrl.serving.member import Member
 from agentrl.serving.records import EngineState, EngineStats
 
@@ -158,7 +159,7 @@ class EngineWatch:
         So it is while this machine cannot ask it: its turns and the question then wait here.
         """
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with LoopTimeout(self._limit_s):
                 health = await seen.member.health()
         except TimeoutError:
             return False

@@ -25,6 +25,7 @@ from agentrl.engine import Engine, WeightTicket
 from agentrl.errors import EngineError, SyncError
 from agentrl.metrics import MetricBag
 from agentrl.serving.client import TokenClient
+from agentrl.serving.loop_timeout import LoopTimeout
 from agentrl.serving.member import ANSWER_LIMIT_S
 from agentrl.sync.broadcast import broadcast
 from agentrl.sync.transfer import WeightSender
@@ -161,7 +162,7 @@ class WeightSync:
             return
         if self._sender.streams:
             # The next sync repairs torn weights, too, if the engine can be paused for it.
-            async with asyncio.timeout(ANSWER_LIMIT_S):
+            async with LoopTimeout(ANSWER_LIMIT_S):
                 await engine.pause()
             self.client.waits_for_sync(engine.name)
         if ticket is None or current:
@@ -236,7 +237,7 @@ class WeightSync:
         """Quarantined engines that can take part: those that let themselves be paused."""
 
         async def pause(name: str) -> None:
-            async with asyncio.timeout(ANSWER_LIMIT_S):
+            async with LoopTimeout(ANSWER_LIMIT_S):
                 await self.client.engine(name).pause()
 
         out = [name for name in self.client.names() if name not in self.client.active()]
@@ -270,7 +271,7 @@ class WeightSync:
         # The receiver itself may use up the limit, and says more about its reason.
         limit_s = self._limit_s + ANSWER_LIMIT_S
         try:
-            async with asyncio.timeout(limit_s):
+            async with LoopTimeout(limit_s):
                 await engine.prepare_weights(backend, info)
         except TimeoutError:
             raise SyncError(

@@ -16,6 +16,7 @@ from typing import Any
 from agentrl.engine import LONGEST_TURN_S, Engine, EngineHealth, WeightTicket
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.lean.link import LeanLink, LinkStats
+from agentrl.serving.loop_timeout import LoopTimeout
 from agentrl.types import Generation, SamplingParams
 
 Locate = Callable[[], Awaitable[str]]
@@ -202,7 +203,7 @@ class LeanEngine(Engine):
         link = await self._connected()
         limit_s = self._control_timeout_s if limit_s is None else limit_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with LoopTimeout(limit_s):
                 said = await link.control(op, arguments)
         except TimeoutError as error:
             raise EngineError(
@@ -256,7 +257,7 @@ class LeanEngine(Engine):
         )
         welcomed = False
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with LoopTimeout(self._connect_timeout_s):
                 await loop.create_connection(lambda: link, host, port)
                 await link.welcome()
             welcomed = True

@@ -15,6 +15,7 @@ import aiohttp
 import orjson
 
 from agentrl.errors import EngineError, EngineRefused
+from agentrl.serving.loop_timeout import LoopTimeout
 from agentrl.serving.vllm.sockets import NO_DESCRIPTOR, NoDescriptor, wait_for_descriptor
 
 CONNECT_LIMIT_S = 10.0
@@ -51,6 +52,18 @@ class HttpAnswer:
         return self.body[:300].decode(errors="replace").strip() or "no text"
 
 
+class _Connector(aiohttp.TCPConnector):
+    """Connections within a limit that a late event loop does not use up."""
+
+    async def connect(self, *args: Any, **kwargs: Any) -> aiohttp.connector.Connection:
+        try:
+            async with LoopTimeout(CONNECT_LIMIT_S):
+                return await super().connect(*args, **kwargs)
+        except TimeoutError:
+            why = f"not accepted within {CONNECT_LIMIT_S:g} s"
+            raise aiohttp.ConnectionTimeoutError(why) from None
+
+
 class _Pool:
     """One session of aiohttp and who uses it."""
 
@@ -59,8 +72,8 @@ class _Pool:
         self.users = 0
         self.retired = False
         self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive_s),
-            timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_LIMIT_S),
+            connector=_Connector(limit=0, keepalive_timeout=keep_alive_s),
+            timeout=aiohttp.ClientTimeout(),  # the limits are ours
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
             trust_env=False,  # a proxy in the environment is not meant for the next machine
@@ -122,7 +135,7 @@ class Http:
         pool = self._pool()
         pool.users += 1
         try:
-            async with asyncio.timeout(limit_s):
+            async with LoopTimeout(limit_s):
                 while True:
                     try:
                         return await self._once(pool, method, path, body)
