@@ -24,6 +24,8 @@ ALIVE_S = 1.0
 """Seconds between two signs of life of a sender that has nothing to send."""
 GRACE_S = 0.5
 """Seconds in which the reasons of other members still come in after the first failure."""
+MOVE_S = 1.0
+"""Seconds in which members that all have answered still may move a byte."""
 
 
 class RelayFlow:
@@ -150,7 +152,20 @@ class RelayFlow:
 
     def _examine(self) -> None:
         """Ask all what they wait for; return if any of them still makes progress."""
+        idle_s = self._ask_all()
+        if idle_s > self._limit_s:
+            # One that was stopped goes on with its answer before its first byte moves.
+            self._collect(MOVE_S)
+            idle_s = self._ask_all()
+        if idle_s > self._limit_s:
+            self._fail()
+        self._moved = time.monotonic() - idle_s
+        self.evidence.reports.clear()
+
+    def _ask_all(self) -> float:
+        """Ask all what they wait for; seconds since any of them made progress, 0 if aborted."""
         facts = self.evidence
+        facts.reports.clear()
         asked = self._members.keys() - facts.done
         for rank in asked:
             self._members[rank].say(ask=True)
@@ -158,16 +173,14 @@ class RelayFlow:
         # One that has finished or is gone meanwhile owes no answer; all others have the whole time.
         while (silent := asked - facts.reports.keys() - facts.gone) and time.monotonic() < deadline:
             if self._aborted.is_set():
-                return
+                return 0.0
             self._hear()
         facts.silent = silent
         if facts.over:
             self._collect(GRACE_S)
-        idle_s = min(facts.idle_s(), time.monotonic() - self._moved)
-        if facts.silent or facts.over or idle_s > self._limit_s:
+        if facts.silent or facts.over:
             self._fail()
-        self._moved = time.monotonic() - idle_s
-        facts.reports.clear()
+        return min(facts.idle_s(), time.monotonic() - self._moved)
 
     def _fail(self) -> None:
         after = time.monotonic() - self._began
