@@ -32,6 +32,8 @@ from agentrl_envs.gym_price import IdlePrice, price_of_idling
 
 _NUMBER = re.compile(r"-?\d+")
 _TEXT_CHARS = 8000
+_SEARCHED_CHARS = 8000
+"""Characters at the end of a turn in which an action is looked for."""
 
 
 class GymTask(AgentInstance):
@@ -191,6 +193,7 @@ class GymTask(AgentInstance):
         space = self._game.action_space
         if type(space).__name__ == "Text":
             return said if space.contains(said) else None
+        said = said[-_SEARCHED_CHARS:]
         word = said.lower().strip(" .!\"'`")
         if word in self._names:
             return self._names.index(word) + int(space.start)

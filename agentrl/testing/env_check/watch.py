@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,12 +28,22 @@ class Blocked(BaseException):
 class BlockingWatch:
     """Interrupts a guarded coroutine that runs without awaiting for more than `block_s` seconds.
 
-    It needs the alarm signal of the main thread; elsewhere it only watches and never interrupts.
+    Time in which it could run but other processes had the processor does not count. It needs the
+    alarm signal of the main thread; elsewhere it only watches and never interrupts.
     """
 
     def __init__(self, block_s: float) -> None:
         self.block_s = block_s
         self._since: float | None = None
+        self._waited_s = 0.0
+
+    def enter(self) -> None:
+        """A stretch between two awaits begins."""
+        self._waited_s, self._since = _waited_s(), time.monotonic()
+
+    def leave(self) -> None:
+        """It ends."""
+        self._since = None
 
     async def guard(self, start: Callable[[], Any]) -> Any:
         """Call `start`, await what it returns if that can be awaited, under the watch.
@@ -67,9 +78,21 @@ class BlockingWatch:
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         since = self._since
-        if since is not None and time.monotonic() - since > self.block_s:
+        if since is None:
+            return
+        waited_s = _waited_s() - self._waited_s
+        if time.monotonic() - since - waited_s > self.block_s:
             self._since = None
             raise Blocked
+
+
+def _waited_s() -> float:
+    """Seconds that this thread has waited for a processor; 0 where the system does not count it."""
+    try:
+        fields = Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()
+    except OSError:
+        return 0.0
+    return int(fields[1]) / 1e9
 
 
 class _Guarded:
@@ -83,13 +106,13 @@ class _Guarded:
         inner = self._inner.__await__()
         resume, argument = inner.send, None
         while True:
-            self._watch._since = time.monotonic()
+            self._watch.enter()
             try:
                 awaited = resume(argument)
             except StopIteration as stop:
                 return stop.value
             finally:
-                self._watch._since = None
+                self._watch.leave()
             try:
                 argument, resume = (yield awaited), inner.send
             except BaseException as error:  # cancellation, too, belongs to the coroutine
