@@ -107,7 +107,8 @@ async def simulate_scale(
         RunError: this process may not open as many files as the case needs.
         AgentrlError: the case is not possible, or the run failed.
     """
-    with _open_files(case.conversations + case.servers + _SPARE_FILES):
+    at_once = -(-case.conversations // max(1, case.workers))
+    with _open_files(at_once + case.servers + _SPARE_FILES):
         with tempfile.TemporaryDirectory(prefix="agentrl-scale-") as folder:
             return await _simulate(case, Path(folder), memory)
 
@@ -282,8 +283,9 @@ def _open_files(needed: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, max(needed, hard)))
     except (OSError, ValueError):
         raise RunError(
-            f"the case needs {needed} open files (each conversation has a connection), but the "
-            f"limit is {hard}: raise it (ulimit -n {needed}), or take fewer conversations"
+            f"the case needs {needed} open files in a process (each conversation has a "
+            f"connection), but the limit is {hard}: raise it (ulimit -n {needed}), divide the "
+            "conversations among more processes (--workers), or take fewer"
         ) from None
     try:
         yield
