@@ -36,7 +36,10 @@ class TurnWriter:
         self._template = template
         self._syntax = syntax
         self._close = boundaries.close
+        self._openers = [codec.special_text(token) for token in boundaries.openers.values()]
         self._lead = boundaries.lead
+        self._thinks = _OPEN in boundaries.lead
+        """Whether the template puts an empty thought before what was said without one."""
         prefilled = boundaries.generation.rstrip().endswith(_OPEN)
         self._begun = boundaries.generation.rpartition(_OPEN)[2] if prefilled else None
         """What the generation prompt has behind `<think>`; None where it opens no such block."""
@@ -52,7 +55,11 @@ class TurnWriter:
             lead: whether words begin with the white space that the template puts there.
         """
         words = self._words(message.content)
-        start = self._lead if lead and (words or not message.tool_calls) else ""
+        start = ""
+        if lead and (words or self._thinks or not message.tool_calls):
+            start = self._lead
+            if self._thinks and words.lstrip().startswith(_OPEN):
+                start, words = start[: start.index(_OPEN)], words.lstrip()
         if not message.tool_calls:
             return [start + words]
         if words.rstrip().endswith(_CLOSE):  # what follows a thought stands apart, calls as words
@@ -111,13 +118,23 @@ class TurnWriter:
             whole = self._template.attempt([_USER, said, *after], generate=False)
             if whole is None or not whole.startswith(self._prompt):
                 continue
-            text, close, _ = whole[len(self._prompt) :].partition(self._close)
-            if not close:
+            text = self._until_end(whole[len(self._prompt) :])
+            if text is None:
                 continue
+            if self._thinks:
+                text = text.removeprefix(self._lead)
             if text.startswith(_OPEN) and _CLOSE in text:
                 text = text[text.index(_CLOSE) + len(_CLOSE) :].lstrip("\n")
             return text
         return None
+
+    def _until_end(self, text: str) -> str | None:
+        """An assistant's message at the beginning of `text`; None if its end is not found."""
+        if self._close:
+            said, close, _ = text.partition(self._close)
+            return said if close else None
+        ends = [text.find(opener) for opener in self._openers]
+        return text[: min((end for end in ends if end >= 0), default=len(text))]
 
     def _trimmed(self) -> tuple[bool, bool]:
         """Whether the template takes away white space before and behind what an assistant says."""

@@ -7,8 +7,9 @@ about any model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.chat.template import (
@@ -28,6 +29,7 @@ from agentrl.types import Message, Role
 CALL_ID_SLOT = "\ufdd1"
 TOOL_NAME_SLOT = "\ufdd2"
 
+_LEAD = re.compile(r"\s*(?:<think>\s*</think>\s*)?")
 _USER, _ANSWER, _NEXT, _AFTER = "Alphaprobe", "Betaprobe", "Gammaprobe", "Deltaprobe"
 _NASTY = '  say "x\\y" <b>&amp;</b> \u00e9\u4e16\n\n  end \n'
 
@@ -63,15 +65,24 @@ class Boundaries:
     close_id: int
     """Special token that ends an assistant turn."""
     close: str
-    """Its text."""
+    """Its text; empty where it belongs to the next message (`openers`)."""
     separator: str
     """What stands between the end of an assistant turn and the next message."""
     lead: str
-    """White space the template puts before an assistant's words; the model samples it itself."""
+    """White space, and perhaps an empty thought, that the template puts before an assistant's
+    words; the model samples it itself."""
     generation: str
     """The generation prompt after a user message."""
     pieces: Mapping[Role, RolePiece]
     """By role; a role that is not here is written as a user message."""
+    openers: Mapping[Role, int] = field(default_factory=dict[Role, int])
+    """By role, the special token with which its messages begin, where a turn has no token of its
+    own to end with: the model ends it by sampling the first token of the next message (GLM)."""
+
+    def opener(self, messages: Sequence[Message]) -> int | None:
+        """Token of `openers` with which these messages begin; None where turns are closed."""
+        first = messages[0].role if messages else "user"
+        return self.openers.get(first, self.openers.get("user"))
 
     def compose(self, messages: Sequence[Message], guard: Callable[[Message], str]) -> list[str]:
         """Text of `messages` and the generation prompt, as it follows a closed assistant turn.
@@ -123,11 +134,14 @@ def find_boundaries(template: GuardedTemplate, codec: Codec) -> Boundaries:
             f"{gap!r}), so the model has no way to say that it is done; use chat.template: raw, "
             "or a template that closes turns"
         )
-    close = stop[0]
+    close_id, close = codec.specials[stop[0]], stop[0]
     prompt = template.raw([user], generate=True)
     lead = whole[len(prompt) : whole.index(_ANSWER)] if whole.startswith(prompt) else ""
     after_user, generation = _tail(template, [user, answer], "user", following)
-    separator = _separator(template, [user, answer], close, gap[stop.end() :], after_user)
+    if not after_user.strip() and _stays_open(template, [user, answer]):
+        close = separator = ""
+    else:
+        separator = _separator(template, [user, answer], close, gap[stop.end() :], after_user)
     pieces: dict[Role, RolePiece] = {}
     roles: tuple[Role, ...] = ("user", "tool", "system")
     for role in roles:
@@ -140,13 +154,38 @@ def find_boundaries(template: GuardedTemplate, codec: Codec) -> Boundaries:
             "trimming nor JSON; deltas cannot be exact"
         )
     return Boundaries(
-        close_id=codec.specials[close],
+        close_id=close_id,
         close=close,
         separator=separator,
-        lead=lead if lead.isspace() else "",
+        lead=lead if _LEAD.fullmatch(lead) else "",
         generation=generation,
         pieces=pieces,
+        openers={} if close else _openers(pieces, codec),
     )
+
+
+def _stays_open(template: GuardedTemplate, history: list[dict[str, Any]]) -> bool:
+    """Whether nothing ends an assistant turn at the end of a conversation."""
+    closed = template.attempt(history, generate=False, needles=[_ANSWER])
+    return closed is not None and closed.rstrip().endswith(_ANSWER)
+
+
+def _openers(pieces: Mapping[Role, RolePiece], codec: Codec) -> dict[Role, int]:
+    """The special token at the beginning of the messages of each role.
+
+    Raises:
+        ChatError: those of a role begin without one, so nothing ends the turn before.
+    """
+    openers: dict[Role, int] = {}
+    for role, piece in pieces.items():
+        first = codec.find_special(piece.before)
+        if first is None or piece.before[: first.start()].strip():
+            raise ChatError(
+                f"the chat template neither ends assistant turns nor begins {role} messages with "
+                f"a special token (it writes {piece.before!r}); use chat.template: raw"
+            )
+        openers[role] = codec.specials[first[0]]
+    return openers
 
 
 def _entry(role: Role, content: str) -> dict[str, Any]:
@@ -234,11 +273,10 @@ def _cut_piece(
     except ChatError:
         return None
     single, _ = _ending(template, [*history, _entry(role, _NEXT)])
-    opening = single.rfind(close, 0, single.index(_NEXT))
-    gap = single[opening + len(close) : single.index(_NEXT)]
-    if opening < 0 or not gap.startswith(separator):
+    start = _message_start(template, history, single, close + separator)
+    if start is None:
         return None
-    before = gap[len(separator) :]
+    before = single[start : single.index(_NEXT)]
     double = template.attempt(
         [*history, _entry(role, _NEXT), _entry(role, _AFTER)],
         generate=True,
@@ -247,7 +285,7 @@ def _cut_piece(
     between = None
     if double is not None and double.endswith(_AFTER + after + generation):
         between = double[double.index(_NEXT) + len(_NEXT) : double.index(_AFTER)]
-    stem = single[: opening + len(close)] + separator + before
+    stem = single[: single.index(_NEXT)]
     nasty = template.attempt([*history, _entry(role, _NASTY)], generate=True)
     for name, change in _FILTERS.items():
         # A filter may also have quoted the harmless probe, which then sits inside the wrappers.
@@ -264,6 +302,17 @@ def _cut_piece(
                 generation=generation,
             )
     return None
+
+
+def _message_start(
+    template: GuardedTemplate, history: list[dict[str, Any]], single: str, closing: str
+) -> int | None:
+    """Position in `single` where the message after `history` begins; None if it is not found."""
+    if closing:
+        at = single.rfind(closing, 0, single.index(_NEXT))
+        return None if at < 0 else at + len(closing)
+    closed, _ = _ending(template, history)
+    return len(closed) if single.startswith(closed) else None
 
 
 def _slots(text: str) -> str:

@@ -88,7 +88,7 @@ def _build(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
             boundaries, pieces={r: p for r, p in boundaries.pieces.items() if r != "tool"}
         )
     extra = FAMILIES[name].stops if name in FAMILIES else ()
-    stops = [boundaries.close_id, tokenizer.eos_token_id]
+    stops = [boundaries.close_id, *boundaries.openers.values(), tokenizer.eos_token_id]
     stops += [codec.specials.get(text) for text in extra]
     return TemplateChat(
         codec,

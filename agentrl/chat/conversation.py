@@ -43,7 +43,7 @@ class _SpokenTurn:
 
     ids: tuple[int, ...]
     ended: bool
-    """Whether it ends with a stop token, and not with one of `chat.stop`."""
+    """Whether it ends with a stop token, and not with one of `chat.stop`; that is the last id."""
     calls: tuple[ToolCall, ...]
     """As the parser reads them."""
 
@@ -82,13 +82,17 @@ def encode_completion(
     mask: list[int] = []
     turn: _SpokenTurn | None = None
     said = completion[0]
-    for number, (between, message) in enumerate(_turns(completion)):
+    turns = list(_turns(completion))
+    for number, (between, message) in enumerate(turns):
         if turn is not None:
-            delta = chat.turn_delta(_answers(between, said, turn.calls), ended=turn.ended)
+            answers = _answers(between, said, turn.calls)
+            stop_id = turn.ids[-1] if turn.ended else None
+            delta = chat.turn_delta(answers, ended=turn.ended, stop_id=stop_id)
             ids += delta
             mask += [0] * len(delta)
         said = message
-        turn = _spoken(chat, said, tools, number)
+        following = turns[number + 1][0] if number + 1 < len(turns) else ()
+        turn = _spoken(chat, said, tools, number, stop_id=chat.stop_before(following))
         ids += turn.ids
         mask += [1] * len(turn.ids)
     return EncodedCompletion(prompt_ids=tuple(prompt_ids), ids=tuple(ids), mask=tuple(mask))
@@ -117,12 +121,16 @@ def _prompt_ids(
         return chat.render_prompt(short, tools)
 
 
-def _spoken(chat: ChatFormat, said: Message, tools: Sequence[Tool], number: int) -> _SpokenTurn:
+def _spoken(
+    chat: ChatFormat, said: Message, tools: Sequence[Tool], number: int, *, stop_id: int
+) -> _SpokenTurn:
     """The first way to write a message that the parser reads as what it says."""
     error: ChatError | None = None
     for text in chat.assistant_texts(said):
         try:
-            ids, ended = _until_stop(chat, _behind_prefix(chat, text, number), number)
+            ids, ended = _until_stop(
+                chat, _behind_prefix(chat, text, number), number, stop_id=stop_id
+            )
         except ChatError as why:
             error = error or why
             continue
@@ -153,7 +161,9 @@ def _behind_prefix(chat: ChatFormat, text: str, number: int) -> str:
     return text.removeprefix(prefix)
 
 
-def _until_stop(chat: ChatFormat, text: str, number: int) -> tuple[tuple[int, ...], bool]:
+def _until_stop(
+    chat: ChatFormat, text: str, number: int, *, stop_id: int
+) -> tuple[tuple[int, ...], bool]:
     """Ids of a turn and its stop, and whether that ends the turn for the template."""
     ids = chat.encode_said(text)
     stops = {*chat.stop_token_ids, *chat.action_stop_ids}
@@ -164,7 +174,7 @@ def _until_stop(chat: ChatFormat, text: str, number: int) -> tuple[tuple[int, ..
             if text.rstrip().endswith(written):
                 body = text.rstrip().removesuffix(written)
                 return (*chat.encode_said(body), stop), False
-        return (*ids, chat.stop_token_ids[0]), True
+        return (*ids, stop_id), True
     if rest := chat.decode_raw(ids[at + 1 :]).strip():
         raise ChatError(
             f"assistant turn {number} goes on with {ascii(rest)[:60]} behind "

@@ -68,7 +68,9 @@ class ChatFormat(ABC):
         """The same as text, without `chat.reply_prefix`."""
 
     @abstractmethod
-    def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
+    def turn_delta(
+        self, messages: Sequence[Message], *, ended: bool, stop_id: int | None = None
+    ) -> tuple[int, ...]:
         """Ids to append after an assistant turn, so that the model can go on.
 
         Costs as much as the new text, however long the conversation is.
@@ -77,7 +79,14 @@ class ChatFormat(ABC):
             messages: tool results and feedback, in order.
             ended: whether the turn ended with a sampled stop token. If not, the delta begins with
                 the token that closes the turn.
+            stop_id: that stop token; None for the one that `stop_before` names. Where turns end
+                with the first token of the next message, a delta that begins with another one
+                keeps it: what was sampled stays as it was sampled.
         """
+
+    def stop_before(self, messages: Sequence[Message]) -> int:
+        """The stop token of an assistant turn that these messages follow; none may be there."""
+        return self.stop_token_ids[0]
 
     @abstractmethod
     def assistant_texts(self, message: Message) -> Sequence[str]:
@@ -200,14 +209,24 @@ class TemplateChat(ChatFormat):
         """Do what `ChatFormat.render_text` says."""
         return self._render(messages, tools).replace(CUT, "")
 
-    def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
+    def turn_delta(
+        self, messages: Sequence[Message], *, ended: bool, stop_id: int | None = None
+    ) -> tuple[int, ...]:
         """Do what `ChatFormat.turn_delta` says."""
         pieces = self.boundaries
         ids = self._codec.encode_parts(
             pieces.compose(messages, self._template.guard), after=pieces.close_id
         )
+        if pieces.openers:
+            sampled = ended and stop_id in (None, *ids[:1])
+            return (*(ids[1:] if sampled else ids), *self.reply_prefix_ids)
         close = () if ended else (pieces.close_id,)
         return (*close, *ids, *self.reply_prefix_ids)
+
+    def stop_before(self, messages: Sequence[Message]) -> int:
+        """Do what `ChatFormat.stop_before` says."""
+        opener = self.boundaries.opener(messages)
+        return self.stop_token_ids[0] if opener is None else opener
 
     def assistant_texts(self, message: Message) -> Sequence[str]:
         """Do what `ChatFormat.assistant_texts` says."""
@@ -264,7 +283,9 @@ class RawChat(ChatFormat):
             messages = with_system(messages, self.syntax.describe(tools) + "\n\n")
         return "".join(message.content for message in messages)
 
-    def turn_delta(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
+    def turn_delta(
+        self, messages: Sequence[Message], *, ended: bool, stop_id: int | None = None
+    ) -> tuple[int, ...]:
         """The contents one after another. Tool results cannot bring markers of their own."""
         guarded = [
             self._codec.guard(message.content, everything=True)

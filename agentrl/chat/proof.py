@@ -6,6 +6,7 @@ also what the model's template would write today, and where it is not, why.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ def prove(
     check = _PrefixCheck(template, boundaries, codec)
     findings: list[Finding] = []
     difference = check.compare([_OPENING], _WORDS, [[_FEEDBACK], [_FEEDBACK]])
-    if difference and boundaries.generation.rstrip().endswith("<think>"):
+    if difference:
         difference = check.compare(
             [_OPENING], _WORDS, [[_FEEDBACK], [_FEEDBACK]], ignore_thinking=True
         )
@@ -85,11 +86,14 @@ def prove(
         )
         report("tools", difference, "when tools are offered")
     if "tool" in boundaries.pieces and template.abilities.tool_role:
-        words, prefilled = (_THOUGHT, "<think>\n") if thinking else (_WORDS, "")
+        opened = boundaries.generation.rstrip().endswith("<think>")
+        words, prefilled = (_THOUGHT, "<think>\n") if opened else (_WORDS, "")
         difference = None
         # A template may refuse two answers in a row that called no tool, so one must do then.
         for turns in ([[_RESULT], [_RESULT]], [[_RESULT]]):
             difference = check.compare([_OPENING], words, turns, prefilled=prefilled)
+            if difference and thinking:
+                difference = check.compare([_OPENING], _WORDS, turns, ignore_thinking=True)
             if difference != _REFUSED:
                 break
         if difference:
@@ -143,8 +147,9 @@ class _PrefixCheck:
             turns: what follows each of them.
             tools: schemas offered.
             prefilled: the part of `words` that the generation prompt already holds.
-            ignore_thinking: leave a prefilled `<think>` out of the generation prompts, as
-                templates do that drop it from the history.
+            ignore_thinking: leave out what stands between a generation prompt and `words` if it
+                is white space and a thought: templates drop thoughts from the history, or put an
+                empty one there.
         """
         entries = [_entry(message) for message in opening]
         prompt = self._template.raw(entries, generate=True, tools=tools)
@@ -156,26 +161,23 @@ class _PrefixCheck:
         rendered = self._template.attempt(entries, generate=True, tools=tools)
         if rendered is None:
             return _REFUSED
-        spoken = [prompt, *deltas[:-1]]
+        said = self._boundaries.lead + words.removeprefix(prefilled) + self._boundaries.close
+        appended, shown = said.join([prompt, *deltas[:-1]]) + said + deltas[-1], rendered
         if ignore_thinking:
-            spoken = [text[: text.rindex("<think>")] for text in spoken]
-        words = words.removeprefix(prefilled)
-        said = self._boundaries.lead + words + self._boundaries.close
-        before = said.join(spoken)
-        if (appended := before + said + deltas[-1]) != rendered:
-            return _first_difference(appended, rendered)
-        return self._compare_ids(entries, tools, before, words, deltas[-1])
+            appended, shown = (_without_thoughts(text, words) for text in (appended, shown))
+        if appended != shown:
+            return _first_difference(appended, shown)
+        return self._compare_ids(entries, tools, rendered, deltas[-1])
 
     def _compare_ids(
         self,
         whole: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
-        before: str,
-        words: str,
+        rendered: str,
         delta: str,
     ) -> str | None:
         codec, pieces = self._codec, self._boundaries
-        full = codec.encode(before + pieces.lead + words + pieces.close + delta)
+        full = codec.encode(rendered)
         reference = codec.tokenizer.apply_chat_template(
             list(whole),
             tools=list(tools) or None,
@@ -197,6 +199,12 @@ def _entry(message: Message) -> dict[str, Any]:
     if message.role == "tool":
         entry |= {"tool_call_id": message.tool_call_id, "name": message.name}
     return entry
+
+
+def _without_thoughts(text: str, words: str) -> str:
+    """`text` with nothing but `words` in the place of `words` and a thought before them."""
+    thought = r"(?:<think>(?:(?!</think>|<think>).)*(?:</think>)?)?"
+    return re.sub(rf"\s*{thought}\s*{re.escape(words)}", lambda _: words, text, flags=re.DOTALL)
 
 
 def _first_difference(appended: str, rendered: str) -> str:

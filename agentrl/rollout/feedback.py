@@ -45,7 +45,7 @@ class DeltaBuilder:
         results: Sequence[ToolResult],
         feedback: str | tuple[Message, ...],
         *,
-        ended: bool,
+        stop_id: int | None,
         room: int,
     ) -> Delta | None:
         """Tool results, then feedback, as one turn.
@@ -53,7 +53,7 @@ class DeltaBuilder:
         Args:
             results: already shortened.
             feedback: not empty; is shortened here, to `max_tool_tokens` and to what fits.
-            ended: whether the model's turn has its stop token.
+            stop_id: stop token with which the model's turn ended; None without one.
             room: most tokens the delta may have.
 
         Returns:
@@ -66,13 +66,13 @@ class DeltaBuilder:
         messages = self._as_messages(feedback)
         characters = _characters(results) + sum(len(message.content) for message in messages)
         return await self.long_texts.run(
-            characters, self._fit, results, messages, ended=ended, room=room
+            characters, self._fit, results, messages, stop_id=stop_id, room=room
         )
 
-    async def of_results(self, results: Sequence[ToolResult], *, ended: bool) -> Delta:
+    async def of_results(self, results: Sequence[ToolResult], *, stop_id: int | None) -> Delta:
         """Feedback that holds tool results alone."""
         return await self.long_texts.run(
-            _characters(results), self._encode, results, (), ended=ended
+            _characters(results), self._encode, results, (), stop_id=stop_id
         )
 
     def _fit(
@@ -80,18 +80,18 @@ class DeltaBuilder:
         results: Sequence[ToolResult],
         messages: tuple[Message, ...],
         *,
-        ended: bool,
+        stop_id: int | None,
         room: int,
     ) -> Delta | None:
         """Shorten `messages` until they and `results` have at most `room` tokens."""
         most = self.limits.max_tool_tokens
-        delta = self._encode(results, self._shorten(messages, most), ended=ended)
+        delta = self._encode(results, self._shorten(messages, most), stop_id=stop_id)
         if len(delta.ids) <= room:
             return delta
-        frame = self._encode(results, self._shorten(messages, 0), ended=ended)
+        frame = self._encode(results, self._shorten(messages, 0), stop_id=stop_id)
         most = min(most, (room - len(frame.ids)) // len(messages))
         while most > 0:
-            delta = self._encode(results, self._shorten(messages, most), ended=ended)
+            delta = self._encode(results, self._shorten(messages, most), stop_id=stop_id)
             excess = len(delta.ids) - room
             if excess <= 0:
                 return delta
@@ -99,7 +99,7 @@ class DeltaBuilder:
         return None
 
     def _encode(
-        self, results: Sequence[ToolResult], feedback: Sequence[Message], *, ended: bool
+        self, results: Sequence[ToolResult], feedback: Sequence[Message], *, stop_id: int | None
     ) -> Delta:
         role: Role = "tool" if results else "user"
         contents = [result.text for result in results]
@@ -110,7 +110,7 @@ class DeltaBuilder:
             shown = self.chat.encode_plain("\n".join(r.text for r in results)) if results else ()
             said = "".join(m.content for m in feedback)
             return Delta(
-                ids=(*shown, *self.chat.raw_delta(said, ended=ended and not shown)),
+                ids=(*shown, *self.chat.raw_delta(said, ended=stop_id is not None and not shown)),
                 role=role,
                 text=text,
             )
@@ -118,7 +118,9 @@ class DeltaBuilder:
             Message(role="tool", content=r.text, tool_call_id=r.call_id, name=r.name or None)
             for r in results
         ]
-        ids = self.chat.turn_delta([*messages, *feedback], ended=ended)
+        ids = self.chat.turn_delta(
+            [*messages, *feedback], ended=stop_id is not None, stop_id=stop_id
+        )
         return Delta(ids=tuple(ids), role=role, text=text)
 
     def _as_messages(self, feedback: str | tuple[Message, ...]) -> tuple[Message, ...]:

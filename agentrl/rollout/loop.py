@@ -229,7 +229,7 @@ class ToolAgentLoop:
             sampled_text=parts.chat.decode(body) if given else text,
             raw_text=raw_text,
             calls=calls,
-            ended=stopped,
+            stop_id=ids[-1] if stopped else None,
             truncated=ids[-1] not in self._stop_ids
             and generation.finish_reason is FinishReason.LENGTH,
             tokens=len(ids),
@@ -265,7 +265,7 @@ class ToolAgentLoop:
                 self._offered = tuple(tools.values())
             if feedback:
                 room = limits.delta_room(progress)
-                delta = await self._deltas.build(results, feedback, ended=turn.ended, room=room)
+                delta = await self._deltas.build(results, feedback, stop_id=turn.stop_id, room=room)
         except Exception as error:  # recording boundary: feedback and overrides may be anything
             raise crash("step", error) from error
         if delta is None:
@@ -300,7 +300,7 @@ class ToolAgentLoop:
         if not results:
             return None
         try:
-            return await self._deltas.of_results(results, ended=turn.ended)
+            return await self._deltas.of_results(results, stop_id=turn.stop_id)
         except ChatError as error:
             raise crash("tool results", error) from error
 

@@ -62,8 +62,8 @@ class SampledTurn:
     """Decoded with special tokens, for environments that want it."""
     calls: tuple[ToolCall, ...]
     """Everything that looks like a call."""
-    ended: bool
-    """Whether the last id is a stop token."""
+    stop_id: int | None
+    """Stop token that is the last id; None where the turn was not ended by one."""
     truncated: bool
     """Whether the turn was truncated at its token limit."""
     tokens: int

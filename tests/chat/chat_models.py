@@ -33,6 +33,16 @@ _LLAMA_SPECIALS = [
     *(f"<|reserved_special_token_{i}|>" for i in range(20)),
 ]
 _QWEN_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>"]
+_NEWER_QWEN = ("qwen3_5_nothink", "qwen3_8", "nemotron_3_nano")
+_GLM_SPECIALS = [
+    "<|endoftext|>",
+    "[gMASK]",
+    "<sop>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+]
 _QWEN_ADDED = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 _MISTRAL_SPECIALS = [
     "<unk>",
@@ -125,11 +135,16 @@ def _wrap(tokenizer: Tokenizer, template: str, **names: str) -> Any:
 @cache
 def model(name: str) -> Any:
     """A `transformers` tokenizer; `name` is a file in `templates`."""
-    if name in ("qwen2_5", "qwen3", "qwen3_5_think"):
+    if name in ("qwen2_5", "qwen3", "qwen3_5_think", *_NEWER_QWEN):
         tokenizer = _byte_level(_QWEN_SPECIALS)
         added = _QWEN_ADDED if name == "qwen2_5" else [*_QWEN_ADDED, "<think>", "</think>"]
         tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
         return _wrap(tokenizer, name, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    if name == "glm4moe":
+        tokenizer = _byte_level(_GLM_SPECIALS)
+        added = [*_QWEN_ADDED, "<think>", "</think>"]
+        tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
+        return _wrap(tokenizer, name, eos_token="<|endoftext|>")
     if name == "smollm2":
         tokenizer = _byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
         return _wrap(tokenizer, name, bos_token="<|im_start|>", eos_token="<|im_end|>")
