@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.chat.fenced_code import FencedCodeParser
 from agentrl.chat.json_calls import HermesParser, Llama3JsonParser, MistralParser
 from agentrl.chat.parser import ToolCallParser
-from agentrl.chat.qwen3_coder import Qwen3CoderParser
+from agentrl.chat.tagged_calls import GlmParser, Qwen3CoderParser
 from agentrl.errors import ConfigError
 from agentrl.registry import Registry
 
@@ -34,6 +34,7 @@ PARSERS = Registry[type[ToolCallParser]](
 )
 for parser in (
     FencedCodeParser,
+    GlmParser,
     HermesParser,
     Llama3JsonParser,
     MistralParser,

@@ -76,7 +76,7 @@ class ChatSection(Section):
     """Turn-boundary family: `auto` recognises the model's own template; `chatml`, `llama3`,
     `mistral`, `generic`, or `raw` for no template at all."""
     tool_parser: str = "none"
-    """How actions are found in the text: `none`, `hermes`, `qwen3_coder`, `llama3_json`,
+    """How actions are found in the text: `none`, `hermes`, `qwen3_coder`, `glm`, `llama3_json`,
     `mistral`, `fenced_code`, or an import string of one's own."""
     system_prompt: str | None = None
     """Put before prompts that have no system message; None leaves that to the template."""

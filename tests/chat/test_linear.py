@@ -25,6 +25,7 @@ OLD = {
     "mistral": "[TOOL_CALLS]a[CALL_ID]" + " " * 65_000,
     "llama3_json": '{"a":\n' * 11_000,
     "hermes": "<tool_call>" * 6_000,
+    "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>" * 1_700,
     "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n" * 1_700,
 }
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from agentrl.chat import build_chat
 from agentrl.chat.conversation import encode_completion
+from agentrl.config.schema import ChatSection
 from agentrl.finding import Status
-from agentrl.types import Message
+from agentrl.types import Message, ToolCall
 from tests.chat.chat_models import model
 from tests.chat.test_append import chat_of, entry, rendered_ids
+from tests.chat.test_conversation import entry as call_entry
 
 WITH_THOUGHTS = ("glm4moe", "qwen3_5_nothink", "qwen3_8", "nemotron_3_nano")
 QUESTION = Message(role="user", content="What is 1 + 2?")
@@ -112,3 +115,24 @@ def test_other_words_that_differ_are_still_refused() -> None:
     assert _without_thoughts("a\n<think>\nx\n</think>\n\nIt is 4.", "It is 4.") == "aIt is 4."
     assert _without_thoughts("a\n<think>\nIt is 4.", "It is 4.") == "aIt is 4."
     assert _without_thoughts("a now: It is 4.", "It is 4.") == "a now:It is 4."
+
+
+def test_calls_of_a_data_set_are_written_as_the_template_writes_them() -> None:
+    """Fails if the empty thought of a turn stands behind its words, or twice, beside calls."""
+    chat = build_chat(model("glm4moe"), ChatSection(tool_parser="glm"))
+    calls = (
+        ToolCall(id="abcdefgh1", name="add", arguments={"a": "1", "b": "x\ny"}, raw=""),
+        ToolCall(id="abcdefgh2", name="add", arguments={"a": "2"}, raw=""),
+    )
+    messages = [
+        QUESTION,
+        Message(role="assistant", content="Both.", tool_calls=calls),
+        tool("3"),
+        tool("4"),
+        Message(role="assistant", content="", tool_calls=calls[1:]),
+        tool("5"),
+        Message(role="assistant", content="It is 5."),
+    ]
+    encoded = encode_completion(chat, messages[:1], messages[1:])
+    text = model("glm4moe").apply_chat_template(list(map(call_entry, messages)), tokenize=False)
+    assert chat.decode_raw((*encoded.prompt_ids, *encoded.ids)) == text + "<|user|>"

@@ -23,6 +23,7 @@ NO_NAME, BAD_ARGUMENTS = CallStatus.MISSING_NAME, CallStatus.INVALID_ARGUMENTS
 
 CHATS = {
     "hermes": chat_of("qwen2_5"),
+    "glm": chat_of("glm4moe"),
     "qwen3_coder": chat_of("qwen3"),
     "llama3_json": chat_of("llama3_1"),
     "mistral": chat_of("mistral_v3"),
@@ -30,6 +31,7 @@ CHATS = {
 }
 MODELS = {
     "hermes": "qwen2_5",
+    "glm": "glm4moe",
     "qwen3_coder": "qwen3",
     "llama3_json": "llama3_1",
     "mistral": "mistral_v3",
@@ -291,6 +293,49 @@ def test_qwen3_coder_value_without_an_end_spares_the_next_call() -> None:
         ("", {}, MALFORMED),
         ("add", {"a": "2"}, OK),
     ]
+
+
+def arg_tags(name: str = "add", **arguments: str) -> str:
+    pairs = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+        for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}\n{pairs}</tool_call>"
+
+
+GLM = [
+    (arg_tags(a="1", note="x\ny"), ("add", {"a": "1", "note": "x\ny"}, OK)),
+    ("<tool_call>f</tool_call>", ("f", {}, OK)),
+    ("<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", ("f", {"a": "1"}, OK)),
+    (arg_tags(a="</tool_call> is a tag"), ("add", {"a": "</tool_call> is a tag"}, OK)),
+    ("<tool_call></tool_call>", ("", {}, NO_NAME)),
+    ('<tool_call>{"name": "f"}</tool_call>', ("", {}, MALFORMED)),
+    ("<tool_call>f\nwords</tool_call>", ("", {}, MALFORMED)),
+    (arg_tags(a="1\n<arg_key>note</arg_key>\n<arg_value>2"), ("", {}, MALFORMED)),
+    ("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</tool_call>", ("", {}, MALFORMED)),
+    ("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1", ("f", {}, UNCLOSED)),
+    ("<tool_call>f\n<arg_key>a</arg_key><arg_value>1</arg_value>", ("f", {"a": "1"}, UNCLOSED)),
+    ("<tool_call>f\n<arg_key>a", ("f", {}, UNCLOSED)),
+    ("<tool_call>", ("", {}, UNCLOSED)),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), GLM)
+def test_glm(text: str, expected: tuple[str, dict[str, Any], CallStatus]) -> None:
+    parsed = parse("glm", f"ok {text}")
+    assert summary(parsed) == [expected]
+    assert parsed.calls[0].raw == text
+
+
+def test_glm_takes_types_from_the_schema_and_reads_its_own_calls() -> None:
+    text = arg_tags(a="1", b="[1, 2]", note="3", flag="True", other="4")
+    [call] = parse("glm", text, tools=[FunctionTool(add)]).calls
+    assert call.arguments == {"a": 1, "b": [1, 2], "note": "3", "flag": True, "other": "4"}
+    parser = build_parser("glm")
+    assert parser is not None
+    broken = "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</tool_call>"
+    found = summary(parse("glm", f"{broken}\n{parser.write(call)}", tools=[FunctionTool(add)]))
+    assert found == [("", {}, MALFORMED), ("add", dict(call.arguments), OK)]
 
 
 class Nullable(FunctionTool):

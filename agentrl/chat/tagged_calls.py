@@ -1,0 +1,254 @@
+"""Calls written as nested tags: the formats `qwen3_coder` and `glm`."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from agentrl.chat.json_calls import read_json
+from agentrl.chat.parser import Found, ToolCallParser
+from agentrl.tool import Tool
+from agentrl.types import CallStatus, ToolCall
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_SPACE = re.compile(r"\s*+")
+
+
+class _Broken(Exception):
+    """Where and why reading stopped; never leaves this module."""
+
+    def __init__(self, at: int, error: str) -> None:
+        super().__init__(error)
+        self.at = at
+
+
+class TaggedCallParser(ToolCallParser):
+    """Reads calls whose name and values stand between tags.
+
+    Values are text. With the schemas of the tools they become what the schema says; without, or
+    where they do not fit, they stay text.
+    """
+
+    starts: ClassVar[re.Pattern[str]]
+    """Begins a call."""
+    tags: ClassVar[tuple[str, ...]]
+    """Tags that may come next inside of a call, as far as they are the same in all calls."""
+    begun: ClassVar[re.Pattern[str]]
+    """A tag with text of its own in which the whole text ends."""
+    goes_on: ClassVar[re.Pattern[str]]
+    """What stands behind a value and the space after it, and never in one."""
+    end_value: ClassVar[str]
+    """Tag behind a value."""
+
+    def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
+        """Do what `ToolCallParser.find` says."""
+        match = self.starts.search(text, start)
+        while match:
+            found = self._read(text, match.start(), tools)
+            yield found
+            match = self.starts.search(text, found.end)
+
+    @abstractmethod
+    def read_name(self, text: str, at: int) -> tuple[str, int]:
+        """Name of the tool at a position, and the position behind it; raises `_Broken`."""
+
+    @abstractmethod
+    def read_key(self, text: str, at: int) -> tuple[str, int] | int:
+        """Name of the argument at a position, and where its value begins; or the position behind
+        the last argument. Raises `_Broken`."""
+
+    def _read(self, text: str, at: int, tools: Sequence[Tool]) -> Found:
+        wrapped = text.startswith(_OPEN, at)
+        inside = at + len(_OPEN) if wrapped else at
+        name, arguments = "", {}
+        try:
+            name, inside = self.read_name(text, _skip(text, inside))
+            inside = self._read_arguments(text, inside, arguments)
+            end = _skip(text, inside)
+            if wrapped and not text.startswith(_CLOSE, end):
+                raise _Broken(end, "</tool_call> is missing")
+        except _Broken as broken:
+            rest = text[broken.at :]
+            cut_off = not rest.strip() or self._is_beginning_of_tag(rest)
+            status = CallStatus.UNCLOSED if cut_off else CallStatus.MALFORMED
+            end = self._end_of_broken(text, max(broken.at, at + 1))
+            # A call that lacks only its closing tag is readable all the same.
+            kept = arguments if cut_off else {}
+            return Found(
+                start=at,
+                end=end,
+                name=name if cut_off else "",
+                arguments=_typed(kept, name, tools),
+                status=status,
+                error=str(broken),
+            )
+        end = end + len(_CLOSE) if wrapped else inside
+        if not name:
+            error = "the call names no tool"
+            return Found(start=at, end=end, status=CallStatus.MISSING_NAME, error=error)
+        return Found(start=at, end=end, name=name, arguments=_typed(arguments, name, tools))
+
+    def _read_arguments(self, text: str, at: int, arguments: dict[str, Any]) -> int:
+        """Fill `arguments`; the position behind the last one."""
+        while True:
+            found = self.read_key(text, _skip(text, at))
+            if isinstance(found, int):
+                return found
+            key, start = found
+            end = text.find(self.end_value, start)
+            beyond = self.goes_on.search(text, start, end if end >= 0 else len(text))
+            if end < 0 or beyond:
+                # Not up to an end further on: the value would swallow what is between.
+                at = len(text)
+                if beyond:
+                    at = start + len(text[start : beyond.start()].rstrip())
+                raise _Broken(at, f"{self.end_value} of {key!r} is missing")
+            # A value may stand on lines of its own; only that line break is not the value's.
+            arguments[key] = text[start:end].removeprefix("\n").removesuffix("\n")
+            at = end + len(self.end_value)
+
+    def _is_beginning_of_tag(self, rest: str) -> bool:
+        """Whether the text ends inside one of the tags that may come next."""
+        if any(tag != rest and tag.startswith(rest) for tag in (_CLOSE, *self.tags)):
+            return True
+        return self.begun.fullmatch(rest) is not None
+
+    def _end_of_broken(self, text: str, at: int) -> int:
+        close = text.find(_CLOSE, at)
+        following = self.starts.search(text, at)
+        if close >= 0 and (following is None or close < following.start()):
+            return close + len(_CLOSE)
+        return following.start() if following else len(text)
+
+
+class Qwen3CoderParser(TaggedCallParser):
+    """Reads the calls of Qwen3-Coder, Qwen3.5 and newer, and of Nemotron 3.
+
+    <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
+    """
+
+    name = "qwen3_coder"
+    how_to_call = (
+        "To call a tool, write:\n<tool_call>\n<function=TOOL>\n<parameter=ARGUMENT>\nVALUE\n"
+        "</parameter>\n</function>\n</tool_call>"
+    )
+    starts = re.compile(r"<tool_call>|<function=")
+    tags = ("</function>", "<function=", "<parameter=")
+    begun = re.compile(r"<(?:function|parameter)=[^>\n]*+")
+    goes_on = re.compile(r"<parameter=[^<>\n]*+>|</function>\s*+</tool_call>")
+    end_value = "</parameter>"
+    _function = re.compile(r"<function=([^<>\n]*+)>\s*+")
+    _parameter = re.compile(r"<parameter=([^<>\n]*+)>")
+
+    def write(self, call: ToolCall) -> str:
+        """Do what `CallSyntax.write` says."""
+        values = "".join(
+            f"<parameter={key}>\n{_plain(value)}\n</parameter>\n"
+            for key, value in call.arguments.items()
+        )
+        return f"<tool_call>\n<function={call.name}>\n{values}</function>\n</tool_call>"
+
+    def read_name(self, text: str, at: int) -> tuple[str, int]:
+        """Do what `TaggedCallParser.read_name` says."""
+        match = self._function.match(text, at)
+        if match is None:
+            raise _Broken(at, "expected <function=NAME> after <tool_call>")
+        return match[1].strip(), match.end()
+
+    def read_key(self, text: str, at: int) -> tuple[str, int] | int:
+        """Do what `TaggedCallParser.read_key` says."""
+        if text.startswith("</function>", at):
+            return at + len("</function>")
+        match = self._parameter.match(text, at)
+        if match is None:
+            raise _Broken(at, "expected <parameter=KEY> or </function>")
+        return match[1].strip(), match.end()
+
+
+class GlmParser(TaggedCallParser):
+    """Reads the calls of GLM-4.5 and newer.
+
+    <tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>
+    """
+
+    name = "glm"
+    how_to_call = (
+        "To call a tool, write:\n<tool_call>TOOL\n<arg_key>ARGUMENT</arg_key>\n"
+        "<arg_value>VALUE</arg_value>\n</tool_call>"
+    )
+    starts = re.compile(r"<tool_call>")
+    tags = ("<arg_key>",)
+    begun = re.compile(r"<arg_key>[^<>\n]*+(?:</arg_key>\s*+)?+(?:<[a-z/_]*+)?+")
+    goes_on = re.compile(
+        r"<arg_key>[^<>\n]*+</arg_key>\s*+<arg_value>|</tool_call>\s*+(?:<tool_call>|\Z)"
+    )
+    end_value = "</arg_value>"
+    _tool = re.compile(r"[^<>\n{}]*+")
+    _argument = re.compile(r"<arg_key>([^<>\n]*+)</arg_key>\s*+<arg_value>")
+
+    def write(self, call: ToolCall) -> str:
+        """Do what `CallSyntax.write` says."""
+        values = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{_plain(value)}</arg_value>\n"
+            for key, value in call.arguments.items()
+        )
+        return f"<tool_call>{call.name}\n{values}</tool_call>"
+
+    def read_name(self, text: str, at: int) -> tuple[str, int]:
+        """Do what `TaggedCallParser.read_name` says."""
+        match = self._tool.match(text, at)
+        assert match is not None  # it may be empty
+        return match[0].strip(), match.end()
+
+    def read_key(self, text: str, at: int) -> tuple[str, int] | int:
+        """Do what `TaggedCallParser.read_key` says."""
+        if text.startswith(_CLOSE, at):
+            return at
+        match = self._argument.match(text, at)
+        if match is None:
+            raise _Broken(at, "expected <arg_key>KEY</arg_key><arg_value> or </tool_call>")
+        return match[1].strip(), match.end()
+
+
+def _typed(arguments: Mapping[str, str], name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    tool = next((tool for tool in tools if tool.name == name), None)
+    properties = tool.parameters.get("properties", {}) if tool else {}
+    typed: dict[str, Any] = {}
+    for key, value in arguments.items():
+        typed[key] = _typed_value(value, properties.get(key))
+    return typed
+
+
+def _typed_value(value: str, schema: Any) -> Any:
+    kinds = _kinds(schema)
+    lowered = value.strip()
+    if "null" in kinds and lowered.lower() in ("null", "none"):
+        return None
+    if not kinds or "string" in kinds:
+        return value
+    if "boolean" in kinds and lowered.lower() in ("true", "false"):
+        return lowered.lower() == "true"
+    read = read_json(lowered, 0)
+    return value if read.error or read.end != len(lowered) else read.value
+
+
+def _kinds(schema: Any) -> set[str]:
+    if not isinstance(schema, Mapping):
+        return set()
+    declared = schema.get("type", ())
+    kinds = {declared} if isinstance(declared, str) else set(declared)
+    for option in schema.get("anyOf", ()):
+        kinds |= _kinds(option)
+    return kinds
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
