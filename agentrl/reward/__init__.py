@@ -7,6 +7,7 @@ by `RewardShaper`, once, in front of the batch; what is stored stays as it was m
 from agentrl.reward.filtering import why_filtered
 from agentrl.reward.functions import RewardFunctions, load_reward_functions
 from agentrl.reward.group_functions import GroupRewardFunctions
+from agentrl.reward.math_answers import math_verify
 from agentrl.reward.moments import RunningMoments
 from agentrl.reward.shaper import RewardShaper, ShapedStep
 
@@ -17,5 +18,6 @@ __all__ = [
     "RunningMoments",
     "ShapedStep",
     "load_reward_functions",
+    "math_verify",
     "why_filtered",
 ]

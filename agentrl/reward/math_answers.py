@@ -1,0 +1,199 @@
+"""Answers of mathematics, compared by math-verify as a function of `reward.functions`.
+
+math-verify gives an answer to sympy, which may compute for ever (`9**9**9**9`), and its own time
+limits are signals, which threads do not get. So it runs without them in children that are killed
+(`math_child`). One child judges answer after answer; it is replaced when it hangs or dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import importlib.util
+import math
+import queue
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from agentrl.distribution import install_command
+from agentrl.errors import ConfigError, GraderError
+from agentrl.processes.child import ChildEnded, ChildProcess
+from agentrl.processes.child_main import OUT_OF_MEMORY
+from agentrl.served.waiting import in_line
+from agentrl.types import RewardValue, Task, Trajectory
+
+EXTRA = "math"
+"""Of `pyproject.toml`."""
+LIBRARIES = ("math_verify", "latex2sympy2_extended", "antlr4", "sympy")
+AT_ONCE = 4
+"""Children of a process, so that answers that hang hold up few others. Each starts when all before
+it are busy."""
+START_S = 120.0
+"""The imports take about a second, and longer on a machine that has much to do."""
+ANSWER_S = 30.0
+"""Wall clock of an answer, or of a label; `math_child.CPU_S` of processor time ends most before."""
+TAIL_CHARS = 10_000
+"""What is read of an answer: its end. The answer stands there, and regular expressions of
+math-verify take time with the square of the length."""
+_TRIES = 2
+"""A child may be killed for what other processes do to the machine."""
+_CHILD = "agentrl.reward.math_child:serve"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MathVerdict:
+    """Result of one comparison."""
+
+    right: bool
+    """Whether the answer equals the label."""
+    unjudged: bool = False
+    """Whether the comparison took too long, or ended its process; `right` is False then."""
+
+
+class MathJudge:
+    """One child process, started on first use and again after it was lost; one caller at a time."""
+
+    def __init__(self, target: str = _CHILD, *, answer_s: float = ANSWER_S) -> None:
+        """Take the function that the child runs, and the limit of an answer in seconds."""
+        self._target, self._answer_s = target, answer_s
+        self._child: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child; None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    def ask(self, answer: str, label: str) -> MathVerdict:
+        """Compare an answer with a label.
+
+        Raises:
+            GraderError: the child cannot be started, or the label cannot be read.
+        """
+        for left in reversed(range(_TRIES)):
+            child = self._running()
+            try:
+                known = child.ask({"label": label}, timeout_s=self._answer_s).head["read"]
+            except (ChildEnded, TimeoutError) as error:
+                if left and not _own_doing(error):
+                    continue
+                raise GraderError(
+                    f"math-verify cannot read the label {label[:200]!r} in time or memory: {error}"
+                ) from error
+            if not known:
+                raise GraderError(
+                    f"math-verify finds no formula in the label {label[:200]!r}; expected one, as "
+                    r"'1/2', '\frac{1}{2}', '{1, 2}' or text with \boxed{...}"
+                )
+            try:
+                right = child.ask({"answer": answer}, timeout_s=self._answer_s).head["right"]
+            except (ChildEnded, TimeoutError) as error:
+                if left and not _own_doing(error):
+                    continue
+                return MathVerdict(right=False, unjudged=True)
+            return MathVerdict(right=right)
+        raise AssertionError("the last try returns or raises")
+
+    def close(self) -> None:
+        """End the child. Idempotent; a later `ask` starts another."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
+
+    def _running(self) -> ChildProcess:
+        if self._child is not None and self._child.alive:
+            return self._child
+        self.close()
+        env = {"PATH": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        child = ChildProcess(self._target, env=env, cwd="/")
+        try:
+            reply = child.receive(START_S).head
+        except (ChildEnded, TimeoutError) as error:
+            reply = {"error": str(error) or f"it took over {START_S:g} s"}
+        if "error" in reply:
+            child.close()
+            raise GraderError(f"math-verify does not start: {reply['error']}")
+        self._child = child
+        return child
+
+
+def _own_doing(error: ChildEnded | TimeoutError) -> bool:
+    """Whether what was judged, and nothing outside, took the time or the memory."""
+    ends = (-signal.SIGXCPU, OUT_OF_MEMORY)
+    return isinstance(error, TimeoutError) or error.status in ends
+
+
+_JUDGES = tuple(MathJudge() for _ in range(AT_ONCE))
+_idle: queue.LifoQueue[MathJudge] = queue.LifoQueue()
+for _one in _JUDGES:
+    _idle.put(_one)
+    atexit.register(_one.close)
+_threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="math-verify")
+
+
+def compare(answer: str, label: str) -> MathVerdict:
+    """The verdict of whichever judge is idle, the one that was busy last first.
+
+    Raises:
+        GraderError: as `MathJudge.ask`.
+    """
+    chosen = _idle.get()
+    try:
+        return chosen.ask(answer, label)
+    finally:
+        _idle.put(chosen)
+
+
+async def math_verify(trajectory: Trajectory, task: Task) -> RewardValue:
+    """1 if the last answer of the policy equals the label of the task as mathematics, else 0.
+
+    The label is a number or a formula, `1/2`, `\\frac{1}{2}`, `{1, 2}`, `(1, 2]`, `50%`; or text
+    that marks it by `\\boxed{}`, dollar signs or GSM8K's `####`. The answer is the last formula or
+    number that math-verify finds in the last 10,000 characters of the last assistant turn, boxed
+    ones first. Forms that are equal count as equal, so `2 + 2` is a right answer to `4`.
+
+    The part `unjudged` is 1 where the comparison ran into its limit of time or memory: the answer
+    gets 0. No time counts against `rollout.env_timeout_s`.
+
+    Raises:
+        GraderError: a label that holds no formula, or math-verify does not start.
+    """
+    label = _label_text(task)
+    said = next((turn.text for turn in reversed(trajectory.turns) if turn.role == "assistant"), "")
+    if not isinstance(said, str) or not said.strip():
+        return RewardValue(value=0.0, parts={"unjudged": 0.0})
+    # The judge has a limit of its own.
+    with in_line():
+        verdict = await asyncio.get_running_loop().run_in_executor(
+            _threads, compare, said[-TAIL_CHARS:], label
+        )
+    return RewardValue(value=float(verdict.right), parts={"unjudged": float(verdict.unjudged)})
+
+
+def check_math() -> None:
+    """Check before anything runs that the library is installed.
+
+    Raises:
+        ConfigError: it is not; names the extra.
+    """
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"it needs {', '.join(missing)}, which this Python has not: {install_command(EXTRA)}"
+        )
+
+
+math_verify.check_args = check_math  # type: ignore[attr-defined]
+
+
+def _label_text(task: Task) -> str:
+    label = task.label
+    number = isinstance(label, int | float) and not isinstance(label, bool)
+    if number and math.isfinite(label):
+        label = str(label)
+    if not isinstance(label, str) or not label.strip():
+        raise GraderError(
+            f"task {task.id!r}: its label is {label!r:.200}, expected a number or a text with a "
+            "formula; correct the data, or the dataset's key of the label"
+        )
+    return label
