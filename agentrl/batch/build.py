@@ -128,7 +128,7 @@ def build_step(
         micro_batch_tokens=micro_batch_tokens,
         needs=needs,
         prefix_sharing=prefix_sharing,
-        keep_zeros=open_ or needs.zero_advantage_rows or algorithm.needs_reference,
+        keep_zeros=open_ or needs.zero_advantage_rows or _trains_all_rows(algorithm),
     )
     advantages: RowNumbers = final.by_row
     if open_:
@@ -219,11 +219,18 @@ def build_minibatch(
         micro_batch_tokens=micro_batch_tokens,
         needs=needs,
         prefix_sharing=prefix_sharing,
-        keep_zeros=needs.zero_advantage_rows or algorithm.needs_reference,
+        keep_zeros=needs.zero_advantage_rows or _trains_all_rows(algorithm),
     )
     if not part:
         return None
     return _build_update(part, _known_credit(prepared, algorithm).by_row, settings, epoch=0)
+
+
+def _trains_all_rows(algorithm: AlgorithmSection) -> bool:
+    """True if a penalty, a bonus or a teacher gives rows a gradient whatever their advantage is."""
+    return (
+        algorithm.needs_reference or algorithm.distill is not None or algorithm.entropy_coef > 0.0
+    )
 
 
 def _prepare(

@@ -88,6 +88,8 @@ def why_not_early(algorithm: AlgorithmSection) -> str:
         return "the critic is asked about all rows of the step before its first update moves it"
     if algorithm.credit_needs_model:
         return "the KL penalty is taken off the rewards (algorithm.use_kl_loss is false)"
+    if algorithm.distill is not None:
+        return "the teacher (algorithm.distill) is asked about all rows of the step at once"
     if algorithm.whiten_advantages:
         return "algorithm.whiten_advantages takes mean and deviation over the whole step"
     return ""

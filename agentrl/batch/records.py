@@ -274,6 +274,9 @@ class StepBatch:
     """A sample of the rows that no update computes, for the metrics of the policy: the weights of
     its tokens add up to the tokens of all these rows (`batch.untrained`). None where there are none
     such rows."""
+    teacher_prompts: Mapping[RowKey, IntArray] | None = None
+    """Prompt with a hint by row, which a teacher reads in place of the row's own; None without such
+    a teacher."""
 
     @property
     def num_tokens(self) -> int:

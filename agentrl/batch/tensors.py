@@ -14,6 +14,16 @@ from agentrl.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopIds:
+    """A wish for the likeliest tokens of a distribution."""
+
+    k: int
+    """Their number."""
+    below: int
+    """Only ids below this; others belong to the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBatch:
     """A `MicroBatch` on a device. Field meanings and shapes are those of `MicroBatch`."""
 
@@ -47,6 +57,13 @@ class TensorBatch:
     """[R] Floating point."""
     weights_R: Tensor
     """[R] Floating point."""
+    more_AK: Tensor | None = None
+    """[A, K] int64 ids whose log-probabilities are wanted beside that of the token; None wants
+    none."""
+    top: TopIds | None = None
+    """Likeliest tokens whose ids and log-probabilities are wanted, without gradient."""
+    entropy_gradient: bool = False
+    """Whether a gradient is wanted through the entropies, too."""
 
 
 def to_tensors(

@@ -7,6 +7,7 @@ D   whitening over the whole batch                   whiten_advantages
 E   policy loss, and correction for the sampler      policy_loss, eps_clip_*, is_correction_*
 F   value loss of a critic                           section `critic`
 G   several updates on the same rollouts             train.epochs_per_batch, train.minibatches
+H   a teacher's word on every token                  distill
 
 A preset names a known assembly; every block can be set beside it.
 """
@@ -18,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from agentrl.config.base import FiniteSection, KindSection, OneOf
+from agentrl.config.distill import DistillSection
 from agentrl.config.presets import (
     ALIASES,
     IS_BOUNDS,
@@ -167,8 +169,14 @@ class AlgorithmSection(FiniteSection):
     """How the weight of the penalty changes."""
     reference_update: ReferenceUpdate | None = None
     """How the reference follows the policy; None keeps the model the run began with."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy of the policy, which is taken off the loss; 0 takes none. The entropy
+    is that of all tokens at the temperature of the rollouts, in nats, and has the mean of
+    `loss_agg_mode`."""
     mask_truncated: bool = False
     """Leave truncated rollouts out of the loss (they stay in the baseline)."""
+    distill: DistillSection | None = None
+    """Block H: on-policy distillation from a teacher; None has no teacher."""
 
     @field_validator("advantage_estimator", mode="before")
     @classmethod
@@ -200,7 +208,31 @@ class AlgorithmSection(FiniteSection):
                 "from there to the sampler, but old_log_probs is 'rollout', which makes them one "
                 "and drops the cap on the second; set it to 'recompute', or leave it out"
             )
+        self._rewards_are_used()
         return self
+
+    def _rewards_are_used(self) -> None:
+        """Refuse parts of the reward's credit beside a distillation that drops it."""
+        if not self.ignores_rewards:
+            return
+        spec = ESTIMATORS.get(self._named("advantage_estimator"))
+        if spec is not None and spec.needs_critic:
+            raise ValueError(
+                f"distill.with_reward is false, so no reward is trained on, but "
+                f"advantage_estimator {spec.name!r} trains a critic of rewards; set "
+                "with_reward: true, or an estimator without a critic, as preset: dr_grpo"
+            )
+        if self.needs_reference and not self._named("use_kl_loss"):
+            raise ValueError(
+                f"distill.with_reward is false, so no reward is trained on, but kl_coef "
+                f"{self.kl_coef:g} is taken off the rewards; set use_kl_loss: true, "
+                "with_reward: true, or kl_coef: 0"
+            )
+
+    def _named(self, key: str) -> Any:
+        """The value of a key, or what the preset fills in for it."""
+        own = getattr(self, key)
+        return PRESETS[self.preset][key] if own is None else own
 
     def _loss(self) -> str:
         return self.policy_loss or PRESETS[self.preset]["policy_loss"]
@@ -287,11 +319,17 @@ class AlgorithmSection(FiniteSection):
         return self.kl_coef > 0.0
 
     @property
+    def ignores_rewards(self) -> bool:
+        """True if a teacher alone is learned from."""
+        return self.distill is not None and not self.distill.with_reward
+
+    @property
     def one_advantage(self) -> bool:
         """True if all tokens of a rollout have the same advantage; of a resolved section."""
         discounted = self.estimator.discounts_tokens and self.gamma != 1.0
         return (
             self.estimator.per != "token"
+            and (self.distill is None or self.distill.top_k > 0)
             and self.turn_rewards == "sum"
             and not self.credit_needs_model
             and not discounted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
+from agentrl.config.distill import DistillSection
 from agentrl.config.presets import IS_BOUNDS
 from agentrl.config.training import TrainSection
 from agentrl.estimators import ESTIMATORS
@@ -38,7 +39,7 @@ def describe_blocks(
     critic: CriticSection | None = None,
     train: TrainSection | None = None,
 ) -> list[str]:
-    """One line a block, A to G.
+    """One line a block, A to G, and H with a teacher.
 
     Args:
         algorithm: resolved (`RunConfig.resolved_algorithm`).
@@ -57,6 +58,7 @@ def describe_blocks(
         f"E loss        {_loss(algorithm)}",
         f"F critic      {_critic(algorithm, critic or CriticSection())}",
         f"G updates     {_updates(train or TrainSection())}",
+        *([] if algorithm.distill is None else [f"H teacher     {_teacher(algorithm.distill)}"]),
     ]
 
 
@@ -126,6 +128,8 @@ def _loss(algorithm: AlgorithmSection) -> str:
         parts.append("times " + _CORRECTIONS[kind].format(low=low, high=high))
     mode = algorithm.loss_agg_mode or "?"
     parts.append(f"{mode}: {_SUMS.get(mode, mode).format(horizon=algorithm.horizon)}")
+    if algorithm.entropy_coef:
+        parts.append(f"less {algorithm.entropy_coef:g} * entropy of the policy, with the same mean")
     return "; ".join(parts)
 
 
@@ -143,3 +147,17 @@ def _updates(train: TrainSection) -> str:
     passes = "1 pass" if train.epochs_per_batch == 1 else f"{train.epochs_per_batch} passes"
     parts = "1 update" if train.minibatches == 1 else f"{train.minibatches} updates"
     return f"{passes} over the rollouts of a step, {parts} each, {train.optimizer}"
+
+
+def _teacher(distill: DistillSection) -> str:
+    teacher = distill.teacher
+    if teacher.kind == "hint":
+        which = "now" if teacher.weights == "current" else "the run began with"
+        name = f"the policy {which}, with a hint"
+    else:
+        name = teacher.path if teacher.kind == "checkpoint" else f"{teacher.model} at {teacher.url}"
+    rest = "besides" if distill.with_reward else "alone, rewards are only measured"
+    if distill.top_k:
+        text = f"{distill.coef:g} * KL(p, p_teacher) over its {distill.top_k} likeliest tokens and "
+        return f"{text}the rest, added to the loss; {rest}; from {name}"
+    return f"A of a token {distill.coef:g} (log p_teacher - log p); {rest}; from {name}"

@@ -329,6 +329,7 @@ class RunConfig(Section):
         # The file of a user's own estimator is found later, from the folder of the run file.
         known = ESTIMATORS.get(algorithm.advantage_estimator)
         compares = known is not None and known.compares_siblings
+        compares = compares and not algorithm.ignores_rewards
         if rollout.n_samples_per_prompt < 2 and train.steps > 0 and compares:
             raise ValueError(
                 f"rollout.n_samples_per_prompt is {rollout.n_samples_per_prompt}, but a group "
@@ -374,6 +375,19 @@ class RunConfig(Section):
             raise ValueError(
                 f"train.micro_batch_tokens ({train.micro_batch_tokens}) cannot hold one row of "
                 f"rollout.max_context_tokens ({rollout.max_context_tokens}); raise the first"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _teacher_at_temperature(self) -> RunConfig:
+        distill, temperature = self.algorithm.distill, self.rollout.temperature
+        if distill is None or distill.teacher.kind != "served" or self.train.steps == 0:
+            return self
+        if temperature != 1.0:
+            raise ValueError(
+                f"rollout.temperature is {temperature:g}, but a served teacher "
+                "(algorithm.distill.teacher) gives log-probabilities at temperature 1 only; set "
+                "rollout.temperature: 1.0, or a teacher of kind checkpoint, which is asked at any"
             )
         return self
 

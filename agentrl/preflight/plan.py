@@ -27,11 +27,13 @@ from agentrl.preflight.checks import (
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.judges import judges, judges_with_labels
 from agentrl.preflight.checks.reward_models import reward_models
+from agentrl.preflight.checks.teacher import teacher
 from agentrl.preflight.reward.known_answers import IN_FLIGHT, TASKS, AnswerKind
 from agentrl.preflight.reward.samples import SampleRequest
 from agentrl.preflight.runner import COMMON, Limit, Plan, Step, outcome_of
 from agentrl.runtime.checks import algorithm as algorithm_checks
 from agentrl.runtime.checks import fleet as fleet_checks
+from agentrl.runtime.distill.teacher import teacher_section
 from agentrl.runtime.launch import in_flight
 
 _MARGIN_S = 5.0
@@ -132,6 +134,7 @@ def full_plan(
 def _parts(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -> list[Step]:
     parts = preflight_parts
     models: list[Step] = [("reward models", lambda: reward_models(config, base, found))]
+    taught: list[Step] = [("teacher", lambda: teacher(config, base, found))]
     return [
         ("model", lambda: parts.model(config.model, found)),
         ("tools", lambda: parts.tools(config.env, base)),
@@ -146,6 +149,7 @@ def _parts(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -
         ),
         *(models if config.reward.models else []),
         ("algorithm", lambda: algorithm_checks.algorithm(config, base=base)),
+        *(taught if teacher_section(config) is not None else []),
         ("trainer", lambda: parts.trainer(config)),
     ]
 

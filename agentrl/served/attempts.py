@@ -7,8 +7,9 @@ import json
 import logging
 import random
 import time
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
 import aiohttp
 
@@ -20,6 +21,7 @@ from agentrl.served.settings import ServedSettings
 from agentrl.usage import spend
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LARGEST_ANSWER = 4 * 2**20
 """Bytes of a response; one that is larger is a failure."""
@@ -31,6 +33,18 @@ _JITTER = random.SystemRandom()
 
 Schema = Mapping[str, Any] | None
 """JSON schema that an answer shall have; None for free text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRequest:
+    """A request in a form of its own, which is posted as it is."""
+
+    url: str
+    """Address."""
+    body: Mapping[str, Any]
+    """JSON."""
+    largest: int = LARGEST_ANSWER
+    """Bytes of a response; one that is larger is a failure."""
 
 
 class GaveUp(Exception):
@@ -77,6 +91,41 @@ class Attempts:
         Raises:
             GaveUp: no attempt succeeded.
         """
+        return await self._tried(
+            gate, lambda session: self._attempt(session, messages, schema), failures
+        )
+
+    async def read(
+        self,
+        gate: Gate,
+        request: PlainRequest,
+        read: Callable[[Any], T],
+        failures: list[str],
+    ) -> T:
+        """What `read` makes of the JSON of one good response to a request of any form.
+
+        Args:
+            gate: of the server, where a place is held.
+            request: what is sent.
+            read: raises ValueError for an answer that is not one; it is then asked again.
+            failures: reasons of failed attempts are added, without the key.
+
+        Raises:
+            GaveUp: no attempt succeeded.
+        """
+
+        async def attempt(session: aiohttp.ClientSession) -> T:
+            spend(usage.SERVED_REQUESTS, 1)
+            return read(await self._json(session, request))
+
+        return await self._tried(gate, attempt, failures)
+
+    async def _tried(
+        self,
+        gate: Gate,
+        attempt_once: Callable[[aiohttp.ClientSession], Awaitable[T]],
+        failures: list[str],
+    ) -> T:
         settings = self._settings
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
@@ -84,7 +133,7 @@ class Attempts:
                 await self._until_quiet(gate)
                 try:
                     async with asyncio.timeout(settings.attempt_s or settings.timeout_s):
-                        return await self._attempt(session, messages, schema)
+                        return await attempt_once(session)
                 except _LastingFailure as error:
                     spend(usage.SERVED_FAILED, 1)
                     failures.append(str(error))
@@ -137,13 +186,19 @@ class Attempts:
         self, session: aiohttp.ClientSession, messages: wire.ChatMessages, schema: Schema
     ) -> str:
         spend(usage.SERVED_REQUESTS, 1)
+        body = wire.request_body(self._settings, messages, schema)
+        answer = await self._json(session, PlainRequest(url=self._url, body=body))
+        return wire.answer_text(self._settings, answer)
+
+    async def _json(self, session: aiohttp.ClientSession, request: PlainRequest) -> Any:
+        """The JSON of a response with status 200; its tokens are booked."""
         async with session.post(
-            self._url,
-            json=wire.request_body(self._settings, messages, schema),
+            request.url,
+            json=request.body,
             headers=wire.headers(self._settings),
             allow_redirects=False,  # another host would receive the key
         ) as response:
-            content = await self._content(response)
+            content = await self._content(response, request.largest)
             if response.status != 200:
                 self._bad_status(response, content)
         try:
@@ -151,15 +206,15 @@ class Attempts:
         except (ValueError, RecursionError) as error:
             raise _PassingFailure(f"the response is not JSON ({type(error).__name__})") from None
         self._book(answer)
-        return wire.answer_text(self._settings, answer)
+        return answer
 
-    async def _content(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _content(self, response: aiohttp.ClientResponse, largest: int) -> bytes:
         content = bytearray()
         async for part in response.content.iter_chunked(65_536):
             content += part
-            if len(content) > LARGEST_ANSWER:
+            if len(content) > largest:
                 response.close()
-                raise _LastingFailure(f"the response is larger than {LARGEST_ANSWER} bytes")
+                raise _LastingFailure(f"the response is larger than {largest} bytes")
         return bytes(content)
 
     def _bad_status(self, response: aiohttp.ClientResponse, content: bytes) -> NoReturn:

@@ -10,14 +10,14 @@ answer; no message holds the key; of a response no more than `attempts.LARGEST_A
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from agentrl import usage
 from agentrl.errors import ConfigError, ServedModelError
 from agentrl.served import wire
-from agentrl.served.attempts import Attempts, GaveUp, Schema
+from agentrl.served.attempts import LARGEST_ANSWER, Attempts, GaveUp, PlainRequest, Schema
 from agentrl.served.budget import loop_state
 from agentrl.served.cache import AnswerCache, digest_of
 from agentrl.served.settings import ServedSettings
@@ -111,6 +111,41 @@ class ServedModel:
                 return known[0]
         return await self._flown(self._cache, digest, messages, accept, schema)
 
+    async def read(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        read: Callable[[Any], T],
+        *,
+        largest: int = LARGEST_ANSWER,
+    ) -> T:
+        """What `read` makes of the answer to a request that is no conversation. Not cached.
+
+        Args:
+            path: of the server, as `/v1/completions` or `/tokenize`.
+            body: JSON to post.
+            read: makes a value of the answer's JSON, or raises ValueError with a reason; the
+                same is then asked again.
+            largest: bytes of an answer.
+
+        Raises:
+            ServedModelError: the server could not be asked, in all attempts and all of
+                `timeout_s`; says why.
+        """
+        root = self.settings.url.rstrip("/").removesuffix("/v1")
+        request = PlainRequest(url=root + path, body=body, largest=largest)
+        gate = loop_state().gate(self.url)
+        failures: list[str] = []
+        async with gate.place(self.settings.max_in_flight):
+            try:
+                async with asyncio.timeout(self.settings.timeout_s):
+                    return await self._attempts.read(gate, request, read, failures)
+            except GaveUp:
+                pass
+            except TimeoutError:
+                failures.append(f"no answer in {self.settings.timeout_s:g} s")
+            self._fail(failures, url=request.url)
+
     async def _flown(
         self,
         cache: AnswerCache,
@@ -168,10 +203,10 @@ class ServedModel:
                 failures.append(f"no answer in {self.settings.timeout_s:g} s")
             self._fail(failures)
 
-    def _fail(self, failures: list[str]) -> NoReturn:
+    def _fail(self, failures: list[str], *, url: str = "") -> NoReturn:
         where = f"{self._where}: " if self._where else ""
         raise ServedModelError(
-            f"{where}the model {self.settings.model!r} at {self.url} could not be asked: "
+            f"{where}the model {self.settings.model!r} at {url or self.url} could not be asked: "
             f"{'; '.join(dict.fromkeys(failures))}"
         )
 

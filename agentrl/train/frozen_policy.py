@@ -19,7 +19,7 @@ from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.logprob_worker import LogProbPasses, Result
 from agentrl.train.model.attention import packed_attention
-from agentrl.train.model.logprobs import TokenLogProbs, packed_log_probs
+from agentrl.train.model.logprobs import TokenLogProbs, of_tensors, packed_log_probs
 
 
 class FrozenPolicy:
@@ -127,8 +127,7 @@ class SlicedFrozenPolicy(FrozenPolicy):
         """Forward pass, without a graph; all ranks call."""
         go_on_together(self._ranks.gather)
         with torch.no_grad(), self._ranks.naming("gathering the reference in a forward pass"):
-            log_probs, entropy = self._whole(batch)
-        return TokenLogProbs(log_probs_R=log_probs, entropy_R=entropy)
+            return of_tensors(self._whole(batch))
 
     def run_each(
         self,

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch: the sum of policy term, correction and penalty.
+"""The loss of a micro-batch: the sum of policy term, correction, penalty and a teacher's part.
 
 old_log_probs   ratio taken to                    policy term times
 rollout         the sampler                       1
@@ -9,7 +9,7 @@ decoupled       the policy before the step        w, from the sampler to that po
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
+from agentrl.train.distill.records import RowTeacher, TeacherTokens, tokens_of_teacher
+from agentrl.train.distill.terms import distill_terms
 from agentrl.train.logprob_worker import RowLogProbs, in_batch_order
 from agentrl.train.losses.contract import LossInputs, LossSpec, LossSums, TokenLosses
 from agentrl.train.losses.correction import SamplerWeights, correction_of, sampler_weights
@@ -28,7 +30,7 @@ from agentrl.train.losses.metrics import (
     sampler_metrics,
     used_ratio,
 )
-from agentrl.train.losses.penalty import kl_loss
+from agentrl.train.losses.penalty import entropy_loss, kl_loss
 from agentrl.train.losses.registry import find_loss, wants_whole_rollouts
 from agentrl.train.model.logprobs import TokenLogProbs
 from agentrl.train.token_record import TokenNumbers, clip_state
@@ -42,6 +44,14 @@ class FixedLogProbs:
     """[R] The policy before the first update of the step; None while it is the policy at hand."""
     ref_R: Tensor | None = None
     """[R] The reference policy; needed with a KL penalty."""
+    teacher: TeacherTokens | None = None
+    """The teacher; needed with `algorithm.distill`."""
+
+    def asking(self, tensors: TensorBatch) -> TensorBatch:
+        """The micro-batch with a wish for what the policy says of the teacher's tokens."""
+        if self.teacher is None or self.teacher.ids_RK.shape[1] == 0:
+            return tensors
+        return replace(tensors, more_AK=self.teacher.ids_RK[tensors.index_A])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +62,10 @@ class KnownLogProbs:
     """Before the first update; None while the policy at hand is that policy."""
     ref: RowLogProbs | None
     """The reference; None without a KL penalty."""
+    teacher: RowTeacher | None = None
+    """The teacher; None without distillation."""
+    top_k: int = 0
+    """`algorithm.distill.top_k`."""
 
     def of(self, micro: MicroBatch, *, like: Tensor) -> FixedLogProbs:
         """The same for the tokens of one micro-batch."""
@@ -61,6 +75,9 @@ class KnownLogProbs:
             ref_R=None
             if ref is None
             else in_batch_order(ref, micro, like=like, policy="reference policy"),
+            teacher=None
+            if self.teacher is None
+            else tokens_of_teacher(self.teacher, micro, like=like, top_k=self.top_k),
         )
 
 
@@ -69,9 +86,11 @@ class Objective:
     """The loss of one micro-batch."""
 
     loss: Tensor
-    """Scalar with gradient: policy term plus penalty."""
+    """Scalar with gradient: policy term, penalty and bonus."""
     penalty: float
     """The share of the KL penalty in it."""
+    bonus: float
+    """The share of the entropy bonus in it, zero or below."""
     metrics: MetricBag
     """Sums and counts over the trained tokens."""
     tokens: TokenNumbers | None = None
@@ -93,7 +112,8 @@ def objective(
     """Loss and metrics of one micro-batch.
 
     Args:
-        out: of the policy at hand, with gradient.
+        out: of the policy at hand, with gradient; that of the entropy too, where
+            `algorithm.entropy_coef` is set (`with_wishes`).
         tensors: the micro-batch.
         fixed: of the other policies.
         algorithm: resolved; which parts there are.
@@ -105,10 +125,15 @@ def objective(
         keep_tokens: return what each token came to.
 
     Raises:
-        TrainError: a KL penalty without a reference, or a policy loss that breaks its contract.
+        TrainError: a KL penalty without a reference, a bonus for an entropy without gradient,
+            distillation without a teacher, or a policy loss that breaks its contract.
     """
     spec = find_loss(algorithm.policy_loss)
     old = out.log_probs_R.detach() if fixed.old_R is None else fixed.old_R
+    taught = None
+    if algorithm.distill is not None:
+        taught = distill_terms(algorithm.distill, out, tensors, fixed.teacher)
+        tensors = taught.tensors
     inputs = _inputs(out, tensors, fixed, old, spec, algorithm, counts, loss_factor)
     found = _checked(_called(spec, inputs), spec, inputs)
     metrics = TokenMetrics()
@@ -136,14 +161,36 @@ def objective(
         shares.append(penalty.share_R)
         loss = loss + penalty.loss
         metrics.add({"kl": penalty.value_R}, tensors.mask_R)
+    bonus = None
+    if algorithm.entropy_coef:
+        bonus = _bonus(out, tensors, algorithm.entropy_coef)
+        shares.append(bonus.share_R)
+        loss = loss + bonus.loss
+    if taught is not None:
+        metrics.add(taught.metrics, tensors.mask_R)
+        if taught.term is not None:
+            shares.append(taught.term.share_R)
+            loss = loss + taught.term.loss
     bag = MetricBag()
     metrics.into(bag)
-    share = 0.0 if penalty is None else float(penalty.loss.detach())
+    penalty_share, bonus_share = (
+        0.0 if term is None else float(term.loss.detach()) for term in (penalty, bonus)
+    )
     tokens = None
     if keep_tokens:
         clip_R = clip_state(found.metrics, tensors.mask_R)
         tokens = _token_numbers(out, tensors, fixed, old, weights, clip_R, shares)
-    return Objective(loss=loss, penalty=share, metrics=bag, tokens=tokens)
+    return Objective(
+        loss=loss, penalty=penalty_share, bonus=bonus_share, metrics=bag, tokens=tokens
+    )
+
+
+def with_wishes(
+    tensors: TensorBatch, fixed: FixedLogProbs, algorithm: AlgorithmSection
+) -> TensorBatch:
+    """The micro-batch with all wishes that the objective has of the policy at hand."""
+    asked = fixed.asking(tensors)
+    return replace(asked, entropy_gradient=True) if algorithm.entropy_coef else asked
 
 
 def measured_loss(
@@ -344,4 +391,23 @@ def _penalty(
         mask_R=tensors.mask_R,
         kl_coef=kl_coef,
         estimator=algorithm.kl_estimator,
+    )
+
+
+def _bonus(out: TokenLogProbs, tensors: TensorBatch, entropy_coef: float) -> LossSums:
+    if (
+        torch.is_grad_enabled()
+        and out.log_probs_R.requires_grad
+        and not out.entropy_R.requires_grad
+    ):
+        raise TrainError(
+            f"algorithm.entropy_coef is {entropy_coef:g}, but the backend gave an entropy without "
+            "gradient, so the bonus would train nothing; ask the model with "
+            "TensorBatch.entropy_gradient, or set entropy_coef: 0"
+        )
+    return entropy_loss(
+        out.entropy_R,
+        weights_R=tensors.weights_R,
+        mask_R=tensors.mask_R,
+        entropy_coef=entropy_coef,
     )

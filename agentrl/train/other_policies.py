@@ -1,9 +1,11 @@
-"""Asks the old policy, the reference and the critic before the first update of a step."""
+"""Asks the old policy, reference, teacher and critic before the first update of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,9 +16,12 @@ from agentrl.errors import TrainError
 from agentrl.train.backends.agreement import on_every_rank
 from agentrl.train.backends.contract import TrainBackend
 from agentrl.train.critic import Critic
+from agentrl.train.distill.records import Teacher
 from agentrl.train.logprob_worker import LogProbSource, LogProbWorker, RowLogProbs
 from agentrl.train.objective import KnownLogProbs
 from agentrl.train.reference import Reference
+
+Numbers = TypeVar("Numbers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +29,11 @@ class Answers:
     """Numbers of other models for all rows of a step; the same on every rank."""
 
     log_probs: KnownLogProbs
-    """Log-probabilities of the old policy and the reference."""
+    """Log-probabilities of the old policy, the reference and the teacher."""
     values: RowNumbers | None
     """Values of the critic before the step; None without one."""
+    teacher_s: float | None = None
+    """Seconds that the teacher took; None without one."""
 
     def with_ref(self, ref: RowLogProbs) -> Answers:
         """The same with what the reference was asked before."""
@@ -37,7 +44,10 @@ class Answers:
 
 
 def check_parts(
-    algorithm: AlgorithmSection, reference: LogProbSource | None, critic: Critic | None
+    algorithm: AlgorithmSection,
+    reference: LogProbSource | None,
+    critic: Critic | None,
+    teacher: Teacher | None = None,
 ) -> None:
     """Refuse an algorithm that needs a model which is not there.
 
@@ -60,6 +70,11 @@ def check_parts(
             f"algorithm.advantage_estimator is {algorithm.advantage_estimator}, but the trainer "
             "was given no critic; make one (Critic), or choose an estimator without one"
         )
+    if algorithm.distill is not None and teacher is None:
+        raise TrainError(
+            f"algorithm.distill has a teacher of kind {algorithm.distill.teacher.kind}, but the "
+            "trainer was given none; make one (agentrl.train.distill), or remove algorithm.distill"
+        )
 
 
 def ask_other_policies(
@@ -70,6 +85,7 @@ def ask_other_policies(
     algorithm: AlgorithmSection,
     reference: LogProbSource | None,
     critic: Critic | None,
+    teacher: Teacher | None = None,
 ) -> Answers:
     """Ask them; every rank asks for its share, since later epochs may give it the rows of others.
 
@@ -81,7 +97,9 @@ def ask_other_policies(
     """
     micros = [micro for part in shares if part.epoch == 0 for micro in part.micro_batches]
 
-    def ask(source: Callable[[Sequence[MicroBatch]], RowLogProbs]) -> RowLogProbs:
+    def ask(
+        source: Callable[[Sequence[MicroBatch]], Mapping[RowKey, Numbers]],
+    ) -> Mapping[RowKey, Numbers]:
         parts = on_every_rank(backend, lambda: source(micros))
         return {key: numbers for part in parts for key, numbers in part.items()}
 
@@ -93,7 +111,16 @@ def ask_other_policies(
         ref = ask(reference.row_log_probs)
     if critic is not None:
         values = _wide(ask(critic.row_values))
-    return Answers(log_probs=KnownLogProbs(old=old, ref=ref), values=values)
+    taught, teacher_s, top_k = None, None, 0
+    if teacher is not None and algorithm.distill is not None:
+        began, prompts = time.perf_counter(), batch.teacher_prompts
+        taught = ask(lambda own: teacher.ask(own, prompts=prompts))
+        teacher_s, top_k = time.perf_counter() - began, algorithm.distill.top_k
+    return Answers(
+        log_probs=KnownLogProbs(old=old, ref=ref, teacher=taught, top_k=top_k),
+        values=values,
+        teacher_s=teacher_s,
+    )
 
 
 def with_advantages(

@@ -16,7 +16,7 @@ from agentrl.train.backends.contract import ModelPasses, TrainBackend
 from agentrl.train.logprob_worker import check_finite
 from agentrl.train.losses.registry import find_loss, wants_whole_rollouts
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs
-from agentrl.train.objective import KnownLogProbs, Objective, objective
+from agentrl.train.objective import KnownLogProbs, Objective, objective, with_wishes
 from agentrl.train.token_record import TokenNumbers, TokenRecorder
 
 
@@ -25,9 +25,11 @@ class PolicyLoss:
     """Computes the part of an update's loss that one rank adds."""
 
     total: float
-    """Policy term and penalty."""
+    """Policy term, penalty and bonus."""
     penalty: float
     """The penalty alone."""
+    bonus: float
+    """The entropy bonus alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +37,11 @@ class _Computed:
     """Numbers of one micro-batch, once its graph is gone."""
 
     loss: float
-    """Policy term and penalty."""
+    """Policy term, penalty and bonus."""
     penalty: float
     """The penalty alone."""
+    bonus: float
+    """The entropy bonus alone."""
     metrics: MetricBag
     """Counts over its tokens."""
     tokens: TokenNumbers | None
@@ -102,17 +106,19 @@ class PolicyPass:
         def compute(model: ModelPasses, micro: MicroBatch) -> _Computed:
             _check_temperature(micro, self.temperature)
             tensors = model.to_tensors(micro)
+            fixed = self.known.of(micro, like=tensors.weights_R)
             evaluate = partial(
                 objective,
                 tensors=tensors,
-                fixed=self.known.of(micro, like=tensors.weights_R),
+                fixed=fixed,
                 algorithm=self.algorithm,
                 counts=part.counts,
                 kl_coef=self.kl_coef,
                 compare_sampler=compare_sampler,
                 loss_factor=self.backend.loss_factor,
             )
-            out = model.log_probs(tensors, loss_of=self._loss_of(evaluate))
+            asked = with_wishes(tensors, fixed, self.algorithm)
+            out = model.log_probs(asked, loss_of=self._loss_of(evaluate))
             check_finite(out.log_probs_R, micro)
             result = evaluate(out, keep_tokens=self.recorder.listens)
             model.backward(result.loss)
@@ -121,11 +127,12 @@ class PolicyPass:
             return _Computed(
                 loss=float(result.loss.detach()),
                 penalty=result.penalty,
+                bonus=result.bonus,
                 metrics=result.metrics,
                 tokens=result.tokens,
             )
 
-        total, penalty = 0.0, 0.0
+        total, penalty, bonus = 0.0, 0.0, 0.0
         done = self.backend.run_each(part.micro_batches, compute)
         for micro, result in zip(part.micro_batches, done, strict=True):
             if result.tokens is not None:
@@ -133,12 +140,15 @@ class PolicyPass:
             metrics.merge(result.metrics)
             total += result.loss
             penalty += result.penalty
-        return PolicyLoss(total=total, penalty=penalty)
+            bonus += result.bonus
+        return PolicyLoss(total=total, penalty=penalty, bonus=bonus)
 
     def _loss_of(self, evaluate: Callable[[TokenLogProbs], Objective]) -> LossOf | None:
         """The loss of a part of the tokens; None where a token's loss depends on others."""
         if wants_whole_rollouts(find_loss(self.algorithm.policy_loss), self.algorithm):
             return None
+        if self.algorithm.distill is not None and self.algorithm.distill.top_k:
+            return None  # it looks at more than the log-probability of the token
         return lambda out: evaluate(out).loss
 
 

@@ -1,6 +1,6 @@
 """One training step, in the order it happens.
 
-other policies   what the old policy, the reference and the critic say of every row
+other policies   what the old policy, reference, teacher and critic say of every row
 credit           advantages, where they depend on that
 metrics          of the policy at the rows that no update computes, over a sample of them
 updates          gradients of policy and critic, both looked at, then the weights of both
@@ -30,6 +30,7 @@ from agentrl.train.backends.contract import TrainBackend
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.checkpoint import load_trainer_state, save_trainer_state
 from agentrl.train.critic import Critic, ValuePass
+from agentrl.train.distill.records import Teacher
 from agentrl.train.early_updates import EarlyUpdates
 from agentrl.train.failed_step import save_failed_step
 from agentrl.train.kl_control import next_kl_coef
@@ -62,6 +63,7 @@ class Trainer:
         backend: TrainBackend | None = None,
         reference: LogProbSource | None = None,
         critic: Critic | None = None,
+        teacher: Teacher | None = None,
         failures: Path | None = None,
         record: TokenListener | None = None,
     ) -> None:
@@ -76,15 +78,16 @@ class Trainer:
             backend: runs the model; default this process.
             reference: knows the policy that `algorithm.kl_coef` holds this one to.
             critic: gives the values for the advantages of `gae`.
+            teacher: knows the distribution that `algorithm.distill` learns.
             failures: folder for the batch of a step that fails; None keeps none.
             record: called with `(step, rank, rows)` after every step: the tokens that this rank
                 trained; what it raises is counted and ends nothing. None records nothing.
 
         Raises:
             TrainError: a KL penalty without a reference, one that should follow the policy and
-                cannot, or `gae` without a critic.
+                cannot, `gae` without a critic, or distillation without a teacher.
         """
-        check_parts(algorithm, reference, critic)
+        check_parts(algorithm, reference, critic, teacher)
         self._train = train
         self._algorithm = algorithm
         self._temperature = temperature
@@ -97,6 +100,7 @@ class Trainer:
         """Model, optimizer and ranks; its calls are collective."""
         self._reference = reference if algorithm.needs_reference else None
         self._critic = critic if algorithm.needs_values else None
+        self._teacher = teacher if algorithm.distill is not None else None
         self._failures = failures
         self._recorder = TokenRecorder(record)
         self._meter = UntrainedMeter(self.backend, algorithm)
@@ -190,7 +194,10 @@ class Trainer:
         answers = ask_other_policies(
             self.backend, batch, shares[len(early.made) :],
             algorithm=self._algorithm, reference=self._reference, critic=self._critic,
+            teacher=self._teacher,
         ).with_ref(early.ref)  # fmt: skip
+        if answers.teacher_s is not None:
+            metrics.sum("timing_s/teacher", answers.teacher_s)
         if batch.credit is not None:
             batch = with_advantages(
                 batch, answers, kl_coef=self._kl_coef, algorithm=self._algorithm

@@ -72,7 +72,7 @@ class Updates:
             self._move_critic(self.value, rate, value_norm, [loss.value for loss in losses])
 
     def _losses(self, part: PackedBatch, *, compare_sampler: bool) -> _Losses:
-        policy = PolicyLoss(total=0.0, penalty=0.0)
+        policy = PolicyLoss(total=0.0, penalty=0.0, bonus=0.0)
         if not self.only_critic:
             policy = self.policy.accumulate(
                 part, self.tokens, compare_sampler=compare_sampler, progress=self.progress
@@ -90,6 +90,8 @@ class Updates:
         algorithm = self.policy.algorithm
         if algorithm.needs_reference and algorithm.use_kl_loss:
             self.metrics.mean("train/kl_loss", sum(loss.penalty for loss in losses))
+        if algorithm.entropy_coef:
+            self.metrics.mean("train/entropy_loss", sum(loss.bonus for loss in losses))
 
     def _move_critic(
         self, value: ValuePass, rate: float, norm: float, losses: Sequence[float]

@@ -42,6 +42,7 @@ def test_presets_differ_where_their_formulas_do() -> None:
     [
         ({"advantage_estimator": "grpo", "std_ddof": 0, "std_eps": 0.5}, "A", "(ddof 0) + 0.5"),
         ({"kl_coef": 0.1}, "B", "0.1 * KL (k3), added to the loss"),
+        ({"entropy_coef": 0.01}, "E", "; less 0.01 * entropy of the policy, with the same mean"),
         ({"preset": "ppo", "kl_coef": 0.1}, "B", "0.1 * KL (k1), taken off the reward"),
         ({"kl_coef": 0.1, "kl_controller": "proportional"}, "B", "steers it to 0.05"),
         ({"kl_coef": 0.1, "kl_controller": "window"}, "B", "keeps it in [0.05, 0.2]"),

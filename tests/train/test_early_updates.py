@@ -31,6 +31,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "two passes": ({}, 2),
     "a penalty": ({"kl_coef": 0.3, "use_kl_loss": True}, 1),
     "a penalty, two passes": ({"kl_coef": 0.3, "use_kl_loss": True}, 2),
+    "an entropy bonus": ({"entropy_coef": 0.3}, 2),
     "rows without an advantage": ({"loss_agg_mode": "token-mean"}, 1),
 }
 SIZES = (4, 3, 2, 5, 4, 4)

@@ -100,6 +100,8 @@ ASSEMBLIES = {
     **{loss: {"policy_loss": loss} for loss in (*BUILT_IN, "test_poison_custom")},
     **{kind: {"old_log_probs": "recompute", "is_correction_type": kind} for kind in CORRECTIONS},
     "dual": {"dual_clip": 3.0},
+    "entropy": {"entropy_coef": 0.3},
+    "gspo-entropy": {"policy_loss": "gspo", "entropy_coef": 0.3},
     "sequence": {"policy_loss": "tis_reinforce", "importance_level": "sequence"},
 }  # fmt: skip
 

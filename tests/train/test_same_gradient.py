@@ -85,6 +85,9 @@ def plain_loop(model, groups, section):
                         advantage,
                         section,
                     )
+                    if section.entropy_coef:
+                        all_V = logp[position]
+                        loss = loss + section.entropy_coef * (all_V.exp() * all_V).sum()
                     (loss / divisor(own)).backward(retain_graph=True)
     gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -150,12 +153,15 @@ def test_any_cut_gives_the_gradient_of_the_plain_loop(estimator, mode):
         {"kl_coef": 0.3, "kl_estimator": "k2"},
         {"kl_coef": 0.3, "kl_estimator": "k3"},
         {"old_log_probs": "decoupled", "kl_coef": 0.3},
+        {"entropy_coef": 0.3},
+        {"old_log_probs": "decoupled", "entropy_coef": 0.3, "kl_coef": 0.3},
     ],
     ids=lambda changes: "-".join(str(value) for value in changes.values()),
 )
 def test_other_policies_change_nothing_about_that(changes, mode):
     # Fails if rows without an advantage are dropped although the penalty gives them a gradient
-    # (error 0.1), if w multiplies the penalty, too, or if the penalty has weights of its own.
+    # (error 0.1), if w multiplies the penalty, too, or if the penalty has weights of its own. So
+    # with an entropy bonus; fails if its gradient leaves out H or the temperature.
     model, groups = tiny_model(), with_model_log_probs(tiny_model(), make_groups(3), noise=0.7)
     section = algorithm(loss_agg_mode=mode, **changes)
     want = plain_loop(model, groups, section)

@@ -20,6 +20,7 @@ from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.assembly.reward_models import reward_model_bytes
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.run_name import run_path
+from agentrl.runtime.distill.teacher import teacher_bytes
 
 _TOKEN_BYTES = 8
 """Of a response token on disk, trajectories and what the trainer made of them together."""
@@ -89,6 +90,7 @@ async def memory(config: RunConfig, base: Path = Path()) -> Finding | str:
     try:
         shape = await asyncio.to_thread(model_shape, config.model)
         reward_models = reward_model_bytes(config, base=base)
+        teacher = teacher_bytes(config, base=base)
     except (AgentrlError, OSError, ValueError, AttributeError) as error:
         return warn(
             "memory",
@@ -102,7 +104,7 @@ async def memory(config: RunConfig, base: Path = Path()) -> Finding | str:
     gpu = pick_device(config.model.device).type == "cuda" or (
         runtime.kind == "ray" and runtime.gpus_per_trainer > 0
     )
-    processes = estimate(config, shape, on_gpu=gpu, reward_models=reward_models)
+    processes = estimate(config, shape, on_gpu=gpu, reward_models=reward_models, teacher=teacher)
     text = "; ".join(process.text() for process in processes)
     if elsewhere is not None:
         return f"{text}; not compared: the machines of {elsewhere} are elsewhere"

@@ -92,7 +92,12 @@ class ProcessMemory:
 
 
 def estimate(
-    config: RunConfig, shape: ModelShape, *, on_gpu: bool, reward_models: int = 0
+    config: RunConfig,
+    shape: ModelShape,
+    *,
+    on_gpu: bool,
+    reward_models: int = 0,
+    teacher: int | None = 0,
 ) -> list[ProcessMemory]:
     """Every process of the run with what it holds at its peak.
 
@@ -101,9 +106,14 @@ def estimate(
         shape: of the policy; a critic with a path of its own is taken to be as large.
         on_gpu: whether the trainer computes on a GPU.
         reward_models: bytes of their weights, in each process that runs rollouts.
+        teacher: bytes of its weights beside the policy; None is as many as the policy has.
     """
     serving, runtime = config.serving, config.runtime
     trainer = _trained(config, shape)
+    size = shape.parameters * _width(config.model) if teacher is None else teacher
+    if size:
+        held, *_ = _shards(config.train, _ranks(config.runtime))
+        trainer.append(Part(what="teacher", size=size // held))
     activations = activation_bytes(config.train, config.model, shape)
     trainer.append(Part(what="activations", size=activations))
     beside = 0 if on_gpu else _lanes(config, shape) - 1

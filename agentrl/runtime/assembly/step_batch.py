@@ -24,6 +24,7 @@ from agentrl.estimators import find_estimator
 from agentrl.metrics import MetricBag
 from agentrl.reward import RewardShaper
 from agentrl.rollout import rollout_metrics
+from agentrl.runtime.distill.hints import open_hints
 from agentrl.runtime.drivers.groups import batch_seed
 from agentrl.types import TrajectoryGroup
 
@@ -59,7 +60,7 @@ class StepMaker:
 
         Raises:
             ConfigError: there is no such estimator or loss.
-            DataError: the statistics cannot be read.
+            DataError: the statistics, or the tasks of a teacher's hints, cannot be read.
         """
         from agentrl.train.losses import needs_of
 
@@ -68,6 +69,7 @@ class StepMaker:
         self._algorithm = config.resolved_algorithm()
         find_estimator(self._algorithm.advantage_estimator, base=base)
         self._needs = needs_of(self._algorithm, base=base)
+        self._hints = open_hints(config, base=base or Path())
         self._shaper = RewardShaper(
             config.reward, max_response_tokens=config.rollout.max_response_tokens
         )
@@ -92,6 +94,8 @@ class StepMaker:
         shaped = self._shaper.shape(held)
         bag.merge(shaped.metrics)
         batch = self._build(step, shaped)
+        if self._hints is not None:
+            batch = self._hints.added_to(batch, held)
         bag.merge(batch.metrics)
         self._count_waste(step, shaped, batch, bag)
         return PreparedStep(groups=held, batch=batch, metrics=bag)

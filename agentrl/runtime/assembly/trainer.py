@@ -11,6 +11,7 @@ from agentrl.data import TokenStore
 from agentrl.estimators import find_estimator
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.disk.checkpoint import resolve_model_path
+from agentrl.runtime.distill.teacher import make_teacher
 
 if TYPE_CHECKING:
     from agentrl.config.schema import CriticSection
@@ -28,7 +29,7 @@ def make_trainer(
     ranks: Ranks | None = None,
     checkpoint: Path | None = None,
 ) -> Trainer:
-    """The trainer of a run, with its backend, its reference and its critic, where it has them.
+    """The trainer of a run, with its backend, reference, critic and teacher, where it has them.
 
     Every process of a run calls it with the same arguments but for its rank in `ranks`.
 
@@ -56,6 +57,8 @@ def make_trainer(
     algorithm = config.resolved_algorithm()
     find_estimator(algorithm.advantage_estimator, base=base)
     needs = needs_of(algorithm, base=base)
+    # A sharded backend takes the model apart.
+    vocabulary = len(model.get_output_embeddings().weight)
     backend = make_backend(
         model,
         train=config.train,
@@ -83,6 +86,14 @@ def make_trainer(
             began, algorithm, mask_keys=needs.mask_keys, backend=config.train.backend, ranks=ranks
         ),
         critic=critic,
+        teacher=make_teacher(
+            config,
+            backend,
+            began=began,
+            vocabulary=vocabulary,
+            base=base,
+            ranks=ranks,
+        ),
         failures=run_dir,
         record=_token_record(run_dir, ranks) if config.log.tokens else None,
     )

@@ -53,7 +53,8 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
             "reward.dynamic_filtering with rollout.n_samples_per_prompt 1: a group's mean is one "
             f"score, and only one strictly between {list(filtering.keep)} is trained on"
         )
-    if reward.env_weight == 0.0 and not reward.functions:
+    unpaid = reward.env_weight == 0.0 and not reward.functions
+    if unpaid and not algorithm.ignores_rewards:
         found.append(
             "reward.env_weight is 0 and there are no reward.functions: every reward is 0 and "
             "nothing is learned"
@@ -74,7 +75,8 @@ def check_estimator(config: RunConfig, *, base: Path) -> None:
     """
     algorithm, section = config.resolved_algorithm(), config.rollout
     spec = find_estimator(algorithm.advantage_estimator, base=base)
-    if spec.compares_siblings and section.n_samples_per_prompt < 2 and config.train.steps > 0:
+    compares = spec.compares_siblings and not algorithm.ignores_rewards
+    if compares and section.n_samples_per_prompt < 2 and config.train.steps > 0:
         raise ConfigError(
             f"rollout.n_samples_per_prompt is {section.n_samples_per_prompt}, but advantage "
             f"estimator {spec.name!r} compares siblings and needs at least 2 rollouts per prompt; "

@@ -27,7 +27,12 @@ from agentrl.train.backends.contract import ModelPasses, Result
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.shares import share
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, exact_passes
-from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
+from agentrl.train.model.logprobs import (
+    LossOf,
+    TokenLogProbs,
+    of_tensors,
+    packed_log_probs,
+)
 from agentrl.train.model.value_head import ValueModel
 
 
@@ -38,10 +43,9 @@ class Whole(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
-        """`(log_probs_R, entropy_R)`, since libraries look for tensors in tuples."""
-        out = packed_log_probs(self.model, batch)
-        return out.log_probs_R, out.entropy_R
+    def forward(self, batch: TensorBatch) -> tuple[Tensor, ...]:
+        """`TokenLogProbs.tensors()`, since libraries look for tensors in tuples."""
+        return packed_log_probs(self.model, batch).tensors()
 
 
 class LockstepBackend(ABC):
@@ -108,8 +112,8 @@ class LockstepBackend(ABC):
         where the libraries expect it."""
         go_on_together(self.gather)
         with self._ranks.naming("gathering weights in a forward pass"):
-            log_probs, entropy = self._forward(batch)
-        return TokenLogProbs(log_probs_R=log_probs, entropy_R=entropy)
+            found = self._forward(batch)
+        return of_tensors(found)
 
     def values(self, batch: TensorBatch) -> Tensor:
         """See `TrainBackend`; all ranks call."""

@@ -1,4 +1,4 @@
-"""The penalty for leaving the reference policy, by token, in the loss."""
+"""What is added to the policy loss by token: distance to a reference, and entropy."""
 
 from __future__ import annotations
 
@@ -68,3 +68,27 @@ def kl_loss(
     return LossSums(
         loss=kl_coef * share_R.sum(), value_R=k3.detach(), share_R=kl_coef * share_R.detach()
     )
+
+
+def entropy_loss(
+    entropy_R: Tensor, *, weights_R: Tensor, mask_R: Tensor, entropy_coef: float
+) -> LossSums:
+    """Minus a bonus for the entropy of the policy (FORMULAS F1, F25).
+
+        loss = -entropy_coef sum_t w_t H_t      H = -sum_v p_v log p_v over the whole vocabulary
+
+    https://arxiv.org/abs/1707.06347, equation 9. The weights are those of the policy loss, so the
+    bonus has its mean and its global denominator. Neither the ratio nor the importance weight
+    multiplies it. H is that of the policy at hand at the temperature of the rollouts: the
+    distribution whose log-probabilities are trained, without `top_p`.
+
+    Args:
+        entropy_R: [R] in nats, with gradient; anything where nothing is trained.
+        weights_R: [R] from `token_weight`, those of the policy loss.
+        mask_R: [R] bool, True where a token is trained.
+        entropy_coef: weight of the bonus.
+    """
+    zero = entropy_R.new_zeros(())
+    kept_R = torch.where(mask_R, entropy_R, zero)
+    share_R = -entropy_coef * torch.where(mask_R, weights_R, zero) * kept_R
+    return LossSums(loss=share_R.sum(), value_R=kept_R.detach(), share_R=share_R.detach())

@@ -112,7 +112,10 @@ def needs_of(algorithm: AlgorithmSection, *, base: Path | None = None) -> LossNe
     penalty = algorithm.needs_reference and bool(algorithm.use_kl_loss)
     return LossNeeds(
         mask_keys=spec.masks,
-        zero_advantage_rows=spec.zero_advantage_rows or penalty,
+        zero_advantage_rows=spec.zero_advantage_rows
+        or penalty
+        or algorithm.distill is not None
+        or algorithm.entropy_coef > 0.0,
         whole_rollouts=wants_whole_rollouts(spec, algorithm),
     )
 

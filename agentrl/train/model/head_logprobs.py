@@ -14,13 +14,17 @@ Legend: `A` trained tokens, `V` vocabulary, `E` width of the hidden states.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from agentrl.batch.tensors import TopIds
 from agentrl.lm_head import float32_product, is_narrow
+from agentrl.train.model.head_gradients import HeadGradients, rows_of_block
+from agentrl.train.model.more_tokens import MoreGradient, MoreTokens
 
 MAX_KEPT_BYTES = 1 << 29
 """Probabilities of one micro-batch are kept for the backward pass up to this size (512 MiB)."""
@@ -31,11 +35,8 @@ no larger are kept."""
 
 GradientOf = Callable[[slice, Tensor, Tensor], Tensor]
 """`(which tokens, their log-probabilities, their entropies)`, each [part], to the gradient [part]
-of the loss in these log-probabilities."""
-
-_CPU_BLOCK = 16
-_GPU_BLOCK_BYTES = 1 << 27
-"""Of each of the two float32 buffers on a GPU (128 MiB): beside that, a launch costs nothing."""
+of the loss in these log-probabilities; with `entropy_gradient` to [2, part], where the second row
+is the gradient in these entropies."""
 
 
 def head_log_probs(
@@ -48,6 +49,7 @@ def head_log_probs(
     max_kept_bytes: int = MAX_KEPT_BYTES,
     gradient_of: GradientOf | None = None,
     float32_logits: bool = False,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(hidden @ weight.T / temperature) at the targets, and the entropy.
 
@@ -59,20 +61,83 @@ def head_log_probs(
         temperature_A: [A]; None is 1 everywhere.
         max_kept_bytes: above this size the backward pass computes the head again.
         gradient_of: the loss, where it is a sum over tokens that each look at their own
-            log-probability. Gradients are then formed in the forward pass. If the backward pass
-            brings another gradient (but for one common factor) they are computed again, so a
-            wrong guess costs time and nothing else.
+            log-probability and entropy. Gradients are then formed in the forward pass. If the
+            backward pass brings another gradient (but for one common factor) they are computed
+            again, so a wrong guess costs time and nothing else.
         float32_logits: do not round logits to the dtype of the weight before the softmax.
+        entropy_gradient: let the gradient flow through the entropy, too. It is that of the whole
+            distribution, at the temperature, and costs a logarithm of the kept probabilities.
 
     Returns:
         `(log_probs_A, entropy_A)` in float32 (float64 for a float64 model), in nats. The gradient
-        flows through the first only.
+        flows through the second only where that is asked for.
     """
+    found = head_numbers(
+        hidden_AE,
+        weight_VE,
+        target_A,
+        bias_V=bias_V,
+        temperature_A=temperature_A,
+        max_kept_bytes=max_kept_bytes,
+        gradient_of=gradient_of,
+        float32_logits=float32_logits,
+        entropy_gradient=entropy_gradient,
+    )
+    return found.log_probs_A, found.entropy_A
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNumbers:
+    """Numbers of the distributions that the head gives, in nats."""
+
+    log_probs_A: Tensor
+    """[A] Of the targets."""
+    entropy_A: Tensor
+    """[A] Entropy; with a gradient where that was asked for."""
+    more_AK: Tensor
+    """[A, K] Of the ids that were named, with gradient; K is 0 without any."""
+    top_ids_AK: Tensor
+    """[A, K] int64 likeliest ids, the likeliest first; K is 0 where they were not asked for."""
+    top_log_probs_AK: Tensor
+    """[A, K] Log-probabilities of these, without gradient."""
+
+
+def head_numbers(
+    hidden_AE: Tensor,
+    weight_VE: Tensor,
+    target_A: Tensor,
+    *,
+    bias_V: Tensor | None = None,
+    temperature_A: Tensor | None = None,
+    max_kept_bytes: int = MAX_KEPT_BYTES,
+    gradient_of: GradientOf | None = None,
+    float32_logits: bool = False,
+    entropy_gradient: bool = False,
+    more_AK: Tensor | None = None,
+    top: TopIds | None = None,
+) -> HeadNumbers:
+    """As `head_log_probs`, with log-probabilities of more tokens from the same pass.
+
+    Args:
+        hidden_AE: likewise.
+        weight_VE: likewise.
+        target_A: likewise.
+        bias_V: likewise.
+        temperature_A: likewise.
+        max_kept_bytes: likewise.
+        gradient_of: likewise; does not go with `more_AK`.
+        float32_logits: likewise.
+        entropy_gradient: likewise.
+        more_AK: [A, K] int64 ids whose log-probabilities are wanted as well, with gradient; at
+            each token different ones, unless its gradient will be 0.
+        top: likeliest tokens that are wanted, without gradient.
+    """
+    assert gradient_of is None or more_AK is None
     logits_bytes = len(target_A) * weight_VE.shape[0] * weight_VE.element_size()
     if not torch.is_grad_enabled() or logits_bytes <= FORMED_BYTES:
         gradient_of = None
     float32_logits = float32_logits and is_narrow(weight_VE)
-    return _HeadLogProbs.apply(
+    log_probs, entropy, more, top_ids, top_log_probs = _HeadLogProbs.apply(
         hidden_AE,
         weight_VE,
         bias_V,
@@ -81,11 +146,25 @@ def head_log_probs(
         max_kept_bytes,
         gradient_of,
         float32_logits,
+        entropy_gradient,
+        more_AK,
+        top,
+    )
+    return HeadNumbers(
+        log_probs_A=log_probs,
+        entropy_A=entropy,
+        more_AK=more,
+        top_ids_AK=top_ids,
+        top_log_probs_AK=top_log_probs,
     )
 
 
 class _HeadLogProbs(torch.autograd.Function):
-    """d log p[y] / d logits = (onehot(y) - p) / temperature, so only p has to be kept."""
+    """Only p has to be kept for the backward pass.
+
+    d log p[y] / d logits = (onehot(y) - p) / temperature      for the target and for named ids
+    d H / d logits        = -p (log p + H) / temperature
+    """
 
     @staticmethod
     def forward(
@@ -98,11 +177,16 @@ class _HeadLogProbs(torch.autograd.Function):
         max_kept_bytes: int,
         gradient_of: GradientOf | None,
         float32_logits: bool,
-    ) -> tuple[Tensor, Tensor]:
+        entropy_gradient: bool,
+        more_ids: Tensor | None,
+        top: TopIds | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         kind = torch.promote_types(hidden.dtype, torch.float32)
         log_probs = torch.empty(len(target), dtype=kind, device=hidden.device)
         entropy = torch.empty_like(log_probs)
-        known = log_probs if float32_logits else None
+        more = MoreTokens.like(log_probs, more_ids, top)
+        known = log_probs if float32_logits or more_ids is not None else None
+        through = entropy if entropy_gradient else None
         needs_gradient = any(ctx.needs_input_grad)
         forms = gradient_of is not None and needs_gradient
         row_bytes = weight.shape[0] * weight.element_size() * (2 if float32_logits else 1)
@@ -111,8 +195,8 @@ class _HeadLogProbs(torch.autograd.Function):
             len(target), (FORMED_BYTES if forms else max_kept_bytes) // row_bytes
         )
         ctx.kept = ctx.sums = None
-        sums = _Sums(ctx, hidden, weight, bias) if forms else None
-        guess = torch.empty_like(log_probs) if forms else None
+        sums = HeadGradients(ctx, hidden, weight, bias) if forms else None
+        guess = _like(log_probs, entropy_gradient) if forms else None
         for start, end in ctx.chunks:
             part = slice(start, end)
             at = None if temperature is None else temperature[part]
@@ -124,28 +208,42 @@ class _HeadLogProbs(torch.autograd.Function):
                 at,
                 log_probs[part],
                 entropy[part],
+                more.part(part),
                 float32_logits=float32_logits,
             )
             if gradient_of is not None and sums is not None and guess is not None:
-                guess[part] = gradient_of(part, log_probs[part], entropy[part])
-                sums.add(part, probs, target[part], _over(guess[part], at), known)
+                guess[..., part] = gradient_of(part, log_probs[part], entropy[part])
+                sums.add(part, probs, target[part], _over(guess[..., part], at), known, through)
             elif needs_gradient and len(ctx.chunks) == 1:
                 ctx.kept = probs
             del probs
         ctx.sums = sums
-        ctx.save_for_backward(hidden, weight, bias, target, temperature, guess, known)
-        ctx.mark_non_differentiable(entropy)
-        return log_probs, entropy
+        ctx.save_for_backward(
+            hidden, weight, bias, target, temperature, guess, known, through,
+            more_ids, more.log_probs_AK,
+        )  # fmt: skip
+        fixed = [more.top_ids_AK, more.top_log_probs_AK]
+        fixed += [] if entropy_gradient else [entropy]
+        fixed += [more.log_probs_AK] if more_ids is None else []
+        ctx.mark_non_differentiable(*fixed)
+        return log_probs, entropy, more.log_probs_AK, more.top_ids_AK, more.top_log_probs_AK
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, target, temperature, guess, known = ctx.saved_tensors
-        sums: _Sums | None = ctx.sums
-        factor = None if guess is None else _common_factor(grads[0], guess)
+        hidden, weight, bias, target, temperature, guess, known, through, more_ids, more_known = (
+            ctx.saved_tensors
+        )
+        grad = grads[0] if through is None else torch.stack(grads[:2])
+        more = None
+        if more_ids is not None:
+            over = grads[2] if temperature is None else grads[2] / temperature[:, None]
+            more = MoreGradient(ids_AK=more_ids, log_probs_AK=more_known, grad_AK=over)
+        sums: HeadGradients | None = ctx.sums
+        factor = None if guess is None else _common_factor(grad, guess)
         if sums is not None and factor is not None:
             ctx.sums = None
-            return (*sums.result(factor), None, None, None, None, None)
-        sums = _Sums(ctx, hidden, weight, bias)
+            return (*sums.result(factor), *(None,) * 8)
+        sums = HeadGradients(ctx, hidden, weight, bias)
         for start, end in ctx.chunks:
             part = slice(start, end)
             at = None if temperature is None else temperature[part]
@@ -159,66 +257,14 @@ class _HeadLogProbs(torch.autograd.Function):
                     at,
                     float32_logits=ctx.float32_logits,
                 )
-            sums.add(part, probs, target[part], _over(grads[0][part], at), known)
+            sums.add(part, probs, target[part], _over(grad[..., part], at), known, through, more)
             del probs
-        return (*sums.result(1.0), None, None, None, None, None)
+        return (*sums.result(1.0), *(None,) * 8)
 
 
-class _Sums:
-    """Gradients of the inputs, summed over chunks; over several of them in float32."""
-
-    def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        self._hidden, self._weight, self._bias = hidden, weight, bias
-        self._wanted = ctx.needs_input_grad
-        self._single = len(ctx.chunks) == 1
-        self._for_hidden = torch.empty_like(hidden)
-        self._for_weight: Tensor | None = None
-        self._for_bias: Tensor | None = None
-        if not ctx.chunks:
-            # Padding: ranks in step expect a gradient of every weight, zero as it is.
-            self._for_weight = torch.zeros_like(weight)
-            self._for_bias = None if bias is None else torch.zeros_like(bias)
-
-    def add(
-        self, part: slice, probs: Tensor, target: Tensor, grad: Tensor, known: Tensor | None
-    ) -> None:
-        """One chunk; `probs` is used up. `known` are the log-probabilities of all tokens."""
-        log_probs = None if known is None else known[part]
-        grad_logits = _logit_gradient(probs, target, grad, log_probs)
-        torch.mm(grad_logits, self._weight, out=self._for_hidden[part])
-        if self._wanted[1]:
-            self._add_for_weight(grad_logits, self._hidden[part])
-        if self._bias is not None and self._wanted[2]:
-            self._for_bias = self._plus(self._for_bias, grad_logits.sum(0))
-
-    def _add_for_weight(self, grad_logits: Tensor, hidden: Tensor) -> None:
-        total = self._for_weight
-        if total is not None and total.dtype == hidden.dtype:
-            total.addmm_(grad_logits.t(), hidden)
-        else:
-            self._for_weight = self._plus(total, grad_logits.t() @ hidden)
-
-    def _plus(self, total: Tensor | None, part: Tensor) -> Tensor:
-        if total is not None:
-            return total.add_(part)
-        return part if self._single else part.to(torch.promote_types(part.dtype, torch.float32))
-
-    def result(self, factor: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Gradients of hidden states, weight and bias, times `factor`."""
-        found = (
-            (self._for_hidden, self._hidden),
-            (self._for_weight, self._weight),
-            (self._for_bias, self._bias),
-        )
-        scaled = [
-            None
-            if grad is None or of is None
-            else (grad if factor == 1.0 else grad.mul_(factor)).to(of.dtype)
-            for grad, of in found
-        ]
-        hidden, weight, bias = scaled
-        assert hidden is not None
-        return hidden, weight, bias
+def _like(log_probs: Tensor, entropy_gradient: bool) -> Tensor:
+    """Room for a gradient in log-probabilities, and in entropies where one flows through them."""
+    return log_probs.new_empty((2, len(log_probs)) if entropy_gradient else len(log_probs))
 
 
 def _over(grad: Tensor, temperature: Tensor | None) -> Tensor:
@@ -229,11 +275,11 @@ def _common_factor(grad: Tensor, guess: Tensor) -> float | None:
     """The number that makes `guess` into `grad`; None if there is none to rounding."""
     if torch.equal(grad, guess):
         return 1.0
-    size = float(guess.abs().max()) if len(guess) else 0.0
+    size = float(guess.abs().max()) if guess.numel() else 0.0
     if not 0.0 < size < float("inf"):
         return None
     at = int(guess.abs().argmax())
-    factor = float(grad[at]) / float(guess[at])
+    factor = float(grad.flatten()[at]) / float(guess.flatten()[at])
     rounding = 32 * torch.finfo(grad.dtype).eps
     close = (grad - guess * factor).abs() <= rounding * (guess * factor).abs()
     return factor if bool(close.all()) else None
@@ -253,10 +299,11 @@ def _probabilities(
     temperature: Tensor | None,
     log_probs: Tensor | None = None,
     entropy: Tensor | None = None,
+    more: MoreTokens | None = None,
     *,
     float32_logits: bool,
 ) -> Tensor:
-    """[A, V] softmax in the dtype of the weights; fills `log_probs` and `entropy` on the way."""
+    """[A, V] softmax in the dtype of the weights; fills log-probabilities and `entropy`."""
     rest: Tensor | None = None
     if float32_logits:
         logits, rest = float32_product(hidden, weight)
@@ -265,7 +312,7 @@ def _probabilities(
     kept = logits if logits.dtype == weight.dtype else torch.empty_like(logits, dtype=weight.dtype)
     rows, vocabulary = logits.shape
     kind = torch.promote_types(logits.dtype, torch.float32)
-    block = min(rows, _rows_of_block(logits.device, vocabulary * kind.itemsize))
+    block = min(rows, rows_of_block(logits.device, vocabulary * kind.itemsize))
     scratch = torch.empty(2, block, vocabulary, dtype=kind, device=logits.device)
     for start in range(0, rows, block):
         part = slice(start, min(start + block, rows))
@@ -284,28 +331,9 @@ def _probabilities(
         # The largest probability is 1 / sum exp(raw - max): no pass of its own for the log-sum-exp.
         log_sum = raw.amax(dim=1) - probs.amax(dim=1).log()
         log_probs[part] = raw.gather(1, target[part, None])[:, 0] - log_sum
+        if more is not None:
+            more.fill(part, raw, log_sum)
         # H = log_sum - sum p raw. An impossible token has p = 0, but 0 * -inf is a NaN.
         raw.clamp_(min=torch.finfo(kind).min).mul_(probs)
         entropy[part] = (log_sum - raw.sum(dim=1)).clamp_(min=0.0)
     return kept
-
-
-def _rows_of_block(device: torch.device, row_bytes: int) -> int:
-    """Tokens whose softmax runs at once: as many as a cache holds, or a kernel is worth."""
-    return _CPU_BLOCK if device.type == "cpu" else max(1, _GPU_BLOCK_BYTES // row_bytes)
-
-
-def _logit_gradient(
-    probs: Tensor, target: Tensor, grad: Tensor, log_probs: Tensor | None
-) -> Tensor:
-    """grad * (onehot(target) - p), written over `probs`; `log_probs` of the targets if exact."""
-    rows = torch.arange(len(target), device=target.device)
-    # The difference at the target is formed before rounding: p near 1 would lose it.
-    if log_probs is None:
-        left = 1.0 - probs[rows, target].to(grad.dtype)
-    else:
-        left = -torch.expm1(log_probs)
-    at_target = grad * left
-    probs *= -grad.to(probs.dtype)[:, None]
-    probs[rows, target] = at_target.to(probs.dtype)
-    return probs

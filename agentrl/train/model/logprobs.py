@@ -7,7 +7,7 @@ predict a token the loss looks at and no others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
 from agentrl.lm_head import has_float32_head
-from agentrl.train.model.head_logprobs import GradientOf, head_log_probs
+from agentrl.train.model.head_logprobs import GradientOf, head_numbers
 from agentrl.train.model.segments import Segments, path_ranges, starts
 from agentrl.train.model.stateful_layers import carries_state
 
@@ -30,12 +30,34 @@ class TokenLogProbs:
     """[R] Natural log-probability, at its temperature, of each token the loss looks at; 0
     elsewhere."""
     entropy_R: Tensor
-    """[R] Entropy in nats of the distribution the token was drawn from, without gradient; 0
-    elsewhere."""
+    """[R] Entropy in nats of the whole distribution, at the temperature of the token; 0 elsewhere.
+    With a gradient where `TensorBatch.entropy_gradient` asks for it."""
+    top_log_probs_RK: Tensor | None = None
+    """[R, K] Log-probabilities of `TensorBatch.more_AK`, with gradient, or else of the likeliest
+    tokens (`TensorBatch.top`), without; 0 elsewhere. None where neither was asked for."""
+    top_ids_RK: Tensor | None = None
+    """[R, K] int64 ids of the likeliest tokens; None where they were not asked for."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that there are, in the order of the fields."""
+        found = (self.log_probs_R, self.entropy_R, self.top_log_probs_RK, self.top_ids_RK)
+        return tuple(tensor for tensor in found if tensor is not None)
+
+
+def of_tensors(found: Sequence[Tensor]) -> TokenLogProbs:
+    """Put together again what `TokenLogProbs.tensors` gave."""
+    log_probs, entropy, *top = found
+    return TokenLogProbs(
+        log_probs_R=log_probs,
+        entropy_R=entropy,
+        top_log_probs_RK=top[0] if top else None,
+        top_ids_RK=top[1] if len(top) > 1 else None,
+    )
 
 
 LossOf = Callable[[TokenLogProbs], Tensor]
-"""From log-probabilities to a loss in which each token's share depends on its own alone."""
+"""From log-probabilities and entropies to a loss in which each token's share depends on its own
+alone."""
 
 
 def packed_log_probs(
@@ -59,7 +81,7 @@ def packed_log_probs(
         raise TrainError(
             f"{type(model).__name__} has no output embeddings, so no log-probabilities"
         )
-    log_probs_A, entropy_A = head_log_probs(
+    found = head_numbers(
         hidden_TE[batch.source_A],
         head.weight,
         batch.target_A,
@@ -67,16 +89,33 @@ def packed_log_probs(
         temperature_A=batch.temperature_A,
         gradient_of=None if loss_of is None else _gradient_of(loss_of, batch),
         float32_logits=has_float32_head(model),
+        entropy_gradient=batch.entropy_gradient,
+        more_AK=batch.more_AK,
+        top=batch.top,
     )
-    zeros_R = torch.zeros(len(batch.mask_R), dtype=log_probs_A.dtype, device=log_probs_A.device)
+    at, like = (batch.index_A,), found.log_probs_A
+    zeros_R = torch.zeros(len(batch.mask_R), dtype=like.dtype, device=like.device)
+    top = top_ids = None
+    if batch.more_AK is not None:
+        top = _rows_of_zeros(zeros_R, found.more_AK).index_put(at, found.more_AK)
+    elif batch.top is not None:
+        top = _rows_of_zeros(zeros_R, found.top_log_probs_AK).index_put(at, found.top_log_probs_AK)
+        top_ids = _rows_of_zeros(zeros_R, found.top_ids_AK).index_put(at, found.top_ids_AK)
     return TokenLogProbs(
-        log_probs_R=zeros_R.index_put((batch.index_A,), log_probs_A),
-        entropy_R=zeros_R.index_put((batch.index_A,), entropy_A),
+        log_probs_R=zeros_R.index_put(at, found.log_probs_A),
+        entropy_R=zeros_R.index_put(at, found.entropy_A),
+        top_log_probs_RK=top,
+        top_ids_RK=top_ids,
     )
+
+
+def _rows_of_zeros(zeros_R: Tensor, numbers_AK: Tensor) -> Tensor:
+    """[R, K] of the dtype of [A, K]."""
+    return zeros_R.new_zeros((len(zeros_R), numbers_AK.shape[1]), dtype=numbers_AK.dtype)
 
 
 def _gradient_of(loss_of: LossOf, batch: TensorBatch) -> GradientOf:
-    """The loss as the head wants it: from the log-probabilities of a part to their gradient."""
+    """The loss as the head wants it: from the numbers of a part to the gradient in them."""
     others_R = torch.where(batch.sampled_R & batch.mask_R, batch.rollout_log_probs_R, 0.0)
 
     def gradient(part: slice, log_probs: Tensor, entropy: Tensor) -> Tensor:
@@ -84,9 +123,13 @@ def _gradient_of(loss_of: LossOf, batch: TensorBatch) -> GradientOf:
         with torch.enable_grad():
             leaf_R = others_R.index_put((at,), log_probs.to(others_R.dtype)).requires_grad_()
             entropy_R = torch.zeros_like(others_R).index_put((at,), entropy.to(others_R.dtype))
+            entropy_R.requires_grad_(batch.entropy_gradient)
             loss = loss_of(TokenLogProbs(log_probs_R=leaf_R, entropy_R=entropy_R))
-            (found_R,) = torch.autograd.grad(loss, leaf_R)
-        return found_R[at]
+            if not batch.entropy_gradient:
+                (found_R,) = torch.autograd.grad(loss, leaf_R)
+                return found_R[at]
+            both = torch.autograd.grad(loss, (leaf_R, entropy_R), materialize_grads=True)
+            return torch.stack([found_R[at] for found_R in both])
 
     return gradient
 

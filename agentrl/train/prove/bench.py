@@ -13,6 +13,23 @@ from agentrl.train.prove.policies import Policies
 from agentrl.types import TrajectoryGroup
 
 WHOLE = Division(name="whole")
+LIKELIEST = 8
+"""Likeliest tokens of a teacher that a proof looks at; the formula has no other number in it."""
+
+
+def top_k_of(algorithm: AlgorithmSection) -> int:
+    """`algorithm.distill.top_k`; 0 without a teacher."""
+    return 0 if algorithm.distill is None else algorithm.distill.top_k
+
+
+def with_few_likeliest(algorithm: AlgorithmSection) -> AlgorithmSection:
+    """The algorithm with at most `LIKELIEST` of a teacher's tokens."""
+    if algorithm.distill is None:
+        return algorithm
+    distill = algorithm.distill.model_copy(
+        update={"top_k": min(algorithm.distill.top_k, LIKELIEST)}
+    )
+    return algorithm.model_copy(update={"distill": distill})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +83,9 @@ class Bench:
         )
 
     def on_policy(self, update: PackedBatch) -> UpdateOutcome:
-        """Evaluate an update at ratio 1 and without a KL penalty."""
-        free = self.algorithm.model_copy(update={"kl_coef": 0.0})
+        """Evaluate an update at ratio 1, without KL penalty, entropy bonus and teacher."""
+        without = {"kl_coef": 0.0, "entropy_coef": 0.0, "distill": None}
+        free = self.algorithm.model_copy(update=without)
         return evaluate(
             update, policies=self.policies, algorithm=free, needs=self.needs, on_policy=True
         )

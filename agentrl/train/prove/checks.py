@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError
 from agentrl.estimators import find_estimator
 from agentrl.finding import Status, any_failed
 from agentrl.train.losses import needs_of
-from agentrl.train.prove.bench import WHOLE, Bench
+from agentrl.train.prove.bench import WHOLE, Bench, top_k_of, with_few_likeliest
 from agentrl.train.prove.compare import (
     MOST_NAMED,
     ProofFinding,
@@ -82,8 +82,12 @@ def prove(
     model = exact_model(seed=seed)
     old = neighbour(model, seed=seed + 1, noise=0.02)
     ref = neighbour(model, seed=seed + 2, noise=0.05)
+    teacher = neighbour(model, seed=seed + 3, noise=0.1)
     groups = random_groups(old, seed=seed)
-    policies = model_policies(groups, model=model, old=old, ref=ref)
+    algorithm = with_few_likeliest(algorithm)
+    policies = model_policies(
+        groups, model=model, old=old, ref=ref, teacher=teacher, top_k=top_k_of(algorithm)
+    )
     bench = Bench(
         policies=policies,
         algorithm=algorithm,
@@ -167,7 +171,9 @@ def _slopes(
     middling = 2 * _smallest_budget(bench)
     clean = cache(lambda: _unpoisoned(table, middling))
     for name, value in (("NaN", float("nan")), ("1e4", 1e4)):
-        for field in ("rollout_log_probs", "advantages", "weights", "old", "ref"):
+        fields = ["rollout_log_probs", "advantages", "weights", "old", "ref"]
+        fields += [] if table.algorithm.distill is None else ["teacher"]
+        for field in fields:
             title = f"{name} in masked {field}"
             yield (
                 title,
@@ -253,7 +259,7 @@ def _unpoisoned(bench: Bench, micro_batch_tokens: int) -> _Clean:
 def _poison_check(bench: Bench, known: _Clean, name: str, field: str, value: float) -> ProofFinding:
     """The same bits, whatever stands where the loss does not look."""
     update, clean = known.update, known.outcome
-    if field in ("old", "ref"):
+    if field in ("old", "ref", "teacher"):
         dirty = bench.outcome(update, poison={field: value}, dtypes=False)
     else:
         rng = np.random.default_rng(0)

@@ -28,7 +28,7 @@ from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.losses import derive_metrics
-from agentrl.train.objective import FixedLogProbs, Objective, objective
+from agentrl.train.objective import FixedLogProbs, Objective, objective, with_wishes
 from agentrl.train.prove.policies import FixedName, Policies
 from agentrl.train.prove.precision import NarrowestDtype
 from agentrl.train.prove.rollouts import OLDEST_VERSION
@@ -122,7 +122,7 @@ def evaluate(
         needs: of the loss.
         ranks: see `Division`. Ranks with less to do compute padding.
         on_policy: sampler and old policy are the policy at hand.
-        poison: `old` and `ref` numbers where no loss looks.
+        poison: `old`, `ref` and `teacher` numbers where no loss looks.
         dtypes: look at what the loss computes in. Outcomes that are compared bit by bit need no
             tolerance.
     """
@@ -138,16 +138,19 @@ def evaluate(
             for param in parameters.values():
                 param.grad = None
             tensors = _tensors(micro, needs)
-            out = policies.now(tensors, micro)
-            out.log_probs_R.retain_grad()
-            if on_policy:
-                tensors = replace(tensors, rollout_log_probs_R=out.log_probs_R.detach())
-                fixed = FixedLogProbs(ref_R=out.log_probs_R.detach())
-            else:
+            fixed = FixedLogProbs()
+            if not on_policy:
                 fixed = _fixed(policies, tensors, micro, needs, poison or {})
                 if not algorithm.needs_reference:
                     # Training loads none then, and a loss that asks for it has to break here.
                     fixed = replace(fixed, ref_R=None)
+                if algorithm.distill is None:
+                    fixed = replace(fixed, teacher=None)
+            out = policies.now(with_wishes(tensors, fixed, algorithm), micro)
+            out.log_probs_R.retain_grad()
+            if on_policy:
+                tensors = replace(tensors, rollout_log_probs_R=out.log_probs_R.detach())
+                fixed = FixedLogProbs(ref_R=out.log_probs_R.detach())
             with narrowest if dtypes else nullcontext():
                 found = objective(
                     out,
@@ -237,7 +240,15 @@ def _fixed(
         known = policies.fixed(name, tensors, micro)
         return torch.where(visible, known, known.new_full((), poison.get(name, 0.0)))
 
-    return FixedLogProbs(old_R=of("old"), ref_R=of("ref"))
+    taught = policies.teacher(tensors, micro)
+    trained, value = torch.as_tensor(micro.mask_R), poison.get("teacher", 0.0)
+    sampled_R, log_probs_RK = taught.sampled_R, taught.log_probs_RK
+    taught = replace(
+        taught,
+        sampled_R=torch.where(trained, sampled_R, sampled_R.new_full((), value)),
+        log_probs_RK=torch.where(trained[:, None], log_probs_RK, sampled_R.new_full((), value)),
+    )
+    return FixedLogProbs(old_R=of("old"), ref_R=of("ref"), teacher=taught)
 
 
 def _numbers(policies: Policies, name: FixedName, micros: Iterable[MicroBatch]) -> RowNumbers:

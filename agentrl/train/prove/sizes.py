@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from agentrl.finding import Status
-from agentrl.train.prove.bench import WHOLE, Bench
+from agentrl.train.prove.bench import WHOLE, Bench, top_k_of
 from agentrl.train.prove.compare import ProofFinding, compared, failed, not_finite
 from agentrl.train.prove.direction import direction_check
 from agentrl.train.prove.evaluate import Division, UpdateOutcome
@@ -87,7 +87,7 @@ def size_checks(
 
 def _bench(small: Bench, groups: list[TrajectoryGroup], *, seed: int) -> Bench:
     return Bench(
-        policies=table_policies(groups, seed=seed),
+        policies=table_policies(groups, seed=seed, top_k=top_k_of(small.algorithm)),
         algorithm=small.algorithm,
         needs=small.needs,
         clip_shaped=small.clip_shaped,

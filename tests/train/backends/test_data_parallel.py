@@ -117,6 +117,7 @@ CASES = {
         {"old_log_probs": "decoupled", "kl_coef": 0.3, "kl_estimator": "k2"},
         {"epochs": 2, "minibatches": 2},
     ),
+    "entropy": ({"entropy_coef": 0.3}, {"minibatches": 2}),
     "idle-ranks": ({}, {"micro_batch_tokens": 10_000}),
 }
 

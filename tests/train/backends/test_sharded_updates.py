@@ -23,6 +23,7 @@ CASES = {
         {"epochs": 2, "minibatches": 2},
         {"tied": False},
     ),
+    "entropy": ({"entropy_coef": 0.3, "loss_agg_mode": "token-mean"}, {}, {}),
     "checkpointing": ({}, {"micro_batch_tokens": 10_000}, {"checkpointing": True}),
 }
 
@@ -67,14 +68,19 @@ def test_slices_make_the_update_of_one_process(crew, case, world_size):
         assert ours == pytest.approx(theirs, rel=1e-9)
 
 
+@pytest.mark.parametrize("case", ["plain", "entropy"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_makes_the_update_of_one_process(crew, kind):
+def test_every_kind_makes_the_update_of_one_process(crew, kind, case):
     """Fails if the averaging of the engine is not undone, if it is undone twice, and if gradients
     of all but the last micro-batch are lost."""
     needs(kind)
-    ranks, alone = compared(crew, kind, "plain", torch.float32)
-    assert max(gradient_errors(ranks[0], alone)) < 1e-6
-    assert relative_error(ranks[0]["weights"], alone["weights"]) < 1e-6
+    ranks, alone = compared(crew, kind, case, torch.float32)
+    errors = gradient_errors(ranks[0], alone)
+    # AdamW moves a weight of nearly no gradient by what is left of it after rounding.
+    later = 1e-6 if case == "plain" else 1e-4
+    assert errors[0] < 1e-6
+    assert max(errors) < later
+    assert relative_error(ranks[0]["weights"], alone["weights"]) < later
     for ours, theirs in zip(ranks[0]["metrics"], alone["metrics"], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-7)
 

@@ -15,8 +15,9 @@ from agentrl.config.presets import PRESETS
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
 from agentrl.finding import Status
-from agentrl.train import losses
+from agentrl.train import losses, objective
 from agentrl.train.losses import LossInputs, TokenLosses, policy_loss
+from agentrl.train.losses.penalty import entropy_loss
 from agentrl.train.prove import ProbeSizes, Proof, prove
 
 MASKS = ("response_mask", "observation_mask")
@@ -47,6 +48,8 @@ ASSEMBLIES = {
     **{kl: {"preset": "grpo", "kl_coef": 0.1, "kl_estimator": kl} for kl in ("k2", "k3", "k3+")},
     "kl-reward": {"preset": "reinforce++", "kl_coef": 0.1},
     "ppo-kl": {"preset": "ppo", "kl_coef": 0.1, "gamma": 0.9},
+    "entropy": {"entropy_coef": 0.3},
+    "gspo-entropy-kl": {"preset": "gspo", "entropy_coef": 0.3, "kl_coef": 0.1},
     "to-go": {"preset": "rloo", "turn_rewards": "return_to_go"},
 }  # fmt: skip
 
@@ -116,6 +119,39 @@ def test_a_local_denominator_fails_and_is_located(name):
     assert "shared prefixes" not in broken
     where = broken["smallest micro-batches"]
     assert re.search(r"of \d+ tokens, \d+ micro-batches: g\d/\d at \d+ \(.* instead of", where)
+
+
+def test_a_local_denominator_of_the_entropy_fails(monkeypatch):
+    def local(entropy_R, *, weights_R, mask_R, entropy_coef):
+        own = mask_R.sum().clamp(min=1)
+        return entropy_loss(
+            entropy_R,
+            weights_R=torch.ones_like(weights_R) / own,
+            mask_R=mask_R,
+            entropy_coef=entropy_coef,
+        )
+
+    monkeypatch.setattr(objective, "entropy_loss", local)
+    found = proof(entropy_coef=0.3, loss_agg_mode="token-mean")
+    broken = failures(found)
+    assert not found.passed
+    assert {"smallest micro-batches", "2 ranks", "another order"} <= set(broken)
+    assert any(name.startswith("micro-batches to") for name in broken)
+
+
+def test_an_entropy_that_looks_at_masked_tokens_fails(monkeypatch):
+    def unmasked(entropy_R, *, weights_R, mask_R, entropy_coef):
+        return entropy_loss(
+            entropy_R,
+            weights_R=weights_R,
+            mask_R=torch.ones_like(mask_R),
+            entropy_coef=entropy_coef,
+        )
+
+    monkeypatch.setattr(objective, "entropy_loss", unmasked)
+    assert {"NaN in masked weights", "1e4 in masked weights"} <= set(
+        failures(proof(entropy_coef=0.3, policy_loss="prove_world_model"))
+    )
 
 
 @policy_loss("prove_scaled_twice", masks=("final_response_mask",))

@@ -1,0 +1,1 @@
+"""Teachers of a run: checked before it, opened for its trainer, and given their hints."""

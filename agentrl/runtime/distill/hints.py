@@ -1,0 +1,150 @@
+"""Prompts with a hint, for a run whose teacher is the policy itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agentrl.batch.records import IntArray, RowKey
+from agentrl.chat import ChatFormat, build_chat
+from agentrl.chat.hint import prompt_ends, with_hint
+from agentrl.config import RunConfig
+from agentrl.config.distill import HintTeacher, hint_columns
+from agentrl.data import load_tasks
+from agentrl.errors import ConfigError, DataError
+from agentrl.runtime.assembly.parts import model_source
+from agentrl.types import Task, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from agentrl.batch import StepBatch
+    from agentrl.train.distill.records import TeacherPrompts
+
+_KEY = "algorithm.distill.teacher.hint"
+
+
+def hint_section(config: RunConfig) -> HintTeacher | None:
+    """The section of a teacher with a hint; None where the run has no such teacher."""
+    distill = config.algorithm.distill
+    if distill is None or config.train.steps == 0:
+        return None
+    return distill.teacher if isinstance(distill.teacher, HintTeacher) else None
+
+
+def hint_text(hint: str, task: Task) -> str:
+    """The hint of one task.
+
+    Example:
+        >>> hint_text("It is {label}.", Task(id="1", prompt="2 + 2?", label=4))
+        'It is 4.'
+
+    Raises:
+        DataError: the task lacks a column that the hint names, or has nothing there.
+    """
+    columns = {"label": task.label, **task.metadata}
+    for name in hint_columns(hint):
+        if columns.get(name) in (None, ""):
+            got = "nothing" if name in columns else "no such column"
+            raise DataError(
+                f"{_KEY} names {name!r}, but task {task.id} has {got} there; its columns are "
+                f"{', '.join(sorted(columns))}: name one that every task has, or leave the task out"
+            )
+    return hint.format(**{name: columns[name] for name in hint_columns(hint)})
+
+
+def check_hints(section: HintTeacher, tasks: Iterable[Task]) -> int:
+    """Fill the hint in for every task, so that none is found lacking in the middle of a run.
+
+    Returns:
+        Characters of the longest one.
+
+    Raises:
+        DataError: as `hint_text`.
+    """
+    return max((len(hint_text(section.hint, task)) for task in tasks), default=0)
+
+
+class HintedPrompts:
+    """Puts hints into the prompts of trained rows."""
+
+    def __init__(self, section: HintTeacher, chat: ChatFormat, tasks: Iterable[Task]) -> None:
+        """Take the tasks; hints are made when a row asks for one.
+
+        Args:
+            section: the hint.
+            chat: format of the policy's prompts.
+            tasks: those that rows may be of.
+
+        Raises:
+            ConfigError: a chat format that messages cannot be added to.
+        """
+        self._chat, self._hint = chat, section.hint
+        self._tasks = {task.id: task for task in tasks}
+        if not prompt_ends(chat):
+            raise ConfigError(
+                f"{_KEY} cannot be put into messages of the chat format {chat.name!r}, which "
+                "quotes them; take a teacher of kind checkpoint or served"
+            )
+
+    def added_to(self, batch: StepBatch, groups: Sequence[TrajectoryGroup]) -> StepBatch:
+        """The batch with a prompt for every row that an update computes.
+
+        Args:
+            batch: of the step.
+            groups: its rollouts.
+
+        Raises:
+            DataError: a row of a task that is not among those of the run, or as `hint_text`.
+            ChatError: a prompt that a hint cannot be put into.
+        """
+        wanted = {
+            key for update in batch.updates for micro in update.micro_batches for key in micro.rows
+        }
+        return replace(batch, teacher_prompts=self._of(wanted, groups))
+
+    def _of(self, wanted: set[RowKey], groups: Sequence[TrajectoryGroup]) -> TeacherPrompts:
+        known: dict[tuple[str, tuple[int, ...]], IntArray] = {}
+        prompts: dict[RowKey, IntArray] = {}
+        for row in (row for group in groups for row in group.trajectories):
+            key = RowKey(group_id=row.group_id, rollout_id=row.rollout_id, row_index=row.row_index)
+            if key not in wanted:
+                continue
+            task = self._tasks.get(row.task_id)
+            if task is None:
+                raise DataError(
+                    f"row {key} is of task {row.task_id}, which is not among the "
+                    f"{len(self._tasks)} tasks of the dataset, so it has no hint"
+                )
+            place = (row.task_id, row.prompt_ids)
+            if place not in known:
+                ids = with_hint(self._chat, row.prompt_ids, hint_text(self._hint, task))
+                known[place] = np.array(ids, dtype=np.int64)
+            prompts[key] = known[place]
+        return prompts
+
+
+def open_hints(config: RunConfig, *, base: Path) -> HintedPrompts | None:
+    """What puts hints into prompts; None where the run has no such teacher.
+
+    Args:
+        config: of the run.
+        base: folder that relative paths start from.
+
+    Raises:
+        ConfigError, DataError: as `HintedPrompts`, or tasks that cannot be read.
+    """
+    from agentrl.train.model.pretrained import load_tokenizer
+
+    section = hint_section(config)
+    if section is None:
+        return None
+    # Pass rates that were measured later would leave out other tasks than the run began with.
+    everything = config.dataset.model_copy(update={"difficulty": None})
+    source = model_source(config.model)
+    tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
+    return HintedPrompts(
+        section, build_chat(tokenizer, config.chat), load_tasks(everything, base=base)
+    )
