@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from agentrl.config.base import FiniteSection, Section
 from agentrl.config.presets import Bounds
+from agentrl.errors import choices
 
 LengthUnit = Literal["response", "sampled"]
 """Tokens that a length counts: all of the response, or those of the policy."""
@@ -71,6 +72,34 @@ class RewardModelSection(FiniteSection):
         return self
 
 
+class RefreshSection(FiniteSection):
+    """Refreshing a reward model during a synchronous run, on its newest rollouts."""
+
+    model: str | None = None
+    """Name in `models`; needed where there are several."""
+    every_steps: int = Field(default=0, ge=0)
+    """Refresh after every so many steps, before the rollouts of the next one; 0 never."""
+    pairs: int = Field(default=512, ge=2)
+    """Most new pairs of a refresh, of the newest rollouts first."""
+    labeller: str | None = None
+    """Says which of two rollouts is better: `verifier` (the environment's own reward), `human`
+    (files in `refresh/queue/` of the run directory), or the import string of a function
+    `(task, a, b) -> P(a better)`, plain or async, as `agentrl.judges:pair_labeller`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """More keyword arguments of that function."""
+    old_pairs: str | None = None
+    """Source of old pairs, which are mixed with the new ones 1 : 1; None takes those of the fit
+    that made the model, and `none` takes none."""
+    held_out: float = Field(default=0.2, gt=0, lt=1)
+    """Share of the tasks of which pairs are never trained on, and measure both models."""
+    steps: int = Field(default=20, ge=1)
+    """Optimizer steps from the present model."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Learning rate of these steps."""
+    guard: float = Field(default=0.02, ge=0, le=1)
+    """The new model is taken unless its accuracy on held-out pairs is lower by more than this."""
+
+
 class OverlongSection(Section):
     """DAPO's penalty for responses near the end of their budget; a number alone is `buffer_len`."""
 
@@ -132,6 +161,8 @@ class RewardSection(Section):
     """Name to function; their weighted values are added to the environment's reward."""
     models: dict[str, RewardModelSection] = Field(default_factory=dict)
     """Name to reward model; their weighted values are added as those of functions are."""
+    refresh: RefreshSection | None = None
+    """Training one of `models` further while the run goes on; None never does."""
     env_weight: float = Field(default=1.0, allow_inf_nan=False)
     """Factor of the environment's own reward; 0 leaves only `functions` and `models`."""
     overlong: OverlongSection | None = None
@@ -160,6 +191,45 @@ class RewardSection(Section):
             raise ValueError(
                 f"models and functions both have a {twice[0]!r}, and a part of the reward has one "
                 "name; rename one of them"
+            )
+        return self
+
+    @property
+    def refreshed(self) -> str | None:
+        """Name of the reward model that is refreshed; None where none is."""
+        if self.refresh is None or not self.refresh.every_steps:
+            return None
+        return self.refresh.model or next(iter(self.models))
+
+    @model_validator(mode="after")
+    def _one_model_is_refreshed(self) -> RewardSection:
+        section, names = self.refresh, sorted(self.models)
+        if section is None:
+            return self
+        if section.model is not None and section.model not in names:
+            raise ValueError(f"refresh.model: {choices(section.model, names)}")
+        if not section.every_steps:
+            return self
+        if not names:
+            raise ValueError(
+                f"refresh.every_steps is {section.every_steps}, but models is empty: there is "
+                "nothing to refresh; add a reward model, or set every_steps: 0"
+            )
+        if section.model is None and len(names) > 1:
+            raise ValueError(
+                f"refresh.model is not set, but models has {len(names)}: {', '.join(names)}; name "
+                "the one that is refreshed"
+            )
+        name = section.model or names[0]
+        if len(self.models[name].path) > 1:
+            raise ValueError(
+                f"refresh.model is {name!r}, an ensemble of {len(self.models[name].path)}, and "
+                "only a single model can be refreshed; give it one path, or set every_steps: 0"
+            )
+        if section.labeller is None:
+            raise ValueError(
+                "refresh.labeller is not set; expected 'verifier', 'human' or the import string of "
+                "a function (task, a, b) -> P(a better), as agentrl.judges:pair_labeller"
             )
         return self
 

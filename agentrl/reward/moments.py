@@ -33,6 +33,8 @@ class RunningMoments:
     """Their mean; 0 before the first."""
     squares: float = 0.0
     """Sum of (number - mean)^2."""
+    rm_version: int = 0
+    """Version of the refreshed reward model that paid them; another one begins them anew."""
 
     def after(self, values: Iterable[float]) -> RunningMoments:
         """With more numbers (Chan, Golub, LeVeque 1983, eq. 2.1).
@@ -55,7 +57,12 @@ class RunningMoments:
             count=total,
             mean=self.mean + apart * added / total,
             squares=self.squares + squares + apart * apart * self.count * added / total,
+            rm_version=self.rm_version,
         )
+
+    def of_version(self, rm_version: int) -> RunningMoments:
+        """The same if this version of the reward model paid them; else empty, of that version."""
+        return self if rm_version == self.rm_version else RunningMoments(rm_version=rm_version)
 
     @property
     def std(self) -> float:
@@ -82,6 +89,7 @@ class RunningMoments:
                 count=int(document["count"]),
                 mean=float(document["mean"]),
                 squares=float(document["squares"]),
+                rm_version=int(document.get("rm_version", 0)),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(

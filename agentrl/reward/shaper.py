@@ -10,7 +10,8 @@ rewards, which would move mean and deviation for the rest of the run.
 
 The groups that go in are those that are stored; the shaped ones are only trained on. So a replay
 from the store shapes the very same numbers again, and needs nothing but the running statistics of
-the steps before it, which every checkpoint holds.
+the steps before it, which every checkpoint holds. They begin anew with the first rollouts that a
+refreshed reward model paid (`reward.refresh`), whose `reward_parts` say its version.
 
 Invariants: `score`, ids and masks are never changed; a rollout that cannot be trusted is passed on
 as it is and enters no statistic; what multiplies the reward of a rollout multiplies those of its
@@ -32,6 +33,7 @@ from agentrl.metrics.bag import MetricBag
 from agentrl.reward.filtering import why_filtered
 from agentrl.reward.moments import RunningMoments
 from agentrl.reward.penalties import clipped, length_of, misses_eos, overlong, stop_properly
+from agentrl.reward.rm_version import rm_version
 from agentrl.types import Trajectory, TrajectoryGroup, Turn
 
 logger = logging.getLogger(__name__)
@@ -95,6 +97,8 @@ class RewardShaper:
             if _trusted(rows[0])
         }
         self._clip("clip_raw", self._section.clip_raw, shaped.values(), bag)
+        versions = (rm_version(item.rows[0]) for item in shaped.values())
+        self.moments = self.moments.of_version(max([self.moments.rm_version, *versions]))
         self.moments = self.moments.after(item.reward for item in shaped.values())
         if self._section.normalize:
             for item in shaped.values():

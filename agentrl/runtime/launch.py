@@ -28,6 +28,8 @@ from agentrl.runtime.disk.logs import log_to
 from agentrl.runtime.disk.rollback import RollBack, begin_rollback, finish_rollbacks
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.disk.run_name import holds_a_run, run_path
+from agentrl.runtime.distill.hints import check_hints, hint_section
+from agentrl.runtime.distill.teacher import ask_server, check_teacher
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, make_run, runs_ahead
 from agentrl.runtime.health.rules import check_health
 from agentrl.runtime.heap import frozen_heap
@@ -35,6 +37,8 @@ from agentrl.runtime.open_stages import open_stages
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.rank_restarts import RankLost, RankRestarts
 from agentrl.runtime.records import Parts, RunResult
+from agentrl.runtime.refresh.checks import check_refresh
+from agentrl.runtime.refresh.reward_refresh import make_refresh
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.sync import find_transfer
 
@@ -68,7 +72,10 @@ async def train(
         datasets = dataset_sections(config.dataset, config.eval.datasets)
         chosen = read_chosen(run_dir.chosen_file, datasets) if run_dir else None
         tasks = load_task_sets(config.dataset, config.eval.datasets, base=base, chosen=chosen)
+        if (hint := hint_section(config)) is not None:
+            check_hints(hint, tasks.train)
         await require_fleet(config)
+        await ask_server(config)
         directory = run_dir or RunDir.create(config, base=base)
         try:
             config = directory.resolve_model(config)
@@ -109,6 +116,8 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     make_env_factory(config.env, base=base)
     load_reward_functions(config.reward, base=base, timeout_s=config.rollout.env_timeout_s)
     check_reward_models(config, base=base)
+    check_refresh(config, base=base)
+    check_teacher(config, base=base)
 
 
 def open_run(config: RunConfig, *, base: Path) -> RunDir | None:
@@ -205,6 +214,12 @@ async def _run_from_disk(
             )
             for doubt in doubts(config, base=base):
                 progress.note(doubt)
+            refresh = make_refresh(
+                config, directory.path, base, tasks.train, store, opened.stages, progress, stop
+            )
+            if refresh is not None:
+                saved = point.checkpoint.state.rm_version if point.checkpoint else 0
+                await stop.guard(refresh.restore(saved))
             parts = Parts(
                 stages=opened.stages,
                 cursor=point.cursor,
@@ -213,6 +228,7 @@ async def _run_from_disk(
                 store=store,
                 metrics=metrics,
                 in_flight=in_flight(config),
+                refresh=refresh,
             )
             run = make_run(
                 config, directory, parts, history=point.history, progress=progress, stop=stop

@@ -103,6 +103,7 @@ async def open_stages(
                 engines=engines,
                 learner=learner,
                 stop_token_ids=policy.chat.stop_token_ids,
+                reward_models=policy.reward_models,
             )
             model = f"{policy.model}; sampled by {policy.engines.text}"
             backend = section_backend(config.serving, config.sync, device=config.model.device)

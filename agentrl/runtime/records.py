@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.health.rules import Rule, RuleAction, Streak
 from agentrl.runtime.disk.rollback import Rollbacks
+from agentrl.runtime.reward_versions import RewardRefresher
 from agentrl.runtime.scoring.evaluate import Comparison
 from agentrl.runtime.stages import Stages
 from agentrl.types import Task
@@ -96,6 +97,8 @@ class Parts:
     """Log of all metrics."""
     in_flight: int
     """Most rollouts at once."""
+    refresh: RewardRefresher | None = None
+    """Keeps a reward model up to date; None where none is refreshed."""
 
 
 @dataclass(slots=True, kw_only=True)

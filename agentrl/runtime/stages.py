@@ -20,6 +20,7 @@ from typing import Protocol
 from agentrl.batch.ledger import spent_before
 from agentrl.metrics import MetricBag
 from agentrl.runtime.engine_wait import Guard
+from agentrl.runtime.reward_versions import RewardModelUsers
 from agentrl.serving.records import EngineStats
 from agentrl.types import (
     TERMINATION_RULES,
@@ -287,3 +288,5 @@ class Stages:
     """Trains the policy."""
     stop_token_ids: tuple[int, ...] = field(default=())
     """Ends an assistant turn."""
+    reward_models: RewardModelUsers | None = None
+    """Score rollouts with `reward.models`; None where nothing can be told to them."""

@@ -64,3 +64,12 @@ def test_what_is_no_number_is_refused() -> None:
         RunningMoments().after([1.0, float("nan")])
     with pytest.raises(DataError, match="cannot be read"):
         RunningMoments.parse('{"count": 1}')
+
+
+def test_statistics_of_one_version_go_on_and_others_begin() -> None:
+    moments = RunningMoments().of_version(2).after([1.0, 3.0])
+    assert moments.of_version(2) is moments
+    assert moments.of_version(3) == RunningMoments(rm_version=3)
+    assert RunningMoments.parse(moments.dump()) == moments
+    # Those of a checkpoint that knows no versions.
+    assert RunningMoments.parse('{"count": 1, "mean": 2.0, "squares": 0.0}').rm_version == 0

@@ -307,3 +307,31 @@ def test_parts_are_metrics_and_a_broken_one_costs_itself() -> None:
     bag = shaper().shape([group_of(*rows)]).metrics.result()
     assert bag["rewards/tests/mean"] == 0.5
     assert "rewards/odd/mean" not in bag
+
+
+def group_of_version(version: float, *values: float) -> TrajectoryGroup:
+    parts = {"rm": 0.0, "rm/rm_version": version}
+    return group_of(*(rollout(f"r{i}", v, reward_parts=parts) for i, v in enumerate(values)))
+
+
+def test_statistics_begin_anew_with_another_version_of_the_reward_model(tmp_path: Path) -> None:
+    """Fails if rewards of two versions are normalised together, or if a resume forgets which one
+    the statistics are of."""
+    own = shaper(normalize=True)
+    own.shape([group_of_version(0.0, 50.0, 60.0)])
+    own.shape([group_of_version(0.0, 70.0)])
+    assert (own.moments.count, own.moments.mean) == (3, 60.0)
+    before = own.moments
+    got = own.shape_ahead([group_of_version(1.0, 1.0, 2.0, 3.0)])
+    assert list(rewards(got.groups).values()) == [-1.0, 0.0, 1.0]
+    assert own.moments == before
+    own.shape([group_of_version(1.0, 1.0, 2.0, 3.0)])
+    assert (own.moments.count, own.moments.mean, own.moments.rm_version) == (3, 2.0, 1)
+    own.save(tmp_path)
+    again = shaper(normalize=True)
+    again.load(tmp_path)
+    again.shape([group_of_version(1.0, 6.0)])
+    assert (again.moments.count, again.moments.mean) == (4, 3.0)
+    # Rollouts without a part, as of a run that refreshes nothing, change nothing.
+    again.shape([group_with(8.0)])
+    assert (again.moments.count, again.moments.rm_version) == (5, 1)

@@ -8,11 +8,14 @@ from agentrl.config import RunConfig
 from agentrl.finding import Finding, warn
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.runtime.assembly.reward_models import check_reward_models
+from agentrl.runtime.refresh.checks import check_refresh
 
 
 async def reward_models(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
     """Check reward models without loading them: paths, scales, lengths and vocabularies."""
     lines = check_reward_models(config, base=base, tokenizer=found.tokenizer)
+    if (refresh := check_refresh(config, base=base)) is not None:
+        lines.append(refresh)
     reward = config.reward
     if reward.normalize or reward.clip is not None or reward.clip_raw is not None:
         return "; ".join(lines)

@@ -28,12 +28,12 @@ from agentrl.runtime.assembly.parts import (
     open_sandboxes,
     served_source,
 )
-from agentrl.runtime.assembly.reward_models import open_reward_models
+from agentrl.runtime.assembly.reward_models import OpenRewardModels, open_reward_models
 from agentrl.runtime.assembly.tools import open_tools
+from agentrl.runtime.reward_versions import RewardModelUsers
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
-    from agentrl.reward.target import RewardTarget
     from agentrl.runtime.children.stages import ChildRollouts, EngineNews
     from agentrl.sandbox import SandboxBackend
     from agentrl.tool import Tool
@@ -56,6 +56,8 @@ class Policy:
     """Format that turns messages into ids."""
     sandbox_text: str
     """Backend and how strong it is."""
+    reward_models: RewardModelUsers
+    """Processes that score its rollouts."""
     news: EngineNews | None = None
     """The way to workers in child processes; None where there are none."""
 
@@ -130,6 +132,7 @@ async def open_policy(
             rollouts=opened.rollouts,
             chat=build_chat(tokenizer, config.chat),
             sandbox_text=opened.sandbox_text,
+            reward_models=opened.reward_models,
             news=opened.news,
         )
 
@@ -140,6 +143,7 @@ class _OpenRollouts:
 
     rollouts: LocalRollouts | ChildRollouts
     sandbox_text: str
+    reward_models: RewardModelUsers
     news: EngineNews | None = None
 
 
@@ -156,7 +160,7 @@ class _Environment:
         config: RunConfig,
         engines: OpenEngines,
         tokenizer: Any,
-        reward_models: Sequence[RewardTarget],
+        reward_models: OpenRewardModels,
         *,
         base: Path,
     ) -> _OpenRollouts:
@@ -168,10 +172,10 @@ class _Environment:
             sandboxes=self.sandboxes,
             tools=self.tools,
             base=base,
-            reward_models=reward_models,
+            reward_models=reward_models.targets,
         )
         rollouts = LocalRollouts(worker, cancelled=lambda: worker.cancelled)
-        return _OpenRollouts(rollouts=rollouts, sandbox_text=self.text)
+        return _OpenRollouts(rollouts=rollouts, sandbox_text=self.text, reward_models=reward_models)
 
 
 async def _open_environment(
@@ -196,7 +200,10 @@ async def _open_children(
         config, base=base, logs=logs, engines=engines, source=source, version=version
     ) as opened:
         yield _OpenRollouts(
-            rollouts=opened.rollouts, sandbox_text=opened.report.sandbox_text, news=opened.news
+            rollouts=opened.rollouts,
+            sandbox_text=opened.report.sandbox_text,
+            reward_models=opened.workers,
+            news=opened.news,
         )
 
 

@@ -7,7 +7,7 @@ Every process that runs rollouts has a copy of its own: this one, each of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,50 @@ from agentrl.reward.scale import RewardScale
 from agentrl.reward.target import ENV_PART, RewardTarget
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
+from agentrl.runtime.reward_versions import UsedRewardModel
 
 if TYPE_CHECKING:
-    from agentrl.train.reward_models.rollout_rewards import RolloutRewards
+    from agentrl.train.reward_models.rollout_rewards import RewardMember, RolloutRewards
+
+
+class OpenRewardModels:
+    """The reward models of a config, loaded in this process."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        loaded: Mapping[str, RolloutRewards],
+        *,
+        base: Path,
+    ) -> None:
+        """Keep the models that were loaded.
+
+        Args:
+            config: of the run.
+            loaded: by their names in `reward.models`.
+            base: folder that relative paths start from.
+        """
+        self._config, self._loaded, self._base = config, loaded, base
+        self.targets = tuple(
+            RewardTarget(
+                name=name,
+                target=", ".join(item.path),
+                weight=item.weight,
+                call=loaded[name].value,
+                args={},
+                wants_rows=False,
+                of_group=False,
+            )
+            for name, item in config.reward.models.items()
+        )
+        """Functions of finished rollouts, one for each model."""
+
+    async def use_reward_model(self, used: UsedRewardModel) -> None:
+        """`use_reward_model` as in `RewardModelUsers.use_reward_model`."""
+        item = self._config.reward.models[used.name].model_copy(update={"path": (used.path,)})
+        key = f"version {used.version} of reward.models.{used.name}"
+        members = await run_computing(_members, key, item, base=self._base)
+        await self._loaded[used.name].replace(members, used.version)
 
 
 def check_reward_models(config: RunConfig, *, base: Path, tokenizer: Any = None) -> list[str]:
@@ -49,7 +90,9 @@ def check_reward_models(config: RunConfig, *, base: Path, tokenizer: Any = None)
 def reward_model_bytes(config: RunConfig, *, base: Path) -> int:
     """Bytes of the weights of all reward models in one process, as their files say; hub names 0."""
     folders = [
-        Path(_source(path, base)) for item in config.reward.models.values() for path in item.path
+        Path(reward_model_source(path, base))
+        for item in config.reward.models.values()
+        for path in item.path
     ]
     return sum(file.stat().st_size for each in folders for file in each.glob("*.safetensors"))
 
@@ -57,7 +100,7 @@ def reward_model_bytes(config: RunConfig, *, base: Path) -> int:
 @contextlib.asynccontextmanager
 async def open_reward_models(
     config: RunConfig, *, base: Path, tokenizer: Any
-) -> AsyncIterator[tuple[RewardTarget, ...]]:
+) -> AsyncIterator[OpenRewardModels]:
     """Load the reward models of a config as functions of finished rollouts.
 
     Args:
@@ -68,42 +111,47 @@ async def open_reward_models(
     Raises:
         ConfigError: as `check_reward_models`, or a model that cannot be loaded.
     """
-    targets: list[RewardTarget] = []
+    loaded: dict[str, RolloutRewards] = {}
     async with contextlib.AsyncExitStack() as stack:
         if config.reward.models:
             check_reward_models(config, base=base, tokenizer=tokenizer)
         for name, item in config.reward.models.items():
-            rewards = await run_computing(_load, f"reward.models.{name}", item, base=base)
+            version = 0 if name == config.reward.refreshed else None
+            key = f"reward.models.{name}"
+            rewards = await run_computing(_load, key, item, base=base, version=version)
             stack.push_async_callback(rewards.queue.close)
-            targets.append(
-                RewardTarget(
-                    name=name,
-                    target=", ".join(item.path),
-                    weight=item.weight,
-                    call=rewards.value,
-                    args={},
-                    wants_rows=False,
-                    of_group=False,
-                )
-            )
-        yield tuple(targets)
+            loaded[name] = rewards
+        yield OpenRewardModels(config, loaded, base=base)
 
 
-def _load(key: str, item: RewardModelSection, *, base: Path) -> RolloutRewards:
-    from agentrl.train.reward_models.rollout_rewards import RewardMember, RolloutRewards
+def _load(key: str, item: RewardModelSection, *, base: Path, version: int | None) -> RolloutRewards:
+    from agentrl.train.reward_models.rollout_rewards import RolloutRewards
+
+    members = _members(key, item, base=base)
+    with _named(key):
+        return RolloutRewards(
+            members,
+            disagreement=item.disagreement,
+            uncertainty=item.uncertainty,
+            version=version,
+        )
+
+
+def _members(key: str, item: RewardModelSection, *, base: Path) -> list[RewardMember]:
+    from agentrl.train.reward_models.rollout_rewards import RewardMember
     from agentrl.train.score_model import load_score_model
 
     quiet_transformers()
     with _named(key):
-        members = [
+        return [
             RewardMember(
                 path=path,
                 model=load_score_model(source, device=item.device, batch_tokens=item.batch_tokens),
                 scale=_scale(item, source),
             )
-            for path, source in ((path, _source(path, base)) for path in item.path)
+            for path in item.path
+            for source in (reward_model_source(path, base),)
         ]
-        return RolloutRewards(members, disagreement=item.disagreement, uncertainty=item.uncertainty)
 
 
 def _check(
@@ -123,7 +171,7 @@ def _check(
     with _named(key):
         pick_device(item.device)
         for path in item.path:
-            source = _source(path, base)
+            source = reward_model_source(path, base)
             head = reward_head(source)
             _scale(item, source)
             if item.uncertainty and head.outputs == 1:
@@ -154,7 +202,7 @@ def _check_vocabulary(ours: dict[str, int], theirs: dict[str, int], path: str) -
             )
 
 
-def _source(path: str, base: Path) -> str:
+def reward_model_source(path: str, base: Path) -> str:
     """The checkpoint folder or hub name; a run stands for its latest checkpoint."""
     folder = base / Path(path).expanduser()
     return resolve_model_path(str(folder)) if folder.is_dir() else path

@@ -20,12 +20,14 @@ from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all
 from agentrl.runtime.assembly.engines import engine_wait_s, make_client
 from agentrl.runtime.disk.logs import quiet_transformers
 from agentrl.runtime.heap import frozen_heap
+from agentrl.runtime.reward_versions import UsedRewardModel
 from agentrl.runtime.stages import GroupReport, report_of
 from agentrl.serving.records import EngineStats
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentrl.rollout import RolloutWorker
+    from agentrl.runtime.assembly.reward_models import OpenRewardModels
     from agentrl.serving import TokenClient
 
 ENDED_KEPT = 256
@@ -48,6 +50,7 @@ class RolloutHost:
 
     _client: TokenClient
     _worker: RolloutWorker
+    _models: OpenRewardModels
 
     def __init__(self, config: RunConfig, *, base: Path, index: int, sharers: int) -> None:
         """Keep the settings; nothing is opened yet.
@@ -107,8 +110,9 @@ class RolloutHost:
             sandboxes=sandboxes,
             tools=tools,
             base=base,
-            reward_models=models,
+            reward_models=models.targets,
         )
+        self._models = models
         stack.enter_context(frozen_heap())
         return HostReport(
             sandbox_text=f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)",
@@ -172,6 +176,14 @@ class RolloutHost:
     async def hold_turns(self, held: bool) -> None:
         """Stop the clocks of turns while the driver has paused the engines, or let them go on."""
         self._client.hold_turns(held)
+
+    async def use_reward_model(self, used: UsedRewardModel) -> None:
+        """Score with this version of a reward model from now on.
+
+        Raises:
+            AgentrlError: it cannot be loaded here; the present one stays.
+        """
+        await self._models.use_reward_model(used)
 
     async def stats(self) -> Mapping[str, EngineStats]:
         """Counts of each engine's answers to this host since it was opened."""

@@ -12,6 +12,7 @@ from agentrl.runtime.assembly.engine_addresses import EngineAddress, until_serve
 from agentrl.runtime.assembly.rollout_host import HostReport
 from agentrl.runtime.children.worker_child import WorkerChild, WorkerLost
 from agentrl.runtime.children.worker_main import WorkerSetup
+from agentrl.runtime.reward_versions import UsedRewardModel
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class ChildWorkers:
         self._restarts = [0] * len(setups)
         self._replacing: set[asyncio.Task[None]] = set()
         self._lost = 0
+        self._used: UsedRewardModel | None = None
 
     async def open(self) -> HostReport:
         """Start all workers at once; returns the report of the first.
@@ -125,16 +127,36 @@ class ChildWorkers:
         self._held = held
         await self.ask_all("hold_turns", held)
 
-    async def _ask(self, child: WorkerChild, method: str, *arguments: Any) -> Any:
-        """Call a method of a worker, which is replaced if it does not answer within `HANG_S`.
+    async def use_reward_model(self, used: UsedRewardModel) -> None:
+        """`use_reward_model` as in `RewardModelUsers.use_reward_model`; also workers that open.
 
-        The limit is two halves: if this process itself was stopped, the first ends in the same
-        moment in which the answer can be read, and the second waits for it.
+        A worker that dies of it is replaced by one that begins with this version.
         """
+        self._used = used
+        calls = [
+            self._ask(child, "use_reward_model", used, limit_s=self._open_limit_s)
+            for child in self._live.values()
+        ]
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(result, WorkerLost):
+                logger.warning("reward model: %s", result)
+            elif isinstance(result, BaseException):
+                raise result
+
+    async def _ask(
+        self, child: WorkerChild, method: str, *arguments: Any, limit_s: float | None = None
+    ) -> Any:
+        """Call a method of a worker, which is replaced if it does not answer in time.
+
+        The limit, `HANG_S` unless another is given, is two halves: if this process itself was
+        stopped, the first ends in the same moment in which the answer can be read, and the second
+        waits for it.
+        """
+        limit_s = limit_s or HANG_S
         asking = asyncio.ensure_future(child.ask(method, *arguments))
         try:
             for _ in range(2):
-                await asyncio.wait({asking}, timeout=HANG_S / 2)
+                await asyncio.wait({asking}, timeout=limit_s / 2)
                 if asking.done():
                     return asking.result()
         finally:
@@ -146,11 +168,11 @@ class ChildWorkers:
             "event loop, or the process is stopped: see logs/worker-%d.log of the run",
             child.index,
             method,
-            HANG_S,
+            limit_s,
             child.index,
         )
         self.note_lost(child)
-        raise WorkerLost(f"worker {child.index} did not answer within {HANG_S:g} s")
+        raise WorkerLost(f"worker {child.index} did not answer within {limit_s:g} s")
 
     async def close(self) -> None:
         """End every worker and every replacement."""
@@ -165,9 +187,12 @@ class ChildWorkers:
         try:
             async with asyncio.timeout(self._open_limit_s):
                 engines, held = self.engines(), False
+                used: UsedRewardModel | None = None
                 report = await child.open(engines)
-                while (engines, held) != (now := (self.engines(), self._held)):
-                    engines, held = now
+                while (engines, held, used) != (now := (self.engines(), self._held, self._used)):
+                    if used != now[2]:
+                        await child.ask("use_reward_model", now[2])
+                    engines, held, used = now
                     await child.ask("serve_from", engines)
                     await child.ask("hold_turns", held)
         except TimeoutError:

@@ -48,6 +48,8 @@ class CheckpointState:
     """Wall time spent on the run so far, over all its processes, in seconds."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """`eval/...` metrics of the evaluation at this step; none if there was none."""
+    rm_version: int = 0
+    """Version of the refreshed reward model that paid when it was saved; 0 where none is."""
 
     def score(self, best_by: str) -> float | None:
         """The score of this checkpoint; None without an evaluation.

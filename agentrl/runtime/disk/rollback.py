@@ -5,9 +5,10 @@
                                                     +--- any kill: the next start goes on here
 
 A rollback is a resume of a shortened run. What came after the checkpoint is moved to
-`RUN/rolled-back/N/`: trajectories, tokens, checkpoints and lines of `metrics.jsonl`; nothing is
-deleted. A plan that is written is carried out, by this process or by the next; before it is
-written, nothing has happened, and the rule decides the same again from the same metrics.
+`RUN/rolled-back/N/`: trajectories, tokens, checkpoints, records of refreshes and lines of
+`metrics.jsonl`; nothing is deleted. A plan that is written is carried out, by this process or by
+the next; before it is written, nothing has happened, and the rule decides the same again from the
+same metrics.
 
 What then goes on is not the run that collapsed: rollouts get other seeds (the number of the
 rollback is part of them), and the tasks are those after the ones that were rolled back. The same
@@ -190,14 +191,14 @@ def _move_aside(run: Path, folder: Path, *, after: int) -> None:
             # searched for.
             path.replace(path.with_name(f".rolled-back-{folder.name}-{path.name}"))
     _move_metrics(run / "metrics.jsonl", folder / "metrics.jsonl", after=after)
-    for name in ("checkpoints", "trajectories", "tokens"):
+    for name in ("checkpoints", "trajectories", "tokens", "refresh"):
         if (run / name).is_dir():
             flush_folders(run / name)
 
 
 def _later(run: Path, after: int) -> Iterator[Path]:
-    """Files and checkpoints of later steps."""
-    for name in ("trajectories", "tokens"):
+    """Files, records of refreshes and checkpoints of later steps."""
+    for name in ("trajectories", "tokens", "refresh"):
         for path in sorted((run / name).rglob("step_*")):
             found = _STEP_FILE.match(path.name)
             if found and int(found[1]) > after:

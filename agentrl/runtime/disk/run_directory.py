@@ -15,11 +15,14 @@
     RUN/control           there while a rule pauses the run; see `agentrl.runtime.disk.pause`
     RUN/requests/         servers that shall join or leave; see `runtime.disk.server_requests`
     RUN/rolled-back/N/    what a rollback moved aside; see `agentrl.runtime.disk.rollback`
+    RUN/refresh/          refreshes of a reward model; see `agentrl.runtime.refresh.records`
+    RUN/reward_models/    NAME/vK, the fits that made the versions of a refreshed reward model
     RUN/logs/             output of servers and of other processes of the run
     RUN/sinks/            what trackers of experiments keep: the id of this run there, and runs
                           that are offline
     RUN/weights/          what the `disk` backend passes to the engines
     RUN/reference.parquet log-probabilities of the reference of `agentrl fit`
+    RUN/examples/         tokens of some held-out examples at every evaluation of `agentrl fit`
     RUN/.lock             held (flock) by the one process that writes here
 
 The lock dies with its process, so a `kill -9` never leaves a run locked.

@@ -20,6 +20,7 @@ from agentrl.runtime.drivers.position import RunPosition
 from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
+from agentrl.runtime.reward_versions import RewardRefresher
 from agentrl.runtime.scoring.score_book import ScoreBook
 from agentrl.runtime.stages import LearnStage
 
@@ -43,6 +44,7 @@ class CheckpointKeeper:
         protected: Callable[[int], Collection[int]],
         clock: RunClock,
         progress: Progress,
+        refresh: RewardRefresher | None = None,
     ) -> None:
         """Go on from the step that the run stands at, which is saved already.
 
@@ -55,7 +57,9 @@ class CheckpointKeeper:
             protected: steps of checkpoints that stay after this step, whatever the section says.
             clock: gets the duration of each checkpoint.
             progress: notified of what happens.
+            refresh: knows the version of the reward model.
         """
+        self._refresh = refresh
         self._run_dir, self._section, self._saved = run_dir, section, position.done
         self._learner, self._position, self._book = learner, position, book
         self._protected, self._clock, self._progress = protected, clock, progress
@@ -122,6 +126,7 @@ class CheckpointKeeper:
             cursor=self._position.cursor_state,
             elapsed_s=self._clock.elapsed_s,
             scores=self._book.metrics(step),
+            rm_version=self._refresh.version if self._refresh is not None else 0,
         )
 
 

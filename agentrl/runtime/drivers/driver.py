@@ -55,6 +55,7 @@ from agentrl.runtime.health.run_health import RunHealth
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.records import Parts, RunHistory, RunResult
+from agentrl.runtime.reward_versions import RewardRefresher
 from agentrl.runtime.scoring.score_book import ScoreBook, last_value
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import Interrupted, StopSwitch
@@ -112,6 +113,8 @@ class DriverParts:
     """Stop request, set by a signal."""
     progress: Progress
     """The live view."""
+    refresh: RewardRefresher | None = None
+    """Keeps a reward model up to date; None where none is refreshed."""
 
     async def score_and_save(self, step: int) -> None:
         """Evaluate, log and save a step whose training was logged before, or step 0."""
@@ -301,6 +304,7 @@ def make_driver_parts(
         protected=health.protected,
         clock=clock,
         progress=progress,
+        refresh=parts.refresh,
     )
     # The embedded engine keeps its rows by itself, and decodes between the trainer's steps.
     serving = config.serving
@@ -364,4 +368,5 @@ def make_driver_parts(
         log=StepLog(parts.metrics, logged=history.logged, health=health, progress=progress),
         stop=stop,
         progress=progress,
+        refresh=parts.refresh,
     )

@@ -12,6 +12,8 @@ With `reward.dynamic_filtering` a step asks for more tasks instead of groups tha
 to `reward.dynamic_filtering.rounds` times. All its groups are stored as one step and in the order
 in which their tasks were taken, so a resume knows from the store how far the tasks are used up.
 
+With `reward.refresh` a reward model is brought up to date before a step, when nothing is under way.
+
 A signal wakes the rollouts, which are cancelled and clean up; an optimizer step and a checkpoint
 always run to their end. A step of which some minibatches are trained then is begun again from the
 last checkpoint.
@@ -80,8 +82,11 @@ class SynchronousRun:
         return parts.write_result(reason)
 
     async def _step(self, step: int) -> None:
-        parts, bag, began = self._parts, MetricBag(), self._parts.clock.now()
+        parts, bag = self._parts, MetricBag()
         parts.stop.check()
+        if parts.refresh is not None:
+            await parts.refresh.before_step(step, bag)
+        began = parts.clock.now()
         stored = stored_groups(parts.store, "train", step)
         groups = self._replay(step, stored) if stored else await self._roll_out(step, bag)
         note_rollouts(bag, groups, n=self._rollout.n_samples_per_prompt)

@@ -199,6 +199,7 @@ async def _open(
             engines=engines,
             learner=learner,
             stop_token_ids=opened[0].stop_token_ids,
+            reward_models=workers,
         ),
         model=f"{reports[0].model} on {len(reports)} ranks; sampled by {fleet.text}",
         sandbox=f"{opened[0].sandbox_text} in {len(opened)} workers",

@@ -10,6 +10,7 @@ from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.rollout_host import RolloutHost
 from agentrl.runtime.ray.actor import ActorLocation, ActorSpec, actor_location, set_up_actor
 from agentrl.runtime.ray.worker_group import Mode, dispatch
+from agentrl.runtime.reward_versions import UsedRewardModel
 from agentrl.runtime.stages import GroupReport
 from agentrl.serving.records import EngineStats
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
@@ -76,6 +77,11 @@ class RolloutActor:
     async def hold_turns(self, held: bool) -> None:
         """Stop the clocks of turns while the driver has paused the engines, or let them go on."""
         await self._host.hold_turns(held)
+
+    @dispatch(Mode.BROADCAST)
+    async def use_reward_model(self, used: UsedRewardModel) -> None:
+        """Score with this version of a reward model, as `RolloutHost.use_reward_model`."""
+        await self._host.use_reward_model(used)
 
     @dispatch(Mode.BROADCAST)
     async def stats(self) -> Mapping[str, EngineStats]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from agentrl.errors import RunError
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, until_served
-from agentrl.runtime.ray.worker_group import WorkerGroup, ask
+from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup, ask
+from agentrl.runtime.reward_versions import UsedRewardModel
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Workers:
         self._back_off_s = back_off_s
         self._restarts = [0] * len(group)
         self._lost = 0
+        self._used: UsedRewardModel | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def lost(self, index: int) -> bool:
@@ -62,6 +64,16 @@ class Workers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
+
+    async def use_reward_model(self, used: UsedRewardModel) -> None:
+        """`use_reward_model` as in `RewardModelUsers.use_reward_model`; also workers that open."""
+        self._used = used
+        calls = [self.group.one(i, "use_reward_model", used) for i in self.group.usable]
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(result, ActorLost):
+                logger.warning("reward model: %s", result)
+            elif isinstance(result, BaseException):
+                raise result
 
     def take_lost(self) -> int:
         """Workers that died since the last call."""
@@ -98,9 +110,14 @@ class Workers:
                 handle = self._start(index)
                 async with asyncio.timeout(self._open_limit_s):
                     engines, held = self.engines(), False
+                    used: UsedRewardModel | None = None
                     await ask(handle, "open", engines, who=f"worker {index}")
-                    while (engines, held) != (now := (self.engines(), self.held())):
-                        engines, held = now
+                    while (engines, held, used) != (
+                        now := (self.engines(), self.held(), self._used)
+                    ):
+                        if used != now[2]:
+                            await ask(handle, "use_reward_model", now[2], who=f"worker {index}")
+                        engines, held, used = now
                         await ask(handle, "serve_from", engines, who=f"worker {index}")
                         await ask(handle, "hold_turns", held, who=f"worker {index}")
             except Exception as error:  # recording boundary: sandboxes may be a user's

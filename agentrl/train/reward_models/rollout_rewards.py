@@ -18,6 +18,7 @@ import numpy as np
 from agentrl.batch.examples import ScoredTokens
 from agentrl.batch.records import FloatArray
 from agentrl.errors import ConfigError, GraderError
+from agentrl.reward.rm_version import RM_VERSION
 from agentrl.reward.scale import RewardScale, ensemble_reward
 from agentrl.train.reward_models.score_queue import ScoreQueue
 from agentrl.types import RewardValue, Task, Trajectory
@@ -67,6 +68,7 @@ class RolloutRewards:
         *,
         disagreement: float = 0.0,
         uncertainty: float = 0.0,
+        version: int | None = None,
     ) -> None:
         """Take the members.
 
@@ -74,25 +76,42 @@ class RolloutRewards:
             members: at least one, each with the same number of outputs.
             disagreement: deviations between members that are taken off.
             uncertainty: deviations of the models themselves that are taken off.
+            version: of a model that is refreshed, a part of every value; None for no such part.
 
         Raises:
             ConfigError: an uncertainty without a model that gives a deviation.
         """
-        self._members = tuple(members)
         self._disagreement, self._uncertainty = disagreement, uncertainty
-        self._gaussian = all(member.model.outputs > 1 for member in members)
-        if uncertainty and not self._gaussian:
-            plain = next(m.path for m in members if m.model.outputs == 1)
-            raise ConfigError(
-                f"uncertainty is {uncertainty:g}, but the reward model {plain!r} gives no "
-                "deviation; fit it with objective.loss: purm, or set uncertainty to 0"
-            )
-        self._longest = min(member.model.batch_tokens for member in members) - 1
+        self._take(members, version)
         self.queue: ScoreQueue[Sequence[FloatArray]] = ScoreQueue(self._compute)
         """Rollouts that wait; close it when no rollout is under way."""
 
+    async def replace(self, members: Sequence[RewardMember], version: int) -> None:
+        """Score with other members from now on; no rollout may be under way.
+
+        Args:
+            members: in place of the present ones.
+            version: of them.
+
+        Raises:
+            ConfigError: as when this was made; the present members stay.
+        """
+        await self.queue.close()
+        self._take(members, version)
+
+    def _take(self, members: Sequence[RewardMember], version: int | None) -> None:
+        gaussian = all(member.model.outputs > 1 for member in members)
+        if self._uncertainty and not gaussian:
+            plain = next(m.path for m in members if m.model.outputs == 1)
+            raise ConfigError(
+                f"uncertainty is {self._uncertainty:g}, but the reward model {plain!r} gives no "
+                "deviation; fit it with objective.loss: purm, or set uncertainty to 0"
+            )
+        self._members, self._gaussian, self._version = tuple(members), gaussian, version
+        self._longest = min(member.model.batch_tokens for member in members) - 1
+
     async def value(self, trajectory: Trajectory, task: Task) -> RewardValue:
-        """The value of a finished rollout, with the parts `std_between` and `deviation`.
+        """The value of a finished rollout, with the parts `std_between`, `deviation`, `rm_version`.
 
         Args:
             trajectory: its final row.
@@ -135,6 +154,8 @@ class RolloutRewards:
             )
             parts[DEVIATION] = deviation
             value -= self._uncertainty * deviation
+        if self._version is not None:
+            parts[RM_VERSION] = float(self._version)
         return RewardValue(value=value, parts=parts)
 
 

@@ -16,6 +16,7 @@ from agentrl.runtime.children.stages import EngineNews
 from agentrl.runtime.children.worker_child import WorkerLost
 from agentrl.runtime.children.worker_main import WorkerSetup
 from agentrl.runtime.children.workers import RESTARTS, ChildWorkers
+from agentrl.runtime.reward_versions import UsedRewardModel
 
 A, B = (EngineAddress(name=name, address=f"http://{name}:1") for name in "ab")
 
@@ -31,7 +32,8 @@ class Child:
     def __init__(self, setup: WorkerSetup) -> None:
         self.index, self.pid, self.in_flight = setup.index, 1, 0
         self.held, self.left, self.lost = False, [set[str]()], False
-        self.served = 0
+        self.served, self.used = 0, None
+        self.refuses: AgentrlError | None = None
         self.opened.append(self)
 
     async def open(self, engines: tuple[EngineAddress, ...]) -> str:
@@ -43,6 +45,10 @@ class Child:
     async def ask(self, method: str, *arguments: Any) -> Any:
         if method == "hold_turns":
             (self.held,) = arguments
+        elif method == "use_reward_model":
+            (self.used,) = arguments
+            if self.refuses is not None:
+                raise self.refuses
         elif method == "serve_from":
             self.served += 1
             self.left.append(*arguments[1:] or [set()])
@@ -204,4 +210,29 @@ async def test_workers_hear_which_engines_left_and_did_not_fail(tmp_path: Path) 
     serving.remove(B)
     await news.announce()
     assert child.left[-1] == {"b"}
+    await workers.close()
+
+
+async def test_every_worker_scores_with_the_reward_model_in_use(tmp_path: Path) -> None:
+    """Fails if one that opens later, in place of a dead one, pays by the model of the run file."""
+    workers = workers_of([A], tmp_path, count=2)
+    await workers.open()
+    assert [child.used for child in Child.opened] == [None, None]
+    first = UsedRewardModel(name="rm", version=1, path="v1")
+    await workers.use_reward_model(first)
+    assert [child.used for child in Child.opened] == [first, first]
+    workers.note_lost(await workers.take())
+    while len(Child.opened) < 3:
+        await asyncio.sleep(0)
+    # Also where the next one comes while it opens.
+    second = UsedRewardModel(name="rm", version=2, path="v2")
+    await workers.use_reward_model(second)
+    while len(workers.pids) < 2:
+        await asyncio.sleep(0.01)
+    assert [child.used for child in Child.opened[1:]] == [second, second]
+    Child.opened[1].refuses = ConfigError("no memory")
+    with pytest.raises(ConfigError, match="no memory"):
+        await workers.use_reward_model(first)
+    Child.opened[1].refuses = WorkerLost("gone")
+    await workers.use_reward_model(first)
     await workers.close()

@@ -32,6 +32,7 @@ from agentrl.runtime.ray.worker_group import (
     least_loaded,
     partition,
 )
+from agentrl.runtime.reward_versions import UsedRewardModel
 
 
 @given(st.lists(st.integers()), st.integers(1, 9))
@@ -145,6 +146,9 @@ class Plain:
     @dispatch(Mode.BROADCAST)
     async def hold_turns(self, held: bool) -> None: ...
 
+    @dispatch(Mode.BROADCAST)
+    async def use_reward_model(self, used: UsedRewardModel) -> None: ...
+
 
 class Opening:
     """Its handle."""
@@ -154,6 +158,9 @@ class Opening:
         self.held: list[bool] = []
         self.open, self.serve_from = Remote(self._open), Remote(self._ignore)
         self.hold_turns = Remote(self._hold)
+        self.used: list[UsedRewardModel] = []
+        self.refuses: Exception | None = None
+        self.use_reward_model = Remote(self._use)
 
     async def _open(self, engines: list[Any]) -> None:
         self.opened.append(len(engines))
@@ -164,6 +171,11 @@ class Opening:
 
     async def _hold(self, held: bool) -> None:
         self.held.append(held)
+
+    async def _use(self, used: UsedRewardModel) -> None:
+        self.used.append(used)
+        if self.refuses is not None:
+            raise self.refuses
 
 
 class Remote:
@@ -210,6 +222,26 @@ async def test_a_worker_that_opens_during_a_pause_begins_with_clocks_that_stand_
     await asyncio.wait_for(workers.usable(), 10)
     assert group.handle(0) is fresh
     assert fresh.held == [True] * held
+    await workers.close()
+
+
+async def test_every_worker_scores_with_the_reward_model_in_use() -> None:
+    """Fails if a worker that opens in place of a dead one pays by the model of the run file."""
+    handles, fresh = [Opening([]), Opening([])], Opening([])
+    group = WorkerGroup(Plain, handles, name="worker")
+    workers = Workers(group, lambda _: fresh, open_limit_s=10.0, back_off_s=0.001)
+    serving: list[Any] = [object()]
+    workers.engines, workers.held = lambda: serving, lambda: False
+    used = UsedRewardModel(name="rm", version=1, path="v1")
+    await workers.use_reward_model(used)
+    assert [handle.used for handle in handles] == [[used], [used]]
+    assert workers.lost(0)
+    while group.handle(0) is not fresh:
+        await asyncio.sleep(0.001)
+    assert fresh.used == [used]
+    handles[1].refuses = ConfigError("no memory")
+    with pytest.raises(ConfigError, match="no memory"):
+        await workers.use_reward_model(used)
     await workers.close()
 
 

@@ -18,7 +18,7 @@ from agentrl.train.reward_models.rollout_rewards import (
     scored_row,
 )
 from agentrl.train.score_model import ScoreModel
-from agentrl.types import Task, Termination, Trajectory
+from agentrl.types import RewardValue, Task, Termination, Trajectory
 from tests.train.fit.fit_examples import value_model
 
 TASK = Task(id="t", prompt="p")
@@ -137,3 +137,24 @@ async def test_a_real_model_scores_rollouts_together_as_it_does_alone() -> None:
     assert rewards.queue.batches == 1
     alone = [model.scores([scored_row(row)])[0, 0] for row in rows]
     assert np.allclose([each.value for each in found], alone, rtol=0, atol=1e-10)
+
+
+async def test_another_version_pays_from_now_on_and_says_so() -> None:
+    rewards = RolloutRewards([member(1.0)], version=0)
+    assert await rewards.value(rollout(2), TASK) == RewardValue(value=2.0, parts={"rm_version": 0})
+    waiting = asyncio.create_task(rewards.value(rollout(3), TASK))
+    await asyncio.sleep(0)
+    await rewards.replace([member(2.0, batch_tokens=8)], 1)
+    # A rollout that waited was begun before, and is paid by one model or the other, not by both.
+    assert (await waiting).value in (3.0, 6.0)
+    assert await rewards.value(rollout(2), TASK) == RewardValue(value=4.0, parts={"rm_version": 1})
+    with pytest.raises(GraderError, match="a batch of the reward model holds 7"):
+        await rewards.value(rollout(*range(20, 28)), TASK)
+
+
+async def test_a_version_that_does_not_fit_leaves_the_present_one() -> None:
+    rewards = RolloutRewards([member(1.0, outputs=2)], uncertainty=1.0, version=0)
+    with pytest.raises(ConfigError, match="'rm2' gives no deviation"):
+        await rewards.replace([member(2.0)], 1)
+    value = await rewards.value(rollout(2), TASK)
+    assert (value.value, value.parts["rm_version"]) == (1.0, 0)

@@ -1,0 +1,1 @@
+"""Refreshes a reward model on the newest rollouts while a run goes on (`reward.refresh`)."""
