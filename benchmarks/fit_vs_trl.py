@@ -108,7 +108,7 @@ class Ours:
 
     def __init__(self, objective: str, case: Case, budget: int) -> None:
         from agentrl.batch.examples import pair_update
-        from agentrl.runtime.fit.model import make_update
+        from agentrl.runtime.fit.updates import make_update
         from agentrl.train.backends.choose import make_backend
         from agentrl.train.fit.fitter import Fitter
         from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss, RewardLoss

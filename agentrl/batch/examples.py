@@ -55,7 +55,7 @@ class ScoredTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A prompt with one answer, or with a better and a worse one."""
+    """A prompt with one answer, which may have a verdict, or with a better and a worse one."""
 
     id: str
     """Unique among the data of a fit."""
@@ -69,6 +69,8 @@ class Example:
     """Reward of the chosen answer less that of the rejected one; None unknown."""
     label_probability: float | None = None
     """Probability that the chosen answer is the better one; None takes the label as certain."""
+    desirable: bool | None = None
+    """Verdict on an answer without another one to compare with (KTO); None has none."""
 
     def __post_init__(self) -> None:
         found = {
@@ -130,8 +132,7 @@ def likelihood_update(
         DataError: no example, or one that is larger than a micro-batch.
     """
     lengths = [sum(answer.trained for answer in example.answers) for example in examples]
-    counts = count(lengths, horizon=horizon)
-    rows: list[Row] = []
+    counts, rows = count(lengths, horizon=horizon), list[Row]()
     for example, length in zip(examples, lengths, strict=True):
         weight = token_weight(
             mode, rollout_tokens=length, global_tokens=counts.global_tokens,
@@ -148,6 +149,8 @@ def pair_update(
     examples: Sequence[Example], *, micro_batch_tokens: int, prefix_sharing: bool = True
 ) -> PackedBatch:
     """One update over pairs: each token weighs `Example.weight / P`, P the pairs of the update.
+
+    Of answers with a verdict P is their number.
 
     Raises:
         DataError: as `likelihood_update`.
@@ -175,11 +178,8 @@ def score_update(
     Raises:
         DataError: as `likelihood_update`.
     """
-    rows = [
-        _score_row(example, index, example.weight / len(examples))
-        for example in examples
-        for index in range(len(example.answers))
-    ]
+    pairs = len(examples)
+    rows = [row for e in examples for row in score_rows_of(e, e.weight / pairs)]
     return _packed(
         examples, rows, len(rows), horizon=1,
         micro_batch_tokens=micro_batch_tokens, prefix_sharing=prefix_sharing,
@@ -213,37 +213,49 @@ def score_rows(
                 f"{micro_batch_tokens - 1}: a batch holds {micro_batch_tokens}, one of them behind "
                 "the row; raise the tokens of a batch, or leave the row out"
             )
-        made.append(_end_row(score_key(index), (*row.prompt_ids, *row.ids), 1.0))
+        made.append(end_row(score_key(index), (*row.prompt_ids, *row.ids), 1.0))
     return pack_rows(made, micro_batch_tokens=micro_batch_tokens, prefix_sharing=prefix_sharing)
 
 
 def _likelihood_rows(example: Example, weight: float) -> list[Row]:
-    rows: list[Row] = []
-    for index, answer in enumerate(example.answers):
-        mask = np.array(answer.mask, dtype=np.bool_)
-        end = int(mask.nonzero()[0][-1]) + 1  # nothing is trained behind it
-        rows.append(
-            Row(
-                key=RowKey(group_id=example.id, rollout_id=example.id, row_index=index),
-                input_ids=np.array([*example.prompt_ids, *answer.ids[:end]], dtype=np.int64),
-                prompt_length=len(example.prompt_ids),
-                mask_R=mask[:end],
-                rollout_log_probs_R=np.zeros(end),
-                sampled_R=mask[:end],
-                advantages_R=np.zeros(end),
-                weight=weight,
-                temperature=1.0,
-            )
-        )
-    return rows
+    return [
+        answer_row(_key(example, index), example.prompt_ids, answer, weight)
+        for index, answer in enumerate(example.answers)
+    ]
 
 
-def _score_row(example: Example, index: int, weight: float) -> Row:
-    key = RowKey(group_id=example.id, rollout_id=example.id, row_index=index)
-    return _end_row(key, (*example.prompt_ids, *example.answers[index].ids), weight)
+def _key(example: Example, index: int) -> RowKey:
+    return RowKey(group_id=example.id, rollout_id=example.id, row_index=index)
 
 
-def _end_row(key: RowKey, ids: tuple[int, ...], weight: float) -> Row:
+def answer_row(
+    key: RowKey, prompt_ids: tuple[int, ...], answer: AnswerTokens, weight: float
+) -> Row:
+    """A row whose trained tokens are those of an answer."""
+    mask = np.array(answer.mask, dtype=np.bool_)
+    end = int(mask.nonzero()[0][-1]) + 1  # nothing is trained behind it
+    return Row(
+        key=key,
+        input_ids=np.array([*prompt_ids, *answer.ids[:end]], dtype=np.int64),
+        prompt_length=len(prompt_ids),
+        mask_R=mask[:end],
+        rollout_log_probs_R=np.zeros(end),
+        sampled_R=mask[:end],
+        advantages_R=np.zeros(end),
+        weight=weight,
+        temperature=1.0,
+    )
+
+
+def score_rows_of(example: Example, weight: float) -> list[Row]:
+    """The rows of an example in `score_update`."""
+    return [
+        end_row(_key(example, index), (*example.prompt_ids, *answer.ids), weight)
+        for index, answer in enumerate(example.answers)
+    ]
+
+
+def end_row(key: RowKey, ids: tuple[int, ...], weight: float) -> Row:
     """A row with one response position, behind its last token."""
     one = np.ones(1, dtype=np.bool_)
     return Row(

@@ -64,8 +64,8 @@ def _fit(path: Path, overrides: list[str], *, resume: bool, dry_run: bool) -> in
             console.print(text, markup=False, soft_wrap=True)
         return 128 + stop.signal
     console.print(fit_table(result))
-    if result.steps:
-        made = result.path / "checkpoints" / f"step-{result.steps}"
+    for path in (result.members or (result.path,)) if result.steps else ():
+        made = path / "checkpoints" / f"step-{result.steps}"
         console.print(f"checkpoint: {made}", markup=False, soft_wrap=True)
     return 0
 

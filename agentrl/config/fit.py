@@ -23,8 +23,8 @@ class FitDataSection(Section):
 
     source: str
     """A `.jsonl`, `.json`, `.csv` or `.parquet` file, a directory of them, `hf:NAME` for a Hugging
-    Face dataset, `run:FOLDER` for the stored rollouts of a run (`sft` alone; make pairs of them
-    with `agentrl prefs make`), or the import string of a function."""
+    Face dataset, `run:FOLDER` for the stored rollouts of a run (for `sft` and `kto`; make pairs of
+    them with `agentrl prefs make`), or the import string of a function."""
     split: str = "train"
     """Split to take, where the source has splits."""
     columns: dict[str, str] = Field(default_factory=dict)
@@ -37,7 +37,8 @@ class FitDataSection(Section):
     """Longer rows (a prompt with one answer) are left out and counted, and so are examples of which
     all rows together do not fit into `train.micro_batch_tokens`."""
     min_score: float | None = None
-    """Of `run:` sources: rollouts with a lower score are left out (rejection sampling)."""
+    """Of `run:` sources: rollouts with a lower score are left out (rejection sampling); for loss
+    `kto` they are those that are not desirable."""
 
 
 class FitTrainData(FitDataSection):
@@ -47,6 +48,13 @@ class FitTrainData(FitDataSection):
     """Examples (conversations, pairs) of one optimizer step, whatever the number of ranks."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the data, each in another order; `train.steps` may end it earlier."""
+
+
+class FitCenterData(FitDataSection):
+    """Answers whose mean reward is held at 0: pairs or conversations."""
+
+    answers_per_step: int = Field(default=32, ge=1)
+    """Answers of one optimizer step, taken in turn; both answers of a pair count."""
 
 
 class FitTrainSection(TrainSection):
@@ -84,7 +92,7 @@ class DpoObjective(FiniteSection, KindSection):
     """`dpo` preference pairs, without a reward model."""
     loss: str = "sigmoid"
     """Pair loss: `sigmoid`, `robust`, `ipo`, `hinge`, `simpo`, `orpo`, or the import string of
-    one's own."""
+    one's own. `kto` learns from single answers with a verdict (`prompt`, `completion`, `label`)."""
     beta: float = Field(default=0.1, gt=0)
     """Strength of the pull towards the reference; factor of the log-ratios (of the length-averaged
     log-probabilities for `simpo`, of the odds term for `orpo`)."""
@@ -97,12 +105,27 @@ class DpoObjective(FiniteSection, KindSection):
     nll_coef: float = Field(default=0.0, ge=0)
     """Weight of the chosen answer's negative log-likelihood a token, which is added. `orpo` has it
     with weight 1 by itself."""
+    desirable_weight: float = Field(default=1.0, gt=0)
+    """Weight of the answers of `kto` that are desirable. Times their number it should be 1 to 1.5
+    times what the others have."""
+    undesirable_weight: float = Field(default=1.0, gt=0)
+    """Weight of the answers of `kto` that are not."""
     reference: str = "model"
     """`model` what the fit begins with, `none`, or a checkpoint. Its log-probabilities are computed
-    once and kept beside the run."""
+    once and kept beside the run; `kto` needs those of one more answer for each row and epoch."""
+
+    @property
+    def unpaired(self) -> bool:
+        """True where the data is single answers with a verdict."""
+        return self.loss == "kto"
 
     @model_validator(mode="after")
     def _read_by_the_loss(self) -> DpoObjective:
+        if self.unpaired and self.reference == "none":
+            raise ValueError(
+                "reference is none, but loss kto compares with one; set reference: model, or a "
+                "checkpoint"
+            )
         read = _READ.get(self.loss)
         if read is None:
             return self  # a loss of one's own may read everything
@@ -117,12 +140,13 @@ class DpoObjective(FiniteSection, KindSection):
 
 
 _READ = {
-    "sigmoid": {"label_smoothing", "length_normalized", "reference"},
-    "robust": {"label_smoothing", "length_normalized", "reference"},
-    "ipo": {"length_normalized", "reference"},
-    "hinge": {"length_normalized", "reference"},
-    "simpo": {"gamma"},
-    "orpo": set[str](),
+    "sigmoid": {"label_smoothing", "length_normalized", "reference", "nll_coef"},
+    "robust": {"label_smoothing", "length_normalized", "reference", "nll_coef"},
+    "ipo": {"length_normalized", "reference", "nll_coef"},
+    "hinge": {"length_normalized", "reference", "nll_coef"},
+    "simpo": {"gamma", "nll_coef"},
+    "orpo": {"nll_coef"},
+    "kto": {"desirable_weight", "undesirable_weight", "reference"},
 }
 """Keys that only some of the pair losses read."""
 
@@ -138,10 +162,34 @@ class RewardObjective(FiniteSection, KindSection):
     """The chosen answer shall be better by this much times the pair's margin."""
     center_coef: float = Field(default=0.0, ge=0)
     """Weight of (r_chosen + r_rejected)^2 a pair, which keeps rewards around 0."""
+    center_set_coef: float = Field(default=0.0, ge=0)
+    """Weight of the square of the mean reward over the answers that a step takes of `center_data`.
+    """
+    center_data: FitCenterData | None = None
+    """Source of those answers, as `data`: rewards get their zero from answers that are like what
+    RL samples, whatever the pairs are like."""
     bsr_coef: float = Field(default=0.0, ge=0)
     """Weight of the square of the mean reward of the whole update (batch-sum regularisation)."""
     quadrature: int = Field(default=32, ge=2, le=256)
     """Nodes of the integral of `purm`."""
+    ensemble: int = Field(default=1, ge=1, le=64)
+    """Models that are trained one after the other, in `members/0`, `members/1` ... of the run
+    directory; number k has the seed `run.seed` + k, so an order and a head of its own. With
+    `train.lora` each has its own adapters."""
+    head_std: float = Field(default=0.0, ge=0)
+    """Deviation of the weights that the head begins with where `model.path` is a language model,
+    drawn from `run.seed`; 0 begins with scores of 0, and in an ensemble stands for 0.01."""
+
+    @model_validator(mode="after")
+    def _centered_on_something(self) -> RewardObjective:
+        if self.center_set_coef and self.center_data is None:
+            raise ValueError(
+                f"center_set_coef is {self.center_set_coef:g}, but there is no center_data; name "
+                "answers that rewards are centered on (center_coef centers on the pairs)"
+            )
+        if self.center_data is not None and not self.center_set_coef:
+            raise ValueError("center_data is set, but center_set_coef is 0; give it a weight")
+        return self
 
 
 FitObjective = Annotated[
@@ -172,6 +220,9 @@ class FitEvalSection(Section):
     model is loaded a second time for it."""
     every_steps: int = Field(default=0, ge=0)
     """Evaluate after every so many steps; 0 only before and after training."""
+    shown: int = Field(default=16, ge=0, le=1000)
+    """Examples of each dataset whose tokens are kept at every evaluation, in `examples/` of the run
+    directory: `agentrl inspect` shows the answers of a pair side by side. 0 keeps none."""
 
 
 class FitConfig(Section):
@@ -215,11 +266,10 @@ class FitConfig(Section):
     @model_validator(mode="after")
     def _combinations(self) -> FitConfig:
         backend = self.train.backend.kind
-        if backend != "torch" and self.train.lora is not None:
+        if backend == "deepspeed" and self.train.lora is not None:
             raise ValueError(
-                f"train.backend is {backend}, which divides the model and cannot train train.lora, "
-                "whose adapters are trained on a whole model; set train.backend: torch, or leave "
-                "train.lora out"
+                "train.backend is deepspeed, which cannot train train.lora; set train.backend: "
+                "torch or fsdp2, or leave train.lora out"
             )
         if self.eval.rollouts is not None and self.objective.kind == "rm":
             raise ValueError(

@@ -14,8 +14,8 @@
 Completions are texts or lists of messages. A list that begins with the messages of the prompt, as
 UltraFeedback's do, loses them; whole conversations beside a text are read as shared. A column
 `system`, and `input` beside `instruction`, are parts of the prompt. Rows of one answer with a
-verdict (KTO), steps of one answer with labels and conversations (SFT) hold no comparison; they are
-refused by name.
+verdict (KTO; `verdicts` reads them), steps of one answer with labels and conversations (SFT) hold
+no comparison; they are refused by name.
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ def _no_comparison(values: Mapping[str, Any]) -> str:
     if isinstance(values.get("labels"), list):
         return f"{columns} hold steps of one answer with labels, not two answers to compare"
     if "label" in values and _text_key(values):
-        return f"{columns} hold one answer with a verdict (KTO), not two to compare"
+        return (
+            f"{columns} hold one answer with a verdict, not two to compare; a fit learns from "
+            "those with objective: {kind: dpo, loss: kto}"
+        )
     if "messages" in values or "conversations" in values or _text_key(values):
         return f"{columns} hold a conversation (for SFT), not two to compare"
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -47,17 +48,31 @@ class LoadedPairs(list[PreferencePair]):
     broken: Sequence[str] = ()
     """Errors of rows that could not be read, where they were to be collected."""
 
+    def left_out(self) -> Counter[str]:
+        """Comparisons that gave no pair, by reason."""
+        reasons = {
+            "neither answer is the better one": self.ties,
+            "an answer without a score": self.unscored,
+        }
+        return Counter({why: number for why, number in reasons.items() if number})
 
-class _Reading:
-    """Pairs as they are found."""
+
+class PairReading:
+    """Pairs as they are found, row by row."""
 
     def __init__(self) -> None:
+        """Begin without a pair."""
         self.found = LoadedPairs()
         self.layouts: set[PairLayout] = set()
         self.rated: dict[str, list[tuple[SourceRow, ScoredCompletions]]] = {}
         self._ids = RowIds()
 
     def add_row(self, row: SourceRow, columns: Mapping[str, str]) -> None:
+        """Take a row of any layout.
+
+        Raises:
+            DataError: a broken one.
+        """
         if isinstance(row.values, PreferencePair):
             self._add_own(row.values, row.where)
             return
@@ -76,6 +91,14 @@ class _Reading:
     def _add_own(self, pair: PreferencePair, where: str) -> None:
         self._ids.add(pair.id, where)
         self.found.append(pair)
+
+    def finished(self) -> LoadedPairs:
+        """All pairs, once every row is there: rated responses are compared within their prompt."""
+        for together in self.rated.values():
+            self.add_compared([row for row, _ in together], _joined([one for _, one in together]))
+        self.rated = {}
+        self.found.layouts = frozenset(self.layouts)
+        return self.found
 
     def add_compared(self, rows: Sequence[SourceRow], compared: ScoredCompletions) -> None:
         """All pairs of what is compared; a completion without a score takes part in none.
@@ -142,7 +165,7 @@ def load_pairs(
     for name in columns:
         if name not in MAPPED:
             raise ConfigError(f"columns of preference pairs: {choices(name, MAPPED)}")
-    reading = _Reading()
+    reading = PairReading()
     found = reading.found
     found.rows, found.broken = read_rows(
         DatasetSection(source=source, split=split, args=dict(args or {})),
@@ -152,10 +175,7 @@ def load_pairs(
         collect_broken=collect_broken,
         what="preference",
     )
-    for together in reading.rated.values():
-        reading.add_compared([row for row, _ in together], _joined([one for _, one in together]))
-    found.layouts = frozenset(reading.layouts)
-    return found
+    return reading.finished()
 
 
 def _joined(rated: Sequence[ScoredCompletions]) -> ScoredCompletions:

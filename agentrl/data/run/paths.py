@@ -52,6 +52,11 @@ class RunPaths:
         return self.path / "tokens"
 
     @property
+    def examples(self) -> Path:
+        """Folder of the examples that a fit measures, token by token."""
+        return self.path / "examples"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of `step-N` folders."""
         return self.path / "checkpoints"

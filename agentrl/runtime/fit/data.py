@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,18 +16,18 @@ from agentrl.chat.conversation import encode_completion
 from agentrl.chat.offered import schema_tool
 from agentrl.config.fit import FitDataSection, FitObjective
 from agentrl.config.training import TrainSection
-from agentrl.data.conversations.load import load_conversations
-from agentrl.data.preferences.load import load_pairs
-from agentrl.errors import ChatError, ConfigError, DataError
+from agentrl.data.preferences.verdicts import LabelledAnswer
+from agentrl.errors import ChatError, DataError
+from agentrl.runtime.fit.sources import (
+    FitRecord,
+    read_records,
+    read_single_answers,
+    read_verdicts,
+)
 from agentrl.types import Completion, Conversation, PreferencePair
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
-
-RUN = "run:"
-"""Beginning of a source that is a run directory."""
-
-_Records = Sequence[PreferencePair] | Sequence[Conversation]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,8 @@ class FitData:
     """In the order of their source."""
     left_out: tuple[tuple[str, int], ...]
     """Reasons for which rows were left out, with their number."""
+    sources: tuple[str, ...] = ()
+    """File and line of each example, where they are known."""
 
     def text(self) -> str:
         """Counts in one line."""
@@ -60,7 +62,7 @@ def load_fit_data(
 
     Args:
         section: where it is.
-        objective: conversations for `sft`, pairs for all others.
+        objective: conversations for `sft`, answers with a verdict for `kto`, else pairs.
         train: says what a micro-batch holds.
         chat: how the model reads a conversation.
         base: folder that relative paths start from.
@@ -73,29 +75,91 @@ def load_fit_data(
         ConfigError: a source that does not fit the objective.
         ChatError: a conversation that the template refuses; names the row.
     """
-    pairs = objective.kind != "sft"
+    verdicts = objective.kind == "dpo" and objective.unpaired
+    pairs = objective.kind != "sft" and not verdicts
     key = f"eval.datasets.{name}" if name else "data"
-    examples: list[Example] = []
-    records, left_out = _records(section, pairs=pairs, base=base, key=key)
+    if verdicts:
+        records, left_out = read_verdicts(section, base=base)
+    else:
+        records, left_out = read_records(section, pairs=pairs, base=base, key=key)
+    found = _examples(
+        records, left_out, section, objective, train, chat, pairs=pairs, key=key,
+        prefix=f"{name}/" if name else "", vocabulary=vocabulary,
+    )  # fmt: skip
+    if verdicts and not name:
+        _require_both(found.examples, section.source)
+    return found
+
+
+def load_centered(
+    section: FitDataSection,
+    objective: FitObjective,
+    train: TrainSection,
+    chat: ChatFormat,
+    *,
+    base: Path,
+    vocabulary: int | None = None,
+) -> FitData:
+    """Read and encode the answers of `objective.center_data`, one an example.
+
+    Args:
+        section: pairs, both answers of which count, conversations, or rollouts of a run.
+        objective: of the fit.
+        train: as for `load_fit_data`.
+        chat: as for `load_fit_data`.
+        base: as for `load_fit_data`.
+        vocabulary: as for `load_fit_data`.
+
+    Raises:
+        AgentrlError: as `load_fit_data`.
+    """
+    key = "objective.center_data"
+    records, left_out = read_single_answers(section, base=base, key=key)
+    return _examples(
+        records, left_out, section, objective, train, chat, pairs=False, key=key,
+        prefix="center_data/", vocabulary=vocabulary,
+    )  # fmt: skip
+
+
+def _examples(
+    records: Sequence[FitRecord],
+    left_out: Counter[str],
+    section: FitDataSection,
+    objective: FitObjective,
+    train: TrainSection,
+    chat: ChatFormat,
+    *,
+    pairs: bool,
+    key: str,
+    prefix: str,
+    vocabulary: int | None,
+) -> FitData:
+    examples, sources = list[Example](), list[str]()
     for item in records:
+        said = item.conversation if isinstance(item, LabelledAnswer) else item
         try:
-            example = _encoded(item, chat, prefix=f"{name}/" if name else "")
+            example = _encoded(said, chat, prefix=prefix)
         except ChatError as error:
-            raise ChatError(f"{item.source or item.id}: {error}") from None
+            raise ChatError(f"{said.source or said.id}: {error}") from None
+        if isinstance(item, LabelledAnswer):
+            example = replace(example, desirable=item.desirable)
         why = why_unusable(example, pairs=pairs)
         why = why or _too_long(example, section, train)
         if why:
             left_out[why] += 1
             continue
-        _check_usable(example, item.source, objective, key=key, vocabulary=vocabulary)
+        _check_usable(example, said.source, objective, key=key, vocabulary=vocabulary)
         examples.append(example)
+        sources.append(said.source)
     if not examples:
         reasons = "; ".join(f"{number}: {why}" for why, number in left_out.most_common())
         raise DataError(
             f"{key}.source {section.source!r} has nothing that can be trained on "
             f"({reasons or 'no rows'})"
         )
-    return FitData(examples=tuple(examples), left_out=tuple(left_out.most_common()))
+    return FitData(
+        examples=tuple(examples), left_out=tuple(left_out.most_common()), sources=tuple(sources)
+    )
 
 
 def digest_of(examples: Iterable[Example]) -> str:
@@ -103,11 +167,23 @@ def digest_of(examples: Iterable[Example]) -> str:
     found = hashlib.sha256()
     for example in examples:
         numbers = (example.weight, example.margin, example.label_probability)
-        found.update(f"\n{example.id}\n{numbers}\n".encode())
+        verdict = "" if example.desirable is None else f"{example.desirable}\n"
+        found.update(f"\n{example.id}\n{numbers}\n{verdict}".encode())
         for part in (example.prompt_ids, *((*a.ids, -1, *a.mask) for a in example.answers)):
             found.update(np.array(part, dtype=np.int64).tobytes())
             found.update(b"\n")
     return found.hexdigest()
+
+
+def _require_both(examples: Sequence[Example], source: str) -> None:
+    desirable = sum(bool(example.desirable) for example in examples)
+    if desirable in (0, len(examples)):
+        what = "desirable" if desirable else "undesirable"
+        other = ", or learn from good ones alone with objective: sft" if desirable else ""
+        raise DataError(
+            f"data.source {source!r}: all {len(examples)} answers are {what}, and loss kto weighs "
+            f"one kind against the other; give answers of both{other}"
+        )
 
 
 def _check_usable(
@@ -119,7 +195,8 @@ def _check_usable(
     vocabulary: int | None,
 ) -> None:
     where = source or example.id
-    if objective.kind == "rm" and objective.margin_scale and example.margin is None:
+    pair = len(example.answers) > 1
+    if objective.kind == "rm" and objective.margin_scale and pair and example.margin is None:
         raise DataError(
             f"{where}: no margin, which objective.margin_scale ({objective.margin_scale:g}) needs; "
             f"map its column with {key}.columns, or set objective.margin_scale: 0"
@@ -139,33 +216,6 @@ def _too_long(example: Example, section: FitDataSection, train: TrainSection) ->
     if example.packed_tokens(prefix_sharing=train.prefix_sharing) > train.micro_batch_tokens:
         return f"too long for train.micro_batch_tokens ({train.micro_batch_tokens})"
     return ""
-
-
-def _records(
-    section: FitDataSection, *, pairs: bool, base: Path, key: str
-) -> tuple[_Records, Counter[str]]:
-    """What a source holds, and how much of it is left out for what reason."""
-    source = section.source
-    if pairs and source.startswith(RUN):
-        raise ConfigError(
-            f"{key}.source is {source!r}, but this objective needs pairs; make them with "
-            f"`agentrl prefs make {source.removeprefix(RUN)} --out FOLDER` and give that folder"
-        )
-    if pairs:
-        found = load_pairs(
-            source, split=section.split, columns=section.columns, args=section.args,
-            limit=section.limit, base=base,
-        )  # fmt: skip
-        reasons = {
-            "neither answer is the better one": found.ties,
-            "an answer without a score": found.unscored,
-        }
-        return found, Counter({why: number for why, number in reasons.items() if number})
-    talks = load_conversations(
-        source, split=section.split, columns=section.columns, args=section.args,
-        limit=section.limit, base=base, min_score=section.min_score,
-    )  # fmt: skip
-    return talks, Counter(talks.left_out)
 
 
 def _encoded(item: PreferencePair | Conversation, chat: ChatFormat, *, prefix: str) -> Example:

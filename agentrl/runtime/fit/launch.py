@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,15 @@ from agentrl.runtime.disk.checkpoint import Checkpoint, latest_checkpoint, sweep
 from agentrl.runtime.disk.logs import log_to
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.fit.crew import FitCrew, of_rank
-from agentrl.runtime.fit.data import FitData, digest_of, load_fit_data
+from agentrl.runtime.fit.data import FitData, digest_of, load_centered, load_fit_data
+from agentrl.runtime.fit.doubts import fit_doubts
+from agentrl.runtime.fit.ensemble import fit_members
 from agentrl.runtime.fit.model import (
     FitReference,
     find_reference,
-    make_update,
     open_fit_model,
     reference_section,
 )
-from agentrl.runtime.fit.order import ExampleOrder
 from agentrl.runtime.fit.progress import FitProgress, FitResult
 from agentrl.runtime.fit.rollouts import rollout_config
 from agentrl.runtime.fit.session import (
@@ -37,6 +38,8 @@ from agentrl.runtime.fit.session import (
     FitSession,
 )
 from agentrl.runtime.fit.sets import FitSets
+from agentrl.runtime.fit.shown import ShownExamples, shown_of
+from agentrl.runtime.fit.updates import FitUpdates
 from agentrl.runtime.fit.vocabulary import check_same_tokens, vocabulary_of
 from agentrl.runtime.launch import check_parts
 from agentrl.runtime.stop import StopSwitch
@@ -69,6 +72,12 @@ def load_fit_sets(config: FitConfig, *, base: Path) -> FitSets:
         train=load(config.data),
         evals={name: load(section, name) for name, section in config.eval.datasets.items()},
     )
+    objective = config.objective
+    if objective.kind == "rm" and objective.center_data is not None:
+        centered = load_centered(
+            objective.center_data, objective, config.train, chat, base=base, vocabulary=vocabulary
+        )
+        sets = replace(sets, centered=centered)
     doubled = [name for name, times in Counter(e.id for e in sets.every).items() if times > 1]
     if doubled:
         raise DataError(
@@ -99,7 +108,7 @@ def check_fit(config: FitConfig, *, base: Path) -> None:
     if config.eval.rollouts is not None:
         rolled, folder = rollout_config(config.eval.rollouts, base=base)
         check_parts(rolled, base=folder)
-    if config.objective.kind == "dpo":
+    if config.objective.kind == "dpo" and not config.objective.unpaired:
         from agentrl.train.fit.pair_registry import find_pair_loss
 
         find_pair_loss(config.objective.loss, base=base)
@@ -121,6 +130,8 @@ async def fit(
             made no step, only what it computed of its reference stays.
         Interrupted: SIGINT or SIGTERM; the last finished step is saved.
     """
+    if config.objective.kind == "rm" and config.objective.ensemble > 1:
+        return await fit_members(config, fit, base=base, run_dir=run_dir, progress=progress)
     reserve_cores()
     stop = StopSwitch(grace_s=config.run.grace_s)
     with stop.on_signals():
@@ -168,15 +179,14 @@ def _open(
     stack: ExitStack,
     stop: StopSwitch,
 ) -> FitSession:
-    order = ExampleOrder(
-        sets.train.examples, per_step=config.data.examples_per_step, seed=config.run.seed
-    )
-    steps = order.steps_per_epoch * config.data.epochs
+    updates = FitUpdates(config, sets)
+    steps = updates.steps_per_epoch * config.data.epochs
     if config.train.steps:
         steps = min(steps, config.train.steps)
     planned = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
     checkpoint = latest_checkpoint(directory.checkpoints)
-    digest = digest_of(sets.train.examples)
+    centered = sets.centered.examples if sets.centered else ()
+    digest = digest_of([*sets.train.examples, *centered])
     if checkpoint is not None:
         _require_same_data(checkpoint, digest, config)
 
@@ -186,6 +196,7 @@ def _open(
             progress.phase("reference")
         progress.trained(pairs, total)
 
+    mismatches = updates.mismatches(steps)
     reference = find_reference(
         config, base=base, pinned=checkpoint.state.cursor.get(REFERENCE) if checkpoint else None
     )
@@ -200,6 +211,8 @@ def _open(
         run_dir=directory.path,
         checkpoint=begin,
         reference=reference,
+        mismatches=mismatches,
+        shown=shown_of(config, sets.evals),
         open_ranks=lambda: crew.open(
             sets, base=base, checkpoint=begin, reference=reference, stack=stack
         ),
@@ -209,12 +222,19 @@ def _open(
     stack.callback(metrics.close)
     done = checkpoint.state.step if checkpoint else 0
     metrics.truncate_after(done)
+    shown = ShownExamples(
+        config=planned, evals=sets.evals, run_dir=directory.path, tokenizer=model.tokenizer,
+        compares=reference is not None,
+    )  # fmt: skip
+    shown.store.remove_after(done)
     progress.note(f"run {directory.path}")
     ranks = f"; {config.ranks} ranks" if config.ranks > 1 else ""
     progress.note(f"model {model.text}; objective {config.objective.kind}{ranks}")
     progress.note(f"data {sets.train.text()}; {steps} steps")
     for name, data in sets.evals.items():
         progress.note(f"eval {name}: {data.text()}")
+    if sets.centered:
+        progress.note(f"center_data: {sets.centered.text()}")
     for doubt in fit_doubts(config, sets):
         progress.note(doubt)
     if done:
@@ -223,8 +243,9 @@ def _open(
         config=planned,
         model=model,
         crew=crew,
-        order=order,
-        evals={name: make_update(planned, data.examples) for name, data in sets.evals.items()},
+        updates=updates,
+        evals={name: updates.evaluation(name) for name in sets.evals},
+        shown=shown,
         directory=directory,
         metrics=metrics,
         progress=progress,
@@ -247,36 +268,6 @@ def _require_same_reference(checkpoint: Checkpoint, reference: FitReference) -> 
             f"fit was trained with for {checkpoint.state.step} steps; put them back, or start "
             f"another fit with another run.name and model.path={checkpoint.path}"
         )
-
-
-_COMPARED = ("sigmoid", "robust", "ipo", "hinge")
-"""Built-in pair losses that compare with a reference."""
-
-
-def fit_doubts(config: FitConfig, sets: FitSets) -> list[str]:
-    """Doubts about the data: numbers that the loss does not look at, prompts on both sides."""
-    objective, examples = config.objective, sets.train.examples
-    soft = sum(example.label_probability is not None for example in examples)
-    margins = sum(example.margin is not None for example in examples)
-    said: list[str] = []
-    trained = {example.prompt_ids for example in examples}
-    for name, data in sets.evals.items():
-        if seen := sum(example.prompt_ids in trained for example in data.examples):
-            said.append(f"eval {name}: {seen} of {len(data.examples)} prompts are trained on, too")
-    if objective.kind == "dpo" and objective.reference == "none" and objective.loss in _COMPARED:
-        said.append(
-            f"objective.reference is none, so nothing holds the policy of loss {objective.loss} "
-            "where it began; watch pref/logp_chosen"
-        )
-    if objective.kind == "dpo" and soft and objective.loss in (*_COMPARED[1:], "simpo", "orpo"):
-        said.append(
-            f"{soft} pairs have a label probability, which objective.loss {objective.loss} does "
-            "not look at; sigmoid does"
-        )
-    if margins and not (objective.kind == "rm" and objective.margin_scale):
-        what = "objective.margin_scale is 0" if objective.kind == "rm" else "dpo has no margins"
-        said.append(f"{margins} pairs have a margin, which is not used: {what}")
-    return said
 
 
 def _require_same_data(checkpoint: Checkpoint, digest: str, config: FitConfig) -> None:

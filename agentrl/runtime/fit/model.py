@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.batch.examples import Example
-from agentrl.batch.records import PackedBatch, RowKey
+from agentrl.batch.records import RowKey
+from agentrl.batch.update_terms import Mismatch
 from agentrl.config.fit import FitConfig
-from agentrl.config.schema import ModelSection
+from agentrl.config.schema import ChatSection, ModelSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.parts import describe_model, load_trained, model_source
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
 from agentrl.runtime.fit.reference import Ask, reference_sums
+from agentrl.runtime.fit.shown import keep_reference_tokens
+
+CHAT_FILE = "chat_section.json"
+"""Section `chat` of the fit that made a reward model, beside its weights."""
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,13 +44,16 @@ class FitModel:
     """Trains it."""
     text: str
     """Describes it."""
+    chat: ChatSection
+    """How it reads a conversation; a reward model keeps it beside its weights."""
 
     def gather(self) -> FitState:
         """All that `write` writes, on rank 0; all ranks call, and nothing here touches a disk."""
         from agentrl.train.backends.choose import full_weights
+        from agentrl.train.fit.merged_adapters import merge_adapters
 
         backend = self.fitter.backend
-        weights = full_weights(backend) if backend.lockstep else None
+        weights = merge_adapters(self.model, full_weights(backend)) if backend.lockstep else None
         return FitState(weights=weights, optimizer=backend.state_dict())
 
     def write(self, state: FitState, folder: Path) -> None:
@@ -52,8 +61,11 @@ class FitModel:
         from agentrl.train.model.lora import save_policy
         from agentrl.train.model.value_head import ValueModel, save_value_model
 
-        save = save_value_model if isinstance(self.model, ValueModel) else save_policy
+        scores = isinstance(self.model, ValueModel)
+        save = save_value_model if scores else save_policy
         save(self.model, self.tokenizer, folder, weights=state.weights)
+        if scores:
+            (folder / CHAT_FILE).write_text(self.chat.model_dump_json(indent=1) + "\n")
         self.fitter.save(folder, state.optimizer)
 
 
@@ -75,6 +87,8 @@ def open_fit_model(
     run_dir: Path,
     checkpoint: Path | None,
     reference: FitReference | None,
+    mismatches: Sequence[Mismatch],
+    shown: Sequence[Example] = (),
     open_ranks: Callable[[], Ranks | None],
     on_reference: Callable[[int, int], None] = lambda pairs, total: None,
 ) -> FitModel:
@@ -87,6 +101,8 @@ def open_fit_model(
         run_dir: gets the log-probabilities of the reference.
         checkpoint: to go on from; None begins.
         reference: of `find_reference`.
+        mismatches: what `kto` asks of it beside the examples.
+        shown: examples of which every token's log-probability under it is kept.
         open_ranks: joins the ranks, once the reference is known; None for one process.
         on_reference: see `reference_sums`.
 
@@ -98,7 +114,13 @@ def open_fit_model(
     from agentrl.train.fit.fitter import Fitter
 
     # Before the ranks meet: rank 0 may take long, and the others read what it has written.
-    loss = _loss(config, examples, reference, base=base, run_dir=run_dir, on_reference=on_reference)
+    known = None
+    if reference is not None:
+        known = _sums(
+            config, examples, mismatches, shown, reference, run_dir=run_dir,
+            on_progress=on_reference,
+        )  # fmt: skip
+    loss = _loss(config, examples, known, base=base)
     ranks = open_ranks()
     model, tokenizer, text = _load(config, checkpoint)
     backend: TrainBackend = make_backend(
@@ -110,22 +132,7 @@ def open_fit_model(
     fitter = Fitter(backend, loss, train=config.train, prefix=config.objective.kind)
     if checkpoint is not None:
         fitter.load(checkpoint)
-    return FitModel(model=model, tokenizer=tokenizer, fitter=fitter, text=text)
-
-
-def make_update(config: FitConfig, examples: Sequence[Example]) -> PackedBatch:
-    """The update over some examples, as the objective wants their rows."""
-    from agentrl.batch.examples import likelihood_update, pair_update, score_update
-
-    train, objective = config.train, config.objective
-    tokens, sharing = train.micro_batch_tokens, train.prefix_sharing
-    if objective.kind == "sft":
-        return likelihood_update(
-            examples, mode=objective.loss_agg_mode, horizon=objective.horizon,
-            micro_batch_tokens=tokens, prefix_sharing=sharing,
-        )  # fmt: skip
-    make = pair_update if objective.kind == "dpo" else score_update
-    return make(examples, micro_batch_tokens=tokens, prefix_sharing=sharing)
+    return FitModel(model=model, tokenizer=tokenizer, fitter=fitter, text=text, chat=config.chat)
 
 
 def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
@@ -141,6 +148,7 @@ def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
         section = config.model.model_copy(update={"path": path})
         outputs = 2 if config.objective.loss == "purm" else 1
         model = load_value_model(CriticSection(path=path), section, outputs=outputs)
+        _draw_head(model, config)
         # Differences of two scores have no use for it, and what loads the checkpoint has none.
         model.value_head.bias.requires_grad_(False)
         # Nothing is padded here, so the padding token, which a reward model must have, is a token
@@ -164,15 +172,28 @@ def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
     return pretrained.model, pretrained.tokenizer, describe_model(pretrained)
 
 
+def _draw_head(model: Any, config: FitConfig) -> None:
+    """Begin a fresh head, whose weights are 0, with drawn ones; the same on every rank."""
+    import torch
+
+    assert config.objective.kind == "rm"
+    weight = model.value_head.weight
+    if not config.objective.head_std or bool(weight.any()):
+        return
+    generator = torch.Generator().manual_seed(config.run.seed)
+    drawn = torch.randn(weight.shape, generator=generator)
+    with torch.no_grad():
+        weight.copy_(config.objective.head_std * drawn)
+
+
 def _loss(
     config: FitConfig,
     examples: Sequence[Example],
-    reference: FitReference | None,
+    known: Mapping[RowKey, float] | None,
     *,
     base: Path,
-    run_dir: Path,
-    on_reference: Callable[[int, int], None],
 ) -> FitLoss:
+    from agentrl.train.fit.kto import KtoLoss
     from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss, RewardLoss
     from agentrl.train.fit.pair_registry import find_pair_loss
 
@@ -181,16 +202,18 @@ def _loss(
         return LikelihoodLoss()
     if objective.kind == "rm":
         return RewardLoss(objective, by_id)
+    if objective.unpaired:
+        assert known is not None
+        return KtoLoss(objective, reference=known, examples=by_id)
     spec = find_pair_loss(objective.loss, base=base)
-    known = None
-    if reference is not None:
-        known = _sums(config, examples, reference, run_dir=run_dir, on_progress=on_reference)
     return PreferenceLoss(objective, spec, reference=known, examples=by_id)
 
 
 def _sums(
     config: FitConfig,
     examples: Sequence[Example],
+    mismatches: Sequence[Mismatch],
+    shown: Sequence[Example],
     reference: FitReference,
     *,
     run_dir: Path,
@@ -198,6 +221,7 @@ def _sums(
 ) -> Mapping[RowKey, float]:
     section = config.model.model_copy(update={"path": reference.path})
 
+    @cache
     def open_reference() -> Ask:
         from agentrl.train.backends.lanes import lane_count
         from agentrl.train.model.pretrained import load_pretrained
@@ -206,15 +230,23 @@ def _sums(
         loaded = load_pretrained(section).model
         return Reference(loaded, lanes=lane_count(loaded, None)).row_log_probs
 
-    return reference_sums(
+    name, tokens = f"{reference.path} {reference.digest}", config.train.micro_batch_tokens
+    sharing = config.train.prefix_sharing
+    found = reference_sums(
         run_dir,
         examples,
-        model=f"{reference.path} {reference.digest}",
-        micro_batch_tokens=config.train.micro_batch_tokens,
-        prefix_sharing=config.train.prefix_sharing,
+        mismatches,
+        model=name,
+        micro_batch_tokens=tokens,
+        prefix_sharing=sharing,
         open_reference=open_reference,
         on_progress=on_progress,
     )
+    keep_reference_tokens(
+        run_dir, shown, model=name, micro_batch_tokens=tokens, prefix_sharing=sharing,
+        open_reference=open_reference,
+    )  # fmt: skip
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +274,8 @@ def find_reference(
     section = reference_section(config)
     if section is None or config.objective.kind != "dpo":
         return None
-    if not find_pair_loss(config.objective.loss, base=base).needs_reference:
+    unpaired = config.objective.unpaired
+    if not unpaired and not find_pair_loss(config.objective.loss, base=base).needs_reference:
         return None
     path = pinned or model_source(section)
     folder, found = Path(path), hashlib.sha256(section.dtype.encode())

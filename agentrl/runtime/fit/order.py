@@ -12,7 +12,7 @@ from agentrl.batch.examples import Example
 class ExampleOrder:
     """Every epoch is a permutation of its own; each example comes once in it."""
 
-    def __init__(self, examples: Sequence[Example], *, per_step: int, seed: int) -> None:
+    def __init__(self, examples: Sequence[Example], *, per_step: int, seed: int | str) -> None:
         """Take the data of a fit.
 
         Args:

@@ -52,3 +52,5 @@ class FitResult:
     """`eval/...` metrics before the first step of this process."""
     after: Mapping[str, float]
     """`eval/...` metrics after the last."""
+    members: tuple[Path, ...] = ()
+    """Run directories of the members of an ensemble, of which the numbers above are the last's."""

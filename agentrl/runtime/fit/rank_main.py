@@ -1,7 +1,8 @@
 """The main function of a further rank of a fit: it does what rank 0 orders, in the same order.
 
-An order is a frame with `do`: `step` with the number of the step, `evaluate` with the name of a
-dataset, `gather`, or `end`. Errors of the work itself reach rank 0 through the group of the ranks.
+An order is a frame with `do`: `step` with the number of the step, `evaluate` or `show` with the
+name of a dataset, `gather`, or `end`. Errors of the work itself reach rank 0 through the group of
+the ranks.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ def serve(channel: ChildChannel) -> None:
 
 
 def _follow(channel: ChildChannel, setup: RankSetup, stack: ExitStack) -> None:
-    from agentrl.runtime.fit.model import make_update, open_fit_model
-    from agentrl.runtime.fit.order import ExampleOrder
+    from agentrl.runtime.fit.model import open_fit_model
+    from agentrl.runtime.fit.updates import FitUpdates
+    from agentrl.train.fit.row_numbers import row_numbers
 
     config, sets = setup.config, setup.sets
+    updates = FitUpdates(config, sets)
     model = open_fit_model(
         config,
         sets.every,
@@ -46,18 +49,21 @@ def _follow(channel: ChildChannel, setup: RankSetup, stack: ExitStack) -> None:
         run_dir=setup.run_dir,
         checkpoint=setup.checkpoint,
         reference=setup.reference,
+        mismatches=updates.mismatches(config.train.steps),
         open_ranks=lambda: join(setup.address, setup.rank, config, stack),
-    )
-    order = ExampleOrder(
-        sets.train.examples, per_step=config.data.examples_per_step, seed=config.run.seed
     )
     while True:
         head = channel.receive().head
         if head["do"] == "end":
             return
         if head["do"] == "step":
-            model.fitter.step(make_update(config, order.step(head["step"])))
+            update = updates.step(head["step"])
+            model.fitter.step(update.trained, measured=update.measured)
         elif head["do"] == "evaluate":
-            model.fitter.evaluate(make_update(config, sets.evals[head["name"]].examples))
+            update = updates.evaluation(head["name"])
+            model.fitter.evaluate(update.trained, update.measured)
+        elif head["do"] == "show":
+            scores = config.objective.kind == "rm"
+            row_numbers(model.fitter.backend, updates.shown(head["name"]), scores=scores)
         else:
             model.gather()  # rank 0 writes

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.batch.examples import Example
-from agentrl.batch.records import PackedBatch
 from agentrl.compute_threads import run_computing
 from agentrl.config.fit import FitConfig
-from agentrl.errors import AgentrlError, RunError
+from agentrl.data.store.example_columns import ShownAnswer
+from agentrl.errors import AgentrlError, DataError, RunError
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.disk.checkpoint import (
     CheckpointState,
@@ -25,10 +24,11 @@ from agentrl.runtime.disk.checkpoint import (
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.drivers.checkpoint_keeper import disk_full
 from agentrl.runtime.fit.crew import FitCrew
-from agentrl.runtime.fit.model import FitModel, make_update
-from agentrl.runtime.fit.order import ExampleOrder
+from agentrl.runtime.fit.model import FitModel
 from agentrl.runtime.fit.progress import FitProgress, FitResult
 from agentrl.runtime.fit.rollouts import rollout_scores
+from agentrl.runtime.fit.shown import ShownExamples
+from agentrl.runtime.fit.updates import FitUpdate, FitUpdates
 from agentrl.runtime.stop import StopSwitch
 
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ class FitSession:
     config: FitConfig
     model: FitModel
     crew: FitCrew
-    order: ExampleOrder
-    evals: Mapping[str, PackedBatch]
+    updates: FitUpdates
+    evals: Mapping[str, FitUpdate]
+    shown: ShownExamples
     directory: RunDir
     metrics: MetricsLog
     progress: FitProgress
@@ -142,33 +143,37 @@ class FitSession:
         await self._save(last=False)
 
     async def _step(self) -> dict[str, float]:
-        examples: Sequence[Example] = self.order.step(self.done)
         began = time.monotonic()
         self.progress.phase("train")
-        update = make_update(self.config, examples)
+        update = self.updates.step(self.done)
         self.failed = True
         self.crew.order("step", step=self.done)
-        bag = await run_computing(self.model.fitter.step, update, self.progress.trained)
+        bag = await run_computing(
+            self.model.fitter.step, update.trained, self.progress.trained, measured=update.measured
+        )
         self.failed = False
         self.done += 1
         self.scores = {}
         values = bag.result()
         values["timing_s/step"] = time.monotonic() - began
         values["timing_s/elapsed"] = self._elapsed()
-        values["fit/epoch"] = self.done / self.order.steps_per_epoch
+        values["fit/epoch"] = self.done / self.updates.steps_per_epoch
         self.progress.step_done(self.done, self.config.train.steps, values)
         return values
 
     async def _evaluate(self) -> dict[str, float]:
         found: dict[str, float] = {}
+        answers: list[ShownAnswer] = []
         self.evaluated = self.done
         for name, update in self.evals.items():
             self.progress.phase(f"eval {name}")
             self.failed = True
             self.crew.order("evaluate", name=name)
-            bag = await run_computing(self.model.fitter.evaluate, update)
+            bag = await run_computing(self.model.fitter.evaluate, update.trained, update.measured)
             self.failed = False
+            answers += await self._shown(name)
             values = bag.result()
+            values["fit/examples"] = float(update.trained.global_sequences)
             if self.config.eval.rollouts is None:
                 # What is kept as best is what has the highest score.
                 values["score"] = -values[f"{self.config.objective.kind}/loss"]
@@ -176,7 +181,26 @@ class FitSession:
         if found:
             self.scores = found
             self.progress.evaluated(self.done, found)
+        try:
+            await run_computing(self.shown.write, self.done, answers)
+        except DataError as error:  # they are for the inspector; a fit goes on without them
+            self.progress.note(str(error))
         return found
+
+    async def _shown(self, name: str) -> list[ShownAnswer]:
+        """The tokens of the first examples of a dataset, for the inspector."""
+        from agentrl.train.fit.row_numbers import row_numbers
+
+        if not self.config.eval.shown:
+            return []
+        self.failed = True
+        self.crew.order("show", name=name)
+        numbers = await run_computing(
+            row_numbers, self.model.fitter.backend, self.updates.shown(name),
+            scores=self.config.objective.kind == "rm",
+        )  # fmt: skip
+        self.failed = False
+        return self.shown.answers(name, numbers)
 
     async def _roll_out(self, stop: StopSwitch, *, again: bool = False) -> dict[str, float]:
         """Scores of rollouts with the weights of this step, which are on the disk.

@@ -20,6 +20,8 @@ class FitSets:
     """Trained on."""
     evals: Mapping[str, FitData]
     """By the name in `eval.datasets`."""
+    centered: FitData | None = None
+    """Answers that center rewards, one an example; None without `objective.center_data`."""
 
     @property
     def every(self) -> list[Example]:

@@ -162,7 +162,8 @@ class FsdpBackend(LockstepBackend):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """`load_state_dict` as in `TrainBackend.load_state_dict`."""
         self._give_away()
-        check_same_parameters(self._slices.params, state["masters"])
+        trained = {n: param for n, param in self._slices.params.items() if param.requires_grad}
+        check_same_parameters(trained, state["masters"])
         masters = {name: self._own(name, full) for name, full in state["masters"].items()}
         moments = {
             name: {key: self._own(name, full) for key, full in parts.items()}

@@ -54,7 +54,10 @@ class FitLoss(Protocol):
         ...
 
     def totals(self, model: ModelPasses, micro: MicroBatch) -> tuple[float, ...]:
-        """Sums over a micro-batch that add up to those of the update; without gradients."""
+        """Sums over a micro-batch that add up to those of the update; without gradients.
+
+        The micro-batches are those of `measured` in `Fitter.step`, or of the update itself.
+        """
         ...
 
     def derive(self, metrics: MetricBag) -> None:
@@ -118,20 +121,32 @@ class Fitter:
         """Number of steps that are done."""
         return self._version
 
-    def step(self, update: PackedBatch, on_progress: Listener | None = None) -> MetricBag:
+    def step(
+        self,
+        update: PackedBatch,
+        on_progress: Listener | None = None,
+        *,
+        measured: PackedBatch | None = None,
+    ) -> MetricBag:
         """Make one update. Blocks; afterwards the model holds the new weights.
+
+        Args:
+            update: the examples of all ranks.
+            on_progress: called as micro-batches are done.
+            measured: rows that `FitLoss.totals` is asked of first; None takes those of `update`.
 
         Raises:
             TrainError: a number or gradient that is not finite, named; no weight has moved.
         """
         began = time.perf_counter()
         part = self._share(update)
+        asked = part if measured is None else self._share(measured)
         metrics, counted = MetricBag(), MetricBag()
         with self.backend.running():
             work = _FitPass(
                 backend=self.backend,
                 loss=self._loss,
-                totals=self._totals(part),
+                totals=self._totals(asked),
                 progress=MicroBatchProgress(on_progress, len(part.micro_batches)),
             )
             self.backend.clear_gradients()
@@ -150,12 +165,18 @@ class Fitter:
         return metrics
 
     @torch.no_grad()
-    def evaluate(self, update: PackedBatch) -> MetricBag:
-        """Measure the objective over data that is not trained on, as one update; weights stay."""
+    def evaluate(self, update: PackedBatch, measured: PackedBatch | None = None) -> MetricBag:
+        """Measure the objective over data that is not trained on, as one update; weights stay.
+
+        Args:
+            update: as for `step`.
+            measured: as for `step`.
+        """
         part = self._share(update)
+        asked = part if measured is None else self._share(measured)
         metrics, counted = MetricBag(), MetricBag()
         with self.backend.running():
-            totals = self._totals(part)
+            totals = self._totals(asked)
             losses = on_every_rank(self.backend, lambda: self._measure(part, totals, counted))
         self._finish(metrics, counted, losses)
         return metrics

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.batch.examples import CHOSEN, REJECTED, Example
+from agentrl.batch.examples import Example
 from agentrl.batch.records import MicroBatch, RowKey
 from agentrl.batch.tensors import TensorBatch
+from agentrl.batch.update_terms import CENTERED
 from agentrl.config.fit import DpoObjective, RewardObjective
 from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
@@ -21,6 +22,7 @@ from agentrl.train.fit.fitter import MicroLoss
 from agentrl.train.fit.pair_losses import PairInputs, chosen_nll
 from agentrl.train.fit.pair_metrics import derive_pair_metrics, pair_metrics
 from agentrl.train.fit.pair_registry import PairLossSpec, pair_losses_of
+from agentrl.train.fit.pair_rows import PairIndex, reference_of, row_sums, row_weights
 from agentrl.train.fit.reward_losses import (
     RewardInputs,
     bsr_row_factor,
@@ -69,55 +71,6 @@ class LikelihoodLoss:
             metrics.mean("sft/perplexity", math.exp(found))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairIndex:
-    """Places of the pairs of a micro-batch among its rows. Legend: `_P` pairs."""
-
-    names: tuple[str, ...]
-    """[P] Example ids."""
-    chosen_P: Tensor
-    """[P] int64 row of the chosen answer."""
-    rejected_P: Tensor
-    """[P] int64 row of the rejected answer."""
-
-    @classmethod
-    def of(cls, rows: Sequence[RowKey], device: torch.device) -> PairIndex:
-        """Find the pairs; padding has none.
-
-        Raises:
-            TrainError: an answer without the other one, which would be compared with nothing.
-        """
-        found: dict[str, dict[int, int]] = {}
-        for index, key in enumerate(rows):
-            found.setdefault(key.rollout_id, {})[key.row_index] = index
-        for name, answers in found.items():
-            if set(answers) != {CHOSEN, REJECTED}:
-                raise TrainError(
-                    f"pair {name!r} came with answers {sorted(answers)} to one micro-batch, "
-                    "expected both"
-                )
-
-        def rows_of(which: int) -> Tensor:
-            return torch.tensor([a[which] for a in found.values()], dtype=torch.int64).to(device)
-
-        return cls(names=tuple(found), chosen_P=rows_of(CHOSEN), rejected_P=rows_of(REJECTED))
-
-
-def row_sums(values_R: Tensor, micro: MicroBatch, batch: TensorBatch) -> Tensor:
-    """[N] Sum of the trained positions of each row, in float64."""
-    row_R = torch.as_tensor(micro.row_R).to(values_R.device)
-    out = torch.zeros(len(micro.rows), dtype=torch.float64, device=values_R.device)
-    return out.index_add(0, row_R, torch.where(batch.mask_R, values_R.double(), 0.0))
-
-
-def row_weights(micro: MicroBatch, batch: TensorBatch) -> Tensor:
-    """[N] Weight of each row in float64, which all of its trained tokens have."""
-    trained = np.flatnonzero(micro.mask_R)
-    _, first = np.unique(micro.row_R[trained], return_index=True)
-    at_N = torch.as_tensor(trained[first], device=batch.weights_R.device)
-    return batch.weights_R[at_N].double()
-
-
 class PreferenceLoss:
     """loss = 1/P sum of the pair losses (DPO and its relatives)."""
 
@@ -154,7 +107,9 @@ class PreferenceLoss:
         if not pairs.names:  # padding, whose loss is connected to every weight
             return MicroLoss(loss=out.log_probs_R.sum(), metrics=MetricBag())
         tokens_N = row_sums(torch.ones_like(out.log_probs_R), micro, batch)
-        reference_N = self._reference_of(micro, like=sums_N)
+        reference_N = None
+        if self._reference is not None:
+            reference_N = reference_of(self._reference, micro, like=sums_N)
         inputs = PairInputs(
             chosen_P=sums_N[pairs.chosen_P],
             rejected_P=sums_N[pairs.rejected_P],
@@ -180,16 +135,6 @@ class PreferenceLoss:
         filled = [1.0 if value is None else value for value in known]
         return torch.tensor(filled, dtype=like.dtype, device=like.device)
 
-    def _reference_of(self, micro: MicroBatch, *, like: Tensor) -> Tensor | None:
-        if self._reference is None:
-            return None
-        missing = [str(key) for key in micro.rows if key not in self._reference]
-        if missing:
-            raise TrainError(f"the reference gave no log-probability for row {missing[0]}")
-        return torch.tensor(
-            [self._reference[key] for key in micro.rows], dtype=like.dtype, device=like.device
-        )
-
     def totals(self, model: ModelPasses, micro: MicroBatch) -> tuple[float, ...]:
         """`totals` as in `FitLoss.totals`: none."""
         return ()
@@ -210,7 +155,7 @@ class RewardLoss:
             examples: by id, for margins and label probabilities.
         """
         self._objective, self._examples = objective, examples
-        self.needs_totals = objective.bsr_coef > 0
+        self.needs_totals = objective.bsr_coef > 0 or objective.center_set_coef > 0
         """`needs_totals` as in `FitLoss.needs_totals`."""
 
     def micro_loss(
@@ -221,8 +166,29 @@ class RewardLoss:
         scores_NO = _scores(model.values(batch), micro)
         if not micro.rows:  # padding, whose loss is connected to every weight
             return MicroLoss(loss=scores_NO.sum(), metrics=MetricBag())
+        loss, metrics = self._pair_loss(scores_NO, micro, batch)
+        if self.needs_totals:
+            of_pairs, centered = totals[:2], totals[2:]
+            bsr, center = self._objective.bsr_coef, self._objective.center_set_coef
+            centered_N = torch.tensor([key.row_index == CENTERED for key in micro.rows])
+            r_N, centered_N = scores_NO[:, 0], centered_N.to(scores_NO.device)
+            if bsr:
+                loss = loss + _mean_square(r_N[~centered_N], of_pairs, bsr, "bsr", metrics)
+            if center and centered[1]:  # data that is evaluated has none
+                loss = loss + _mean_square(r_N[centered_N], centered, center, "center_set", metrics)
+                own = int(centered_N.sum())
+                total = float(r_N[centered_N].detach().double().sum())
+                metrics.mean("rm/center_set_mean", total, count=own)
+        return MicroLoss(loss=loss, metrics=metrics)
+
+    def _pair_loss(
+        self, scores_NO: Tensor, micro: MicroBatch, batch: TensorBatch
+    ) -> tuple[Tensor, MetricBag]:
+        """Loss of the pairs of a micro-batch, which may have none."""
         objective = self._objective
         pairs = PairIndex.of(micro.rows, scores_NO.device)
+        if not pairs.names:
+            return 0.0 * scores_NO.sum(), MetricBag()
         inputs = RewardInputs(
             chosen_PO=scores_NO[pairs.chosen_P],
             rejected_PO=scores_NO[pairs.rejected_P],
@@ -235,22 +201,17 @@ class RewardLoss:
             centered_P = center_term(inputs.reward_chosen_P, inputs.reward_rejected_P)
             loss_P = loss_P + objective.center_coef * centered_P
         weights_P = row_weights(micro, batch)[pairs.chosen_P].to(loss_P.dtype)
-        loss = (weights_P * loss_P).sum()
-        metrics = reward_metrics(inputs)
-        if self.needs_totals:
-            total, rows = totals[0], int(totals[1])
-            r_N = scores_NO[:, 0]
-            # The gradient of F in each row, and F itself in the sum over all rows of the update.
-            factor = bsr_row_factor(total, rows, objective.bsr_coef)
-            value = bsr_value(total, rows, objective.bsr_coef)
-            loss = loss + (factor * (r_N - r_N.detach()) + value / rows).sum()
-            metrics.mean("rm/loss/bsr", value * len(r_N) / rows, count=len(r_N) / rows)
-        return MicroLoss(loss=loss, metrics=metrics)
+        return (weights_P * loss_P).sum(), reward_metrics(inputs)
 
     def totals(self, model: ModelPasses, micro: MicroBatch) -> tuple[float, ...]:
-        """Sum of the rewards, and number of rows."""
+        """Sum of the rewards of pairs and number of rows, then the same of what centers rewards."""
         scores_NO = _scores(model.values(model.to_tensors(micro)), micro)
-        return float(scores_NO[:, 0].double().sum()), float(len(micro.rows))
+        centered = np.array([key.row_index == CENTERED for key in micro.rows], dtype=np.bool_)
+        found: list[float] = []
+        for of_kind in (~centered, centered):
+            rows = torch.as_tensor(np.flatnonzero(of_kind), device=scores_NO.device)
+            found += [float(scores_NO[rows, 0].double().sum()), float(len(rows))]
+        return tuple(found)
 
     def derive(self, metrics: MetricBag) -> None:
         """`derive` as in `FitLoss.derive`: nothing follows from others."""
@@ -268,6 +229,25 @@ class RewardLoss:
                 )
         filled = [default if value is None else value for value in values]
         return torch.tensor(filled, dtype=like.dtype, device=like.device)
+
+
+def _mean_square(
+    r_N: Tensor, total: Sequence[float], coef: float, name: str, metrics: MetricBag
+) -> Tensor:
+    """What rows add to a loss that has value and gradient of coef (S / n)^2 over the whole update.
+
+    Args:
+        r_N: rewards of these rows, with gradient.
+        total: S and n of the update.
+        coef: weight.
+        name: of the part, for `rm/loss/NAME`.
+        metrics: gets the value.
+    """
+    rows = int(total[1])
+    factor = bsr_row_factor(total[0], rows, coef)
+    value = bsr_value(total[0], rows, coef)
+    metrics.mean(f"rm/loss/{name}", value * len(r_N) / rows, count=len(r_N) / rows)
+    return (factor * (r_N - r_N.detach()) + value / rows).sum()
 
 
 def _scores(values: Tensor, micro: MicroBatch) -> Tensor:

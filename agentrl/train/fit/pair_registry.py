@@ -38,7 +38,9 @@ def _entry(name: str, value: Any) -> PairLossSpec:
     return PAIR_LOSSES.made_of(function) or PairLossSpec(name=name, function=function)
 
 
-PAIR_LOSSES = Registry[PairLossSpec]("objective.loss", own="a pair loss of your own", entry=_entry)
+PAIR_LOSSES = Registry[PairLossSpec](
+    "objective.loss", own="a pair loss of your own", entry=_entry, words=("kto",)
+)
 
 
 def pair_loss(name: str, *, needs_reference: bool = True) -> Callable[[PairLoss], PairLoss]:

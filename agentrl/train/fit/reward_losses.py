@@ -201,6 +201,8 @@ def center_term(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
 def bsr_value(total: float, rows: int, coef: float) -> float:
     """Batch-sum regularisation of an update: F = coef (S/n)^2 (document 004, 5.4.3).
 
+    Over the rewards of a reference set it is the centering of 5.2.
+
     https://arxiv.org/abs/2505.07271 squares the sum S, so its coefficient is coef / n^2. The
     authors' program squares the mean as we do, and multiplies its coefficient by the pairs of one
     device's batch first.

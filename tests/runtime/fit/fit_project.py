@@ -69,6 +69,32 @@ def pairs(count: int = 7, *, prompt: str = "say") -> list[dict[str, Any]]:
     return rows
 
 
+def verdicts(count: int = 7, *, prompt: str = "say") -> list[dict[str, Any]]:
+    """Vowels are good, consonants are not."""
+    rng = random.Random(0)
+    return [
+        {
+            "id": f"v{number}",
+            "prompt": f"{prompt} {number}",
+            "completion": "".join(rng.choices(("aeiou", "xyzkq")[number % 2], k=5)),
+            "label": number % 2 == 0,
+        }
+        for number in range(count)
+    ]
+
+
+def write_kto_fit(folder: Path, **changes: Any) -> Path:
+    """As `write_fit`, of answers with a verdict."""
+    path = write_fit(
+        folder, "dpo", objective={"kind": "dpo", "loss": "kto"},
+        **{"data__examples_per_step": 4, **changes},
+    )  # fmt: skip
+    for name, count in (("train", 8), ("held", 4)):
+        rows = [{**row, "id": f"{name}-{row['id']}"} for row in verdicts(count)]
+        write_rows(folder / f"{name}.jsonl", rows)
+    return path
+
+
 def write_fit(folder: Path, kind: str = "sft", **changes: Any) -> Path:
     """Write model, data and fit file; returns the fit file.
 

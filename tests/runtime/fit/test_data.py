@@ -198,6 +198,40 @@ def test_a_margin_that_the_loss_needs_is_missed_before_training(folder: Path) ->
         loaded(path)
 
 
+CENTERED = {"objective__center_set_coef": 0.1, "objective__center_data": {"source": "set.jsonl"}}
+
+
+@pytest.mark.parametrize(("rows", "count"), [(pairs(3), 6), (conversations(3), 3)])
+def test_rewards_are_centered_on_any_answers(
+    folder: Path, rows: list[dict[str, Any]], count: int
+) -> None:
+    """Fails if one answer of a pair is lost, or a margin is missed in answers that have none."""
+    path = write_fit(folder, "rm", objective__margin_scale=0.5, **CENTERED)
+    write_rows(folder / "set.jsonl", rows)
+    sets = loaded(path, "chat.tool_parser=hermes")
+    assert sets.centered is not None
+    assert len(sets.centered.examples) == count
+    assert all(len(example.answers) == 1 for example in sets.centered.examples)
+    assert all(example.id.startswith("center_data/") for example in sets.centered.examples)
+
+
+def test_a_set_that_is_neither_pairs_nor_conversations(folder: Path) -> None:
+    path = write_fit(folder, "rm", **CENTERED)
+    write_rows(folder / "set.jsonl", [{"text": "plain"}])
+    with pytest.raises(
+        DataError, match=r"objective\.center_data\.source 'set.jsonl' holds neither"
+    ):
+        loaded(path)
+
+
+def test_rollouts_of_a_run_center_rewards(folder: Path) -> None:
+    stored_run(folder)
+    path = write_fit(folder, "rm", **CENTERED)
+    sets = loaded(path, "objective.center_data.source=run:a-run")
+    assert sets.centered is not None
+    assert len(sets.centered.examples) == 8
+
+
 def test_ids_of_another_model(folder: Path) -> None:
     """Fails if training would read behind the end of the embeddings."""
     stored_run(folder, token=5000)

@@ -119,6 +119,6 @@ def test_a_full_disk_keeps_no_rank_waiting(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
-    data = {"data": {"source": "x"}, "train": {"backend": "fsdp2", "lora": 4}}
+    data = {"data": {"source": "x"}, "train": {"backend": "deepspeed", "lora": 4}}
     with pytest.raises(ValueError, match=r"cannot train train\.lora"):
         FitConfig.model_validate(data)

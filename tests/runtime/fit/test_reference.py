@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.batch.examples import CHOSEN
+from agentrl.batch.update_terms import mismatches_of
 from agentrl.errors import RunError
 from agentrl.runtime.disk.run_name import REFERENCE_FILE
 from agentrl.runtime.fit.reference import reference_sums
@@ -60,13 +61,14 @@ def changed(data, what):
     return [first, *data[1:]]
 
 
-@pytest.mark.parametrize("what", ["prompt", "mask", "swapped"])
-def test_other_data_is_computed_again(tmp_path, what):
+@pytest.mark.parametrize(("what", "times"), [("prompt", 2), ("mask", 2), ("swapped", 1)])
+def test_other_tokens_are_computed_again(tmp_path, what, times):
+    """Fails if a number is found by the place of its row: answers that changed places are there."""
     data, opened = examples(4, pairs=True), Counted()
     ask(tmp_path, data, opened)
     other = changed(data, what)
     found = ask(tmp_path, other, opened)
-    assert opened.opened == 2
+    assert opened.opened == times
     wanted = summed(tiny_model(), other)
     assert all(found[key] == pytest.approx(wanted[key], abs=1e-10) for key in wanted)
 
@@ -94,13 +96,84 @@ def test_a_damaged_file_is_made_again(tmp_path, damage):
     assert path.read_bytes() == whole
 
 
-def test_what_is_given_up_leaves_nothing(tmp_path):
+def test_what_is_given_up_at_once_leaves_nothing(tmp_path):
     def stop(done, total):
         raise Interrupted(2)
 
     with pytest.raises(Interrupted):
         ask(tmp_path, examples(4, pairs=True), Counted(), on_progress=stop)
     assert list(tmp_path.iterdir()) == []
+
+
+class Asked(Counted):
+    """Counts the rows that it is asked about, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = 0
+
+    def __call__(self):
+        known = super().__call__()
+
+        def count(micros):
+            self.rows += sum(len(micro.rows) for micro in micros)
+            return known(micros)
+
+        return count
+
+
+def test_a_pass_that_ends_early_goes_on_where_it_was(tmp_path):
+    """Fails if answers are computed again, or come out with other bits than in one pass."""
+    data, opened = examples(600, pairs=True), Asked()
+    (tmp_path / "whole").mkdir()
+    whole = ask(tmp_path / "whole", data, Asked())
+
+    def stop(done, total):
+        assert total == 1200
+        if done:
+            raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        ask(tmp_path, data, opened, on_progress=stop)
+    assert opened.rows == 512
+    assert ask(tmp_path, data, opened) == whole
+    assert opened.rows == 1200
+    assert opened.opened == 2
+    made = (tmp_path / REFERENCE_FILE, tmp_path / "whole" / REFERENCE_FILE)
+    assert made[0].read_bytes() == made[1].read_bytes()
+
+
+def test_a_pass_that_is_killed_has_written_what_it_had(tmp_path):
+    """Fails if a file comes only at the end: a killed process writes nothing more."""
+    data, kept = examples(600, pairs=True), []
+
+    def look(done, total):
+        path = tmp_path / REFERENCE_FILE
+        kept.append(path.read_bytes() if path.exists() else b"")
+
+    reference_sums(
+        tmp_path, data, model="tiny", micro_batch_tokens=64, prefix_sharing=True,
+        open_reference=Counted(), on_progress=look, every_s=0.0,
+    )  # fmt: skip
+    assert [bool(each) for each in kept] == [False, True, True]
+    (tmp_path / REFERENCE_FILE).write_bytes(kept[1])
+    opened = Asked()
+    ask(tmp_path, data, opened)
+    assert opened.rows == 1200 - 512
+
+
+def test_mismatched_answers_are_asked_about_too(tmp_path):
+    data = [replace(e, desirable=True) for e in examples(4, pairs=False)]
+    made = mismatches_of(data, longest=64)
+    found = reference_sums(
+        tmp_path, data, made, model="tiny", micro_batch_tokens=64, prefix_sharing=True,
+        open_reference=Counted(), on_progress=lambda done, total: None,
+    )  # fmt: skip
+    for each in made:
+        row = replace(each.prompt, answers=each.answered.answers)
+        (wanted,) = summed(tiny_model(), [row]).values()
+        assert found[each.key] == pytest.approx(wanted, abs=1e-10)
+    assert len(found) == 8
 
 
 def test_a_full_disk_is_one_message(tmp_path):

@@ -49,6 +49,8 @@ def test_a_report_says_what_a_model_is_worth_and_stores_its_scale(run, folder, t
     assert status == 0, text
     assert (tmp_path / "made" / "report.md").read_text() in text
     report = json.loads((tmp_path / "made" / "report.json").read_text())
+    for name in ("report.json", "report.md", "reliability.svg", "report.html"):
+        assert f"wrote {tmp_path / 'made' / name}" in text
     overall = report["calibration"]["overall"]
     # One label of six is wrong, so no model can be right more often than that on average.
     assert 0.7 < overall["after"]["accuracy"] < 0.95
@@ -127,6 +129,9 @@ def test_a_model_that_is_always_right_has_no_temperature_and_no_scale(run, folde
         "--store: there is no scale to store: temperature: 4 of 4 pairs are ordered right" in said
     )
     assert "no temperature: temperature: 4 of 4" in (tmp_path / "report.md").read_text()
+    diagram = (tmp_path / "reliability.svg").read_text()
+    assert "temperature 1: ECE" in diagram
+    assert "fitted temperature" not in diagram
 
 
 def test_sampled_tokens_are_scored_up_to_the_last_one_of_the_policy(run) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from agentrl.errors import DataError
 from agentrl.files import write_whole
+from agentrl.runtime.fit.rating.reliability_plot import reliability_svg
+from agentrl.runtime.fit.rating.report_page import report_page
 from agentrl.runtime.fit.rating.report_text import report_markdown
 from agentrl.runtime.fit.rating.reward_report import RewardReport
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 def write_report(
     report: RewardReport, model: OpenRewardModel, folder: Path, *, store: bool
 ) -> list[Path]:
-    """Write `report.json` and `report.md`, and the scale beside the checkpoint.
+    """Write the report as JSON, Markdown, diagram and page, and the scale beside the checkpoint.
+
+    The files are `report.json`, `report.md`, `reliability.svg` and `report.html`.
 
     Args:
         report: what was measured.
@@ -33,12 +37,16 @@ def write_report(
         DataError: the scale is to be stored, and there is none; the reports are written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    overall = report.calibration.overall
+    diagram = reliability_svg(overall.before, None if report.temperature_problem else overall.after)
     files = {
         folder / "report.json": json.dumps(report.to_json(), indent=1) + "\n",
         folder / "report.md": report_markdown(report),
+        folder / "reliability.svg": diagram,
+        folder / "report.html": report_page(report, diagram),
     }
     for path, text in files.items():
-        write_whole(path, text.encode())
+        write_whole(path, text.encode("utf-8", "backslashreplace"))
     written = list(files)
     if store:
         assert model.folder is not None

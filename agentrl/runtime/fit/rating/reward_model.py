@@ -16,12 +16,14 @@ from agentrl.errors import ConfigError
 from agentrl.reward.scale import SCALE_FILE, RewardScale
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
+from agentrl.runtime.fit.ensemble import member_runs
+from agentrl.runtime.fit.model import CHAT_FILE
 
 if TYPE_CHECKING:
     from agentrl.batch.examples import ScoredTokens
     from agentrl.batch.records import FloatArray
     from agentrl.chat import ChatFormat
-    from agentrl.train.score_model import ScoreModel
+    from agentrl.train.reward_models.rollout_rewards import RowScorer
 
 TOGETHER = 512
 """Rows that are packed together."""
@@ -33,8 +35,8 @@ class OpenRewardModel:
 
     path: str
     """The checkpoint folder, or a hub name."""
-    model: ScoreModel
-    """Gives raw scores."""
+    model: RowScorer
+    """Gives raw scores; of an ensemble the mean of whitened ones, and their deviation."""
     chat: ChatFormat
     """Format of the fit that made it, where that is known."""
     decode: Callable[[Sequence[int]], str]
@@ -78,12 +80,14 @@ def open_reward_model(
     """Load a reward model and its tokenizer.
 
     Args:
-        path: run directory of a fit, a checkpoint folder or a hub name.
+        path: run directory of a fit, also one with members of an ensemble, a checkpoint folder or
+            a hub name.
         device: as `model.device`.
         batch_tokens: most packed tokens of a pass; None takes 8192.
 
     Raises:
-        ConfigError: it cannot be loaded, or is no reward model.
+        ConfigError: it cannot be loaded, is no reward model, or a member of an ensemble has no
+            stored scale.
         RunError: a run directory without a complete checkpoint.
         ChatError: its tokenizer has no usable template.
     """
@@ -91,6 +95,9 @@ def open_reward_model(
     from agentrl.train.score_model import BATCH_TOKENS, load_score_model
 
     quiet_transformers()
+    members = member_runs(Path(path).expanduser())
+    if members:
+        return _open_ensemble(path, members, device=device, batch_tokens=batch_tokens)
     source = resolve_model_path(path)
     model = load_score_model(source, device=device, batch_tokens=batch_tokens or BATCH_TOKENS)
     tokenizer = load_tokenizer(ModelSection(path=source))
@@ -102,8 +109,41 @@ def open_reward_model(
     )
 
 
+def _open_ensemble(
+    path: str, members: Sequence[Path], *, device: str, batch_tokens: int | None
+) -> OpenRewardModel:
+    from agentrl.train.reward_models.ensemble_scores import EnsembleScores
+
+    opened = [
+        open_reward_model(str(each), device=device, batch_tokens=batch_tokens) for each in members
+    ]
+    scales: list[RewardScale] = []
+    for each, one in zip(members, opened, strict=True):
+        scale = one.stored_scale()
+        if scale is None:
+            raise ConfigError(
+                f"{each} has no {SCALE_FILE}, but members of an ensemble are whitened before their "
+                "mean, or the one with the largest scores decides alone; write it with `agentrl "
+                f"rm report {each} --data PAIRS --store`, and so for each of the {len(members)} "
+                "members"
+            )
+        scales.append(scale)
+    return OpenRewardModel(
+        path=path,
+        model=EnsembleScores([one.model for one in opened], scales),
+        chat=opened[0].chat,
+        decode=opened[0].decode,
+    )
+
+
 def _chat_of(checkpoint: Path) -> ChatSection:
     """The section of the fit that wrote a checkpoint; the defaults where that is not known."""
+    beside = checkpoint / CHAT_FILE
+    if beside.is_file():  # also where the checkpoint was exported
+        try:
+            return ChatSection.model_validate_json(beside.read_text())
+        except ValueError as error:
+            raise ConfigError(f"{beside} is no section chat of a fit: {error}") from None
     file = checkpoint.parent.parent / "config.yaml"
     if checkpoint.parent.name != "checkpoints" or not file.is_file():
         return ChatSection()

@@ -7,83 +7,44 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from agentrl.batch.examples import Example, likelihood_update, pair_update, score_update
+from agentrl.batch.examples import (
+    AnswerTokens,
+    Example,
+    likelihood_update,
+    pair_update,
+    score_update,
+)
 from agentrl.batch.packing import padding_micro_batch
 from agentrl.batch.records import MicroBatch, PackedBatch, RowKey
-from agentrl.batch.tensors import TensorBatch, to_tensors
+from agentrl.batch.tensors import TensorBatch
+from agentrl.batch.update_terms import (
+    CENTERED,
+    Mismatch,
+    centered_update,
+    mismatch_update,
+    mismatches_of,
+)
 from agentrl.config.fit import FitObjective
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.contract import ModelPasses
 from agentrl.train.backends.shares import share
 from agentrl.train.fit.fitter import FitLoss
+from agentrl.train.fit.kto import KtoLoss
 from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss, RewardLoss
 from agentrl.train.fit.pair_registry import find_pair_loss
 from agentrl.train.model.attention import packed_attention
-from agentrl.train.model.logprobs import TokenLogProbs, packed_log_probs
-from agentrl.train.model.value_head import ValueModel
+from agentrl.train.model.logprobs import TokenLogProbs
 from agentrl.train.prove.evaluate import Division, UpdateOutcome
-from agentrl.train.prove.fit.examples import TablePasses
-from agentrl.train.prove.model import exact_model
+from agentrl.train.prove.fit.examples import TablePasses, random_examples
+from agentrl.train.prove.fit.passes import ExactPasses, ProvedPasses
 from agentrl.train.prove.precision import NarrowestDtype
 from agentrl.train.prove.tokens import TokenKey
 
 WHOLE = Division(name="whole")
-
-
-class ProvedPasses(ModelPasses, Protocol):
-    """Passes whose parameters a proof may look at."""
-
-    def named_parameters(self) -> Mapping[str, nn.Parameter]:
-        """Trained parameters, by name."""
-        ...
-
-
-class ExactPasses:
-    """Passes of a tiny model in float64."""
-
-    def __init__(self, *, scores: bool, outputs: int, seed: int) -> None:
-        """Make the model.
-
-        Args:
-            scores: a reward model, else a policy.
-            outputs: scores of an answer.
-            seed: of its weights.
-        """
-        self.model: Any = exact_model(seed=seed)
-        """The model."""
-        if scores:
-            self.model = ValueModel(self.model.model, outputs=outputs)
-            generator = torch.Generator().manual_seed(seed)
-            weight = self.model.value_head.weight
-            with torch.no_grad():
-                drawn = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-                weight.copy_(drawn / weight.shape[1] ** 0.5)
-            self.model.value_head.bias.requires_grad_(False)
-
-    def named_parameters(self) -> Mapping[str, nn.Parameter]:
-        """Those of the model that have a gradient."""
-        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-
-    def to_tensors(self, micro: MicroBatch) -> TensorBatch:
-        """`to_tensors` as in `ModelPasses.to_tensors`."""
-        return to_tensors(micro, device=torch.device("cpu"), dtype=torch.float64)
-
-    def log_probs(self, batch: TensorBatch, *, loss_of: object = None) -> TokenLogProbs:
-        """`log_probs` as in `ModelPasses.log_probs`."""
-        return packed_log_probs(self.model, batch)
-
-    def values(self, batch: TensorBatch) -> Tensor:
-        """`values` as in `ModelPasses.values`."""
-        return self.model(batch)
-
-    def backward(self, loss: Tensor) -> None:
-        """`backward` as in `ModelPasses.backward`."""
-        loss.backward()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +59,10 @@ class FitBench:
     """Runs the model, or the table that stands for one."""
     reference: Mapping[RowKey, float]
     """Summed log-probabilities under the reference."""
+    mismatches: Sequence[Mismatch] = ()
+    """Rows that `kto` measures."""
+    centered: Sequence[Example] = ()
+    """Answers that center rewards."""
     base: Path | None = None
     """Folder that relative paths of the objective start from."""
 
@@ -106,8 +71,11 @@ class FitBench:
         """The loss as `agentrl fit` makes it."""
         if self.objective.kind == "sft":
             return LikelihoodLoss()
+        by_id = {example.id: example for example in self.examples}
         if self.objective.kind == "rm":
-            return RewardLoss(self.objective, {example.id: example for example in self.examples})
+            return RewardLoss(self.objective, by_id)
+        if self.objective.unpaired:
+            return KtoLoss(self.objective, reference=self.reference, examples=by_id)
         spec = find_pair_loss(self.objective.loss, base=self.base)
         needed = spec.needs_reference and self.objective.reference != "none"
         return PreferenceLoss(self.objective, spec, reference=self.reference if needed else None)
@@ -123,26 +91,44 @@ class FitBench:
                 found, mode=self.objective.loss_agg_mode, horizon=self.objective.horizon,
                 micro_batch_tokens=tokens, prefix_sharing=sharing,
             )  # fmt: skip
+        if self.centered:
+            return centered_update(
+                found, self.centered, micro_batch_tokens=tokens, prefix_sharing=sharing
+            )
         make = pair_update if self.objective.kind == "dpo" else score_update
         return make(found, micro_batch_tokens=tokens, prefix_sharing=sharing)
 
+    def measured(self, update: PackedBatch, division: Division = WHOLE) -> PackedBatch:
+        """The rows that are measured for an update; the update itself where they are its own."""
+        if not self.mismatches:
+            return update
+        return mismatch_update(
+            self.mismatches,
+            micro_batch_tokens=division.micro_batch_tokens,
+            prefix_sharing=division.prefix_sharing,
+        )
+
     def outcome(
-        self, update: PackedBatch, *, ranks: int = 1, dtype: torch.dtype = torch.float64
+        self,
+        update: PackedBatch,
+        *,
+        division: Division = WHOLE,
+        dtype: torch.dtype = torch.float64,
     ) -> UpdateOutcome:
         """Evaluate an update as the ranks do, one after the other; gradients are summed.
 
         Ranks in lock-step have equally many micro-batches, so some compute padding.
         """
-        parts = [update]
-        if ranks > 1:
-            parts = [share(update, rank, ranks, lockstep=True) for rank in range(ranks)]
-        micros = [micro for part in parts for micro in part.micro_batches]
+        micros = _of_all_ranks(update, division.ranks)
         params, metrics, loss = self.passes.named_parameters(), MetricBag(), 0.0
         slopes: dict[TokenKey, float] = {}
         for param in params.values():
             param.grad = None
         with self._packed():
-            totals = self._totals(micros)
+            asked = self.measured(update, division)
+            totals = self._totals(
+                micros if asked is update else _of_all_ranks(asked, division.ranks)
+            )
             for micro in micros:
                 found = self.loss.micro_loss(_Kept(self.passes, micro, slopes), micro, totals)
                 self.passes.backward(found.loss)
@@ -165,17 +151,30 @@ class FitBench:
         )
 
     @torch.no_grad()
-    def value(self, update: PackedBatch) -> float:
-        """Loss of an update at the weights at hand."""
+    def value(self, update: PackedBatch, totals: tuple[float, ...] | None = None) -> float:
+        """Loss of an update at the weights at hand.
+
+        Args:
+            update: the update.
+            totals: what the loss takes for the sums over the update; None are those at the weights.
+        """
         with self._packed():
-            totals = self._totals(update.micro_batches)
+            if totals is None:
+                totals = self._totals(self.measured(update).micro_batches)
             found = [self.loss.micro_loss(self.passes, m, totals) for m in update.micro_batches]
         return sum(float(part.loss) for part in found)
+
+    def constants(self, update: PackedBatch) -> tuple[float, ...] | None:
+        """Sums over the update that no gradient flows through (z0 of `kto`); None has none."""
+        if not self.mismatches:
+            return None
+        with self._packed():
+            return self._totals(self.measured(update).micro_batches)
 
     def narrowest(self, update: PackedBatch) -> torch.dtype:
         """The narrowest dtype that the loss computes in. Ask a table, which computes in float64."""
         found = NarrowestDtype()
-        totals = self._totals(update.micro_batches)
+        totals = self._totals(self.measured(update).micro_batches)
         with found:
             for micro in update.micro_batches:
                 self.loss.micro_loss(self.passes, micro, totals)
@@ -192,6 +191,13 @@ class FitBench:
             return ()
         found = [self.loss.totals(self.passes, micro) for micro in micros]
         return tuple(map(sum, zip(*found, strict=True)))
+
+
+def _of_all_ranks(update: PackedBatch, ranks: int) -> list[MicroBatch]:
+    if ranks == 1:
+        return list(update.micro_batches)
+    parts = [share(update, rank, ranks, lockstep=True) for rank in range(ranks)]
+    return [micro for part in parts for micro in part.micro_batches]
 
 
 class _Kept:
@@ -244,9 +250,17 @@ def make_bench(
 ) -> FitBench:
     """The bench of an objective, on a model or on a table."""
     outputs = 2 if objective.kind == "rm" and objective.loss == "purm" else 1
-    reference = TablePasses(examples, outputs=outputs, seed=seed + 1)
+    mismatches: tuple[Mismatch, ...] = ()
+    if objective.kind == "dpo" and objective.unpaired:
+        mismatches = mismatches_of(examples, longest=WHOLE.micro_batch_tokens)
+    centered: list[Example] = []
+    if objective.kind == "rm" and objective.center_set_coef:
+        drawn = random_examples(pairs=False, seed=seed + 2)
+        centered = [replace(example, id=f"c{n}") for n, example in enumerate(drawn)]
+    answers = _answers(examples, mismatches, centered)
+    reference = TablePasses(answers, outputs=outputs, seed=seed + 1)
     passes: ProvedPasses = (
-        TablePasses(examples, outputs=outputs, seed=seed)
+        TablePasses(answers, outputs=outputs, seed=seed)
         if table
         else ExactPasses(scores=objective.kind == "rm", outputs=outputs, seed=seed)
     )
@@ -254,9 +268,26 @@ def make_bench(
         objective=objective,
         examples=examples,
         passes=passes,
-        reference=reference.sums(examples),
+        reference=reference.sums(),
+        mismatches=mismatches,
+        centered=centered,
         base=base,
     )
+
+
+def _answers(
+    examples: Sequence[Example], mismatches: Sequence[Mismatch], centered: Sequence[Example]
+) -> dict[RowKey, AnswerTokens]:
+    found = {
+        RowKey(group_id=example.id, rollout_id=example.id, row_index=index): answer
+        for example in examples
+        for index, answer in enumerate(example.answers)
+    }
+    found |= {each.key: each.answered.answers[0] for each in mismatches}
+    for example in centered:
+        key = RowKey(group_id=example.id, rollout_id=example.id, row_index=CENTERED)
+        found[key] = example.answers[0]
+    return found
 
 
 def with_padding(update: PackedBatch) -> PackedBatch:

@@ -59,8 +59,7 @@ def prove_fit(
     Raises:
         ConfigError: there is no such loss.
     """
-    pairs = objective.kind != "sft"
-    examples = random_examples(pairs=pairs, seed=seed)
+    examples = _examples(objective, seed=seed)
     try:
         bench = make_bench(objective, examples, base=base, seed=seed, table=False)
         table = make_bench(objective, examples, base=base, seed=seed, table=True)
@@ -86,6 +85,12 @@ def prove_fit(
             except Exception as error:  # the same boundary
                 checks.append(failed(name, f"{type(error).__name__}: {error}"))
     return Proof(checks=tuple(checks))
+
+
+def _examples(objective: FitObjective, *, seed: int, tokens: int = 0) -> list[Example]:
+    verdicts = objective.kind == "dpo" and objective.unpaired
+    pairs = objective.kind != "sft" and not verdicts
+    return random_examples(pairs=pairs, seed=seed, tokens=tokens, verdicts=verdicts)
 
 
 def _finite(whole: UpdateOutcome) -> ProofFinding:
@@ -131,7 +136,8 @@ def _divisions(bench: FitBench, whole: UpdateOutcome) -> _Checks:
 def _division_check(
     bench: FitBench, whole: UpdateOutcome, division: Division, examples: Sequence[Example]
 ) -> ProofFinding:
-    other = bench.outcome(bench.update(division, examples), ranks=division.ranks, dtype=whole.dtype)
+    update = bench.update(division, examples)
+    other = bench.outcome(update, division=division, dtype=whole.dtype)
     return compared(division.name, whole, other)
 
 
@@ -206,7 +212,7 @@ def _size_check(
     seed: int,
     budget: int,
 ) -> ProofFinding:
-    examples = random_examples(pairs=objective.kind != "sft", seed=seed, tokens=4 * budget)
+    examples = _examples(objective, seed=seed, tokens=4 * budget)
     bench = make_bench(objective, examples, base=base, seed=seed, table=True)
     whole = bench.outcome(bench.update(), dtype=dtype)
     bad = not_finite(whole)
@@ -214,8 +220,8 @@ def _size_check(
         return failed(title, bad)
     worst: ProofFinding | None = None
     for tokens, ranks in ((128, 1), (1024, 8), (budget, 1)):
-        division = Division(name=f"{tokens} tokens", micro_batch_tokens=tokens)
-        other = bench.outcome(bench.update(division), ranks=ranks, dtype=dtype)
+        division = Division(name=f"{tokens} tokens", micro_batch_tokens=tokens, ranks=ranks)
+        other = bench.outcome(bench.update(division), division=division, dtype=dtype)
         found = compared(title, whole, other, against=f"in micro-batches of {tokens} tokens")
         if found.status is Status.FAIL:
             return found

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from agentrl.batch.examples import CHOSEN, REJECTED, Example
+from agentrl.batch.update_terms import CENTERED
 from agentrl.config.fit import DpoObjective, FitObjective, RewardObjective
 from agentrl.finding import Status
 from agentrl.train.fit.pair_registry import find_pair_loss
@@ -31,13 +32,14 @@ def descent_check(name: str, bench: FitBench, whole: UpdateOutcome) -> ProofFind
     params = bench.passes.named_parameters()
     size = math.sqrt(sum(float(grad.square().sum()) for grad in whole.gradient.values()))
     step = _STEP if whole.dtype is torch.float64 else 1e-2
-    update, found = bench.update(), []
+    update, found = bench.update(), list[float]()
+    constants = bench.constants(update)
     for sign in (-1.0, 1.0):
         with torch.no_grad():
             before = {key: param.clone() for key, param in params.items()}
             for key, param in params.items():
                 param += sign * step / size * whole.gradient[key]
-            found.append(bench.value(update))
+            found.append(bench.value(update, constants))
             for key, param in params.items():
                 param.copy_(before[key])
     slope = (found[1] - found[0]) / (2.0 * step)
@@ -68,13 +70,17 @@ def direction_check(name: str, table: FitBench, dtype: torch.dtype) -> ProofFind
     least, wrong, right = tolerance_of(dtype) * largest, list[str](), 0
     for example in equal.examples:
         towards = slopes[f"{example.id}/{CHOSEN}"]
+        if example.desirable is False:
+            towards = -towards
         if len(example.answers) > 1:
             towards -= slopes[f"{example.id}/{REJECTED}"]
         if towards < -least:
             right += 1
         elif towards > least:
             wrong.append(f"{example.id} (slope {towards:.4g})")
-    what = "likelier" if table.objective.kind == "sft" else "better than the rejected one"
+    what = "better than the rejected one"
+    if len(table.examples[0].answers) == 1:
+        what = "likelier"
     if wrong and (not right or _compares(table)):
         return failed(
             name,
@@ -118,6 +124,8 @@ def _compares(table: FitBench) -> bool:
     """Return true if a pair loss has a reference, at which every pair has to become better."""
     if table.objective.kind != "dpo":
         return True
+    if table.objective.unpaired:
+        return True
     spec = find_pair_loss(table.objective.loss, base=table.base)
     return spec.needs_reference and table.objective.reference != "none"
 
@@ -133,7 +141,7 @@ def _at_the_reference(table: FitBench, *, certain: bool = True) -> FitBench:
         replace(example, label_probability=None) if certain else example
         for example in table.examples
     ]
-    return replace(table, passes=fresh, examples=examples, reference=fresh.sums(examples))
+    return replace(table, passes=fresh, examples=examples, reference=fresh.sums())
 
 
 def _row_slopes(slopes: Mapping[TokenKey, float]) -> dict[str, float]:
@@ -153,6 +161,15 @@ def _known_slopes(at: FitBench) -> dict[str, float] | None:
                 weight = micro.weights_R[micro.mask_R & (micro.row_R == index)][0]
                 found[f"{row.rollout_id}/{row.row_index}"] = -float(weight)
         return found
+    if objective.kind == "dpo" and objective.unpaired:
+        # At r = z0 = 0 the loss of an answer changes by -/+ weight beta / 4 with r.
+        for example in at.examples:
+            good, bad = -objective.desirable_weight, objective.undesirable_weight
+            slope = (good if example.desirable else bad) * objective.beta / 4.0
+            found[f"{example.id}/{CHOSEN}"] = example.weight / len(at.examples) * slope
+        return found
+    # The mean that centering squares is 0 where all scores are.
+    found |= {f"{example.id}/{CENTERED}": 0.0 for example in at.centered}
     for example in at.examples:
         pair = _pair_slopes(objective, example)
         if pair is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -20,13 +20,16 @@ _LONGEST = 32
 """Most tokens of an answer."""
 
 
-def random_examples(*, pairs: bool, seed: int, tokens: int = 0) -> list[Example]:
+def random_examples(
+    *, pairs: bool, seed: int, tokens: int = 0, verdicts: bool = False
+) -> list[Example]:
     """Examples of different lengths, weights and margins, some with tokens that are not trained.
 
     Args:
         pairs: two answers each.
         seed: of everything.
         tokens: of all rows together; 0 is seven examples.
+        verdicts: every second one is desirable and the others are not.
     """
     rng, made, size = random.Random(seed), list[Example](), 0
     while size < tokens or len(made) < 7:
@@ -44,6 +47,7 @@ def random_examples(*, pairs: bool, seed: int, tokens: int = 0) -> list[Example]
                 weight=rng.choice([1.0, 0.5, 2.0]),
                 margin=rng.uniform(0.0, 2.0),
                 label_probability=rng.uniform(0.6, 1.0),
+                desirable=len(made) % 2 == 0 if verdicts else None,
             )
         )
     return made
@@ -63,21 +67,20 @@ def _answer(rng: random.Random, length: int) -> AnswerTokens:
 class TablePasses:
     """`ModelPasses` that look numbers up in a table, whose gradient is the slope at each number."""
 
-    def __init__(self, examples: Sequence[Example], *, outputs: int, seed: int) -> None:
+    def __init__(self, answers: Mapping[RowKey, AnswerTokens], *, outputs: int, seed: int) -> None:
         """Draw a table.
 
         Args:
-            examples: whose tokens and answers have numbers.
+            answers: have a number for each token and for the whole.
             outputs: O, scores of an answer.
             seed: of the numbers.
         """
         rng, size, rows = np.random.default_rng(seed), 0, 0
+        self._answers = answers
         self._starts: dict[RowKey, tuple[int, int]] = {}
-        for example in examples:
-            for index, answer in enumerate(example.answers):
-                key = RowKey(group_id=example.id, rollout_id=example.id, row_index=index)
-                self._starts[key] = (size, rows)
-                size, rows = size + len(answer.ids), rows + 1
+        for key, answer in answers.items():
+            self._starts[key] = (size, rows)
+            size, rows = size + len(answer.ids), rows + 1
         self.log_probs_N = nn.Parameter(torch.as_tensor(-rng.uniform(0.1, 3.0, size)))
         """[N] Log-probability of each token of the answers."""
         self.scores_MO = nn.Parameter(torch.as_tensor(rng.normal(size=(rows, outputs))))
@@ -118,18 +121,13 @@ class TablePasses:
         loss.backward()
 
     @torch.no_grad()
-    def sums(self, examples: Sequence[Example]) -> dict[RowKey, float]:
+    def sums(self) -> dict[RowKey, float]:
         """Summed log-probability of the trained tokens of each answer."""
         found: dict[RowKey, float] = {}
-        masks = {
-            RowKey(group_id=e.id, rollout_id=e.id, row_index=index): answer.mask
-            for e in examples
-            for index, answer in enumerate(e.answers)
-        }
-        for key, mask in masks.items():
+        for key, answer in self._answers.items():
             start = self._starts[key][0]
-            own = self.log_probs_N[start : start + len(mask)]
-            found[key] = float(own[torch.tensor(mask, dtype=torch.bool)].sum())
+            own = self.log_probs_N[start : start + len(answer.mask)]
+            found[key] = float(own[torch.tensor(answer.mask, dtype=torch.bool)].sum())
         return found
 
 

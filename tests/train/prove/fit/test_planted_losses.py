@@ -37,9 +37,13 @@ OBJECTIVES = {
        ("sigmoid", "robust", "ipo", "hinge", "simpo", "orpo")},
     "smoothed": DpoObjective(label_smoothing=0.2, nll_coef=0.3, length_normalized=True),
     "robust, noisy": DpoObjective(loss="robust", label_smoothing=0.2),
+    "kto": DpoObjective(loss="kto", beta=0.4, desirable_weight=1.5, undesirable_weight=0.75),
     "no reference": DpoObjective(reference="none"),
     "bt": RewardObjective(),
     "purm": RewardObjective(loss="purm", bsr_coef=0.2),
+    "center_set": RewardObjective.model_validate(
+        {"center_set_coef": 0.3, "center_data": {"source": "none"}, "bsr_coef": 0.2}
+    ),
     "everything": RewardObjective(margin_scale=0.7, center_coef=0.05, bsr_coef=0.4),
 }  # fmt: skip
 
@@ -56,7 +60,9 @@ def test_every_objective_passes(name: str) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_other_examples_pass_too(seed: int) -> None:
-    for objective in (SftObjective(), DpoObjective(), RewardObjective(bsr_coef=0.4)):
+    for objective in (
+        SftObjective(), DpoObjective(), DpoObjective(loss="kto"), RewardObjective(bsr_coef=0.4)
+    ):  # fmt: skip
         assert not failures(prove_fit(objective, seed=seed, micro_batch_tokens=1024))
 
 
