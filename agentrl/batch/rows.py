@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -13,6 +14,33 @@ from agentrl.types import Trajectory
 
 _ROUNDING = 1e-3
 """A log-probability may be this far above 0; what is further is none."""
+
+
+class RowFacts(Protocol):
+    """Facts of a checked row by which it is decided where it is computed, and what it counts."""
+
+    @property
+    def key(self) -> RowKey:
+        """Names the row."""
+        ...
+
+    @property
+    def mask_R(self) -> BoolArray:
+        """[R] True where a token is trained."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Tokens the model reads."""
+        ...
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that are trained."""
+        ...
+
+
+AnyRow = TypeVar("AnyRow", bound=RowFacts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +61,16 @@ class CheckedRow:
     """The sampler's; any value where `sampled_R` is False."""
     temperature: float
     """Sampling temperature."""
+
+    @property
+    def length(self) -> int:
+        """Tokens the model reads."""
+        return len(self.input_ids)
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that are trained."""
+        return int(self.mask_R.sum())
 
     def with_numbers(self, *, advantages_R: FloatArray, weight: float) -> Row:
         """The row of one update."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.batch import build_minibatch, build_step
-from agentrl.batch.ledger import step_ledger
+from agentrl.batch.ledger import step_ledger, teaching_rows
 from agentrl.batch.minibatches import minibatch_places
 from agentrl.config import RunConfig
 from agentrl.config.fleet import ScheduleSection
@@ -144,9 +144,8 @@ class StepMaker:
 
         step_ledger(
             shaped.groups,
-            batch,
+            teaching_rows(batch, self._needs),
             algorithm=self._algorithm,
-            needs=self._needs,
             oldest_version=self._oldest_unmasked(step),
             skip_groups=shaped.skip_groups,
         ).into(bag)
