@@ -29,8 +29,8 @@ def test_nothing_moves_while_shares_are_even() -> None:
 
 def test_whole_groups_move_before_rollouts_do() -> None:
     """Fails if a group is torn although another one fits."""
-    pieces = [piece(name, 10, 5) for name in "aaaabbbb"]
-    assert assign_pieces(pieces, held_by={"a": 0, "b": 0}, ranks=2) == (1,) * 4 + (0,) * 4
+    pieces = [*(piece("a", 10) for _ in range(4)), piece("b", 30), piece("b", 10)]
+    assert assign_pieces(pieces, held_by={"a": 0, "b": 0}, ranks=2) == (1, 1, 1, 1, 0, 0)
 
 
 def test_one_group_is_divided_by_rollouts() -> None:

@@ -128,9 +128,7 @@ def _outline(
                 key=key, prompt_length=found.prompt_length, mask=Runs.of(found.mask_R)
             )
     mask = np.array(row.response_mask, dtype=np.int64)
-    versions, counts = np.unique(
-        np.array(row.policy_versions, dtype=np.int64)[mask != 0], return_counts=True
-    )
+    versions = Runs.of(np.array(row.policy_versions, dtype=np.int64)[mask != 0])
     hidden: Any = Hidden(len(mask))
     kept = {item.name: getattr(row, item.name) for item in fields(Trajectory)}
     kept |= {
@@ -144,7 +142,7 @@ def _outline(
     }
     return OutlinedTrajectory(
         **kept,
-        versions=dict(zip(versions.tolist(), counts.tolist(), strict=True)),
+        versions=versions.counts(),
         checked=facts,
         flaw=flaw,
     )

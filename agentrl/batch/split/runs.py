@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
@@ -42,6 +43,13 @@ class Runs(Sequence[int]):
     def total(self) -> int:
         """Sum of the sequence."""
         return sum(value * size for value, size in zip(self.values, self._sizes(), strict=True))
+
+    def counts(self) -> Counter[int]:
+        """By number, how often it comes."""
+        found: Counter[int] = Counter()
+        for value, size in zip(self.values, self._sizes(), strict=True):
+            found[value] += size
+        return found
 
     def _sizes(self) -> list[int]:
         return [end - start for start, end in pairwise((0, *self.ends))]

@@ -66,9 +66,10 @@ def train_share(
         )
     try:
         metrics = [trainer.step(parts[rank]).result() for parts in steps]
+        tokens = [trainer._tokens(parts[rank].updates) for parts in steps]
     finally:
         ranks.close()
-    return {**result_of(model, backend, trainer, metrics), "rows": rows}
+    return {**result_of(model, backend, trainer, metrics), "rows": rows, "tokens": tokens}
 
 
 def alone_still(steps: Sequence[StepBatch], algorithm: Any) -> dict[str, Any]:
@@ -163,6 +164,7 @@ def test_gradients_of_shares_add_up_to_those_of_the_whole(crew, case):
             for ours, theirs in zip(rank["gradients"], still["gradients"], strict=True):
                 assert relative_error(ours, theirs) < 1e-12
             assert rank["metrics"] == ranks[0]["metrics"]
+            assert rank["tokens"] == [sum(p.num_tokens for p in parts) for parts in steps]
         for ours, theirs in zip(ranks[0]["metrics"], still["metrics"], strict=True):
             assert ours == pytest.approx(theirs, rel=1e-9)
         ranks = crew.run(world_size, train_share, steps, spec, False, False)
