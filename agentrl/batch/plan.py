@@ -93,7 +93,7 @@ def update_parts(
     seed: int,
     epoch: int,
 ) -> list[list[PlannedRollout[AnyRow]]]:
-    """What is trained of each minibatch; parts of which nothing is are left out.
+    """The trained rollouts of each minibatch; parts that have none are left out.
 
     Args:
         groups: of the step.

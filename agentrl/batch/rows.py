@@ -21,7 +21,7 @@ class RowFacts(Protocol):
 
     @property
     def key(self) -> RowKey:
-        """Names the row."""
+        """Names the row in messages and lookups."""
         ...
 
     @property
@@ -120,7 +120,7 @@ def check_row(
     sampled = np.array(trajectory.response_mask, dtype=np.bool_)
     mask = sampled.copy()
     if oldest_version is not None:
-        mask &= np.array(trajectory.policy_versions, dtype=np.int64) >= oldest_version
+        mask &= np.fromiter(trajectory.policy_versions, np.int64, len(mask)) >= oldest_version
     seen = mask.copy()
     if "response_mask" in looked_at:
         seen |= sampled
@@ -139,7 +139,8 @@ def check_row(
             f"({len(bad)} such positions), expected a finite number, at most 0, for every sampled "
             "token"
         )
-    ids = np.array(trajectory.prompt_ids + trajectory.response_ids[:length], dtype=np.int64)
+    read = trajectory.prompt_ids + trajectory.response_ids[:length]
+    ids = np.fromiter(read, np.int64, len(read))
     if ids.min() < 0:
         raise DataError(f"row {key}: token id {ids.min()} is negative")
     return CheckedRow(

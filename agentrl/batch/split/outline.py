@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +35,8 @@ class OutlinedRow:
     """Tokens before the first response position."""
     mask: Runs
     """[R] 1 where a token is trained, up to the last that a loss looks at."""
+    num_trained: int
+    """Tokens that are trained."""
 
     @property
     def mask_R(self) -> BoolArray:
@@ -46,16 +48,13 @@ class OutlinedRow:
         """Tokens the model reads."""
         return self.prompt_length + len(self.mask)
 
-    @property
-    def num_trained(self) -> int:
-        """Tokens that are trained."""
-        return self.mask.total
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlinedTrajectory(Trajectory):
     """A trajectory whose ids, log-probabilities and texts are elsewhere."""
 
+    sampled: int = 0
+    """Tokens sampled by the policy."""
     versions: Mapping[int, int] = field(default_factory=dict[int, int])
     """Sampled tokens by the weights that sampled them."""
     checked: OutlinedRow | None = None
@@ -66,7 +65,7 @@ class OutlinedTrajectory(Trajectory):
     @property
     def num_action_tokens(self) -> int:
         """Tokens sampled by the policy."""
-        return cast(Runs, self.response_mask).total
+        return self.sampled
 
     @property
     def tokens_by_version(self) -> Mapping[int, int]:
@@ -125,10 +124,13 @@ def _outline(
         checked[key] = found
         if found is not None:
             facts = OutlinedRow(
-                key=key, prompt_length=found.prompt_length, mask=Runs.of(found.mask_R)
+                key=key,
+                prompt_length=found.prompt_length,
+                mask=Runs.of(found.mask_R),
+                num_trained=found.num_trained,
             )
-    mask = np.array(row.response_mask, dtype=np.int64)
-    versions = Runs.of(np.array(row.policy_versions, dtype=np.int64)[mask != 0])
+    mask = np.fromiter(row.response_mask, np.int64, len(row.response_mask))
+    versions = np.fromiter(row.policy_versions, np.int64, len(mask))
     hidden: Any = Hidden(len(mask))
     kept = {item.name: getattr(row, item.name) for item in fields(Trajectory)}
     kept |= {
@@ -142,7 +144,8 @@ def _outline(
     }
     return OutlinedTrajectory(
         **kept,
-        versions=versions.counts(),
+        sampled=int(mask.sum()),
+        versions=Runs.of(versions[mask != 0]).counts(),
         checked=facts,
         flaw=flaw,
     )

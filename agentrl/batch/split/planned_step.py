@@ -171,7 +171,7 @@ def rollout_credit(
     """Advantages of one rollout, where nothing of other rollouts enters but its shaped reward.
 
     Args:
-        selected: the rollout.
+        selected: the rollout, as its outline or as it was fetched.
         rows: those of its rows that a loss looks at.
         algorithm: resolved.
     """

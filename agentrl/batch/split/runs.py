@@ -39,11 +39,6 @@ class Runs(Sequence[int]):
         ends = np.append(np.flatnonzero(array[1:] != array[:-1]) + 1, len(array))
         return cls(tuple(array[ends - 1].tolist()), tuple(ends.tolist()))
 
-    @property
-    def total(self) -> int:
-        """Sum of the sequence."""
-        return sum(value * size for value, size in zip(self.values, self._sizes(), strict=True))
-
     def counts(self) -> Counter[int]:
         """By number, how often it comes."""
         found: Counter[int] = Counter()
