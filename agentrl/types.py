@@ -9,9 +9,11 @@ Legend for the shapes in field docstrings: `_T` response positions of one row, `
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import compress
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -452,6 +454,11 @@ class Trajectory:
     def num_action_tokens(self) -> int:
         """Tokens sampled by the policy; the length every penalty and metric uses."""
         return sum(self.response_mask)
+
+    @property
+    def tokens_by_version(self) -> Mapping[int, int]:
+        """Tokens sampled by the policy, by the weights that sampled them."""
+        return Counter(compress(self.policy_versions, self.response_mask))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

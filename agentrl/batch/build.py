@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from agentrl.batch.credit import FinalCredit, finish_credit, plan_rollout
-from agentrl.batch.denominators import count, count_masks, token_weight
-from agentrl.batch.minibatches import (
-    Place,
-    minibatch_places,
-    started_rollouts,
-    why_not_early,
-)
+from agentrl.batch.denominators import count_masks
+from agentrl.batch.minibatches import Place, started_rollouts, why_not_early
 from agentrl.batch.packing import pack_rows
+from agentrl.batch.plan import (
+    PlannedRollout,
+    UpdateSettings,
+    check_resolved,
+    count_rows,
+    plan_untrained,
+    update_counts,
+    update_parts,
+    weight_of,
+)
 from agentrl.batch.records import (
     CreditPlan,
     FloatArray,
@@ -29,17 +33,15 @@ from agentrl.batch.records import (
 )
 from agentrl.batch.rows import CheckedRow, check_row
 from agentrl.batch.select import SelectedRollout, select_rollouts
-from agentrl.batch.untrained import UntrainedRollout, sample_untrained
+from agentrl.batch.untrained import UntrainedRollout, UntrainedSample
 from agentrl.config.algorithm import AlgorithmSection
 from agentrl.config.presets import Bounds
-from agentrl.errors import DataError
-from agentrl.metrics.bag import MetricBag
 from agentrl.types import Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
-    """A rollout with everything that is the same in all updates."""
+    """A rollout with its checked rows, before anything is known of other rollouts."""
 
     selected: SelectedRollout
     """Rollout as it was selected."""
@@ -48,21 +50,13 @@ class _Prepared:
     credit: tuple[RowCredit, ...]
     """Credit from its rewards, by row."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UpdateSettings:
-    """Settings that all updates of a step share."""
-
-    algorithm: AlgorithmSection
-    """Resolved."""
-    micro_batch_tokens: int
-    """Budget of one forward pass."""
-    needs: LossNeeds
-    """Declared by the loss."""
-    prefix_sharing: bool
-    """Whether rows may share what they begin with."""
-    keep_zeros: bool
-    """Whether rows without an advantage have a gradient."""
+    def planned(self, advantages: RowNumbers) -> PlannedRollout[CheckedRow]:
+        """The rollout with what its advantages decide."""
+        return PlannedRollout(
+            selected=self.selected,
+            rows=self.rows,
+            signal=tuple(bool(advantages[row.key].any()) for row in self.rows),
+        )
 
 
 def build_step(
@@ -109,11 +103,7 @@ def build_step(
     Raises:
         DataError: a broken row, naming it and the value.
     """
-    if algorithm.horizon is None or algorithm.loss_agg_mode is None:
-        raise DataError(
-            "build_step needs a resolved algorithm (RunConfig.resolved_algorithm), got "
-            f"horizon={algorithm.horizon}, loss_agg_mode={algorithm.loss_agg_mode}"
-        )
+    check_resolved(algorithm)
     looked_at = () if needs is None else needs.mask_keys
     needs = needs or LossNeeds()
     selection = select_rollouts(groups, algorithm, clip_shaped=clip_shaped, skip_groups=skip_groups)
@@ -123,39 +113,35 @@ def build_step(
     ]
     open_ = algorithm.credit_needs_model
     final = _known_credit(prepared, algorithm)
-    settings = _UpdateSettings(
+    settings = UpdateSettings(
         algorithm=algorithm,
         micro_batch_tokens=micro_batch_tokens,
         needs=needs,
         prefix_sharing=prefix_sharing,
-        keep_zeros=open_ or needs.zero_advantage_rows or _trains_all_rows(algorithm),
     )
     advantages: RowNumbers = final.by_row
     if open_:
         advantages = {key: np.zeros_like(values) for key, values in advantages.items()}
+    planned = [rollout.planned(advantages) for rollout in prepared]
     updates = [
         _build_update(part, advantages, settings, epoch=epoch)
         for epoch in range(epochs)
-        for part in _parts(
-            groups, prepared, skip_groups, minibatches=minibatches, seed=seed, epoch=epoch
+        for part in update_parts(
+            groups, planned, skip_groups, minibatches=minibatches, seed=seed, epoch=epoch
         )
     ]
     metrics = selection.metrics
     metrics.sum("batch/micro_batches", sum(len(update.micro_batches) for update in updates))
     metrics.sum("batch/tokens", sum(update.num_tokens for update in updates))
-    _count_rows(metrics, prepared, None if open_ else advantages, aged=oldest_version is not None)
+    count_rows(metrics, planned, advantages_known=not open_, aged=oldest_version is not None)
     if not open_:
         metrics.merge(final.metrics)
-    untrained = _sample_untrained(
-        prepared,
-        [
-            _checked(rows, oldest_version=oldest_version, looked_at=looked_at)
-            for rows in selection.untrained
-        ],
-        advantages,
-        settings,
-        seed=seed,
-    )
+    left_out = [
+        _checked(rows, oldest_version=oldest_version, looked_at=looked_at)
+        for rows in selection.untrained
+    ]
+    sample = plan_untrained(planned, left_out, settings, seed=seed)
+    untrained = None if sample is None else pack_sample(sample, settings)
     if untrained is not None:
         metrics.sum("batch/tokens_measured", untrained.num_tokens)
     return StepBatch(
@@ -208,29 +194,20 @@ def build_minibatch(
         _prepare(rollout, algorithm, oldest_version=None, looked_at=looked_at)
         for rollout in selection.rollouts
     ]
-    by_id = {rollout.selected.rollout_id: rollout for rollout in prepared}
+    advantages = _known_credit(prepared, algorithm).by_row
+    by_id = {r.selected.rollout_id: r.planned(advantages) for r in prepared}
     names = {
         position: ids
         for position, ids in zip(sorted(groups), started_rollouts(ended, {}), strict=True)
     }
     part = [by_id[name] for place in places if (name := names[place.group][place.rollout]) in by_id]
-    settings = _UpdateSettings(
+    settings = UpdateSettings(
         algorithm=algorithm,
         micro_batch_tokens=micro_batch_tokens,
         needs=needs,
         prefix_sharing=prefix_sharing,
-        keep_zeros=needs.zero_advantage_rows or _trains_all_rows(algorithm),
     )
-    if not part:
-        return None
-    return _build_update(part, _known_credit(prepared, algorithm).by_row, settings, epoch=0)
-
-
-def _trains_all_rows(algorithm: AlgorithmSection) -> bool:
-    """True if a penalty, a bonus or a teacher gives rows a gradient whatever their advantage is."""
-    return (
-        algorithm.needs_reference or algorithm.distill is not None or algorithm.entropy_coef > 0.0
-    )
+    return _build_update(part, advantages, settings, epoch=0) if part else None
 
 
 def _prepare(
@@ -249,7 +226,7 @@ def _prepare(
 
 def _checked(
     trajectories: Sequence[Trajectory], *, oldest_version: int | None, looked_at: Sequence[str]
-) -> UntrainedRollout:
+) -> UntrainedRollout[CheckedRow]:
     checked = [
         check_row(row, oldest_version=oldest_version, looked_at=looked_at) for row in trajectories
     ]
@@ -270,76 +247,20 @@ def _known_credit(prepared: Sequence[_Prepared], algorithm: AlgorithmSection) ->
     return finish_credit(credit, parts, algorithm=algorithm)
 
 
-def _count_rows(
-    metrics: MetricBag,
-    prepared: Sequence[_Prepared],
-    advantages: RowNumbers | None,
-    *,
-    aged: bool,
-) -> None:
-    """Count the rows that were not dropped by their use, each once.
-
-    Rows of which age leaves no token are trained as little as those that were dropped.
-    """
-    numbers = Counter({"trained": 0, "zero_advantage": 0, "masked_stale": 0})
-    tokens = 0
-    for rollout in prepared:
-        alive = [row for row in rollout.rows if row.mask_R.any()]
-        tokens += rollout.selected.num_action_tokens - sum(int(r.mask_R.sum()) for r in alive)
-        numbers["masked_stale"] += len(rollout.selected.rows) - len(alive)
-        for row in alive:
-            zero = advantages is not None and not advantages[row.key].any()
-            numbers["zero_advantage" if zero else "trained"] += 1
-    if aged:
-        metrics.sum("batch/tokens_masked_stale", tokens)
-    else:
-        del numbers["masked_stale"]
-    for use, number in numbers.items():
-        metrics.sum(f"batch/rows_{use}", number)
-
-
-def _parts(
-    groups: Sequence[TrajectoryGroup],
-    prepared: Sequence[_Prepared],
-    skip_groups: Mapping[str, str] | None,
-    *,
-    minibatches: int,
-    seed: int,
-    epoch: int,
-) -> list[list[_Prepared]]:
-    """What is trained of each minibatch; parts of which nothing is are left out."""
-    by_id = {rollout.selected.rollout_id: rollout for rollout in prepared}
-    started = started_rollouts(groups, skip_groups or {})
-    places = minibatch_places(
-        [len(ids) for ids in started], minibatches=minibatches, seed=seed, epoch=epoch
-    )
-    names = [[started[place.group][place.rollout] for place in part] for part in places]
-    parts = [[by_id[name] for name in part if name in by_id] for part in names]
-    return [part for part in parts if part]
-
-
 def _build_update(
-    rollouts: Sequence[_Prepared], advantages: RowNumbers, settings: _UpdateSettings, *, epoch: int
+    rollouts: Sequence[PlannedRollout[CheckedRow]],
+    advantages: RowNumbers,
+    settings: UpdateSettings,
+    *,
+    epoch: int,
 ) -> PackedBatch:
-    algorithm = settings.algorithm
-    assert algorithm.loss_agg_mode is not None
-    assert algorithm.horizon is not None
-    counts = count((r.selected.num_action_tokens for r in rollouts), horizon=algorithm.horizon)
+    counts = update_counts(rollouts, settings)
     rows: list[Row] = []
     for rollout in rollouts:
-        weight = token_weight(
-            algorithm.loss_agg_mode,
-            rollout_tokens=rollout.selected.num_action_tokens,
-            global_tokens=counts.global_tokens,
-            global_sequences=counts.global_sequences,
-            horizon=counts.horizon,
-        )
+        weight = weight_of(rollout, counts, settings)
         rows += [
             row.with_numbers(advantages_R=advantages[row.key], weight=weight)
-            for row, computed in zip(
-                rollout.rows, _computed(rollout, advantages, settings), strict=True
-            )
-            if computed
+            for row in rollout.computed_rows(settings)
         ]
     return PackedBatch(
         micro_batches=pack_rows(
@@ -358,41 +279,27 @@ def _build_update(
     )
 
 
-def _computed(
-    rollout: _Prepared, advantages: RowNumbers, settings: _UpdateSettings
-) -> Sequence[bool]:
-    """By row: it has a gradient, or a row that has one needs it."""
-    signal = [bool(advantages[row.key].any()) for row in rollout.rows]
-    # A ratio of the whole rollout needs its rows without an advantage, too.
-    if settings.keep_zeros or (settings.needs.whole_rollouts and any(signal)):
-        return [True] * len(signal)
-    return signal
+def pack_sample(sample: UntrainedSample[CheckedRow], settings: UpdateSettings) -> PackedBatch:
+    """The rows of a sample as micro-batches; their weights count what they stand for.
 
-
-def _sample_untrained(
-    prepared: Sequence[_Prepared],
-    left_out: Sequence[UntrainedRollout],
-    advantages: RowNumbers,
-    settings: _UpdateSettings,
-    *,
-    seed: int,
-) -> PackedBatch | None:
-    """A sample of the rows that no update computes, those of rollouts that were left out first."""
-    found, tokens = list(left_out), 0
-    for rollout in prepared:
-        tokens += sum(int(row.mask_R.sum()) for row in rollout.rows)
-        computed = _computed(rollout, advantages, settings)
-        rest = tuple(row for row, known in zip(rollout.rows, computed, strict=True) if not known)
-        if rest:
-            found.append(UntrainedRollout(trajectories=rollout.selected.rows, rows=rest))
-    tokens += sum(int(row.mask_R.sum()) for rollout in left_out for row in rollout.rows)
+    Args:
+        sample: chosen rows.
+        settings: of the step.
+    """
     assert settings.algorithm.horizon is not None
-    return sample_untrained(
-        found,
-        step_tokens=tokens,
-        micro_batch_tokens=settings.micro_batch_tokens,
-        needs=settings.needs,
-        prefix_sharing=settings.prefix_sharing,
+    return PackedBatch(
+        micro_batches=pack_rows(
+            [
+                row.with_numbers(advantages_R=np.zeros(len(row.mask_R)), weight=weight)
+                for unit, weight in sample.units
+                for row in unit
+            ],
+            micro_batch_tokens=settings.micro_batch_tokens,
+            prefix_sharing=settings.prefix_sharing,
+            whole_rollouts=settings.needs.whole_rollouts,
+        ),
+        global_tokens=sample.global_tokens,
+        global_sequences=sample.global_sequences,
         horizon=settings.algorithm.horizon,
-        seed=seed,
+        counts=sample.counts,
     )

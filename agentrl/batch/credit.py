@@ -25,7 +25,7 @@ from agentrl.batch.records import (
     StepBatch,
 )
 from agentrl.batch.returns import rewards_to_go, token_kl
-from agentrl.batch.rows import CheckedRow
+from agentrl.batch.rows import RowFacts
 from agentrl.batch.select import SelectedRollout
 from agentrl.batch.whitening import whiten
 from agentrl.config.algorithm import AlgorithmSection
@@ -46,7 +46,7 @@ class FinalCredit:
 
 
 def plan_rollout(
-    rollout: SelectedRollout, rows: Sequence[CheckedRow], *, algorithm: AlgorithmSection
+    rollout: SelectedRollout, rows: Sequence[RowFacts], *, algorithm: AlgorithmSection
 ) -> tuple[RowCredit, ...]:
     """Credit the tokens of one rollout from its rewards alone.
 
@@ -62,8 +62,9 @@ def plan_rollout(
         rows: those of its rows that are computed.
         algorithm: resolved.
     """
-    count = sum(int(row.mask_R.sum()) for row in rows)
-    index_A = _indices(rollout, rows)
+    masks = [row.mask_R for row in rows]
+    count = sum(int(mask_R.sum()) for mask_R in masks)
+    index_A = _indices(rollout, rows, masks)
     positions = np.arange(count, dtype=np.int64)
     if algorithm.needs_values:
         time_A, credit_A = positions, _at_last_tokens(rollout.shaped_K, index_A, count)
@@ -75,11 +76,10 @@ def plan_rollout(
     else:
         time_A = np.zeros(count, dtype=np.int64)
         credit_A = np.full(count, rollout.shaped_K[0], dtype=np.float64)
-    masks = [row.mask_R for row in rows]
     return tuple(
-        RowCredit(key=row.key, mask_R=row.mask_R, credit_R=credit_R, time_R=time_R.astype(np.int64))
-        for row, credit_R, time_R in zip(
-            rows, _to_rows(credit_A, masks), _to_rows(time_A, masks), strict=True
+        RowCredit(key=row.key, mask_R=mask_R, credit_R=credit_R, time_R=time_R.astype(np.int64))
+        for row, mask_R, credit_R, time_R in zip(
+            rows, masks, _to_rows(credit_A, masks), _to_rows(time_A, masks), strict=True
         )
     )
 
@@ -94,14 +94,19 @@ def _at_last_tokens(rewards_K: FloatArray, index_A: np.ndarray | None, count: in
     return out
 
 
-def _indices(rollout: SelectedRollout, rows: Sequence[CheckedRow]) -> np.ndarray | None:
+def _indices(
+    rollout: SelectedRollout, rows: Sequence[RowFacts], masks: Sequence[np.ndarray]
+) -> np.ndarray | None:
     """[A] Index into `shaped_K` of each trained token."""
     if rollout.index_R is None:
         return None
     by_index = {
         row.row_index: index_R for row, index_R in zip(rollout.rows, rollout.index_R, strict=True)
     }
-    picked = [by_index[row.key.row_index][: len(row.mask_R)][row.mask_R] for row in rows]
+    picked = [
+        by_index[row.key.row_index][: len(mask_R)][mask_R]
+        for row, mask_R in zip(rows, masks, strict=True)
+    ]
     return np.concatenate([np.zeros(0, dtype=np.int64), *picked])
 
 
@@ -133,10 +138,11 @@ def finish_credit(
         split = _to_rows(part, [row.mask_R for row in rows])
         by_row |= {row.key: values for row, values in zip(rows, split, strict=True)}
         # The mean of equal numbers is each of them, not one rounding error beside it.
-        mean = float(part[0]) if part.min() == part.max() else float(part.mean())
+        equal = part.min() == part.max()
+        mean = float(part[0]) if equal else float(part.mean())
         by_rollout[rows[0].key.rollout_id] = mean
         metrics.mean("batch/advantage_mean", mean)
-        metrics.mean("batch/advantage_abs_mean", float(np.abs(part).mean()))
+        metrics.mean("batch/advantage_abs_mean", abs(mean) if equal else float(np.abs(part).mean()))
     return FinalCredit(by_row=by_row, by_rollout=by_rollout, metrics=metrics)
 
 

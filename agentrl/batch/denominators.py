@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from agentrl.batch.records import MASK_KEYS, MaskCounts
-from agentrl.batch.rows import CheckedRow
+from agentrl.batch.rows import RowFacts
 from agentrl.config.presets import LossAggMode
 from agentrl.errors import DataError, choices
 from agentrl.types import Trajectory
@@ -56,7 +56,7 @@ def count(rollout_tokens: Iterable[int], *, horizon: int) -> GlobalCounts:
 
 
 def count_masks(
-    rollouts: Iterable[tuple[Sequence[Trajectory], Sequence[CheckedRow]]], *, keys: Sequence[str]
+    rollouts: Iterable[tuple[Sequence[Trajectory], Sequence[RowFacts]]], *, keys: Sequence[str]
 ) -> dict[str, MaskCounts]:
     """Count what each mask covers of an update (S3 6.1); a count of 0 is possible here.
 
@@ -79,7 +79,7 @@ def count_masks(
         sampled = sum(row.num_action_tokens for row in rows)
         found = {
             "response_mask": sampled,
-            "final_response_mask": sum(int(row.mask_R.sum()) for row in trained),
+            "final_response_mask": sum(row.num_trained for row in trained),
             "observation_mask": sum(len(row.response_ids) for row in rows) - sampled,
         }
         for key, number in found.items():

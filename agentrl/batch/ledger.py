@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -59,10 +59,9 @@ class Ledger:
 
 def step_ledger(
     groups: Sequence[TrajectoryGroup],
-    batch: StepBatch,
+    teaching: Collection[RowKey],
     *,
     algorithm: AlgorithmSection,
-    needs: LossNeeds | None = None,
     oldest_version: int | None = None,
     skip_groups: Mapping[str, str] | None = None,
 ) -> Ledger:
@@ -70,13 +69,11 @@ def step_ledger(
 
     Args:
         groups: what `build_step` was given.
-        batch: what it made of them.
+        teaching: `teaching_rows` of the step.
         algorithm: resolved.
-        needs: as for `build_step`.
         oldest_version: as for `build_step`.
         skip_groups: as for `build_step`.
     """
-    teaching = _teaching_rows(batch, needs or LossNeeds())
     tokens: Counter[TokenUse] = Counter(dict.fromkeys(TokenUse, 0))
     seconds = dict.fromkeys(TokenUse, 0.0)
     for group in groups:
@@ -94,8 +91,14 @@ def step_ledger(
     return Ledger(tokens=tokens, seconds=seconds)
 
 
-def _teaching_rows(batch: StepBatch, needs: LossNeeds) -> set[RowKey]:
-    """Rows with an advantage at any trained token, or that may yet get one, or need none."""
+def teaching_rows(batch: StepBatch, needs: LossNeeds | None = None) -> set[RowKey]:
+    """Rows with an advantage at any trained token, or that may yet get one, or need none.
+
+    Args:
+        batch: of the whole step, from `build_step`.
+        needs: as for `build_step`.
+    """
+    needs = needs or LossNeeds()
     found: set[RowKey] = set()
     for micro in (m for update in batch.updates if not update.epoch for m in update.micro_batches):
         if batch.credit is not None or needs.zero_advantage_rows:
@@ -126,7 +129,10 @@ def _use_of_all(
 
 
 def _parts(
-    row: Trajectory, whole: TokenUse | None, teaching: set[RowKey], oldest_version: int | None
+    row: Trajectory,
+    whole: TokenUse | None,
+    teaching: Collection[RowKey],
+    oldest_version: int | None,
 ) -> dict[TokenUse, int]:
     """Sampled tokens of one row by use."""
     if whole is not None:
@@ -134,11 +140,7 @@ def _parts(
     key = RowKey(group_id=row.group_id, rollout_id=row.rollout_id, row_index=row.row_index)
     alive = row.num_action_tokens
     if oldest_version is not None:
-        alive = sum(
-            version >= oldest_version
-            for version, sampled in zip(row.policy_versions, row.response_mask, strict=True)
-            if sampled
-        )
+        alive = sum(n for version, n in row.tokens_by_version.items() if version >= oldest_version)
     use = TokenUse.TRAINED if key in teaching else TokenUse.ZERO_ADVANTAGE
     return {use: alive, TokenUse.STALE: row.num_action_tokens - alive}
 

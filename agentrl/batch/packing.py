@@ -20,7 +20,7 @@ from agentrl.batch.prefix import (
     reading_order,
     tree_tokens,
 )
-from agentrl.batch.records import IntArray, MicroBatch, Row
+from agentrl.batch.records import IntArray, MicroBatch, Row, RowKey
 from agentrl.errors import DataError
 
 
@@ -72,11 +72,7 @@ def pack_rows(
         DataError: a row, or with `whole_rollouts` a rollout, that is larger than the budget.
     """
     for row in rows:
-        if row.length > micro_batch_tokens:
-            raise DataError(
-                f"row {row.key} has {row.length} tokens, more than train.micro_batch_tokens "
-                f"({micro_batch_tokens}); raise that, or lower rollout.max_context_tokens"
-            )
+        refuse_long_row(row.key, row.length, micro_batch_tokens)
     items = _items(rows, prefix_sharing=prefix_sharing, whole_rollouts=whole_rollouts)
     for item in items:
         if item.tokens > micro_batch_tokens:
@@ -95,6 +91,19 @@ def pack_rows(
         pack_micro_batch([rows[index] for index in members], prefix_sharing=prefix_sharing)
         for members in together
     )
+
+
+def refuse_long_row(key: RowKey, length: int, micro_batch_tokens: int) -> None:
+    """Refuse a row that no forward pass has room for.
+
+    Raises:
+        DataError: it is longer than the budget.
+    """
+    if length > micro_batch_tokens:
+        raise DataError(
+            f"row {key} has {length} tokens, more than train.micro_batch_tokens "
+            f"({micro_batch_tokens}); raise that, or lower rollout.max_context_tokens"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

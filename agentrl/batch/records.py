@@ -205,6 +205,18 @@ class MaskCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WholeUpdate:
+    """Facts about all of an update, for a rank that was given its share of the rows."""
+
+    rows: tuple[RowKey, ...]
+    """Every row that some rank computes, each once."""
+    num_trained: int
+    """Trained tokens of these rows."""
+    digest: str
+    """Hash of which rank computes which row with which numbers: the same on every rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
     """One optimizer update: micro-batches, and the global counts their weights were made with."""
 
@@ -220,10 +232,19 @@ class PackedBatch:
     """Counts by mask key, for the keys that the loss declares."""
     epoch: int = 0
     """Which pass over the step's rollouts this update belongs to."""
+    whole: WholeUpdate | None = None
+    """Set where the micro-batches are the share of one rank; None where they are all."""
+
+    @property
+    def rows(self) -> tuple[RowKey, ...]:
+        """Every row of the update that is computed, here or by another rank."""
+        if self.whole is not None:
+            return self.whole.rows
+        return tuple(key for micro in self.micro_batches for key in micro.rows)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the model reads in this update."""
+        """Tokens the model reads of the micro-batches that are here."""
         return sum(micro.num_tokens for micro in self.micro_batches)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -13,6 +14,33 @@ from agentrl.types import Trajectory
 
 _ROUNDING = 1e-3
 """A log-probability may be this far above 0; what is further is none."""
+
+
+class RowFacts(Protocol):
+    """Facts of a checked row by which it is decided where it is computed, and what it counts."""
+
+    @property
+    def key(self) -> RowKey:
+        """Names the row in messages and lookups."""
+        ...
+
+    @property
+    def mask_R(self) -> BoolArray:
+        """[R] True where a token is trained."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Tokens the model reads."""
+        ...
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that are trained."""
+        ...
+
+
+AnyRow = TypeVar("AnyRow", bound=RowFacts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +61,16 @@ class CheckedRow:
     """The sampler's; any value where `sampled_R` is False."""
     temperature: float
     """Sampling temperature."""
+
+    @property
+    def length(self) -> int:
+        """Tokens the model reads."""
+        return len(self.input_ids)
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that are trained."""
+        return int(self.mask_R.sum())
 
     def with_numbers(self, *, advantages_R: FloatArray, weight: float) -> Row:
         """The row of one update."""
@@ -82,7 +120,7 @@ def check_row(
     sampled = np.array(trajectory.response_mask, dtype=np.bool_)
     mask = sampled.copy()
     if oldest_version is not None:
-        mask &= np.array(trajectory.policy_versions, dtype=np.int64) >= oldest_version
+        mask &= np.fromiter(trajectory.policy_versions, np.int64, len(mask)) >= oldest_version
     seen = mask.copy()
     if "response_mask" in looked_at:
         seen |= sampled
@@ -101,7 +139,8 @@ def check_row(
             f"({len(bad)} such positions), expected a finite number, at most 0, for every sampled "
             "token"
         )
-    ids = np.array(trajectory.prompt_ids + trajectory.response_ids[:length], dtype=np.int64)
+    read = trajectory.prompt_ids + trajectory.response_ids[:length]
+    ids = np.fromiter(read, np.int64, len(read))
     if ids.min() < 0:
         raise DataError(f"row {key}: token id {ids.min()} is negative")
     return CheckedRow(

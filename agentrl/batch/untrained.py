@@ -18,15 +18,15 @@ Neighbours on the line are rows of one group, so equally far apart also means: o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 
 from agentrl.batch.denominators import count_masks
-from agentrl.batch.packing import pack_rows
-from agentrl.batch.records import LossNeeds, PackedBatch, Row
-from agentrl.batch.rows import CheckedRow
+from agentrl.batch.records import LossNeeds, MaskCounts
+from agentrl.batch.rows import AnyRow
 from agentrl.types import Trajectory
 
 READ_SHARE = 0.02
@@ -36,25 +36,38 @@ always read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UntrainedRollout:
+class UntrainedRollout(Generic[AnyRow]):
     """Rows of one rollout that no update computes."""
 
     trajectories: tuple[Trajectory, ...]
     """Rows of it with a sampled token."""
-    rows: tuple[CheckedRow, ...]
+    rows: tuple[AnyRow, ...]
     """Those of them that are not computed, checked; without those that age masks."""
 
 
-def sample_untrained(
-    rollouts: Sequence[UntrainedRollout],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UntrainedSample(Generic[AnyRow]):
+    """Rows that are read, and what they stand for."""
+
+    units: tuple[tuple[tuple[AnyRow, ...], float], ...]
+    """Rows that stay together, with the weight of each of their tokens; in the order of the
+    rollouts."""
+    global_tokens: int
+    """Tokens of all rows that no update computes."""
+    global_sequences: int
+    """Rollouts with such a token."""
+    counts: Mapping[str, MaskCounts]
+    """Counts by mask key, as in `PackedBatch.counts`."""
+
+
+def choose_untrained(
+    rollouts: Sequence[UntrainedRollout[AnyRow]],
     *,
     step_tokens: int,
     micro_batch_tokens: int,
     needs: LossNeeds,
-    prefix_sharing: bool,
-    horizon: int,
     seed: int,
-) -> PackedBatch | None:
+) -> UntrainedSample[AnyRow] | None:
     """Choose the rows and their weights; None where no token is left.
 
     Rows that do not fit into a micro-batch stand back for the others. A loss that needs whole
@@ -65,8 +78,6 @@ def sample_untrained(
         step_tokens: sampled tokens of the step, those of rows that are trained included.
         micro_batch_tokens: budget of one forward pass.
         needs: of the loss.
-        prefix_sharing: whether rows may share what they begin with.
-        horizon: H.
         seed: decides the start.
     """
     units = [
@@ -86,21 +97,12 @@ def sample_untrained(
         total=total,
         seed=seed,
     )
-    return PackedBatch(
-        micro_batches=pack_rows(
-            [
-                _weighed(row, weight)
-                for unit, weight in zip(fitting, weights, strict=True)
-                for row in unit
-                if weight
-            ],
-            micro_batch_tokens=micro_batch_tokens,
-            prefix_sharing=prefix_sharing,
-            whole_rollouts=needs.whole_rollouts,
+    return UntrainedSample(
+        units=tuple(
+            (unit, weight) for unit, weight in zip(fitting, weights, strict=True) if weight
         ),
         global_tokens=total,
         global_sequences=sum(bool(_trained(rollout.rows)) for rollout in rollouts),
-        horizon=horizon,
         counts=count_masks(
             ((rollout.trajectories, rollout.rows) for rollout in rollouts), keys=needs.mask_keys
         ),
@@ -124,13 +126,9 @@ def _weights(
     return [hits[index] * total / (draws * own) for index, own in enumerate(tokens)]
 
 
-def _trained(rows: Sequence[CheckedRow]) -> int:
-    return sum(int(row.mask_R.sum()) for row in rows)
+def _trained(rows: Sequence[AnyRow]) -> int:
+    return sum(row.num_trained for row in rows)
 
 
-def _length(rows: Sequence[CheckedRow]) -> int:
-    return sum(len(row.input_ids) for row in rows)
-
-
-def _weighed(row: CheckedRow, weight: float) -> Row:
-    return row.with_numbers(advantages_R=np.zeros(len(row.mask_R)), weight=weight)
+def _length(rows: Sequence[AnyRow]) -> int:
+    return sum(row.length for row in rows)

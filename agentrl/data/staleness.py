@@ -220,10 +220,4 @@ def lag_metrics(tokens_by_version: Mapping[int, int], *, version: int) -> Metric
 
 
 def _oldest(rows: Sequence[Trajectory]) -> int | None:
-    versions = [
-        version
-        for row in rows
-        for version, sampled in zip(row.policy_versions, row.response_mask, strict=True)
-        if sampled
-    ]
-    return min(versions, default=None)
+    return min((version for row in rows for version in row.tokens_by_version), default=None)

@@ -51,6 +51,8 @@ class RolloutReport:
     """The same by the weights that sampled them."""
     duration_s: float = 0.0
     """Wall time in seconds."""
+    length: int = 0
+    """Tokens of its prompts and responses, over all rows."""
     retried_tokens: int = 0
     """Tokens sampled in attempts before, which came to nothing."""
     retried_s: float = 0.0
@@ -84,6 +86,11 @@ class GroupReport:
         return sum(rollout.tokens for rollout in self.rollouts)
 
     @property
+    def length(self) -> int:
+        """Tokens of prompts and responses, over all rows."""
+        return sum(rollout.length for rollout in self.rollouts)
+
+    @property
     def spent_tokens(self) -> int:
         """Tokens the policy sampled, attempts that came to nothing included."""
         return sum(rollout.tokens + rollout.retried_tokens for rollout in self.rollouts)
@@ -107,12 +114,9 @@ def report_of(group: TrajectoryGroup) -> GroupReport:
     for rows in group.rollouts():
         last = rows[-1]
         verdict = last.score if last.score is not None else last.reward
-        versions = Counter(
-            version
-            for row in rows
-            for version, sampled in zip(row.policy_versions, row.response_mask, strict=True)
-            if sampled
-        )
+        versions: Counter[int] = Counter()
+        for row in rows:
+            versions.update(row.tokens_by_version)
         reports.append(
             RolloutReport(
                 rollout_id=last.rollout_id,
@@ -121,6 +125,7 @@ def report_of(group: TrajectoryGroup) -> GroupReport:
                 verdict=verdict if last.rule.reward_trusted else None,
                 tokens=sum(row.num_action_tokens for row in rows),
                 tokens_by_version=dict(versions),
+                length=sum(len(row.prompt_ids) + len(row.response_ids) for row in rows),
                 duration_s=last.duration_s,
                 retried_tokens=round(spent_before(rows[0], LOST_TOKENS)),
                 retried_s=spent_before(rows[0], LOST_SECONDS),

@@ -8,7 +8,11 @@ from typing import ClassVar, Protocol
 from agentrl.batch.records import PackedBatch
 from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.backends.agreement import on_every_rank, rows_without_finite_gradient
+from agentrl.train.backends.agreement import (
+    numbers_to_try,
+    on_every_rank,
+    rows_without_finite_gradient,
+)
 from agentrl.train.backends.contract import TrainBackend
 
 
@@ -49,6 +53,7 @@ def finite_norm(
     norm = backend.grad_norm()
     if math.isfinite(norm):
         return norm
+    numbers = numbers_to_try(backend, update, whole_rollouts=whole_rollouts)
     found = on_every_rank(
         backend,
         lambda: rows_without_finite_gradient(
@@ -56,6 +61,7 @@ def finite_norm(
             update,
             part,
             lambda alone: work.accumulate(alone, MetricBag()),
+            numbers=numbers,
             whole_rollouts=whole_rollouts,
         ),
     )

@@ -119,9 +119,8 @@ class TokenRecorder:
             self._forget()
         self._last, self._updates = {}, Counter()
         for index, update in enumerate(batch.updates):
-            for micro in update.micro_batches:
-                self._last.update(dict.fromkeys(micro.rows, index))
-                self._updates.update(micro.rows)
+            self._last.update(dict.fromkeys(update.rows, index))
+            self._updates.update(update.rows)
 
     def begin_early(self, update: PackedBatch, index: int, *, final: bool) -> None:
         """An update of a step begins whose others are not known yet.
@@ -135,9 +134,8 @@ class TokenRecorder:
             return
         if index == 0:
             self._forget()
-        rows = [key for micro in update.micro_batches for key in micro.rows]
-        self._last = dict.fromkeys(rows, index if final else LATER)
-        self._updates = Counter(rows)
+        self._last = dict.fromkeys(update.rows, index if final else LATER)
+        self._updates = Counter(update.rows)
 
     def _forget(self) -> None:
         self._failed = False

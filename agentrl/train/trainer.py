@@ -129,10 +129,11 @@ class Trainer:
     ) -> MetricBag:
         """Train on one step's rollouts. Blocks; afterwards the model holds the new weights.
 
-        On several ranks every one of them is given the same batch and returns the same metrics.
+        On several ranks every one of them is given the same batch, or its share of one plan, and
+        returns the same metrics.
 
         Args:
-            batch: from `build_step`.
+            batch: from `build_step`, or from `build_part`.
             on_progress: called with `(micro-batches done, micro-batches of the step)` of this rank,
                 from any thread, one call at a time; those that a critic computes as well count
                 twice. It may raise `StepAbandoned` on any rank.
@@ -178,11 +179,19 @@ class Trainer:
             raise  # the batch is not the reason, and these ranks are of no more use
         except (TrainError, OutOfMemoryError) as error:
             self._clear_gradients()
-            if self._failures is None or self.backend.rank != 0:
+            in_parts = any(update.whole is not None for update in batch.updates)
+            if self._failures is None or (self.backend.rank != 0 and not in_parts):
                 raise
-            path = save_failed_step(self._failures, batch, version=self._version, error=str(error))
+            path = save_failed_step(
+                self._failures,
+                batch,
+                version=self._version,
+                error=str(error),
+                part=(self.backend.rank, self.backend.world_size) if in_parts else None,
+            )
+            what = "This rank's part of the batch" if in_parts else "The batch"
             raise TrainError(
-                f"{error}. The batch is kept in {path}; agentrl.train.replay_failed_step trains "
+                f"{error}. {what} is kept in {path}; agentrl.train.replay_failed_step trains "
                 "on it again"
             ) from error
 
@@ -239,7 +248,7 @@ class Trainer:
             if not updates.only_critic:
                 self._steer_penalty(batch, metrics)
         elapsed = time.perf_counter() - began
-        trained_now = sum(update.num_tokens for update in batch.updates[len(early.made) :])
+        trained_now = self._tokens(batch.updates[len(early.made) :])
         metrics.mean("train/tokens_per_second", trained_now, count=elapsed)
         return metrics
 
@@ -268,6 +277,13 @@ class Trainer:
         shares = [self.backend.share(update) for update in batch.updates]
         check_shares(self.backend, batch.updates, shares)
         return shares
+
+    def _tokens(self, updates: Sequence[PackedBatch]) -> int:
+        """Tokens that the ranks together have read in some updates."""
+        here = sum(update.num_tokens for update in updates)
+        if any(update.whole is not None for update in updates):
+            return sum(self.backend.gather(here))
+        return here
 
     def _updates(
         self,

@@ -47,7 +47,7 @@ class Updates:
 
         Args:
             index: of the update in the step, from 0.
-            update: the whole.
+            update: the whole, or what this rank was given of it.
             part: this rank's share.
             compare_sampler: measure how far the old policy is from the sampler.
 
@@ -58,7 +58,7 @@ class Updates:
         losses = on_every_rank(
             self.policy.backend, lambda: self._losses(part, compare_sampler=compare_sampler)
         )
-        if not update.micro_batches:
+        if not update.rows:
             self.metrics.sum("train/updates_skipped", 1)
             return
         # Both gradients are looked at before any weight moves.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.batch import build_step
-from agentrl.batch.ledger import Ledger, TokenUse, step_ledger
+from agentrl.batch.ledger import Ledger, TokenUse, step_ledger, teaching_rows
 from agentrl.batch.records import LossNeeds
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.losses import needs_of
@@ -39,9 +39,8 @@ def ledger(
     )
     return step_ledger(
         groups,
-        batch,
+        teaching_rows(batch, needs),
         algorithm=algorithm,
-        needs=needs,
         oldest_version=oldest,
         skip_groups=skip,
     )

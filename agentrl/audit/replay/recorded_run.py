@@ -22,7 +22,7 @@ from agentrl.types import TrainedTokens, TrajectoryGroup
 _DAMAGED = (AgentrlError, OSError, LookupError, TypeError, ValueError)
 """What a file raises whose pages hold nonsense; stores themselves pass over those that are torn.
 Arrow's exceptions are `ValueError` or `OSError`, or come as one of the others."""
-_FAILED = re.compile(r"failed-step-(\d+)\.pt")
+_FAILED = re.compile(r"failed-step-(\d+)(?:\.part-0-of-\d+)?\.pt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,9 @@
 
     groups -> drop what is too old -> [stored] -> shape rewards, filter -> batch
 
+Ranks that train together each make an outline of their part of the groups; from all outlines every
+one of them comes to the same plan, and from its plan and groups to its own part of the batch.
+
 What is stored is what was measured. Shaping needs the running statistics of the steps before, which
 a `StepMaker` keeps and every checkpoint holds: so steps must be prepared in their order, each of
 them, also those that teach nothing.
@@ -9,14 +12,17 @@ them, also those that teach nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrl.batch import build_minibatch, build_step
-from agentrl.batch.ledger import step_ledger
+from agentrl.batch.ledger import step_ledger, teaching_rows
 from agentrl.batch.minibatches import minibatch_places
+from agentrl.batch.split.build import build_part
+from agentrl.batch.split.outline import CheckedRows, outline_group
+from agentrl.batch.split.planned_step import StepPlan, plan_step, why_not_split
 from agentrl.config import RunConfig
 from agentrl.config.fleet import ScheduleSection
 from agentrl.data.staleness import drop_stale, oldest_allowed
@@ -29,7 +35,7 @@ from agentrl.runtime.drivers.groups import batch_seed
 from agentrl.types import TrajectoryGroup
 
 if TYPE_CHECKING:
-    from agentrl.batch import PackedBatch, StepBatch
+    from agentrl.batch import PackedBatch, RowKey, StepBatch
     from agentrl.reward import ShapedStep
 
 
@@ -43,6 +49,18 @@ class PreparedStep:
     """Batch that is trained on."""
     metrics: MetricBag
     """Metrics of the rollouts, the shaping and the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """A step of which it is decided which rank prepares what."""
+
+    step: int
+    """Number of the step."""
+    plan: StepPlan
+    """The decisions."""
+    metrics: MetricBag
+    """As in `PreparedStep`, but for those that each rank counts of its part."""
 
 
 class StepMaker:
@@ -88,17 +106,80 @@ class StepMaker:
             DataError: a reward, a mask or a log-probability that must not be trained on.
         """
 
-        self._before = self._shaper.moments
-        held = drop_too_old(self._schedule, step, groups)
-        bag = rollout_metrics(held)
-        shaped = self._shaper.shape(held)
-        bag.merge(shaped.metrics)
-        batch = self._build(step, shaped)
+        held, shaped, bag = self._shaped(step, groups)
+        batch = build_step(shaped.groups, skip_groups=shaped.skip_groups, **self._settings(step))
         if self._hints is not None:
             batch = self._hints.added_to(batch, held)
         bag.merge(batch.metrics)
-        self._count_waste(step, shaped, batch, bag)
+        self._count_waste(step, shaped, teaching_rows(batch, self._needs), bag)
         return PreparedStep(groups=held, batch=batch, metrics=bag)
+
+    def outline(
+        self, step: int, groups: Sequence[TrajectoryGroup]
+    ) -> tuple[list[TrajectoryGroup], CheckedRows]:
+        """Outlines of some groups of the next step, and their checked rows for `prepare_part`."""
+        outlines, checked = [], CheckedRows()
+        for group in groups:
+            outlined, rows = outline_group(
+                group, oldest_version=self._oldest_unmasked(step), looked_at=self._needs.mask_keys
+            )
+            outlines.append(outlined)
+            checked |= rows
+        return outlines, checked
+
+    def plan(self, step: int, outlines: Sequence[Sequence[TrajectoryGroup]]) -> PlannedStep:
+        """Decide the next step from its outlines; the statistics have seen it when this returns.
+
+        Args:
+            step: from 1.
+            outlines: by rank, those of the groups that it holds.
+
+        Raises:
+            DataError: as `prepare`.
+        """
+        _, shaped, bag = self._shaped(step, [group for part in outlines for group in part])
+        plan = plan_step(
+            shaped.groups,
+            skip_groups=shaped.skip_groups,
+            held_by={group.group_id: rank for rank, part in enumerate(outlines) for group in part},
+            ranks=len(outlines),
+            **self._settings(step),
+        )
+        bag.merge(plan.metrics)
+        self._count_waste(step, shaped, plan.teaching, bag)
+        return PlannedStep(step=step, plan=plan, metrics=bag)
+
+    def prepare_part(
+        self,
+        planned: PlannedStep,
+        own: Sequence[TrajectoryGroup],
+        others: Sequence[TrajectoryGroup],
+        *,
+        rank: int,
+        checked: CheckedRows,
+    ) -> PreparedStep:
+        """The part of a planned step that one rank trains and stores.
+
+        Args:
+            planned: the step.
+            own: groups that this rank has outlined; these are the ones that it stores.
+            others: further groups that it trains rows of.
+            rank: which part.
+            checked: rows of `own`, from `outline`.
+
+        Returns:
+            Its `metrics` are to be summed over the ranks; they are not in `PlannedStep.metrics`.
+
+        Raises:
+            DataError: as `prepare`.
+        """
+        batch = build_part(planned.plan, [*own, *others], rank=rank, checked=checked)
+        held = drop_too_old(self._schedule, planned.step, own)
+        return PreparedStep(groups=held, batch=batch, metrics=batch.metrics)
+
+    def why_not_split(self) -> str:
+        """Why every rank has to prepare the whole step; empty if each can prepare its part."""
+        return why_not_split(self._algorithm)
 
     def forget(self) -> None:
         """Let the statistics forget the last step that was prepared: it was not trained."""
@@ -144,13 +225,24 @@ class StepMaker:
         """Write what a resume needs into a checkpoint."""
         self._shaper.save(folder)
 
-    def _count_waste(self, step: int, shaped: ShapedStep, batch: StepBatch, bag: MetricBag) -> None:
+    def _shaped(
+        self, step: int, groups: Sequence[TrajectoryGroup]
+    ) -> tuple[list[TrajectoryGroup], ShapedStep, MetricBag]:
+        """The groups as they are stored and as they are trained on, and what they measure."""
+        self._before = self._shaper.moments
+        held = drop_too_old(self._schedule, step, groups)
+        bag = rollout_metrics(held)
+        shaped = self._shaper.shape(held)
+        bag.merge(shaped.metrics)
+        return held, shaped, bag
 
+    def _count_waste(
+        self, step: int, shaped: ShapedStep, teaching: Collection[RowKey], bag: MetricBag
+    ) -> None:
         step_ledger(
             shaped.groups,
-            batch,
+            teaching,
             algorithm=self._algorithm,
-            needs=self._needs,
             oldest_version=self._oldest_unmasked(step),
             skip_groups=shaped.skip_groups,
         ).into(bag)
@@ -161,22 +253,20 @@ class StepMaker:
         schedule = self._schedule
         return oldest_allowed(schedule, step - 1) if schedule.stale == "mask" else None
 
-    def _build(self, step: int, shaped: ShapedStep) -> StepBatch:
-
+    def _settings(self, step: int) -> dict[str, Any]:
+        """Arguments of `build_step` and `plan_step` beside the groups."""
         train = self._train
-        return build_step(
-            shaped.groups,
-            algorithm=self._algorithm,
-            micro_batch_tokens=train.micro_batch_tokens,
-            minibatches=train.minibatches,
-            epochs=train.epochs_per_batch,
-            seed=batch_seed(self._seed, step),
-            oldest_version=self._oldest_unmasked(step),
-            needs=self._needs,
-            prefix_sharing=train.prefix_sharing,
-            clip_shaped=self._clip_shaped,
-            skip_groups=shaped.skip_groups,
-        )
+        return {
+            "algorithm": self._algorithm,
+            "micro_batch_tokens": train.micro_batch_tokens,
+            "minibatches": train.minibatches,
+            "epochs": train.epochs_per_batch,
+            "seed": batch_seed(self._seed, step),
+            "oldest_version": self._oldest_unmasked(step),
+            "needs": self._needs,
+            "prefix_sharing": train.prefix_sharing,
+            "clip_shaped": self._clip_shaped,
+        }
 
 
 def drop_too_old(

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.batch.split.planned_step import why_not_split
 from agentrl.config import RunConfig
 from agentrl.engine import Engine
 from agentrl.runtime.assembly.engine_addresses import connect
@@ -144,6 +145,20 @@ def _starting() -> Iterator[None]:
         ) from error
 
 
+def _why_whole_steps(config: RunConfig, ranks: int) -> str:
+    """Why every rank prepares whole steps; empty if each prepares its share."""
+    return "there is one rank" if ranks == 1 else why_not_split(config.resolved_algorithm())
+
+
+def _preparing(why_whole: str, ranks: int) -> str:
+    """Who prepares what of a step, in words."""
+    if ranks == 1:
+        return ""
+    return (
+        f", each prepares whole steps ({why_whole})" if why_whole else ", each prepares its share"
+    )
+
+
 async def _open(
     actors: RunActors,
     stack: contextlib.AsyncExitStack,
@@ -191,7 +206,8 @@ async def _open(
         actors.beside(stack, care.run())
         actors.beside(stack, _live_servers(actors, fleet, note, check_server).run())
     rollouts = RayRollouts(workers, rank_failure)
-    learner = RayLearner(ranks, rank_failure, version=reports[0].version)
+    why_whole = _why_whole_steps(actors.config, len(reports))
+    learner = RayLearner(ranks, rank_failure, version=reports[0].version, why_whole=why_whole)
     groups = (("rank", reports), ("worker", opened), ("engine", served))
     return RayStages(
         stages=Stages(
@@ -201,7 +217,8 @@ async def _open(
             stop_token_ids=opened[0].stop_token_ids,
             reward_models=workers,
         ),
-        model=f"{reports[0].model} on {len(reports)} ranks; sampled by {fleet.text}",
+        model=f"{reports[0].model} on {len(reports)} ranks{_preparing(why_whole, len(reports))}; "
+        f"sampled by {fleet.text}",
         sandbox=f"{opened[0].sandbox_text} in {len(opened)} workers",
         actor_lines=[
             f"{name} {index}: process {report.location.pid} on {report.location.node_ip}"

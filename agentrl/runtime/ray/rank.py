@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.runtime.ray.sender import SenderFacts
-from agentrl.runtime.ray.worker_group import partition
+from agentrl.runtime.ray.step_parts import StepParts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl.batch import PackedBatch
     from agentrl.config import RunConfig
     from agentrl.data import TrajectoryStore
     from agentrl.runtime.ray.actor import ActorSpec
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from agentrl.train import Trainer
     from agentrl.train.backends.ranks import Ranks
     from agentrl.train.model.pretrained import Pretrained
-    from agentrl.types import TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +62,17 @@ class Rank:
         """Changes the weights of the model."""
         self.store: TrajectoryStore = TrajectoryStore(rank_spec.trajectories)
         """The store that every rank writes its part of a step to."""
+        self.steps: StepParts = StepParts(
+            StepMaker(spec.config, base=spec.base, checkpoint=rank_spec.checkpoint),
+            self.store,
+            rank=rank_spec.rank,
+            world_size=rank_spec.world_size,
+        )
+        """Prepares this rank's part of every step."""
         self._config, self._rank_spec = spec.config, rank_spec
         self._pretrained = pretrained
         self._others, self._layout = others, layout
         self._sharded = spec.config.train.backend.kind != "torch"
-        # Every rank builds every batch, so every rank has the reward statistics.
-        self._maker = StepMaker(spec.config, base=spec.base, checkpoint=rank_spec.checkpoint)
         self._weights = spec.run_dir / "weights"
         self._sender: WeightSender | None = None
         self._sent: Callable[[], Iterable[Any]] = trainer.weights
@@ -141,40 +143,9 @@ class Rank:
         server = await stack.enter_async_context(EngineServer(engine, host=host))
         return EngineAddress(name=engine.name, address=server.address, secret=server.secret)
 
-    def prepare(
-        self, step: int, groups: Sequence[TrajectoryGroup], *, stored: bool
-    ) -> tuple[MetricBag, Any]:
-        """Batch of a step and its metrics; each rank stores its part of the groups.
-
-        Args:
-            step: from 1.
-            groups: all of the step.
-            stored: whether they came from the store.
-        """
-        prepared = self._maker.prepare(step, groups)
-        batch, bag = prepared.batch, prepared.metrics
-        if not stored:
-            rank, size = self._rank_spec.rank, self._rank_spec.world_size
-            own = partition(prepared.groups, size)[rank]
-            self.store.write_part(step, "train", own, batch.advantages, part=rank, parts=size)
-        if not any(update.micro_batches for update in batch.updates):
-            bag.sum("train/steps_without_signal", 1)
-        return bag, batch
-
-    def keep(self, step: int, kind: str, groups: Sequence[TrajectoryGroup]) -> None:
-        """Store this rank's part of groups that are not trained on."""
-        rank, size = self._rank_spec.rank, self._rank_spec.world_size
-        self.store.write_part(step, kind, groups, part=rank, parts=size)
-
-    def prepare_early(
-        self, step: int, minibatch: int, groups: Mapping[int, TrajectoryGroup]
-    ) -> PackedBatch | None:
-        """One update of a step that is not complete; see `StepMaker.prepare_minibatch`."""
-        return self._maker.prepare_minibatch(step, minibatch, groups)
-
     def give_up(self) -> bool:
         """Forget the step that was abandoned; True if weights have moved in it."""
-        self._maker.forget()
+        self.steps.maker.forget()
         return self.trainer.mid_step
 
     def save(self, folder: Path) -> None:
@@ -198,7 +169,7 @@ class Rank:
                 folder,
                 weights=weights if self._sharded else None,
             )
-            self._maker.save(folder)
+            self.steps.maker.save(folder)
         self.trainer.save(folder)
 
     def open_sender(self, backend: str, *, address: str, cuda: bool) -> SenderFacts:

@@ -18,7 +18,7 @@ from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.groups import note_aborted
 from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.rollout_workers import Workers
-from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
+from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup, divide
 from agentrl.runtime.stages import GroupHandle, GroupReport, report_of
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
@@ -120,14 +120,18 @@ class RayRollouts:
 class RayLearner:
     """A `LearnStage` over trainer ranks; all calls raise `RankLost` once one of them has died."""
 
-    def __init__(self, ranks: WorkerGroup, rank_failure: RankFailure, *, version: int) -> None:
+    def __init__(
+        self, ranks: WorkerGroup, rank_failure: RankFailure, *, version: int, why_whole: str = ""
+    ) -> None:
         """Take the ranks.
 
         Args:
             ranks: of `TrainerActor`.
             rank_failure: reports that one died.
             version: of their weights.
+            why_whole: why every rank prepares whole steps; empty if each prepares its share.
         """
+        self._why_whole, self._began_early = why_whole, False
         self._ranks, self._rank_failure = ranks, rank_failure
         self._version, self._mid_step = version, False
         self._abandoning: asyncio.Future[Any] | None = None
@@ -148,6 +152,7 @@ class RayLearner:
     ) -> None:
         """`learn_early` as in `LearnStage.learn_early`."""
         refs = [cast(RemoteGroup, group).ref for group in groups.values()]
+        self._began_early = True
         prepare = self._ranks.prepare_early(step, minibatch, list(groups), refs)
         if any(await self._rank_failure.guard(prepare)):
             self._mid_step = True
@@ -166,7 +171,7 @@ class RayLearner:
         refs = [cast(RemoteGroup, group).ref for group in groups]
         if not stored:
             await self._rank_failure.guard(self._ranks.remove_stored(step, "train"))
-        prepared = await self._rank_failure.guard(self._ranks.prepare(step, refs, stored))
+        prepared = await self._prepare(step, groups, refs, stored=stored)
         watch = asyncio.ensure_future(self._watch(on_progress))
         try:
             learned = await self._rank_failure.guard(self._ranks.learn())
@@ -179,11 +184,26 @@ class RayLearner:
             raise StepAbandoned(str(error)) from error
         finally:
             watch.cancel()
-        # Every rank says the same of the whole step.
-        bag.merge(prepared[0])
+        # Every rank says the same of the whole step, and something of its share.
+        bag.merge(prepared[0][0])
+        for _, own in prepared:
+            bag.merge(own)
         bag.merge(learned[0])
-        self._version, self._mid_step = self._version + 1, False
+        self._version, self._mid_step, self._began_early = self._version + 1, False, False
         return bag
+
+    async def _prepare(
+        self, step: int, groups: Sequence[GroupHandle], refs: Sequence[Any], *, stored: bool
+    ) -> list[tuple[MetricBag, MetricBag]]:
+        """By rank its metrics: those of the whole step, and those of its share."""
+        # Updates that were made early are those of a whole batch, bit for bit.
+        if self._why_whole or self._began_early:
+            return await self._rank_failure.guard(self._ranks.prepare(step, refs, stored))
+        parts = divide(refs, [group.report.length for group in groups], len(self._ranks))
+        outlines = await self._rank_failure.guard(self._ranks.outline(parts, step))
+        return await self._rank_failure.guard(
+            self._ranks.prepare_share(step, outlines, refs, stored)
+        )
 
     def abandon(self) -> None:
         """`abandon` as in `LearnStage.abandon`."""

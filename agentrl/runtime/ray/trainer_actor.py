@@ -1,13 +1,17 @@
 """A trainer rank: model, optimizer, and with an embedded engine the engine on the same weights.
 
-Every rank fetches the groups of a step from where they were made and builds the same batch from
-them; which part it computes is the business of its backend. The order of a step:
+Every rank fetches its part of the groups of a step from where they were made, and says in outlines
+what the others must know of it; then each decides about the whole step, and builds its share. The
+order of a step:
 
-    prepare (all ranks: fetch, build, store a part each)  ->  learn (all ranks: gradients, update)
+    outline (a part each: fetch, check)  ->  prepare_share (all: plan, fetch what is missing of the
+    share, build it, store the part)  ->  learn (all: gradients, update)
 
-The driver awaits the first before it asks for the second, so what a step trains on is on the disk
-before its last update. `prepare_early` and `learn_early` make updates of a step whose other
-rollouts have not ended; nothing is stored, saved or sent until the step is complete.
+The driver awaits each before it asks for the next, so what a step trains on is on the disk before
+its last update. Where a step cannot be planned from outlines (`why_not_split`), `prepare` takes the
+place of the first two: every rank fetches all groups and builds the whole batch, and its backend
+takes a share of that. `prepare_early` and `learn_early` make updates of a step whose other rollouts
+have not ended; nothing is stored, saved or sent until the step is complete.
 """
 
 from __future__ import annotations
@@ -98,11 +102,45 @@ class TrainerActor:
         )
 
     @dispatch(Mode.BROADCAST)
-    async def prepare(self, step: int, refs: Sequence[Any], stored: bool) -> MetricBag:
-        """Fetch the groups, build the batch, and store this rank's part of them."""
+    async def prepare(
+        self, step: int, refs: Sequence[Any], stored: bool
+    ) -> tuple[MetricBag, MetricBag]:
+        """Fetch the groups, build the batch, and store this rank's part of them.
+
+        Returns:
+            Metrics that are the same on every rank, and those of this rank's share.
+        """
         groups = await fetch(refs)
-        bag, self._batch = await run_computing(self._own.prepare, step, groups, stored=stored)
-        return bag
+        bag, self._batch = await run_computing(self._own.steps.prepare, step, groups, stored=stored)
+        return bag, MetricBag()
+
+    @dispatch(Mode.SPLIT)
+    async def outline(self, refs: Sequence[Any], step: int) -> list[bytes]:
+        """Fetch this rank's part of the groups, and return its outlines, packed."""
+        groups = await fetch(refs)
+        return [await run_computing(self._own.steps.outline, step, groups)]
+
+    @dispatch(Mode.BROADCAST)
+    async def prepare_share(
+        self, step: int, outlines: Sequence[bytes], refs: Sequence[Any], stored: bool
+    ) -> tuple[MetricBag, MetricBag]:
+        """Plan the step, fetch what this rank's share lacks, build it, and store its own part.
+
+        Args:
+            step: from 1.
+            outlines: by rank, from `outline`.
+            refs: of all groups, in the order of the outlines.
+            stored: whether they came from the store.
+
+        Returns:
+            As `prepare`.
+        """
+        missing = await run_computing(self._own.steps.plan, step, outlines)
+        others = await fetch([refs[position] for position in missing])
+        bag, own, self._batch = await run_computing(
+            self._own.steps.prepare_share, others, stored=stored
+        )
+        return bag, own
 
     @dispatch(Mode.BROADCAST)
     async def learn(self) -> MetricBag:
@@ -129,7 +167,7 @@ class TrainerActor:
     ) -> bool:
         """Fetch the groups of a minibatch and build its update; False where nothing is trained."""
         groups = dict(zip(positions, await fetch(refs), strict=True))
-        self._update = await run_computing(self._own.prepare_early, step, minibatch, groups)
+        self._update = await run_computing(self._own.steps.prepare_early, step, minibatch, groups)
         return self._update is not None
 
     @dispatch(Mode.BROADCAST)
@@ -151,7 +189,7 @@ class TrainerActor:
     @dispatch(Mode.SPLIT)
     async def keep(self, refs: Sequence[Any], step: int, kind: str) -> None:
         """Fetch this rank's part of groups that are not trained on, and store it."""
-        await asyncio.to_thread(self._own.keep, step, kind, await fetch(refs))
+        await asyncio.to_thread(self._own.steps.keep, step, kind, await fetch(refs))
 
     @dispatch(Mode.BROADCAST)
     async def save(self, folder: Path) -> None:

@@ -13,6 +13,7 @@ which actor has least to do) is plain and below; `WorkerGroup` only forwards.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ class Mode(StrEnum):
     """All actors, with the same arguments; a list of results by index."""
     SPLIT = "split"
     """All actors, each with a part of the first argument, a sequence; the results in one piece, in
-    the order of the sequence."""
+    the order of the sequence. The parts are equally many items, or those of a `Divided`."""
     RANK_ZERO = "rank_zero"
     """The first actor; its result."""
     LEAST_LOADED = "least_loaded"
@@ -82,6 +83,26 @@ def partition(items: Sequence[T], parts: int) -> list[Sequence[T]]:
     size, longer = divmod(len(items), parts)
     ends = [index * size + min(index, longer) for index in range(parts + 1)]
     return [items[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+class Divided(list[Sequence[Any]]):
+    """A sequence in consecutive parts, one for each actor of a split call."""
+
+
+def divide(items: Sequence[Any], weights: Sequence[int], parts: int) -> Divided:
+    """Consecutive parts of about equal weight; with few items some are empty.
+
+    Example:
+        >>> divide("abcd", [5, 1, 2, 2], 2)
+        ['a', 'bcd']
+    """
+    middles = [
+        end - weight / 2 for end, weight in zip(itertools.accumulate(weights), weights, strict=True)
+    ]
+    total = sum(weights)
+    inner = [bisect.bisect_left(middles, total * part / parts) for part in range(1, parts)]
+    ends = [0, *inner, len(items)]
+    return Divided(items[begin:end] for begin, end in itertools.pairwise(ends))
 
 
 def join(results: Sequence[Any]) -> Any:
@@ -189,7 +210,8 @@ class WorkerGroup:
         all_actors = range(len(self._handles))
         if mode is Mode.BROADCAST:
             return await _all(self._call(i, method, returns, args, kwargs) for i in all_actors)
-        parts = partition(args[0], len(self._handles))
+        first = args[0]
+        parts = first if isinstance(first, Divided) else partition(first, len(self._handles))
         return join(
             await _all(
                 self._call(i, method, returns, (parts[i], *args[1:]), kwargs) for i in all_actors

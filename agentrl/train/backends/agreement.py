@@ -102,9 +102,12 @@ def _failure_text(reports: Sequence[Any]) -> str:
 def check_same_batch(backend: TrainBackend, batch: StepBatch, *, version: int) -> None:
     """Each rank takes its share of the batch it was given: it has to be one batch.
 
+    Ranks that were given their shares already hold shares of one plan, which its digest tells.
+
     Raises:
         TrainError: ranks hold other batches, or are at other steps.
     """
+    sample = [] if batch.untrained is None else [batch.untrained]
     own = (
         version,
         [
@@ -112,13 +115,13 @@ def check_same_batch(backend: TrainBackend, batch: StepBatch, *, version: int) -
                 update.global_tokens,
                 update.global_sequences,
                 update.horizon,
-                update.num_tokens,
+                update.num_tokens if update.whole is None else update.whole.digest,
                 sorted(
                     (key, count.batch_num_tokens, count.global_valid_samples)
                     for key, count in update.counts.items()
                 ),
             )
-            for update in batch.updates
+            for update in (*batch.updates, *sample)
         ],
     )
     held = backend.gather(own)
@@ -126,8 +129,9 @@ def check_same_batch(backend: TrainBackend, batch: StepBatch, *, version: int) -
     if odd:
         raise TrainError(
             f"rank {odd[0]} holds another batch than rank 0: (version, [(tokens, sequences, "
-            f"horizon, packed tokens, counts by mask)]) is {held[odd[0]]}, expected {held[0]}; "
-            "hand every rank the same StepBatch"
+            "horizon, packed tokens or digest of the shares, counts by mask)]) is "
+            f"{held[odd[0]]}, expected {held[0]}; hand every rank the same StepBatch, or its "
+            "share of the same StepPlan"
         )
 
 
@@ -146,10 +150,12 @@ def check_shares(
     for index, update in enumerate(updates):
         by_rank = [numbers[index] for numbers in held]
         rows, tokens = (sum(numbers) for numbers in zip(*by_rank, strict=True))
-        if (rows, tokens) != _trained(update):
+        whole = update.whole
+        expected = _trained(update) if whole is None else (len(whole.rows), whole.num_trained)
+        if (rows, tokens) != expected:
             raise TrainError(
                 f"update {index}: the shares of {len(held)} ranks hold (rows, trained tokens) "
-                f"{by_rank}, together {(rows, tokens)}, expected {_trained(update)}"
+                f"{by_rank}, together {(rows, tokens)}, expected {expected}"
             )
 
 
@@ -190,6 +196,7 @@ def rows_without_finite_gradient(
     part: PackedBatch,
     compute: Callable[[PackedBatch], object],
     *,
+    numbers: Sequence[int] | None,
     whole_rollouts: bool = False,
 ) -> list[RowKey]:
     """Rows whose gradient alone is not finite, of those that this rank looks at.
@@ -201,10 +208,12 @@ def rows_without_finite_gradient(
         update: the whole.
         part: this rank's share of it.
         compute: forward and backward of the micro-batches it is given.
+        numbers: from `numbers_to_try`.
         whole_rollouts: rows of one rollout are tried together, and the first of them is named.
     """
     found = []
-    for micro, key in _rows_alone(backend, update, part, whole_rollouts=whole_rollouts):
+    tries = _rows_alone(backend, update, part, numbers, whole_rollouts=whole_rollouts)
+    for micro, key in tries:
         backend.clear_gradients()
         compute(replace(part, micro_batches=(micro,)))
         if backend.lockstep:
@@ -215,21 +224,45 @@ def rows_without_finite_gradient(
     return found
 
 
+def numbers_to_try(
+    backend: TrainBackend, update: PackedBatch, *, whole_rollouts: bool = False
+) -> list[int] | None:
+    """By rank the rows (or rollouts) of its share, where ranks in lock-step hold shares alone.
+
+    All ranks call, before `rows_without_finite_gradient`; None where each knows the whole update.
+    """
+    if update.whole is None or not backend.lockstep:
+        return None
+    return backend.gather(len(_alone(update, whole_rollouts=whole_rollouts)))
+
+
 def _rows_alone(
-    backend: TrainBackend, update: PackedBatch, part: PackedBatch, *, whole_rollouts: bool
+    backend: TrainBackend,
+    update: PackedBatch,
+    part: PackedBatch,
+    numbers: Sequence[int] | None,
+    *,
+    whole_rollouts: bool,
 ) -> list[tuple[MicroBatch, RowKey | None]]:
     """Ranks in lock-step take turns, since the norm is one over all of them."""
-    looked_at = update if backend.lockstep else part
-    rows = [
-        row
-        for packed in looked_at.micro_batches
-        for row in unpack(packed, whole_rollouts=whole_rollouts)
-    ]
     if not backend.lockstep:
-        return [(row, row.rows[0]) for row in rows]
+        return [(row, row.rows[0]) for row in _alone(part, whole_rollouts=whole_rollouts)]
+    rows = _alone(update, whole_rollouts=whole_rollouts)
+    if numbers is None:
+        own = [index % backend.world_size == backend.rank for index in range(len(rows))]
+    else:
+        before, after = numbers[: backend.rank], numbers[backend.rank + 1 :]
+        own = [False] * sum(before) + [True] * len(rows) + [False] * sum(after)
+        rows = [padding_micro_batch()] * sum(before) + rows + [padding_micro_batch()] * sum(after)
     return [
-        (row, row.rows[0])
-        if index % backend.world_size == backend.rank
-        else (padding_micro_batch(), None)
-        for index, row in enumerate(rows)
+        (row, row.rows[0]) if mine else (padding_micro_batch(), None)
+        for row, mine in zip(rows, own, strict=True)
+    ]
+
+
+def _alone(packed: PackedBatch, *, whole_rollouts: bool) -> list[MicroBatch]:
+    return [
+        row
+        for micro in packed.micro_batches
+        for row in unpack(micro, whole_rollouts=whole_rollouts)
     ]

@@ -107,8 +107,9 @@ class TrainBackend(ModelPasses, Protocol):
     def share(self, update: PackedBatch) -> PackedBatch:
         """The micro-batches of an update that this rank computes, under the global counts.
 
-        Every rank is given the same updates; a rank may have nothing to do in one. Ranks in
-        lock-step get equally many, some of them padding without rows.
+        Every rank is given the same updates, or of each its share (`PackedBatch.whole`), which it
+        keeps; a rank may have nothing to do in one. Ranks in lock-step get equally many, some of
+        them padding without rows. All ranks call.
         """
         ...
 

@@ -25,7 +25,7 @@ from agentrl.config.schema import TrainSection
 from agentrl.train.backends.agreement import check_same_weights, go_on_together
 from agentrl.train.backends.contract import ModelPasses, Result
 from agentrl.train.backends.ranks import Ranks
-from agentrl.train.backends.shares import share
+from agentrl.train.backends.shares import padded, share
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, exact_passes
 from agentrl.train.model.logprobs import (
     LossOf,
@@ -137,6 +137,8 @@ class LockstepBackend(ABC):
 
     def share(self, update: PackedBatch) -> PackedBatch:
         """`share` as in `TrainBackend.share`."""
+        if update.whole is not None:
+            return padded(update, max(self.gather(len(update.micro_batches))))
         return share(update, self.rank, self.world_size, lockstep=True)
 
     def gather(self, value: Any) -> list[Any]:

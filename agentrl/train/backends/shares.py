@@ -87,6 +87,8 @@ def share(
 ) -> PackedBatch:
     """The part of an update that one rank computes; the global counts stay those of the whole.
 
+    An update that is the share of this rank already (`PackedBatch.whole`) comes back as it is.
+
     The gradients of all ranks *summed* are the gradient of the update.
 
     Args:
@@ -101,10 +103,20 @@ def share(
     """
     if not 0 <= rank < world_size:
         raise TrainError(f"rank {rank} is not one of {world_size} ranks")
+    if update.whole is not None:
+        return update
     shares = assign(update.micro_batches, world_size)
-    mine = shares[rank]
-    if lockstep:
-        mine = sorted(mine, key=lambda micro: -micro.num_tokens)
-        missing = max(len(part) for part in shares) - len(mine)
-        mine += [padding_micro_batch() for _ in range(missing)]
-    return replace(update, micro_batches=tuple(mine))
+    part = replace(update, micro_batches=tuple(shares[rank]))
+    return padded(part, max(map(len, shares))) if lockstep else part
+
+
+def padded(part: PackedBatch, number: int) -> PackedBatch:
+    """A share of `number` micro-batches, longest first and padding last.
+
+    Args:
+        part: of one rank.
+        number: micro-batches of the rank that has most.
+    """
+    mine = sorted(part.micro_batches, key=lambda micro: -micro.num_tokens)
+    mine += [padding_micro_batch() for _ in range(number - len(mine))]
+    return replace(part, micro_batches=tuple(mine))

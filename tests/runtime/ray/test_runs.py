@@ -78,9 +78,24 @@ def tokens_of(run: Path) -> list[tuple[int, ...]]:
     return [row.response_ids for group in groups for row in group.trajectories]
 
 
+def batch_metrics(run: Path) -> dict[str, float]:
+    """Metrics of the first step that no time, packing or weight is in."""
+    line = next(
+        line for line in read_metrics(run / "metrics.jsonl") if "batch/rows_trained" in line
+    )
+    packing = {"batch/micro_batches", "batch/tokens", "batch/tokens_measured"}
+    names = ("batch/", "waste/tokens/", "reward", "completions/", "rollout/termination/")
+    return {
+        name: value
+        for name, value in line.items()
+        if name.startswith(names) and name not in packing
+    }
+
+
 async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path) -> None:
-    """Fails if a rank trains a share twice or not at all, if seeds depend on the worker, or if the
-    processes of the run come after whatever else the machine does."""
+    """Fails if a rank trains a share twice or not at all, if its share is not that of the whole
+    batch, if seeds depend on the worker, or if the processes of the run come after whatever else
+    the machine does."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -91,11 +106,14 @@ async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path)
         pids = [0, *(int(line.split()[3]) for line in opened.actor_lines)]
         niceness.update(os.getpriority(os.PRIO_PROCESS, pid) for pid in pids)
         assert opened.sandbox.startswith("nothing")
+        models.append(opened.model)
 
+    models: list[str] = []
     run = project.parent / "runs" / "two"
     result = await drive(project, "run.name=two", "runtime.trainer_ranks=2", watch=watch)
     assert result.reason == "all steps done"
     assert len(niceness) == 1, niceness
+    assert "on 2 ranks, each prepares its share; " in models[0]
     local = project.parent / "runs" / "local"
     # Each rank has stored its part of every step, of training and of evaluations.
     store = TrajectoryStore(run / "trajectories")
@@ -104,6 +122,7 @@ async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path)
     assert seeds_of(run) == seeds_of(local)
     # Before anything was trained the weights, and with them the tokens, are the same.
     assert tokens_of(run) == tokens_of(local)
+    assert batch_metrics(run) == pytest.approx(batch_metrics(local), rel=1e-12)
     ours, theirs = (latest_checkpoint(folder / "checkpoints") for folder in (run, local))
     assert ours is not None
     assert theirs is not None

@@ -1,0 +1,1 @@
+"""Batches in shares: every rank decides about the whole step and prepares its own part of it."""

@@ -1,0 +1,155 @@
+"""The share of one rank of a planned step, from the groups that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from agentrl.batch.packing import pack_rows
+from agentrl.batch.records import MicroBatch, PackedBatch, Row, RowKey, RowNumbers, StepBatch
+from agentrl.batch.rows import CheckedRow, check_row
+from agentrl.batch.split.outline import CheckedRows, OutlinedRow
+from agentrl.batch.split.planned_step import StepPlan, rollout_credit
+from agentrl.batch.split.shares import Planned
+from agentrl.errors import DataError
+from agentrl.metrics.bag import MetricBag
+from agentrl.types import Trajectory, TrajectoryGroup
+
+
+def build_part(
+    plan: StepPlan, groups: Iterable[TrajectoryGroup], *, rank: int, checked: CheckedRows
+) -> StepBatch:
+    """The batch of a step with the rows of one rank, under the counts of the whole.
+
+    Args:
+        plan: of the step.
+        groups: at least those that `plan.groups_of(rank)` names, as they were fetched.
+        rank: which share.
+        checked: rows that were checked already for the outline; others are checked here.
+
+    Returns:
+        Its `metrics` are those of this share, to be summed over the ranks.
+
+    Raises:
+        DataError: a broken row, naming it; or a group that is not there.
+    """
+    rows = _Rows(plan, groups, checked)
+    settings = plan.settings
+    updates = tuple(
+        PackedBatch(
+            micro_batches=rows.packed(
+                [
+                    rows.of_update(row, rollout, weight=weight)
+                    for rollout, weight in zip(
+                        update.shares[rank], update.weights(rank, settings), strict=True
+                    )
+                    for row in rollout.computed_rows(settings)
+                ]
+            ),
+            global_tokens=update.counts.global_tokens,
+            global_sequences=update.counts.global_sequences,
+            horizon=update.counts.horizon,
+            counts=update.masks,
+            epoch=update.epoch,
+            whole=update.whole,
+        )
+        for update in plan.updates
+    )
+    untrained = _untrained(plan, rows, rank)
+    metrics = MetricBag()
+    metrics.sum("batch/micro_batches", sum(len(update.micro_batches) for update in updates))
+    metrics.sum("batch/tokens", sum(update.num_tokens for update in updates))
+    if untrained is not None:
+        metrics.sum("batch/tokens_measured", untrained.num_tokens)
+    return StepBatch(
+        updates=updates, advantages=plan.advantages, metrics=metrics, untrained=untrained
+    )
+
+
+def _untrained(plan: StepPlan, rows: _Rows, rank: int) -> PackedBatch | None:
+    sample = plan.untrained
+    if sample is None:
+        return None
+    assert plan.settings.algorithm.horizon is not None
+    return PackedBatch(
+        micro_batches=rows.packed(
+            [
+                rows.of_sample(row, weight=weight)
+                for unit, weight in sample.shares[rank]
+                for row in unit
+            ]
+        ),
+        global_tokens=sample.global_tokens,
+        global_sequences=sample.global_sequences,
+        horizon=plan.settings.algorithm.horizon,
+        counts=sample.counts,
+        whole=sample.whole,
+    )
+
+
+class _Rows:
+    """The rows of the groups at hand, each checked once, and the advantages of their tokens."""
+
+    def __init__(
+        self, plan: StepPlan, groups: Iterable[TrajectoryGroup], checked: CheckedRows
+    ) -> None:
+        self._plan, self._checked = plan, dict(checked)
+        self._here: dict[RowKey, Trajectory] = {
+            RowKey(group_id=t.group_id, rollout_id=t.rollout_id, row_index=t.row_index): t
+            for group in groups
+            for t in group.trajectories
+        }
+        self._advantages: dict[str, RowNumbers] = {}
+
+    def of_update(self, row: OutlinedRow, rollout: Planned, *, weight: float) -> Row:
+        """A row that is trained."""
+        name = rollout.selected.rollout_id
+        if name not in self._advantages:
+            own = [self._found(outlined) for outlined in rollout.rows]
+            algorithm = self._plan.settings.algorithm
+            self._advantages[name] = rollout_credit(rollout.selected, own, algorithm).by_row
+        return self._found(row).with_numbers(
+            advantages_R=self._advantages[name][row.key], weight=weight
+        )
+
+    def of_sample(self, row: OutlinedRow, *, weight: float) -> Row:
+        """A row that is read for metrics alone."""
+        found = self._found(row)
+        return found.with_numbers(advantages_R=np.zeros(len(found.mask_R)), weight=weight)
+
+    def packed(self, rows: list[Row]) -> tuple[MicroBatch, ...]:
+        """Micro-batches of some rows."""
+        settings = self._plan.settings
+        return pack_rows(
+            rows,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            prefix_sharing=settings.prefix_sharing,
+            whole_rollouts=settings.needs.whole_rollouts,
+        )
+
+    def _found(self, outlined: OutlinedRow) -> CheckedRow:
+        key = outlined.key
+        if key not in self._checked:
+            trajectory = self._here.get(key)
+            if trajectory is None:
+                raise DataError(
+                    f"row {key} of group {key.group_id} is in this rank's share, but the group was "
+                    "not fetched; pass all groups that StepPlan.groups_of names"
+                )
+            self._checked[key] = check_row(
+                trajectory,
+                oldest_version=self._plan.oldest_version,
+                looked_at=self._plan.looked_at,
+            )
+        found = self._checked[key]
+        if found is None or (found.length, found.num_trained) != (
+            outlined.length,
+            outlined.num_trained,
+        ):
+            got = None if found is None else (found.length, found.num_trained)
+            raise DataError(
+                f"row {key}: (tokens, trained tokens) are {got}, its outline says "
+                f"{(outlined.length, outlined.num_trained)}; ranks hold different groups"
+            )
+        return found

@@ -1,0 +1,201 @@
+"""The decisions about a step that is prepared in shares, from its outlines.
+
+    outlines of all groups -> StepPlan, the same on every rank -> build_part: the share of one rank
+
+Weights and advantages come from the whole step here, so the gradients of all ranks summed are those
+of the batch that `build_step` makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl.batch.credit import FinalCredit, finish_credit, plan_rollout
+from agentrl.batch.plan import (
+    PlannedRollout,
+    UpdateSettings,
+    check_resolved,
+    count_rows,
+    plan_untrained,
+    update_parts,
+)
+from agentrl.batch.records import FloatArray, LossNeeds, RowKey
+from agentrl.batch.rows import RowFacts
+from agentrl.batch.select import SelectedRollout, select_rollouts
+from agentrl.batch.split.outline import OutlinedRow, outlined_rows
+from agentrl.batch.split.shares import Assigner, Planned, PlannedSample, PlannedUpdate
+from agentrl.batch.untrained import UntrainedRollout
+from agentrl.config.algorithm import AlgorithmSection
+from agentrl.config.presets import Bounds
+from agentrl.metrics.bag import MetricBag
+from agentrl.types import TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """Everything that is decided about a step; the same on every rank."""
+
+    updates: tuple[PlannedUpdate, ...]
+    """Optimizer updates in order."""
+    untrained: PlannedSample | None
+    """A sample of the rows that no update computes."""
+    advantages: Mapping[str, float]
+    """As in `StepBatch.advantages`."""
+    teaching: frozenset[RowKey]
+    """As `agentrl.batch.ledger.teaching_rows` finds them in a whole batch."""
+    metrics: MetricBag
+    """Metrics of the batch stage but for those of the packing, which each rank counts itself."""
+    settings: UpdateSettings
+    """Settings of the updates."""
+    oldest_version: int | None
+    """Tokens sampled by older weights are masked."""
+    looked_at: tuple[str, ...]
+    """Masks whose tokens matter although they are not trained."""
+
+    def groups_of(self, rank: int) -> set[str]:
+        """Ids of the groups of which a rank computes something."""
+        found = {r.selected.group_id for update in self.updates for r in update.shares[rank]}
+        sample = () if self.untrained is None else self.untrained.shares[rank]
+        return found | {row.key.group_id for rows, _ in sample for row in rows}
+
+
+def why_not_split(algorithm: AlgorithmSection) -> str:
+    """Why every rank needs all tokens of a step to prepare its share; empty if it does not.
+
+    Args:
+        algorithm: resolved.
+    """
+    if algorithm.needs_values:
+        return "advantages need the values of all tokens of the step (a critic)"
+    if algorithm.credit_needs_model:
+        return "the KL penalty of all tokens is taken off the rewards (algorithm.use_kl_loss)"
+    if algorithm.distill is not None:
+        return "the teacher is asked about all rows of the step (algorithm.distill)"
+    if algorithm.whiten_advantages:
+        return "algorithm.whiten_advantages takes mean and deviation over all tokens of the step"
+    return ""
+
+
+def plan_step(
+    groups: Sequence[TrajectoryGroup],
+    *,
+    held_by: Mapping[str, int],
+    ranks: int,
+    algorithm: AlgorithmSection,
+    micro_batch_tokens: int,
+    minibatches: int = 1,
+    epochs: int = 1,
+    seed: int,
+    oldest_version: int | None = None,
+    needs: LossNeeds | None = None,
+    prefix_sharing: bool = False,
+    clip_shaped: Bounds | None = None,
+    skip_groups: Mapping[str, str] | None = None,
+) -> StepPlan:
+    """Decide what `build_step` decides, and which rank computes which rows.
+
+    Args:
+        groups: outlines of all groups of the step, made with `oldest_version` and the masks of
+            `needs`.
+        held_by: by group id, the rank that has fetched it.
+        ranks: how many there are.
+        algorithm: as in `build_step`, and one that `why_not_split` has nothing against.
+        micro_batch_tokens: as in `build_step`.
+        minibatches: likewise.
+        epochs: likewise.
+        seed: likewise.
+        oldest_version: likewise.
+        needs: likewise.
+        prefix_sharing: likewise.
+        clip_shaped: likewise.
+        skip_groups: likewise.
+
+    Raises:
+        DataError: as `build_step`.
+    """
+    assert not why_not_split(algorithm), why_not_split(algorithm)
+    check_resolved(algorithm)
+    settings = UpdateSettings(
+        algorithm=algorithm,
+        micro_batch_tokens=micro_batch_tokens,
+        needs=needs or LossNeeds(),
+        prefix_sharing=prefix_sharing,
+    )
+    selection = select_rollouts(groups, algorithm, clip_shaped=clip_shaped, skip_groups=skip_groups)
+    advantages: dict[str, float] = {}
+    known = MetricBag()
+    planned: list[Planned] = []
+    for selected in selection.rollouts:
+        rows = outlined_rows(selected.rows)
+        signal, found = _signal(selected, rows, algorithm)
+        advantages[selected.rollout_id] = found.by_rollout.get(selected.rollout_id, 0.0)
+        known.merge(found.metrics)
+        planned.append(PlannedRollout(selected=selected, rows=rows, signal=signal))
+    left_out = [
+        UntrainedRollout(trajectories=rows, rows=outlined_rows(rows))
+        for rows in selection.untrained
+    ]
+    assign = Assigner(held_by, ranks, settings, advantages)
+    updates = [
+        assign.update(part, epoch=epoch)
+        for epoch in range(epochs)
+        for part in update_parts(
+            groups, planned, skip_groups, minibatches=minibatches, seed=seed, epoch=epoch
+        )
+    ]
+    metrics = selection.metrics
+    count_rows(metrics, planned, advantages_known=True, aged=oldest_version is not None)
+    metrics.merge(known)
+    sample = plan_untrained(planned, left_out, settings, seed=seed)
+    return StepPlan(
+        updates=tuple(updates),
+        untrained=None if sample is None else assign.sample(sample),
+        advantages=advantages,
+        teaching=frozenset(
+            row.key
+            for rollout in planned
+            for row, signal in zip(rollout.rows, rollout.signal, strict=True)
+            if signal or settings.needs.zero_advantage_rows
+        ),
+        metrics=metrics,
+        settings=settings,
+        oldest_version=oldest_version,
+        looked_at=() if needs is None else needs.mask_keys,
+    )
+
+
+def rollout_credit(
+    selected: SelectedRollout, rows: Sequence[RowFacts], algorithm: AlgorithmSection
+) -> FinalCredit:
+    """Advantages of one rollout, where nothing of other rollouts enters but its shaped reward.
+
+    Args:
+        selected: the rollout, as its outline or as it was fetched.
+        rows: those of its rows that a loss looks at.
+        algorithm: resolved.
+    """
+    credit = plan_rollout(selected, rows, algorithm=algorithm)
+    own: list[FloatArray] = [row.credit_R[row.mask_R] for row in credit]
+    return finish_credit([credit], [np.concatenate([np.zeros(0), *own])], algorithm=algorithm)
+
+
+def _signal(
+    selected: SelectedRollout, rows: Sequence[OutlinedRow], algorithm: AlgorithmSection
+) -> tuple[tuple[bool, ...], FinalCredit]:
+    """By row: it has an advantage at any token; and the advantage of the rollout."""
+    if selected.index_R is not None or algorithm.estimator.discounts_tokens:
+        credit = rollout_credit(selected, rows, algorithm)
+        return tuple(bool(credit.by_row[row.key].any()) for row in rows), credit
+    # Every trained token has the same: no array of them is needed to know it.
+    trained = [row.num_trained > 0 for row in rows]
+    value, metrics = float(selected.shaped_K[0]), MetricBag()
+    if not any(trained):
+        return (False,) * len(rows), FinalCredit(by_row={}, by_rollout={}, metrics=metrics)
+    metrics.mean("batch/advantage_mean", value)
+    metrics.mean("batch/advantage_abs_mean", abs(value))
+    by_rollout = {selected.rollout_id: value}
+    credit = FinalCredit(by_row={}, by_rollout=by_rollout, metrics=metrics)
+    return tuple(here and value != 0.0 for here in trained), credit
