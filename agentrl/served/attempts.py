@@ -102,7 +102,7 @@ class Attempts:
         read: Callable[[Any], T],
         failures: list[str],
     ) -> T:
-        """What `read` makes of the JSON of one good response to a request of any form.
+        """Result of `read` for the JSON of one good response to a request of any form.
 
         Args:
             gate: of the server, where a place is held.

@@ -119,7 +119,7 @@ class ServedModel:
         *,
         largest: int = LARGEST_ANSWER,
     ) -> T:
-        """What `read` makes of the answer to a request that is no conversation. Not cached.
+        """Result of `read` for the answer to a request that is no conversation. Not cached.
 
         Args:
             path: of the server, as `/v1/completions` or `/tokenize`.

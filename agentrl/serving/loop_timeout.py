@@ -37,7 +37,7 @@ class LoopTimeout:
 
     @property
     def expired(self) -> bool:
-        """Whether the limit ran out."""
+        """True if the limit ran out."""
         return self._scope.expired()
 
     async def __aenter__(self) -> LoopTimeout:

@@ -127,7 +127,7 @@ class HintedPrompts:
 
 
 def open_hints(config: RunConfig, *, base: Path) -> HintedPrompts | None:
-    """What puts hints into prompts; None where the run has no such teacher.
+    """Writer of hints into prompts; None where the run has no such teacher.
 
     Args:
         config: of the run.

@@ -59,7 +59,7 @@ class ShownExamples:
         return ExampleStore(RunPaths(self.run_dir).examples)
 
     def answers(self, name: str, numbers: RowNumbers) -> list[ShownAnswer]:
-        """What is written of one evaluation.
+        """Record of one evaluation as it is written.
 
         Args:
             name: of the data.

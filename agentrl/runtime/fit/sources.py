@@ -23,7 +23,7 @@ FitRecord = PreferencePair | Conversation | LabelledAnswer
 def read_records(
     section: FitDataSection, *, pairs: bool, base: Path, key: str
 ) -> tuple[Sequence[FitRecord], Counter[str]]:
-    """What a source holds, and how much of it is left out for what reason."""
+    """Contents of a source, and counts of what is left out by reason."""
     source = section.source
     if pairs and source.startswith(RUN):
         raise ConfigError(

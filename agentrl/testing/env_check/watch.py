@@ -42,7 +42,7 @@ class BlockingWatch:
         self._waited_s, self._since = _waited_s(), time.monotonic()
 
     def leave(self) -> None:
-        """It ends."""
+        """The stretch between two awaits ends."""
         self._since = None
 
     async def guard(self, start: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What a teacher says of the tokens of a step, by row and for a micro-batch.
+"""Numbers of a teacher for the tokens of a step, by row and for a micro-batch.
 
 Legend: `_R` response positions, `_K` the teacher's likeliest tokens (K is 0 in the form of the
 sampled token).

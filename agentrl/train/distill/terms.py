@@ -1,4 +1,4 @@
-"""What distillation puts into the loss of a micro-batch: advantages of tokens, or a term beside.
+"""Parts of distillation in the loss of a micro-batch: advantages of tokens, or a term beside.
 
     top_k 0    A_t = coef (log q_t - sg(log p_t)) [+ A_t of the reward]
     top_k K    loss + coef sum_t weight_t KL_t

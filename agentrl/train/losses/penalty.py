@@ -1,4 +1,4 @@
-"""What is added to the policy loss by token: distance to a reference, and entropy."""
+"""Terms added to the policy loss by token: distance to a reference, and entropy."""
 
 from __future__ import annotations
 

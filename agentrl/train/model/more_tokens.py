@@ -82,7 +82,7 @@ class MoreGradient:
     """[A, K] divided by the temperature."""
 
     def part(self, at: slice) -> MoreGradient:
-        """That of some of the tokens."""
+        """The part for some of the tokens."""
         return MoreGradient(
             ids_AK=self.ids_AK[at], log_probs_AK=self.log_probs_AK[at], grad_AK=self.grad_AK[at]
         )

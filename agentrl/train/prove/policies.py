@@ -49,7 +49,7 @@ class Policies(Protocol):
         ...
 
     def teacher(self, tensors: TensorBatch, micro: MicroBatch) -> TeacherTokens:
-        """What a teacher says of the tokens."""
+        """Numbers of a teacher for the tokens."""
         ...
 
 

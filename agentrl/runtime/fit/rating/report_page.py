@@ -32,7 +32,7 @@ figure { margin: 0; } svg { max-width: 100%; height: auto; border-radius: 6px; }
 
 
 def report_page(report: RewardReport, diagram: str) -> str:
-    """The whole file.
+    """The text of the whole file.
 
     Args:
         report: what was measured.
