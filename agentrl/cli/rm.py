@@ -48,7 +48,7 @@ def report(
     ] = False,
     eval_out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where report.json and report.md go. Default: RM."),
+        typer.Option(metavar="DIR", help="Where the reports go. Default: RM."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Read only so many rows.")] = None,
     probed: Annotated[int, typer.Option(min=0, help="Pairs that probes are made of.")] = 200,
@@ -59,7 +59,9 @@ def report(
 
     Accuracy with Wilson's interval, calibration before and after one temperature, the share of the
     variance that length explains, all of it by source, and probes: answers made worse, which must
-    score below their original.
+    score below their original. Writes report.json, report.md, reliability.svg (how often it is
+    right where it says how sure it is, before and after the temperature) and report.html, which
+    shows all of it and asks for nothing.
     """
     from agentrl.errors import ConfigError
     from agentrl.runtime.fit.rating.report_text import report_markdown

@@ -4,6 +4,7 @@ from agentrl.finding import Status
 from agentrl.health.dashboard import DASHBOARD, Band
 from agentrl.health.detector import Detector, detector
 from agentrl.health.diagnose import DETECTORS, THRESHOLDS, diagnose, own_thresholds
+from agentrl.health.fit_dashboard import FIT_DASHBOARD
 from agentrl.health.history import flat_config, read_config, read_history, series_of
 from agentrl.health.records import (
     Evidence,
@@ -20,6 +21,7 @@ from agentrl.health.thresholds import Threshold, bound
 __all__ = [
     "DASHBOARD",
     "DETECTORS",
+    "FIT_DASHBOARD",
     "THRESHOLDS",
     "Band",
     "Detector",

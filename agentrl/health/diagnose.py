@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
+from agentrl.config.fit import FitConfig
+from agentrl.config.keys import leaves
 from agentrl.errors import ConfigError, choices
 from agentrl.health.detector import Detector
 from agentrl.health.detectors import LISTED
@@ -65,6 +69,8 @@ def diagnose(
 ) -> list[Verdict]:
     """One verdict of every detector, in a fixed order, whatever each found.
 
+    Levers are keys that a file of the run's command knows: a fit has fewer than a run of RL.
+
     Args:
         history: of a run, whole or so far.
         thresholds: values in place of the defaults, by name; None takes those that the run's own
@@ -75,7 +81,18 @@ def diagnose(
         ConfigError: `thresholds` names one that does not exist.
     """
     bounds = limits(own_thresholds(history) if thresholds is None else thresholds, more=more)
-    return [detector(history, bounds) for detector in (*_BUILT_IN, *more)]
+    verdicts = [detector(history, bounds) for detector in (*_BUILT_IN, *more)]
+    if not any(key.startswith("objective.") for key in history.config):
+        return verdicts
+    return [
+        replace(verdict, levers=tuple(x for x in verdict.levers if x.key in _fit_keys()))
+        for verdict in verdicts
+    ]
+
+
+@cache
+def _fit_keys() -> frozenset[str]:
+    return frozenset(key.name for key in leaves(FitConfig))
 
 
 def own_thresholds(history: History) -> dict[str, float]:

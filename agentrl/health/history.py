@@ -16,8 +16,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from agentrl.config.base import Section
+from agentrl.config.fit import FitConfig
 from agentrl.config.keys import plain_location
-from agentrl.config.load import is_fit_file, load_stored_config
+from agentrl.config.load import FIT_FILE, is_fit_file, load_stored_config
 from agentrl.config.renamed import translate
 from agentrl.config.schema import RunConfig
 from agentrl.data.run.paths import RunPaths
@@ -118,7 +120,7 @@ def read_config(path: Path, notes: list[str]) -> dict[str, Any]:
             notes.append(
                 "a run of `agentrl fit`: nothing is rolled out, so only its curves are judged"
             )
-            return _plain_config(path, notes)
+            return _fit_config(path, notes)
         first = " ".join(line.strip() for line in str(error).splitlines()[:2])
         notes.append(f"config.yaml is not one of this version of agentrl: {first}")
     return _plain_config(path, notes)
@@ -131,7 +133,19 @@ def _of_a_fit(path: Path) -> bool:
         return False
 
 
-def _plain_config(path: Path, notes: list[str]) -> dict[str, Any]:
+def _fit_config(path: Path, notes: list[str]) -> dict[str, Any]:
+    """The keys of a fit with their defaults; as they stand in a file of another version."""
+    try:
+        return dict(_leaves(FIT_FILE.load(path).model_dump(mode="json")))
+    except ConfigError as error:
+        first = " ".join(line.strip() for line in str(error).splitlines()[:2])
+        notes.append(f"config.yaml is not one of this version of agentrl: {first}")
+        return _plain_config(path, notes, root=FitConfig)
+
+
+def _plain_config(
+    path: Path, notes: list[str], *, root: type[Section] = RunConfig
+) -> dict[str, Any]:
     """The keys as they stand in the file."""
     try:
         data = yaml.safe_load(path.read_bytes())
@@ -139,8 +153,8 @@ def _plain_config(path: Path, notes: list[str]) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         return {}
-    data = translate(data)
-    refused = _refused(data)
+    data = translate(data) if root is RunConfig else data
+    refused = _refused(data, root)
     kept = {key: value for key, value in _leaves(data) if key not in refused}
     return _finite_thresholds(kept, notes)
 
@@ -157,13 +171,13 @@ def _finite_thresholds(config: Mapping[str, Any], notes: list[str]) -> dict[str,
     return found
 
 
-def _refused(data: Mapping[Any, Any]) -> set[str]:
+def _refused(data: Mapping[Any, Any], root: type[Section]) -> set[str]:
     """Dotted keys whose value this version cannot take: detectors and levers compute with them."""
     try:
-        RunConfig.model_validate(data)
+        root.model_validate(data)
     except ValidationError as error:
         wrong = [
-            plain_location(item["loc"])
+            plain_location(item["loc"], root)
             for item in error.errors()
             if item["type"] != "extra_forbidden"
         ]

@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/health/detectors.py [--all]
 
-Streams are synthetic (faults/{healthy,ill}.py beside this file) and recorded from real small runs
-with planted faults (record_faults.py). Thresholds were tuned on the odd places of each list only;
-the even places say what that is worth.
+Streams are synthetic (faults/{healthy,ill,fits}.py beside this file) and recorded from real small
+runs with planted faults (record_faults.py). Thresholds were tuned on the odd places of each list
+only; the even places say what that is worth.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from faults.fits import HEALTHY_FITS, ILL_FITS
 from faults.healthy import HEALTHY
 from faults.ill import ILL
 from faults.scenarios import SCENARIOS
@@ -136,7 +137,7 @@ def passes(judged: Sequence[Judged]) -> bool:
 
 def all_judged(*, tenths: bool) -> list[Judged]:
     """Every stream there is."""
-    synthetic = [*drawn(HEALTHY), *drawn(ILL)]
+    synthetic = [*drawn(HEALTHY), *drawn(ILL), *drawn(HEALTHY_FITS), *drawn(ILL_FITS)]
     return [
         *judge(synthetic, "synthetic", tenths=tenths),
         *judge(recorded(), "recorded", tenths=tenths),

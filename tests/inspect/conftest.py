@@ -117,3 +117,11 @@ def second_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_copy(recorded_run: Path, tmp_path: Path) -> Path:
     """A copy of `recorded_run` that a test may damage."""
     return Path(shutil.copytree(recorded_run, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="session")
+def fit_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished fit on preference pairs, evaluated at steps 0, 2 and 4, with hostile text."""
+    from tests.inspect.fit_runs import train_fit
+
+    return train_fit(tmp_path_factory.mktemp("pairs"), "dpo")

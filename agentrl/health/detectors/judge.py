@@ -21,6 +21,7 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.levers import Config, value_of
+from agentrl.health.own_score import own_score
 from agentrl.health.records import History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 
@@ -54,7 +55,7 @@ def judge_hacking(history: History, limits: Limits) -> Verdict:
     parts = list(_parts(history))
     if not parts:
         return unknown(name, "no judge and no reward model gives a part of the reward")
-    own = _own_score(history)
+    own = own_score(history)
     if own is None:
         return unknown(name, "the environment has no score of its own to hold the judge against")
     fines: list[str] = []
@@ -123,27 +124,6 @@ def _parts(history: History) -> Iterator[_LikedPart]:
         if weight < 0:
             series = Series(steps=series.steps, values=tuple(-value for value in series.values))
         yield _LikedPart(name=name, section=f"{kind}.{name}", weight=weight, series=series)
-
-
-def _own_score(history: History) -> str | None:
-    """The metric of the environment's own verdict: its score, or its part of the reward.
-
-    Where an environment gives no score, `score` is the whole reward, and the judge is in it.
-    """
-    score, reward = history.metrics.get("score"), history.metrics.get("reward")
-    if score is not None and (reward is None or not _equal(score, reward)):
-        return "score"
-    part = history.metrics.get("rewards/env/mean")
-    if part is not None and max(part.values) - min(part.values) > 1e-9:
-        return "rewards/env/mean"
-    return None
-
-
-def _equal(first: Series, second: Series) -> bool:
-    return first.steps == second.steps and all(
-        abs(a - b) <= 1e-9 * max(1.0, abs(a))
-        for a, b in zip(first.values, second.values, strict=True)
-    )
 
 
 def _noise(series: Series) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object, read_objects
 from agentrl.finding import Status
-from agentrl.health import DASHBOARD, Series, Verdict
+from agentrl.health import DASHBOARD, FIT_DASHBOARD, Series, Verdict
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import run_state
 from agentrl.inspect.read.safe_json import number, shown
@@ -75,12 +75,13 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
         "config": {shown(k): _plain(v) for k, v in sorted(health.history.config.items())},
         "metrics": {shown(name): _curve(curve) for name, curve in curves.items()},
         "meanings": _meanings(curves),
-        "dashboard": _dashboard(curves),
+        "dashboard": _dashboard(curves, health.history.config),
         "verdicts": [verdict_json(verdict) for verdict in health.verdicts],
         "events": _events(reader.path, health.verdicts, notes),
         "timing": _below(curves, "timing_s/", but=("elapsed",)),
         "waste": {what: _below(curves, f"waste/{what}/") for what in ("tokens", "seconds")},
-        "evals": _evals(curves),
+        "evals": _evals(curves, health.history.config),
+        "examples": reader.examples.steps(),
         "result": _result(reader.path),
         "notes": notes,
         "revision": revision,
@@ -120,10 +121,14 @@ def _below(
     }
 
 
-def _dashboard(curves: Mapping[str, Series]) -> list[dict[str, Any]]:
+def _is_fit(config: Mapping[str, Any]) -> bool:
+    return any(key.startswith("objective.") for key in config)
+
+
+def _dashboard(curves: Mapping[str, Series], config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Bands in order; one that stands for several curves is given once for each."""
     found: list[dict[str, Any]] = []
-    for band in DASHBOARD:
+    for band in FIT_DASHBOARD if _is_fit(config) else DASHBOARD:
         names = [band.metric]
         if "*" in band.metric:
             names = [name for name in curves if fnmatchcase(name, band.metric)] or names
@@ -137,18 +142,34 @@ def _dashboard(curves: Mapping[str, Series]) -> list[dict[str, Any]]:
     return found
 
 
-def _evals(curves: Mapping[str, Series]) -> dict[str, Any]:
+def _score_metrics(curves: Mapping[str, Series], config: Mapping[str, Any]) -> dict[str, str]:
+    """Name of each evaluation to the metric that is its score, 0 to 1.
+
+    What a fit calls a score without rollouts is minus its loss; its pairs have an accuracy.
+    """
+    found: dict[str, str] = {}
+    for metric in curves:
+        if metric.startswith("eval/") and metric.endswith("/score"):
+            place = metric.removesuffix("/score")
+            own = [metric]
+            if _is_fit(config) and f"{metric}_low" not in curves:
+                own = [m for kind in ("pref", "rm") if (m := f"{place}/{kind}/accuracy") in curves]
+            if own:
+                found[place.removeprefix("eval/")] = own[0]
+    return found
+
+
+def _evals(curves: Mapping[str, Series], config: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for metric, curve in curves.items():
-        if not (metric.startswith("eval/") and metric.endswith("/score")):
-            continue
+    for name, metric in _score_metrics(curves, config).items():
+        curve = curves[metric]
         bounds = [
             dict(zip(c.steps, c.values, strict=True))
             for end in ("_low", "_high")
             if (c := curves.get(metric + end)) is not None
         ]
         low, high = bounds if len(bounds) == 2 else ({}, {})
-        found[shown(metric.removeprefix("eval/").removesuffix("/score"))] = {
+        found[shown(name)] = {
             "steps": curve.steps,
             "score": curve.values,
             "low": [low.get(step) for step in curve.steps],
@@ -164,20 +185,18 @@ def _scores(
 
     The first that the config names: a mean over several would be a score of nothing.
     """
-    evals = [n for n in curves if n.startswith("eval/") and n.endswith("/score")]
-    if not evals:
+    metrics, order = _score_metrics(curves, config), list(config)
+    if not metrics:
         return "", None, None
-    names = {name: name.removeprefix("eval/").removesuffix("/score") for name in evals}
-    order = list(config)
 
-    def order_key(metric: str) -> tuple[int, str]:
-        key = f"eval.datasets.{names[metric]}.source"
-        return (order.index(key) if key in order else len(order), metric)
+    def order_key(name: str) -> tuple[int, str]:
+        key = f"eval.datasets.{name}.source"
+        return (order.index(key) if key in order else len(order), name)
 
-    first = min(evals, key=order_key)
-    curve = curves[first]
+    first = min(metrics, key=order_key)
+    curve = curves[metrics[first]]
     after = curve.values[-1] if len(curve.steps) > 1 else None
-    return names[first], curve.values[0], after
+    return first, curve.values[0], after
 
 
 def _last_step(curves: Mapping[str, Series]) -> int:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object
 from agentrl.data.store.columns import unescape
+from agentrl.data.store.example_store import ExampleStore
 from agentrl.data.store.token_store import TokenStore
 from agentrl.distribution import install_command
 from agentrl.errors import AgentrlError, ConfigError
@@ -51,6 +52,8 @@ class RunReader:
         self.rows = StoredRows(run.path)
         self.paths = RunPaths(run.path)
         self.tokens = TokenStore(self.paths.tokens)
+        self.examples = ExampleStore(self.paths.examples)
+        """Examples that a fit has kept."""
         # What takes seconds on a large run must not hold up what takes milliseconds.
         self._health_lock = threading.Lock()
         self._curves_lock = threading.Lock()
@@ -75,7 +78,7 @@ class RunReader:
         watched = (
             paths.metrics_file, paths.health_file, paths.result_file, paths.config_file,
             paths.trajectories, paths.trajectories / "train", paths.trajectories / "eval",
-            paths.tokens,
+            paths.tokens, paths.examples,
         )  # fmt: skip
         marks = [f"{path.name}:{_mark(path)}" for path in watched]
         with contextlib.suppress(OSError):
@@ -139,7 +142,7 @@ class RunReader:
             return []
 
     def pieces(self) -> Callable[[Sequence[int]], list[str]] | None:
-        """Ids to the text of each, by the tokenizer of the newest checkpoint; None without one."""
+        """Ids to the text of each, by the run's newest tokenizer; None without one."""
         with self._pieces_lock:
             for mark, path in self._tokenizers():
                 if self._pieces[0] != mark:
@@ -154,7 +157,8 @@ class RunReader:
 
     def _tokenizers(self) -> Iterator[tuple[object, Path]]:
         found: list[tuple[int, Path]] = []
-        for path in self.paths.checkpoints.glob("*/tokenizer.json"):
+        kept = (self.examples.tokenizer_file,)  # there before the first checkpoint is
+        for path in (*kept, *self.paths.checkpoints.glob("*/tokenizer.json")):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 if path.is_file() and status.st_size <= _TOKENIZER_BYTES:

@@ -20,6 +20,7 @@ from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_terminal import number, visible
 from agentrl.inspect.read.step_list import StoredStep, step_list
 from agentrl.inspect.terminal import text as words
+from agentrl.inspect.terminal.examples import ExamplesView
 from agentrl.inspect.terminal.lines import Lines
 from agentrl.inspect.terminal.rollout import RolloutView
 from agentrl.inspect.terminal.view import TableView, View, neighbour, reader_of
@@ -71,7 +72,10 @@ class RunsView(TableView):
 class RunView(TableView):
     """The steps of one run below its findings."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("d", "dashboard", "dashboard")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("d", "dashboard", "dashboard"),
+        Binding("e", "examples", "examples"),
+    ]
     columns = ("step", "kind", "groups", "rollouts", "reward", "score", "ended by")
 
     def __init__(self, reader: RunReader) -> None:
@@ -103,12 +107,19 @@ class RunView(TableView):
             lines.append(Text(more, style="dim"))
         if not findings:
             lines.append(Text("no findings; d shows the dashboard", style="dim"))
+        if overview["examples"]:
+            count = len(overview["examples"])
+            lines.append(Text(f"{count} evaluations of a fit; e shows their examples", style="dim"))
         self._lines = [*lines, *_notes(overview["notes"])]
         self.app.call_from_thread(self.head, *self._lines)
 
     def open(self, key: Any) -> View:
         """The groups of a step."""
         return StepView(reader_of(self), *key)
+
+    def action_examples(self) -> None:
+        """Open the examples of a fit."""
+        self.app.push_screen(ExamplesView(reader_of(self)))
 
     def action_dashboard(self) -> None:
         """Open curves and findings."""

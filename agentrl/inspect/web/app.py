@@ -24,6 +24,7 @@ from starlette.staticfiles import StaticFiles
 from agentrl.errors import AgentrlError, RunError
 from agentrl.inspect.export.page import STATIC
 from agentrl.inspect.pages.endings import endings_answer
+from agentrl.inspect.pages.examples import example_answer, examples_answer
 from agentrl.inspect.pages.find import find_answer
 from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.groups import group_answer, step_answer
@@ -152,6 +153,18 @@ def _tokens(library: Library, query: Mapping[str, str]) -> Any:
     return tokens_answer(reader, kind, step, required(query, "rollout"), row)
 
 
+def _examples(library: Library, query: Mapping[str, str]) -> Any:
+    reader = library.reader(required(query, "run"))
+    return examples_answer(reader, optional(query, "dataset"), whole_or_none(query, "step"))
+
+
+def _example(library: Library, query: Mapping[str, str]) -> Any:
+    reader = library.reader(required(query, "run"))
+    return example_answer(
+        reader, required(query, "dataset"), whole(query, "step"), required(query, "example")
+    )
+
+
 def _diff(library: Library, query: Mapping[str, str]) -> Any:
     reader, kind, step = _selected_step(library, query)
     other = whole_or_none(query, "b_step")
@@ -253,6 +266,8 @@ _ANSWERS: Mapping[str, Answer] = {
     "group": _group,
     "rollout": _rollout,
     "tokens": _tokens,
+    "examples": _examples,
+    "example": _example,
     "find": _find,
     "diff": _diff,
     "export": _export,

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import leaves, parse_config
+from agentrl.config import RunConfig, leaves, parse_config
+from agentrl.config.fit import FitConfig
+from agentrl.config.load import FIT_FILE
 from agentrl.errors import ConfigError
 from agentrl.health import (
     DASHBOARD,
@@ -45,8 +47,9 @@ def test_every_detector_finds_something_among_the_streams(judged) -> None:
 
 
 def test_findings_carry_evidence_and_levers_that_the_config_knows(judged) -> None:
-    keys = {key.name for key in leaves()}
+    of_runs, of_fits = ({key.name for key in leaves(root)} for root in (RunConfig, FitConfig))
     for item in judged:
+        keys = of_fits if is_fit(item.stream.history) else of_runs
         history = item.stream.history
         last = max(series.steps[-1] for series in history.metrics.values())
         ids = {fact.rollout_id for fact in history.rollouts}
@@ -77,6 +80,10 @@ SETTINGS = (
 )  # fmt: skip
 
 
+def is_fit(history: History) -> bool:
+    return "objective.kind" in history.config
+
+
 @pytest.mark.parametrize("overrides", SETTINGS)
 def test_levers_change_something_and_give_a_config_that_loads(judged, overrides) -> None:
     """Fails for a value that the config refuses, or one that is set already."""
@@ -85,6 +92,8 @@ def test_levers_change_something_and_give_a_config_that_loads(judged, overrides)
     flat = flat_config(config)
     pulled = set()
     for item in judged:
+        if is_fit(item.stream.history):
+            continue
         # Reading texts takes the most time, and what they lead to does not depend on the setting.
         rollouts = () if overrides else item.stream.history.rollouts
         history = History(metrics=item.stream.history.metrics, rollouts=rollouts, config=flat)
@@ -104,6 +113,39 @@ def test_levers_change_something_and_give_a_config_that_loads(judged, overrides)
             if "preset" not in changed.get("algorithm", {}):
                 parse_config(_merged(config.model_dump(mode="json"), changed))
     assert len(pulled) > 15
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        {"kind": "dpo"},
+        {"kind": "dpo", "loss": "simpo", "nll_coef": 0.5},
+        {"kind": "dpo", "loss": "robust", "length_normalized": True, "label_smoothing": 0.2},
+        {"kind": "dpo", "loss": "kto"},
+        {"kind": "rm"},
+        {"kind": "rm", "loss": "purm", "center_coef": 0.1},
+    ],
+)
+def test_levers_of_fits_give_a_file_that_loads(judged, objective) -> None:
+    """Fails for a key that the loss does not read, or one that is set already."""
+    data = {"data": {"source": "x.jsonl", "epochs": 3}, "objective": objective}
+    config = FIT_FILE.parse(data)
+    flat = {"objective.kind": config.objective.kind, "data.epochs": 3} | {
+        f"objective.{key}": value for key, value in config.objective.model_dump().items()
+    }
+    spoke = 0
+    for item in judged:
+        if not is_fit(item.stream.history):
+            continue
+        history = History(metrics=item.stream.history.metrics, config=flat)
+        for verdict in diagnose(history):
+            values = {lever.key: lever.value for lever in verdict.levers}
+            for key, value in values.items():
+                assert flat.get(key) != value, f"{verdict.name}: {key} is {value} already"
+            if verdict.name != "likelihood_falls" or config.objective.kind == "dpo":
+                FIT_FILE.parse(data, [f"{key}={value}" for key, value in values.items()])
+                spoke += bool(values)
+    assert spoke > 3
 
 
 def _merged(base: dict, changes: dict) -> dict:

@@ -16,7 +16,7 @@ from tests.inspect.browser.inspector_page import at, inspecting, opened, rollout
 
 STATIC = Path(agentrl.inspect.__file__).parent / "static"
 HOSTILE_TAGS = "<script>alert('x')</script><img src=x onerror=alert(1)>"
-VIEWS = ("runs", "run", "step", "group", "rollout", "tokens", "find")
+VIEWS = ("runs", "run", "step", "group", "rollout", "tokens", "examples", "example", "find")
 
 
 def test_hostile_text_is_shown_as_the_text_it_is(page: Page, served: str, run: str) -> None:

@@ -56,7 +56,7 @@ function key(run, bands) {
     "ul",
     { class: "names marks" },
     marks.map(([cls, text]) => h("li", {}, h("i", { class: `mark-of ${cls}` }), text)),
-    h("li", {}, "A click on a curve opens the rollouts of that step."),
+    h("li", {}, run.examples?.length ? "A click on a curve opens the examples of that step." : "A click on a curve opens the rollouts of that step."),
   );
 }
 

@@ -32,7 +32,10 @@ function stepRange(run) {
 
 function draw({ run, brief }, params) {
   const steps = stepRange(run);
-  const open = (step) => go("step", { run: params.run, ...placeOf(run, step) });
+  const open = (step) => {
+    if (run.examples.length) go("examples", { run: params.run, step });
+    else go("step", { run: params.run, ...placeOf(run, step) });
+  };
   const parts = steps
     ? [
         glance(run, brief),
@@ -105,7 +108,15 @@ function head(run, brief, steps) {
       h(
         "p",
         { class: "actions" },
+        run.examples.length > 0 &&
+          h(
+            "a",
+            { class: "button", href: href("examples", { run: run.id }), "data-key": "examples" },
+            "Examples",
+          ),
+        // A fit rolls nothing out, and has no groups to show.
         steps &&
+          !run.examples.length &&
           h(
             "a",
             {

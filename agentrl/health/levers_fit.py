@@ -1,0 +1,113 @@
+"""Levers on a fit: strength of the loss, noise of labels, lengths, passes over the data."""
+
+from __future__ import annotations
+
+from agentrl.health.levers import Config, lower_rate, value_of
+from agentrl.health.records import Lever
+
+_WITH_REFERENCE = ("sigmoid", "robust", "ipo", "hinge")
+"""Pair losses that compare with a reference."""
+_SMOOTHED = ("sigmoid", "robust")
+"""Pair losses that know of wrong labels."""
+
+
+def keep_chosen_likely(config: Config) -> list[Lever]:
+    """Hold the likelihood of the chosen answers where it was."""
+    found: list[Lever] = []
+    loss = value_of(config, "objective.loss", "sigmoid")
+    if loss != "kto":
+        coef = value_of(config, "objective.nll_coef", 0.0)
+        found.append(
+            Lever(
+                key="objective.nll_coef",
+                value=round(2 * coef, 6) if coef else 1.0,
+                why="Adds the likelihood of the chosen answer, which the difference of two answers "
+                "does not hold up (RPO, arXiv 2404.19733).",
+            )
+        )
+    if loss in (*_WITH_REFERENCE, "kto"):
+        found.append(
+            Lever(
+                key="objective.beta",
+                value=round(2 * value_of(config, "objective.beta", 0.1), 6),
+                why="A stronger pull towards the reference: the same margin with smaller "
+                "log-ratios (1.1).",
+            )
+        )
+    return [*found, *lower_rate(config)]
+
+
+def less_sure(config: Config) -> list[Lever]:
+    """Stop growing scores that order no further pair."""
+    found: list[Lever] = []
+    loss = value_of(config, "objective.loss", "")
+    if loss in _SMOOTHED and not value_of(config, "objective.label_smoothing", 0.0):
+        found.append(
+            Lever(
+                key="objective.label_smoothing",
+                value=0.1,
+                why="Says that one label of ten may be wrong, so that no margin pays without end "
+                "(cDPO).",
+            )
+        )
+    if value_of(config, "objective.kind", "") == "rm":
+        coef = value_of(config, "objective.center_coef", 0.0)
+        found.append(
+            Lever(
+                key="objective.center_coef",
+                value=round(2 * coef, 6) if coef else 0.01,
+                why="Keeps rewards around 0, so that their scale cannot grow for nothing (5.2).",
+            )
+        )
+    epochs = value_of(config, "data.epochs", 1)
+    if epochs > 1:
+        found.append(
+            Lever(
+                key="data.epochs",
+                value=max(1, epochs // 2),
+                why="Pairs that are seen again are learned by heart (ours).",
+            )
+        )
+    return [*found, *lower_rate(config)]
+
+
+def balanced_lengths(config: Config) -> list[Lever]:
+    """Lengths of answers out of the comparison, or out of the data."""
+    found: list[Lever] = []
+    loss = value_of(config, "objective.loss", "sigmoid")
+    normalized = value_of(config, "objective.length_normalized", False)
+    if loss in _WITH_REFERENCE and not normalized:
+        found.append(
+            Lever(
+                key="objective.length_normalized",
+                value=True,
+                why="A log-ratio is a sum over tokens: divided by their number, it does not grow "
+                "with the answer (part 2).",
+            )
+        )
+    found.append(
+        Lever(
+            key="data.source",
+            value="the same pairs, with chosen and rejected answers of like length",
+            why="Says how much of the labels length explains: agentrl prefs check SOURCE (ours).",
+        )
+    )
+    return found
+
+
+def wary_ensemble(config: Config, name: str) -> list[Lever]:
+    """Pay less for what the members of an ensemble do not agree on.
+
+    Args:
+        config: of the run.
+        name: of the reward model.
+    """
+    present = value_of(config, f"reward.models.{name}.disagreement", 0.0)
+    return [
+        Lever(
+            key="reward.models.NAME.disagreement",
+            value=round(2 * present, 6) if present else 1.0,
+            why=f"Takes deviations between members off the reward of {name}: answers that only "
+            "some of them like earn less (7.2.2).",
+        )
+    ]
