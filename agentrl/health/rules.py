@@ -328,9 +328,8 @@ def _check_metric(metric: str, datasets: Collection[str] | None, label: str) -> 
             f"of eval.datasets: {_list(sorted(datasets)) or 'none'}"
         )
     if find_metric(metric) is None:
-        near = _near(
-            metric, [entry.name for entry in CATALOG if entry not in FIT], cutoff=0.75
-        ) or _renamed(metric)
+        known = [entry.name for entry in CATALOG if entry not in FIT]
+        near = _renamed(metric) or _near(metric, known, cutoff=0.75)
         if near:
             raise ConfigError(f"{label}: no metric is called {metric!r}{near}")
 
