@@ -18,8 +18,8 @@ from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError, DataError
 from agentrl.reward.scale import RewardScale
 from agentrl.reward.target import ENV_PART, RewardTarget
-from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
+from agentrl.runtime.other_models import check_same_vocabulary, other_model_source
 from agentrl.runtime.reward_versions import UsedRewardModel
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def check_reward_models(config: RunConfig, *, base: Path, tokenizer: Any = None)
 def reward_model_bytes(config: RunConfig, *, base: Path) -> int:
     """Bytes of the weights of all reward models in one process, as their files say; hub names 0."""
     folders = [
-        Path(reward_model_source(path, base))
+        Path(other_model_source(path, base))
         for item in config.reward.models.values()
         for path in item.path
     ]
@@ -150,7 +150,7 @@ def _members(key: str, item: RewardModelSection, *, base: Path) -> list[RewardMe
                 scale=_scale(item, source),
             )
             for path in item.path
-            for source in (reward_model_source(path, base),)
+            for source in (other_model_source(path, base),)
         ]
 
 
@@ -171,7 +171,7 @@ def _check(
     with _named(key):
         pick_device(item.device)
         for path in item.path:
-            source = reward_model_source(path, base)
+            source = other_model_source(path, base)
             head = reward_head(source)
             _scale(item, source)
             if item.uncertainty and head.outputs == 1:
@@ -186,26 +186,9 @@ def _check(
                 )
             if tokenizer is not None:
                 theirs = load_tokenizer(ModelSection(path=source))
-                _check_vocabulary(tokenizer.get_vocab(), theirs.get_vocab(), path)
+                who = f"the reward model {path!r}"
+                check_same_vocabulary(tokenizer.get_vocab(), theirs.get_vocab(), who)
     return f"{key}: {', '.join(item.path)}, scale {item.scale}"
-
-
-def _check_vocabulary(ours: dict[str, int], theirs: dict[str, int], path: str) -> None:
-    """Every token of the policy must be the same one for the reward model, which may have more."""
-    for token, number in ours.items():
-        if theirs.get(token) != number:
-            got = f"id {theirs[token]}" if token in theirs else "no id"
-            raise ConfigError(
-                f"the reward model {path!r} has another vocabulary than the policy: token "
-                f"{token!a} is id {number} for the policy and {got} there, so it would read other "
-                "text than was sampled; take a reward model fitted on a model of this tokenizer"
-            )
-
-
-def reward_model_source(path: str, base: Path) -> str:
-    """The checkpoint folder or hub name; a run stands for its latest checkpoint."""
-    folder = base / Path(path).expanduser()
-    return resolve_model_path(str(folder)) if folder.is_dir() else path
 
 
 def _scale(item: RewardModelSection, source: str) -> RewardScale:

@@ -10,7 +10,7 @@ from agentrl.config.distill import CheckpointTeacher, DistillSection, ServedTeac
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.parts import model_source
-from agentrl.runtime.disk.checkpoint import resolve_model_path
+from agentrl.runtime.other_models import check_same_vocabulary, other_model_source
 
 if TYPE_CHECKING:
     from agentrl.train.backends.contract import TrainBackend
@@ -116,7 +116,7 @@ def make_teacher(
         return _server(teacher, section, vocabulary=vocabulary)
     if teacher.kind == "checkpoint":
         check_teacher(config, base=base, tokenizer=load_tokenizer(began))
-        model = began.model_copy(update={"path": _source(teacher.path, base)})
+        model = began.model_copy(update={"path": other_model_source(teacher.path, base)})
         return load_teacher(model, top_k=top_k, vocabulary=vocabulary, backend=own, ranks=ranks)
     if teacher.weights == "current":
         return TeacherModel(
@@ -138,7 +138,7 @@ def teacher_bytes(config: RunConfig, *, base: Path) -> int | None:
         return 0
     if section.teacher.kind == "hint":
         return 0 if section.teacher.weights == "current" else None
-    folder = Path(_source(section.teacher.path, base))
+    folder = Path(other_model_source(section.teacher.path, base))
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
@@ -170,7 +170,7 @@ def _check_checkpoint(
         refuse_scoring_model,
     )
 
-    source = _source(teacher.path, base)
+    source = other_model_source(teacher.path, base)
     check_model_path(source, key=f"{KEY}.path")
     source = str(quickstart_checkpoint()) if source == QUICKSTART else source
     refuse_scoring_model(source, key=f"{KEY}.path")
@@ -195,26 +195,5 @@ def _check_checkpoint(
         )
     if tokenizer is not None:
         theirs = load_tokenizer(config.model.model_copy(update={"path": source}))
-        check_same_vocabulary(tokenizer.get_vocab(), theirs.get_vocab(), teacher.path)
-
-
-def check_same_vocabulary(ours: dict[str, int], theirs: dict[str, int], path: str) -> None:
-    """Every token of the policy must be the same one for the teacher, which may have more.
-
-    Raises:
-        ConfigError: names a token, its id for the policy, and what the teacher has there.
-    """
-    for token, number in ours.items():
-        if theirs.get(token) != number:
-            got = f"id {theirs[token]}" if token in theirs else "no id"
-            raise ConfigError(
-                f"{KEY}.path {path!r} has another vocabulary than the policy: token {token!a} is "
-                f"id {number} for the policy and {got} there, so it would judge other text than "
-                "was sampled; take a teacher of the policy's tokenizer"
-            )
-
-
-def _source(path: str, base: Path) -> str:
-    """The checkpoint folder or hub name; a run stands for its latest checkpoint."""
-    folder = base / Path(path).expanduser()
-    return resolve_model_path(str(folder)) if folder.is_dir() else path
+        who = f"{KEY}.path {teacher.path!r}"
+        check_same_vocabulary(tokenizer.get_vocab(), theirs.get_vocab(), who)

@@ -26,8 +26,8 @@ from agentrl.data.preferences.files import PairWriter
 from agentrl.data.preferences.from_runs import PairParts
 from agentrl.errors import AgentrlError, RunError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.assembly.reward_models import reward_model_source
 from agentrl.runtime.disk.checkpoint import latest_checkpoint, resolve_model_path
+from agentrl.runtime.other_models import other_model_source
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.refresh.candidates import NewestPairs
 from agentrl.runtime.refresh.decision import accepts, divided, measured_of, why_no_pairs
@@ -279,7 +279,7 @@ class ModelRefresh:
     def _path(self, version: int) -> str:
         if version:
             return str(self._book.model(version))
-        return reward_model_source(self._item.path[0], self._places.base)
+        return other_model_source(self._item.path[0], self._places.base)
 
     def _say(self, step: int, text: str) -> None:
         self._progress.note(f"refresh of {self._name} after step {step}: {text}")

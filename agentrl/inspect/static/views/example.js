@@ -7,7 +7,7 @@ import { go, href, replace } from "../router.js";
 import { nameOf, verdictOf, worthOf } from "./examples.js";
 import { paintOf, present } from "./overlays.js";
 import { stepper } from "./parts.js";
-import { legendOf } from "./token_side.js";
+import { OVERLAY_KEYS, legendOf, overlaySwitches } from "./token_side.js";
 import { repaint, shownToken, tokenText } from "./token_text.js";
 
 const OVERLAYS = [
@@ -22,7 +22,6 @@ const OVERLAYS = [
   { id: "log_prob", name: "Policy", kind: "low", unit: "nats", what: "Log-probability after this step" },
   { id: "ref_log_prob", name: "Reference", kind: "low", unit: "nats", what: "Log-probability under the reference" },
 ];
-const KEYS = "123".split("");
 
 async function load(params, signal) {
   const { run, dataset, step, example } = params;
@@ -159,29 +158,12 @@ function stage(data, params) {
     params.over = overlay.id;
     replace("example", params);
   };
-  const switches = h(
-    "fieldset",
-    { class: "switches" },
-    h("legend", { class: "hidden" }, "Colour by"),
-    there.map((overlay, i) =>
-      h(
-        "label",
-        { title: `${overlay.what} (${KEYS[i]})` },
-        h("input", {
-          type: "radio",
-          name: "overlay",
-          value: overlay.id,
-          onchange: () => choose(overlay),
-        }),
-        h("span", {}, overlay.name),
-      ),
-    ),
-  );
+  const switches = overlaySwitches(there, choose, "Colour by");
   const first = there.find((overlay) => overlay.id === params.over) ?? there[0];
   return {
     keys: there.map((overlay, i) => ({
-      keys: [KEYS[i]],
-      shown: KEYS[i],
+      keys: [OVERLAY_KEYS[i]],
+      shown: OVERLAY_KEYS[i],
       what: `colour by ${overlay.name.toLowerCase()}`,
       run: () => choose(overlay),
     })),

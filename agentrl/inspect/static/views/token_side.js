@@ -206,3 +206,29 @@ export function outlierList(found, data, overlay, pick) {
     ),
   );
 }
+
+/** Keys that choose an overlay, in their order. */
+export const OVERLAY_KEYS = "1234567890-=".split("");
+
+/** Radio buttons, one for each overlay, with the key that chooses it. */
+export function overlaySwitches(there, choose, legend) {
+  return h(
+    "fieldset",
+    { class: "switches" },
+    h("legend", { class: "hidden" }, legend),
+    there.map((overlay, i) =>
+      h(
+        "label",
+        { title: `${overlay.what} (${OVERLAY_KEYS[i]})` },
+        h("input", {
+          type: "radio",
+          name: "overlay",
+          value: overlay.id,
+          "data-key": `overlay ${overlay.id}`,
+          onchange: () => choose(overlay),
+        }),
+        h("span", {}, overlay.name),
+      ),
+    ),
+  );
+}

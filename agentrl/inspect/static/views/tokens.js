@@ -6,7 +6,15 @@ import { kindName, lastPart, num, plural } from "../format.js";
 import { href, replace } from "../router.js";
 import { minimap } from "./minimap.js";
 import { OVERLAYS, outliers, paintOf, present } from "./overlays.js";
-import { legendOf, numbersExplained, outlierList, tokenFacts, verdict } from "./token_side.js";
+import {
+  OVERLAY_KEYS,
+  legendOf,
+  numbersExplained,
+  outlierList,
+  overlaySwitches,
+  tokenFacts,
+  verdict,
+} from "./token_side.js";
 import { repaint, showIds, tokenText } from "./token_text.js";
 
 async function load(params, signal) {
@@ -104,7 +112,7 @@ function stage(data, params) {
     replace("tokens", params);
   };
   const there = OVERLAYS.filter((overlay) => present(overlay, data));
-  const switches = overlaySwitches(there, choose);
+  const switches = overlaySwitches(there, choose, "Overlay");
   listen(node, look, () => at, params);
   const modes = modeSwitch(data, params, (mode) => showIds(node, spans, data, mode));
   // Before the tokens are on the page: colouring them there would lay them out twice.
@@ -113,8 +121,8 @@ function stage(data, params) {
     modes,
     keys: there
       .map((overlay, i) => ({
-        keys: [KEYS[i]],
-        shown: KEYS[i],
+        keys: [OVERLAY_KEYS[i]],
+        shown: OVERLAY_KEYS[i],
         what: overlay.name,
         run: () => choose(overlay),
       }))
@@ -151,30 +159,6 @@ function stage(data, params) {
       look(Number(params.at ?? data.n_prompt), params.at !== undefined);
     },
   };
-}
-
-const KEYS = "1234567890-=".split("");
-
-function overlaySwitches(there, choose) {
-  return h(
-    "fieldset",
-    { class: "switches" },
-    h("legend", { class: "hidden" }, "Overlay"),
-    there.map((overlay, i) =>
-      h(
-        "label",
-        { title: `${overlay.what} (${KEYS[i]})` },
-        h("input", {
-          type: "radio",
-          name: "overlay",
-          value: overlay.id,
-          "data-key": `overlay ${overlay.id}`,
-          onchange: () => choose(overlay),
-        }),
-        h("span", {}, overlay.name),
-      ),
-    ),
-  );
 }
 
 function modeSwitch(data, params, set) {
