@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.metrics.sinks import read_metrics
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
-from tests.runtime.ray.ray_runs import children
+from tests.runtime.ray.ray_runs import children, gone
 from tests.runtime.tiny_project import Agentrl, agentrl, write_larger_model, write_project
 
 BREAKING = '''
@@ -97,7 +97,11 @@ def test_a_run_whose_servers_stay_away_ends_at_its_limit(tmp_path: Path) -> None
     write_larger_model(tmp_path / "model")
     process = Agentrl(tmp_path / "out.txt", "train", path)
     process.wait_for("step 2/", 400)
-    for core in children(os.getpid(), "EngineCore"):
+    servers = children(process.pid, "vllm")
+    cores = children(process.pid, "EngineCore")
+    assert servers, "the run has started no server"
+    assert cores, "its server has no engine core"
+    for core in cores:
         os.kill(core, signal.SIGKILL)
     assert process.wait(120) == 2, process.text()
     text = " ".join(process.text().split())
@@ -105,7 +109,7 @@ def test_a_run_whose_servers_stay_away_ends_at_its_limit(tmp_path: Path) -> None
     assert "vllm-0 is started again: its process ended" in text, text
     run = tmp_path / "runs" / "tiny"
     assert 2 <= len(stored_tasks(run)) < 8
-    assert not children(os.getpid(), "vllm")
+    assert gone(servers)
     process = Agentrl(tmp_path / "resumed.txt", "train", run, "--resume")
     assert process.wait(400) == 0, process.text()
     tasks = stored_tasks(run)
