@@ -123,7 +123,9 @@ async def open_policy(
             opened = here.rollouts(config, engines, tokenizer, models, base=base)
         else:
             opened = await stack.enter_async_context(
-                _open_children(config, engines, source, base=base, logs=logs, version=loaded)
+                _open_children(
+                    config, engines, source, tokenizer, base=base, logs=logs, version=loaded
+                )
             )
         yield Policy(
             pretrained=pretrained,
@@ -191,13 +193,26 @@ async def _open_environment(
 
 @contextlib.asynccontextmanager
 async def _open_children(
-    config: RunConfig, engines: OpenEngines, source: str, *, base: Path, logs: Path, version: int
+    config: RunConfig,
+    engines: OpenEngines,
+    source: str,
+    tokenizer: Any,
+    *,
+    base: Path,
+    logs: Path,
+    version: int,
 ) -> AsyncIterator[_OpenRollouts]:
     """Workers in processes of their own, with sandboxes and tools there."""
     from agentrl.runtime.children.open_workers import open_workers
 
     async with open_workers(
-        config, base=base, logs=logs, engines=engines, source=source, version=version
+        config,
+        base=base,
+        logs=logs,
+        engines=engines,
+        source=source,
+        tokenizer=tokenizer,
+        version=version,
     ) as opened:
         yield _OpenRollouts(
             rollouts=opened.rollouts,

@@ -6,12 +6,13 @@ Ray's actor and the child of a local run wrap the same object; it knows neither 
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrl.compute_threads import reserve_cores
 from agentrl.config import RunConfig
@@ -45,6 +46,17 @@ class HostReport:
     """Ends an assistant turn."""
 
 
+def copy_tokenizer(tokenizer: Any) -> bytes | None:
+    """Pickle a tokenizer for the processes of rollout workers, which then need no torch.
+
+    Finding the class of a tokenizer imports all of `transformers` and torch: 5 s of processor and
+    330 MB in each worker. None for a class that another process cannot import by its name.
+    """
+    if type(tokenizer).__module__.partition(".")[0] != "transformers":
+        return None
+    return pickle.dumps(tokenizer)
+
+
 class RolloutHost:
     """A `RolloutWorker`, its client and its sandboxes."""
 
@@ -69,8 +81,14 @@ class RolloutHost:
         self._reported = (0, 0.0)
         self._ended: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
-    async def open(self, engines: Sequence[EngineAddress]) -> HostReport:
+    async def open(
+        self, engines: Sequence[EngineAddress], tokenizer_copy: bytes | None = None
+    ) -> HostReport:
         """Open sandboxes, tools and connections to engines.
+
+        Args:
+            engines: those that serve.
+            tokenizer_copy: of the policy, by `copy_tokenizer`; without one it is loaded.
 
         Raises:
             AgentrlError: one of them cannot be opened; call `close`.
@@ -78,7 +96,6 @@ class RolloutHost:
         from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
         from agentrl.runtime.assembly.reward_models import open_reward_models
         from agentrl.runtime.assembly.tools import open_tools
-        from agentrl.train.model.pretrained import load_tokenizer
 
         config, base, stack = self._config, self._base, self._stack
         if config.reward.models:
@@ -99,7 +116,12 @@ class RolloutHost:
         stack.push_async_callback(self._client.close)
         self._engines = engines
         quiet_transformers()
-        tokenizer = load_tokenizer(config.model)
+        if tokenizer_copy is not None:
+            tokenizer: Any = pickle.loads(tokenizer_copy)
+        else:
+            from agentrl.train.model.pretrained import load_tokenizer
+
+            tokenizer = load_tokenizer(config.model)
         models = await stack.enter_async_context(
             open_reward_models(config, base=base, tokenizer=tokenizer)
         )

@@ -7,11 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.engines import OpenEngines
-from agentrl.runtime.assembly.rollout_host import HostReport
+from agentrl.runtime.assembly.rollout_host import HostReport, copy_tokenizer
 from agentrl.runtime.children.stages import ChildRollouts, EngineNews
 from agentrl.runtime.children.worker_main import WorkerSetup
 from agentrl.runtime.children.workers import ChildWorkers
@@ -40,6 +41,7 @@ async def open_workers(
     logs: Path,
     engines: OpenEngines,
     source: str,
+    tokenizer: Any,
     version: int,
 ) -> AsyncIterator[OpenWorkers]:
     """Start `runtime.worker_processes` children, connected to the engines that serve.
@@ -50,6 +52,7 @@ async def open_workers(
         logs: folder for the output of the workers.
         engines: reached over HTTP.
         source: folder or hub name of the tokenizer.
+        tokenizer: loaded from there.
         version: of the weights that the servers were started with.
 
     Raises:
@@ -59,6 +62,7 @@ async def open_workers(
     count = config.runtime.worker_processes
     there = config.model_copy(update={"model": config.model.model_copy(update={"path": source})})
     logs.mkdir(parents=True, exist_ok=True)
+    tokenizer_copy = copy_tokenizer(tokenizer)
     setups = [
         WorkerSetup(
             config=there,
@@ -66,6 +70,7 @@ async def open_workers(
             index=index,
             sharers=count,
             log=(logs / f"worker-{index}.log").absolute(),
+            tokenizer_copy=tokenizer_copy,
         )
         for index in range(count)
     ]

@@ -41,6 +41,8 @@ class WorkerSetup:
     """Workers of the run."""
     log: Path
     """File that takes log records."""
+    tokenizer_copy: bytes | None
+    """Of the policy, as `copy_tokenizer` gives it."""
 
 
 def serve(channel: ChildChannel) -> None:
@@ -56,7 +58,7 @@ class _WorkerServer:
     """Answers the requests of one parent."""
 
     def __init__(self, channel: ChildChannel, setup: WorkerSetup) -> None:
-        self._channel = channel
+        self._channel, self._tokenizer_copy = channel, setup.tokenizer_copy
         self._host = RolloutHost(
             setup.config, base=setup.base, index=setup.index, sharers=setup.sharers
         )
@@ -75,7 +77,7 @@ class _WorkerServer:
 
     async def open(self, engines: Sequence[EngineAddress]) -> tuple[int, HostReport]:
         """Open the worker; returns its process id, too."""
-        return os.getpid(), await self._host.open(engines)
+        return os.getpid(), await self._host.open(engines, self._tokenizer_copy)
 
     async def run_group(
         self, task: Task, group_id: str, n: int, sampling: SamplingParams, seed: int

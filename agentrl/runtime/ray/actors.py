@@ -173,7 +173,7 @@ class RunActors:
         return reports, served
 
     async def opened_workers(
-        self, workers: Workers, engines: Sequence[EngineAddress]
+        self, workers: Workers, engines: Sequence[EngineAddress], tokenizer_copy: bytes | None
     ) -> list[WorkerReport]:
         """Open sandboxes and connections.
 
@@ -181,7 +181,8 @@ class RunActors:
             AgentrlError: whatever does not fit, named.
         """
         async with _within(self._limit_s, "the rollout workers"):
-            return await workers.group.open(engines)
+            workers.tokenizer_copy = tokenizer_copy
+            return await workers.group.open(engines, tokenizer_copy)
 
     @staticmethod
     def beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:

@@ -176,7 +176,9 @@ async def _open(
             open_fleet(actors, stack, ranks, servers, reports, served, note=note)
         )
         opened = await rank_failure.guard(
-            actors.opened_workers(workers, list(fleet.addresses.values()))
+            actors.opened_workers(
+                workers, list(fleet.addresses.values()), reports[0].tokenizer_copy
+            )
         )
     engines = RayEngines(
         fleet.client,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.layout import engine_width
+from agentrl.runtime.assembly.rollout_host import copy_tokenizer
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.runtime.ray.sender import SenderFacts
@@ -118,6 +119,13 @@ class Rank:
     def version(self) -> int:
         """Version of the weights."""
         return self.trainer.version
+
+    @property
+    def tokenizer_copy(self) -> bytes | None:
+        """The tokenizer for processes of rollout workers; rank 0 gives it."""
+        if self._rank_spec.rank != 0:
+            return None
+        return copy_tokenizer(self._pretrained.tokenizer)
 
     async def serve(self, stack: AsyncExitStack, *, host: str) -> EngineAddress | None:
         """Serve the embedded engine on these weights to clients with the secret; None with vLLM.

@@ -39,11 +39,13 @@ class RolloutActor:
         self._stack = AsyncExitStack()
 
     @dispatch(Mode.BROADCAST)
-    async def open(self, engines: Sequence[EngineAddress]) -> WorkerReport:
+    async def open(
+        self, engines: Sequence[EngineAddress], tokenizer_copy: bytes | None
+    ) -> WorkerReport:
         """Open sandboxes and connections; the worker serves until its process ends."""
         self._stack.enter_context(set_up_actor(self._spec))
         self._stack.push_async_callback(self._host.close)
-        report = await self._host.open(engines)
+        report = await self._host.open(engines, tokenizer_copy)
         return WorkerReport(
             location=actor_location(),
             sandbox_text=report.sandbox_text,

@@ -27,6 +27,8 @@ class Workers:
     """The engines that serve at this moment; set before a worker can die."""
     held: Callable[[], bool]
     """Whether the clocks of turns stand still at this moment; set likewise."""
+    tokenizer_copy: bytes | None = None
+    """Of the policy, for workers that are opened; set before a worker can die."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class Workers:
                 async with asyncio.timeout(self._open_limit_s):
                     engines, held = self.engines(), False
                     used: UsedRewardModel | None = None
-                    await ask(handle, "open", engines, who=f"worker {index}")
+                    await ask(handle, "open", engines, self.tokenizer_copy, who=f"worker {index}")
                     while (engines, held, used) != (
                         now := (self.engines(), self.held(), self._used)
                     ):

@@ -56,6 +56,8 @@ class RankReport:
     """Version of the weights."""
     engine: EngineAddress | None
     """The engine on them, if it is embedded."""
+    tokenizer_copy: bytes | None
+    """The policy's, for rollout workers; rank 0 gives it."""
 
 
 class TrainerActor:
@@ -99,6 +101,7 @@ class TrainerActor:
             model=self._own.description,
             version=self._own.version,
             engine=engine,
+            tokenizer_copy=self._own.tokenizer_copy,
         )
 
     @dispatch(Mode.BROADCAST)

@@ -232,6 +232,7 @@ async def _open_rollouts(
                 logs=directory.logs,
                 engines=engines,
                 source=config.model.path,
+                tokenizer=tokenizer,
                 version=UNKNOWN_VERSION,
             )
         )

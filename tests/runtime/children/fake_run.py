@@ -47,6 +47,7 @@ async def running_workers(
                 logs=folder / "logs",
                 engines=engines,
                 source=tokenizer,
+                tokenizer=load_tokenizer(ModelSection(path=tokenizer)),
                 version=UNKNOWN_VERSION,
             ) as opened,
         ):

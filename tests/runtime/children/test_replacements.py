@@ -78,7 +78,14 @@ def workers_of(
 ) -> ChildWorkers:
     config = parse_config({"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"}})
     setups = [
-        WorkerSetup(config=config, base=tmp_path, index=index, sharers=count, log=tmp_path / "log")
+        WorkerSetup(
+            config=config,
+            base=tmp_path,
+            index=index,
+            sharers=count,
+            log=tmp_path / "log",
+            tokenizer_copy=None,
+        )
         for index in range(count)
     ]
     return ChildWorkers(

@@ -94,6 +94,8 @@ async def test_groups_go_to_the_idle_worker_and_come_back_whole(
     assert each == [2 * 2 * TURNS] * 2
     assert sum(counted) == sum(seen) + sum(each)
     assert all(now > then for now, then in zip(counted, seen, strict=True))
+    # Fails if a worker loads torch, seconds and memory that it has no use for.
+    assert not [p for p in opened.workers.pids if "libtorch" in Path(f"/proc/{p}/maps").read_text()]
 
 
 @pytest.mark.asyncio(loop_scope="module")

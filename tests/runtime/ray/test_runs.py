@@ -72,6 +72,11 @@ def written(store: TrajectoryStore, step: int) -> list[int]:
     return [path.stat().st_mtime_ns for path in files(store, step, "train")]
 
 
+def maps_of(pid: int) -> str:
+    """Files that a process has mapped into its memory."""
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
 def tokens_of(run: Path) -> list[tuple[int, ...]]:
     store = TrajectoryStore(run / "trajectories")
     groups = stored_groups(store, "train", 1)
@@ -94,8 +99,8 @@ def batch_metrics(run: Path) -> dict[str, float]:
 
 async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path) -> None:
     """Fails if a rank trains a share twice or not at all, if its share is not that of the whole
-    batch, if seeds depend on the worker, or if the processes of the run come after whatever else
-    the machine does."""
+    batch, if seeds depend on the worker, if the processes of the run come after whatever else the
+    machine does, or if a rollout worker loads torch, which it has no use for."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -103,16 +108,20 @@ async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path)
 
     async def watch(opened: RayStages, run_dir: RunDir) -> None:
         assert len(opened.actor_lines) == 4
-        pids = [0, *(int(line.split()[3]) for line in opened.actor_lines)]
+        places = {line.split(":")[0]: int(line.split()[3]) for line in opened.actor_lines}
+        pids = [0, *places.values()]
+        with_torch.extend(n for n, pid in places.items() if "libtorch" in maps_of(pid))
         niceness.update(os.getpriority(os.PRIO_PROCESS, pid) for pid in pids)
         assert opened.sandbox.startswith("nothing")
         models.append(opened.model)
 
     models: list[str] = []
+    with_torch: list[str] = []
     run = project.parent / "runs" / "two"
     result = await drive(project, "run.name=two", "runtime.trainer_ranks=2", watch=watch)
     assert result.reason == "all steps done"
     assert len(niceness) == 1, niceness
+    assert with_torch == ["rank 0", "rank 1"]
     assert "on 2 ranks, each prepares its share; " in models[0]
     local = project.parent / "runs" / "local"
     # Each rank has stored its part of every step, of training and of evaluations.
