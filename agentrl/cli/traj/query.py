@@ -62,7 +62,10 @@ def query(
 ) -> None:
     """Ask in SQL (DuckDB's), read only, as the inspector does.
 
-    Example: agentrl traj query runs/x "select task_id, avg(reward) from trajectories group by 1"
+    Evaluations are rows, too: kind is 'train' or 'eval/NAME'.
+
+    Example: agentrl traj query runs/x "select step, avg(reward) from trajectories where
+    kind='train' group by 1 order by 1"
     """
     from agentrl.inspect.query.sql import Queries
 

@@ -8,6 +8,7 @@ LISTED = (
     "policy:entropy_collapse",
     "policy:entropy_explosion",
     "held_out:decoupling",
+    "score:score_falls",
     "judge:judge_hacking",
     "reward_model:members_disagree",
     "reward_model:reward_model_drift",

@@ -36,7 +36,7 @@ class Queries:
 
     Example:
         >>> with Queries() as queries:
-        ...     queries.ask(Path("runs/x"), "select step, avg(reward) from trajectories group by 1").rows()
+        ...     queries.ask(Path("runs/x"), "select avg(reward) from trajectories where kind = 'train'")
         [[1, 0.5], [2, 0.625]]
     """  # noqa: E501 - a line of an example
 

@@ -260,6 +260,15 @@ def reward_model_is_pleased(draft: Draft) -> None:
     draft.curves["score"] = dict(draft.curves["reward"])
 
 
+def paid_beside_the_task(draft: Draft) -> None:
+    """A part for length rises; the environment's own score falls, and is logged beside it."""
+    draft.config["reward.functions.length.target"] = ["rewards.py:length"]
+    draft.curve("score", lambda t: 0.31 - 0.16 * t, 0.03)
+    draft.curve("rewards/length/mean", lambda t: 0.31 + 0.54 * t, 0.03)
+    draft.evaluate(None)
+    draft.pay_for("length")
+
+
 _HACK = "decoupling"
 
 ILL: Plan = {
@@ -300,6 +309,10 @@ ILL: Plan = {
     "judge is pleased, noisy": ("judge_hacking", {"noise": 2, "steps": 200}, judge_is_pleased),
     "judge is pleased, unseen": ("judge_hacking", {"steps": 60}, judge_is_pleased_unseen),
     "reward model is pleased": ("judge_hacking", {"steps": 80}, reward_model_is_pleased),
+    "reward is paid beside the task": ("score_falls", {}, paid_beside_the_task),
+    "reward is paid beside the task, noisy": (
+        "score_falls", {"noise": 2, "steps": 120}, paid_beside_the_task
+    ),
     "reward jumps": (f"reward_spike {_HACK}", {"steps": 100}, jumps),
     "tools fail more and more": ("tool_errors", {}, storm),
     "one dead tool": ("tool_errors", {"steps": 30}, dead_tool),

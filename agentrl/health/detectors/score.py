@@ -1,0 +1,85 @@
+"""Detector over the environment's own score beside the reward that is paid."""
+
+from __future__ import annotations
+
+from agentrl.finding import Status
+from agentrl.health import levers
+from agentrl.health.curves import Change, change
+from agentrl.health.detector import detector
+from agentrl.health.findings import fine, found, moved, reward_range, score_rise, unknown
+from agentrl.health.levers import Config, value_of
+from agentrl.health.own_score import own_score
+from agentrl.health.records import History, Lever, Verdict
+from agentrl.health.thresholds import OURS, Limits, bound
+
+_LEAST_STEPS = 10
+
+
+@detector(
+    bound("gain", 0.1, "rise of the reward, as a share of its range, worth comparing", OURS),
+    bound("drop", 0.02, "least fall of the score that counts", OURS),
+)
+def score_falls(history: History, limits: Limits) -> Verdict:
+    """The reward rises, and the score that the environment gives beside it falls: the policy does
+    what is paid for instead of the task, and the environment itself admits it (7.2.2)."""
+    name = "score_falls"
+    if own_score(history) != "score":
+        return unknown(name, "the environment gives no score beside the reward")
+    reward, score = history.metrics["reward"], history.metrics["score"]
+    gain, own = change(reward), change(score)
+    if gain is None or own is None or len(score.values) < _LEAST_STEPS:
+        return unknown(name, f"fewer than {_LEAST_STEPS} steps so far")
+    text = f"reward {gain.text()}, score {own.text()}"
+    if not gain.up or gain.gain < limits["score_falls/gain"] * reward_range(history, reward):
+        return fine(name, f"the reward does not rise: {text}")
+    if not own.down or -own.gain < limits["score_falls/drop"]:
+        return fine(name, f"the score does not fall while the reward rises: {text}")
+    rise = score_rise(history)
+    if rise is not None and rise.up:
+        return fine(name, f"{text}, and the held-out score rises: {rise.text()}")
+    part = _risen_part(history)
+    return found(
+        name,
+        Status.FAIL,
+        "the reward rises and the environment's own score falls",
+        moved("reward", reward, gain, f"reward {gain.text()}"),
+        moved("score", score, own, f"score {own.text()}"),
+        *([moved(part[0], history.metrics[part[0]], part[1])] if part else []),
+        levers=[
+            *_lighter(history.config, part[0] if part else ""),
+            *levers.stronger_kl(history.config),
+            *levers.see_held_out(history.config),
+        ],
+    )
+
+
+def _risen_part(history: History) -> tuple[str, Change] | None:
+    """The part of the reward, other than the environment's own, that has risen most for certain."""
+    best: tuple[str, Change] | None = None
+    for metric, series in history.metrics.items():
+        if not (metric.startswith("rewards/") and metric.endswith("/mean")):
+            continue
+        gain = change(series)
+        if metric == "rewards/env/mean" or gain is None or not gain.up:
+            continue
+        if best is None or gain.gain > best[1].gain:
+            best = metric, gain
+    return best
+
+
+def _lighter(config: Config, metric: str) -> list[Lever]:
+    """Pay less for the part that has risen, where the config names it."""
+    name = metric.removeprefix("rewards/").removesuffix("/mean")
+    for kind in ("reward.functions", "reward.models"):
+        section = f"{kind}.{name}"
+        if name and any(key.startswith(f"{section}.") for key in config):
+            weight = float(value_of(config, f"{section}.weight", 1.0))
+            return [
+                Lever(
+                    key=f"{kind}.NAME.weight",
+                    value=round(weight / 2, 6),
+                    why=f"{section} is the part that has risen while the score fell: halve what it "
+                    "counts, or pay it only where the score is good (ours).",
+                )
+            ]
+    return []
