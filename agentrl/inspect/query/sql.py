@@ -36,7 +36,8 @@ class Queries:
 
     Example:
         >>> with Queries() as queries:
-        ...     queries.ask(Path("runs/x"), "select avg(reward) from trajectories where kind = 'train'")
+        ...     text = "select step, avg(reward) from trajectories where kind='train' group by 1 order by 1"
+        ...     queries.ask(Path("runs/x"), text).rows()
         [[1, 0.5], [2, 0.625]]
     """  # noqa: E501 - a line of an example
 
