@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config import RunConfig
 from agentrl.config.fleet import ServingSection, SyncSection
 from agentrl.config.training import LoraSection
+from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.live_servers import live_servers
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, Push
@@ -85,6 +86,8 @@ async def open_stages(
         version=checkpoint.state.version if checkpoint else 0,
         train=True,
     ) as policy:
+        assert policy.pretrained is not None  # there is something to train
+        write_tokenizer(directory.tokenizer_file, policy.pretrained.tokenizer)
         learner, trainer = open_learner(
             config, policy, store, checkpoint, base=base, run_dir=directory.path
         )

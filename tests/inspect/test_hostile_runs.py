@@ -235,13 +235,21 @@ def test_a_run_that_is_gone_is_said_to_be(run_copy):
 
 
 def test_a_tokenizer_that_cannot_be_read_costs_the_texts_only(run_copy):
-    for path in run_copy.glob("checkpoints/*/tokenizer.json"):
+    for path in (run_copy / "tokenizer.json", *run_copy.glob("checkpoints/*/tokenizer.json")):
         path.write_text('{"model": "nonsense"}')
     reader = open_run(run_copy)
     rollout = step_answer(reader, "train", 1)["groups"][0]["group_id"] + "/0"
     answer = tokens_answer(reader, "train", 1, rollout, 0)
     assert answer["text"] is None
     assert "tokenizer" in answer["note"]
+
+
+def test_texts_are_shown_before_the_first_checkpoint(run_copy):
+    """Fails if a run keeps its tokenizer only in its checkpoints."""
+    shutil.rmtree(run_copy / "checkpoints")
+    reader = open_run(run_copy)
+    rollout = step_answer(reader, "train", 1)["groups"][0]["group_id"] + "/0"
+    assert tokens_answer(reader, "train", 1, rollout, 0)["text"]
 
 
 def test_pieces_of_a_sentencepiece_tokenizer(tmp_path):

@@ -57,6 +57,11 @@ class RunPaths:
         return self.path / "examples"
 
     @property
+    def tokenizer_file(self) -> Path:
+        """Path of the tokenizer, there from the start."""
+        return self.path / "tokenizer.json"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of `step-N` folders."""
         return self.path / "checkpoints"

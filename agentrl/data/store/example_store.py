@@ -49,11 +49,6 @@ class ExampleStore:
         """A store in `directory`, which is made on the first write."""
         self.directory = Path(directory)
 
-    @property
-    def tokenizer_file(self) -> Path:
-        """Path of the tokenizer."""
-        return self.directory / "tokenizer.json"
-
     def write(
         self, step: int, answers: Sequence[ShownAnswer], *, objective: Mapping[str, Any]
     ) -> Path:
@@ -76,16 +71,6 @@ class ExampleStore:
         with atomic_file(path) as file:
             write_parquet(file, EXAMPLES_SCHEMA, [table], split=_SPLIT, metadata=metadata)
         return path
-
-    def write_tokenizer(self, text: str) -> None:
-        """Store the tokenizer, where there is none yet.
-
-        Raises:
-            DataError: the disk is full.
-        """
-        if not self.tokenizer_file.exists():
-            with atomic_file(self.tokenizer_file) as file:
-                file.write(text.encode("utf-8", "surrogatepass"))
 
     def remove_after(self, step: int) -> None:
         """Remove evaluations of later steps, which are going to be trained again."""

@@ -195,8 +195,7 @@ def _column(
 def _note(kind: str, facts: Facts, record: TrainedTokens | None, *, has_text: bool) -> str:
     notes: list[str] = []
     if not has_text:
-        notes.append("no checkpoint of this run has a tokenizer that can be read, so tokens have "
-                     "ids only")  # fmt: skip
+        notes.append("this run has no tokenizer that can be read, so tokens have ids only")
     if kind == "train" and record is None:
         notes.append(
             "the trainer computed nothing of this row"

@@ -152,12 +152,12 @@ class RunReader:
         return None
 
     def tokenizer_file(self) -> Path | None:
-        """The newest `tokenizer.json` of a checkpoint; None where there is none."""
+        """The newest `tokenizer.json`, of the run or of a checkpoint; None where there is none."""
         return next((path for _, path in self._tokenizers()), None)
 
     def _tokenizers(self) -> Iterator[tuple[object, Path]]:
         found: list[tuple[int, Path]] = []
-        kept = (self.examples.tokenizer_file,)  # there before the first checkpoint is
+        kept = (self.paths.tokenizer_file,)  # there before the first checkpoint is
         for path in (*kept, *self.paths.checkpoints.glob("*/tokenizer.json")):
             with contextlib.suppress(OSError):
                 status = path.stat()

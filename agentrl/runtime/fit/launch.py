@@ -13,6 +13,7 @@ from agentrl.chat import build_chat
 from agentrl.compute_threads import reserve_cores, run_computing
 from agentrl.config.fit import FitConfig, FitDataSection
 from agentrl.config.schema import ModelSection
+from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.errors import AgentrlError, DataError, RunError
 from agentrl.runtime.assembly.metric_sinks import check_sinks, open_metrics
 from agentrl.runtime.assembly.parts import model_source
@@ -223,9 +224,10 @@ def _open(
     done = checkpoint.state.step if checkpoint else 0
     metrics.truncate_after(done)
     shown = ShownExamples(
-        config=planned, evals=sets.evals, run_dir=directory.path, tokenizer=model.tokenizer,
+        config=planned, evals=sets.evals, run_dir=directory.path,
         compares=reference is not None,
     )  # fmt: skip
+    write_tokenizer(directory.tokenizer_file, model.tokenizer)
     shown.store.remove_after(done)
     progress.note(f"run {directory.path}")
     ranks = f"; {config.ranks} ranks" if config.ranks > 1 else ""

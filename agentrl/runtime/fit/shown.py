@@ -47,8 +47,6 @@ class ShownExamples:
     """Data by name."""
     run_dir: Path
     """Run directory."""
-    tokenizer: Any
-    """Tells the text of the tokens."""
     compares: bool
     """Whether there is a reference, whose numbers `keep_reference_tokens` has left."""
     _reference: Mapping[tuple[str, int], Sequence[float]] | None = field(default=None, init=False)
@@ -93,7 +91,7 @@ class ShownExamples:
         return found
 
     def write(self, step: int, answers: Sequence[ShownAnswer]) -> None:
-        """Write an evaluation and, the first time, the tokenizer.
+        """Write an evaluation.
 
         Raises:
             DataError: the disk is full.
@@ -102,9 +100,6 @@ class ShownExamples:
             return
         objective = self.config.objective.model_dump(mode="json")
         self.store.write(step, answers, objective=objective)
-        fast = getattr(self.tokenizer, "backend_tokenizer", None)
-        if fast is not None:
-            self.store.write_tokenizer(fast.to_str())
 
     def _of_reference(self) -> Mapping[tuple[str, int], Sequence[float]]:
         if self._reference is None:

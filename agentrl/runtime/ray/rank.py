@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.data.run.paths import RunPaths
+from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.rollout_host import copy_tokenizer
@@ -95,6 +97,8 @@ class Rank:
 
         checkpoint = str(rank_spec.checkpoint) if rank_spec.checkpoint else None
         pretrained = load_trained(spec.config.model, spec.config.train.lora, checkpoint=checkpoint)
+        if rank_spec.rank == 0:
+            write_tokenizer(RunPaths(spec.run_dir).tokenizer_file, pretrained.tokenizer)
         others = _join(spec.config, pretrained.model, rank_spec, meeting)
         # A sharded backend takes the model apart; engines get the layout it had.
         layout = _layout(pretrained.model.named_parameters())

@@ -122,6 +122,7 @@ async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path)
     assert result.reason == "all steps done"
     assert len(niceness) == 1, niceness
     assert with_torch == ["rank 0", "rank 1"]
+    assert (run / "tokenizer.json").exists()
     assert "on 2 ranks, each prepares its share; " in models[0]
     local = project.parent / "runs" / "local"
     # Each rank has stored its part of every step, of training and of evaluations.
