@@ -60,7 +60,7 @@ class RewardMember:
 
 
 class RolloutRewards:
-    """Values finished rollouts; those that end together are scored in one batch."""
+    """Values finished rollouts; those that end together are scored in one batch, if they fit."""
 
     def __init__(
         self,
@@ -83,7 +83,9 @@ class RolloutRewards:
         """
         self._disagreement, self._uncertainty = disagreement, uncertainty
         self._take(members, version)
-        self.queue: ScoreQueue[Sequence[FloatArray]] = ScoreQueue(self._compute)
+        self.queue: ScoreQueue[Sequence[FloatArray]] = ScoreQueue(
+            self._compute, batch_tokens=self._longest + 1
+        )
         """Rollouts that wait; close it when no rollout is under way."""
 
     async def replace(self, members: Sequence[RewardMember], version: int) -> None:
@@ -98,6 +100,7 @@ class RolloutRewards:
         """
         await self.queue.close()
         self._take(members, version)
+        self.queue.batch_tokens = self._longest + 1
 
     def _take(self, members: Sequence[RewardMember], version: int | None) -> None:
         gaussian = all(member.model.outputs > 1 for member in members)
