@@ -69,6 +69,10 @@ class RefreshPlaces:
     """Processes that score."""
 
 
+class ModelsParted(RunError):
+    """Processes that score may have different versions of a reward model."""
+
+
 class ModelRefresh:
     """The `RewardRefresher` of a run."""
 
@@ -137,9 +141,11 @@ class ModelRefresh:
             if not labels.pairs:
                 raise RefreshFailed(why_no_pairs(labels, self._book.queue))
             record = await self._trained(step, labels, measured)
-        except AgentrlError as error:
+        except ModelsParted:
+            raise
+        except Exception as error:  # recording boundary: labellers, disks and devices raise anything
             logger.info("the refresh after step %d is skipped", step, exc_info=True)
-            record = self._record(step, "skipped", str(error))
+            record = self._record(step, "skipped", _words(error))
         record.metrics.update(
             {
                 **measured,
@@ -253,15 +259,27 @@ class ModelRefresh:
         )
 
     async def _use_or_go_back(self, version: int) -> None:
-        """Let all processes load a version; where one cannot, all go back to the present one."""
+        """Let all processes load a version; where one cannot, all go back to the present one.
+
+        Raises:
+            RefreshFailed: all use the present one.
+            ModelsParted: that failed, too.
+        """
         present = self._version
         try:
             await self._use(version)
-        except AgentrlError as error:
-            self._version = present
-            await self._places.users.use_reward_model(self._used(present))
+        except Exception as error:  # boundary to the processes: one may be out of memory
+            try:
+                await self._places.users.use_reward_model(self._used(present))
+            except Exception as second:  # the same
+                raise ModelsParted(
+                    f"version {version} of reward.models.{self._name} could not be loaded "
+                    f"({_words(error)}), and then version {present} could not either "
+                    f"({_words(second)}), so that two versions would pay one step; make room where "
+                    "rollouts are scored, and go on with --resume, which makes the refresh again"
+                ) from error
             self._book.drop_model(version)
-            raise RefreshFailed(f"the new model cannot be used: {error}") from error
+            raise RefreshFailed(f"the new model cannot be used: {_words(error)}") from error
 
     async def _use(self, version: int) -> None:
         if version and latest_checkpoint(self._book.model(version) / "checkpoints") is None:
@@ -283,6 +301,11 @@ class ModelRefresh:
 
     def _say(self, step: int, text: str) -> None:
         self._progress.note(f"refresh of {self._name} after step {step}: {text}")
+
+
+def _words(error: Exception) -> str:
+    """The error in words, with its kind where it is not one of ours."""
+    return str(error) if isinstance(error, AgentrlError) else f"{type(error).__name__}: {error}"
 
 
 def make_refresh(

@@ -88,6 +88,11 @@ class RolloutRewards:
         )
         """Rollouts that wait; close it when no rollout is under way."""
 
+    @property
+    def version(self) -> int | None:
+        """Version of the members that score now; None of a model that is not refreshed."""
+        return self._version
+
     async def replace(self, members: Sequence[RewardMember], version: int) -> None:
         """Score with other members from now on; no rollout may be under way.
 
