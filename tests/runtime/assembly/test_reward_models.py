@@ -115,6 +115,6 @@ async def test_the_version_that_scores_is_not_loaded_again(project: Path) -> Non
     tokenizer = AutoTokenizer.from_pretrained(project / "model")
     async with open_reward_models(config, base=project, tokenizer=tokenizer) as opened:
         nowhere = str(project / "nowhere")
-        with pytest.raises(ConfigError, match="version 1 of reward.models.good: .*nowhere"):
+        with pytest.raises(ConfigError, match=r"version 1 of reward\.models\.good: .*nowhere"):
             await opened.use_reward_model(UsedRewardModel(name="good", version=1, path=nowhere))
         await opened.use_reward_model(UsedRewardModel(name="good", version=0, path=nowhere))

@@ -16,7 +16,8 @@ from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.checkpoint import latest_checkpoint
 from agentrl.runtime.disk.rollback import RollbackPlan, begin_rollback, finish_rollbacks
-from agentrl.runtime.refresh.fit_process import RefreshFailed, train_apart
+from agentrl.runtime.refresh.failures import RefreshFailed
+from agentrl.runtime.refresh.fit_process import train_apart
 from agentrl.runtime.refresh.jobs import RefreshJob
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from tests.runtime.refresh.refresh_runs import (
