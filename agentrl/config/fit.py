@@ -163,8 +163,8 @@ class RewardObjective(FiniteSection, KindSection):
     center_coef: float = Field(default=0.0, ge=0)
     """Weight of (r_chosen + r_rejected)^2 a pair, which keeps rewards around 0."""
     center_set_coef: float = Field(default=0.0, ge=0)
-    """Weight of the square of the mean reward over the answers that a step takes of `center_data`.
-    """
+    """Weight of the square of the mean reward over the answers that a step takes of `center_data`;
+    evaluations take those of the first step."""
     center_data: FitCenterData | None = None
     """Source of those answers, as `data`: rewards get their zero from answers that are like what
     RL samples, whatever the pairs are like."""

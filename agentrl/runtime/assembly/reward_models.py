@@ -59,7 +59,13 @@ class OpenRewardModels:
         """Functions of finished rollouts, one for each model."""
 
     async def use_reward_model(self, used: UsedRewardModel) -> None:
-        """`use_reward_model` as in `RewardModelUsers.use_reward_model`."""
+        """`use_reward_model` as in `RewardModelUsers.use_reward_model`.
+
+        The version that scores already stays as it is: after another one that had no room beside
+        it, it is not loaded a second time.
+        """
+        if self._loaded[used.name].version == used.version:
+            return
         item = self._config.reward.models[used.name].model_copy(update={"path": (used.path,)})
         key = f"version {used.version} of reward.models.{used.name}"
         members = await run_computing(_members, key, item, base=self._base)

@@ -53,11 +53,17 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
             "reward.dynamic_filtering with rollout.n_samples_per_prompt 1: a group's mean is one "
             f"score, and only one strictly between {list(filtering.keep)} is trained on"
         )
-    unpaid = reward.env_weight == 0.0 and not reward.functions
+    if filtering and algorithm.ignores_rewards:
+        found.append(
+            "reward.dynamic_filtering leaves groups out by their scores, but algorithm.distill "
+            "trains on no reward, so that the teacher is not learned from where a task is all "
+            "right or all wrong; remove it, or set algorithm.distill.with_reward: true"
+        )
+    unpaid = reward.env_weight == 0.0 and not reward.functions and not reward.models
     if unpaid and not algorithm.ignores_rewards:
         found.append(
-            "reward.env_weight is 0 and there are no reward.functions: every reward is 0 and "
-            "nothing is learned"
+            "reward.env_weight is 0 and there are neither reward.functions nor reward.models: "
+            "every reward is 0 and nothing is learned"
         )
     return (
         found

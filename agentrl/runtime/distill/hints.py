@@ -42,7 +42,8 @@ def hint_text(hint: str, task: Task) -> str:
         'It is 4.'
 
     Raises:
-        DataError: the task lacks a column that the hint names, or has nothing there.
+        DataError: the task lacks a column that the hint names, has nothing there, or something
+            that cannot be written as the hint asks.
     """
     columns = {"label": task.label, **task.metadata}
     for name in hint_columns(hint):
@@ -52,7 +53,13 @@ def hint_text(hint: str, task: Task) -> str:
                 f"{_KEY} names {name!r}, but task {task.id} has {got} there; its columns are "
                 f"{', '.join(sorted(columns))}: name one that every task has, or leave the task out"
             )
-    return hint.format(**{name: columns[name] for name in hint_columns(hint)})
+    try:
+        return hint.format(**{name: columns[name] for name in hint_columns(hint)})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"{_KEY} {hint!r} cannot be filled in for task {task.id}: {type(error).__name__}: "
+            f"{error}; name columns without a format, as {{solution}}"
+        ) from None
 
 
 def check_hints(section: HintTeacher, tasks: Iterable[Task]) -> int:

@@ -66,8 +66,15 @@ class FitUpdates:
         return self._update(examples)
 
     def evaluation(self, name: str) -> FitUpdate:
-        """All data of a set of `eval.datasets` as one update."""
-        return self._update(self._sets.evals[name].examples)
+        """All data of a set of `eval.datasets` as one update.
+
+        Answers that center rewards are those of the first step, every time, so that the loss is of
+        the same parts as in training and evaluations can be compared.
+        """
+        examples = self._sets.evals[name].examples
+        if self._centered is not None:
+            return self._centered_update(examples, self._centered.step(0))
+        return self._update(examples)
 
     def shown(self, name: str) -> PackedBatch:
         """The first examples of a set of `eval.datasets`, whose tokens are kept."""

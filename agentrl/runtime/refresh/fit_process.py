@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from agentrl.errors import AgentrlError
 from agentrl.processes.child import ChildEnded, ChildProcess
+from agentrl.runtime.refresh.failures import RefreshFailed
 from agentrl.runtime.refresh.jobs import FitOutcome, RefreshJob
 
 TARGET = "agentrl.runtime.refresh.fit_child:serve"
@@ -18,10 +18,6 @@ SILENCE_S = 1800.0
 _GRACE_S = 5.0
 _LINES = 4
 """Lines about steps that the user is shown."""
-
-
-class RefreshFailed(AgentrlError):
-    """No new reward model came of a refresh; the run goes on with the present one."""
 
 
 async def train_apart(

@@ -109,14 +109,21 @@ def _read(file: Path, labels: PairLabels) -> None:
 
 def _pair(file: Path, found: dict[str, Any], better: str) -> PreferencePair:
     tokens = {
-        name: Completion(ids=tuple(each["ids"]), mask=tuple(each["mask"]))
+        name: Completion(ids=_numbers(each["ids"]), mask=_numbers(each["mask"]))
         for name, each in found["tokens"].items()
     }
     return PreferencePair(
         id=file.stem,
-        prompt_ids=tuple(found["prompt_ids"]),
+        prompt_ids=_numbers(found["prompt_ids"]),
         chosen=tokens[better],
         rejected=tokens["b" if better == "a" else "a"],
         task_id=str(found["task_id"]),
         source=f"step {found['step']}, answered in {file.name}",
     )
+
+
+def _numbers(values: list[Any]) -> tuple[int, ...]:
+    """Token ids, or a mask; one file that was damaged must not cost the answers of all others."""
+    if wrong := [value for value in values if type(value) is not int or value < 0]:
+        raise ValueError(f"tokens hold {wrong[0]!r}, expected whole numbers; restore the file")
+    return tuple(values)

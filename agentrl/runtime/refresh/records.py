@@ -23,6 +23,7 @@ from typing import Literal
 
 from agentrl.errors import RunError
 from agentrl.files import write_whole
+from agentrl.runtime.drivers.checkpoint_keeper import disk_full
 
 Outcome = Literal["accepted", "rejected", "skipped"]
 _RECORD = re.compile(r"step_(\d+)\.json")
@@ -107,10 +108,14 @@ class RefreshBook:
         """Write a record; the refresh is made once this returns.
 
         Raises:
-            OSError: the disk does not take it.
+            RunError: the disk does not take it.
         """
-        self._root.mkdir(parents=True, exist_ok=True)
-        write_whole(self._file(record.step), json.dumps(asdict(record), indent=1).encode() + b"\n")
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(asdict(record), indent=1)
+            write_whole(self._file(record.step), text.encode() + b"\n")
+        except OSError as error:
+            raise RunError(disk_full(self._run, error)) from error
 
     def read(self, step: int) -> RefreshRecord | None:
         """The record of the refresh after a step; None without one.

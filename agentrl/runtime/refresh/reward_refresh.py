@@ -17,32 +17,33 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
 from agentrl.data.preferences.files import PairWriter
 from agentrl.data.preferences.from_runs import PairParts
-from agentrl.errors import AgentrlError, RunError
+from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.checkpoint import latest_checkpoint, resolve_model_path
 from agentrl.runtime.other_models import other_model_source
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.refresh.candidates import NewestPairs
 from agentrl.runtime.refresh.decision import accepts, divided, measured_of, why_no_pairs
-from agentrl.runtime.refresh.fit_process import TARGET, RefreshFailed, train_apart
+from agentrl.runtime.refresh.failures import ModelsParted, RefreshFailed, in_words
+from agentrl.runtime.refresh.fit_process import TARGET, train_apart
 from agentrl.runtime.refresh.human_queue import HumanQueue
 from agentrl.runtime.refresh.jobs import RefreshJob
 from agentrl.runtime.refresh.labels import HUMAN, PairLabeller, PairLabels, load_function
 from agentrl.runtime.refresh.origin import old_pairs
+from agentrl.runtime.refresh.places import RefreshPlaces
 from agentrl.runtime.refresh.records import (
     HELD_OUT_PAIRS,
     NEW_PAIRS,
     RefreshBook,
     RefreshRecord,
 )
-from agentrl.runtime.reward_versions import RewardModelUsers, UsedRewardModel
+from agentrl.runtime.reward_versions import UsedRewardModel
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import StopSwitch
 from agentrl.types import Task
@@ -51,22 +52,6 @@ if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefreshPlaces:
-    """Places of the inputs of a refresh, and the users of its result."""
-
-    run: Path
-    """Directory of the run."""
-    base: Path
-    """Folder that relative paths of the config start from."""
-    store: TrajectoryStore
-    """Rollouts of the run."""
-    tasks: Sequence[Task]
-    """Training tasks."""
-    users: RewardModelUsers
-    """Processes that score."""
 
 
 class ModelRefresh:
@@ -137,9 +122,11 @@ class ModelRefresh:
             if not labels.pairs:
                 raise RefreshFailed(why_no_pairs(labels, self._book.queue))
             record = await self._trained(step, labels, measured)
-        except AgentrlError as error:
+        except ModelsParted:
+            raise
+        except Exception as error:  # recording boundary: labellers and devices raise anything
             logger.info("the refresh after step %d is skipped", step, exc_info=True)
-            record = self._record(step, "skipped", str(error))
+            record = self._record(step, "skipped", in_words(error))
         record.metrics.update(
             {
                 **measured,
@@ -253,15 +240,27 @@ class ModelRefresh:
         )
 
     async def _use_or_go_back(self, version: int) -> None:
-        """Let all processes load a version; where one cannot, all go back to the present one."""
+        """Let all processes load a version; where one cannot, all go back to the present one.
+
+        Raises:
+            RefreshFailed: all use the present one.
+            ModelsParted: that failed, too.
+        """
         present = self._version
         try:
             await self._use(version)
-        except AgentrlError as error:
-            self._version = present
-            await self._places.users.use_reward_model(self._used(present))
+        except Exception as error:  # boundary to the processes: one may be out of memory
+            try:
+                await self._places.users.use_reward_model(self._used(present))
+            except Exception as second:  # the same
+                raise ModelsParted(
+                    f"version {version} of reward.models.{self._name} could not be loaded "
+                    f"({in_words(error)}), and then version {present} could not either "
+                    f"({in_words(second)}), so that two versions would pay one step; make room "
+                    "where rollouts are scored, and go on with --resume: the refresh is made again"
+                ) from error
             self._book.drop_model(version)
-            raise RefreshFailed(f"the new model cannot be used: {error}") from error
+            raise RefreshFailed(f"the new model cannot be used: {in_words(error)}") from error
 
     async def _use(self, version: int) -> None:
         if version and latest_checkpoint(self._book.model(version) / "checkpoints") is None:

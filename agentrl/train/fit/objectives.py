@@ -174,7 +174,7 @@ class RewardLoss:
             r_N, centered_N = scores_NO[:, 0], centered_N.to(scores_NO.device)
             if bsr:
                 loss = loss + _mean_square(r_N[~centered_N], of_pairs, bsr, "bsr", metrics)
-            if center and centered[1]:  # data that is evaluated has none
+            if center and centered[1]:  # an update may have no such rows
                 loss = loss + _mean_square(r_N[centered_N], centered, center, "center_set", metrics)
                 own = int(centered_N.sum())
                 total = float(r_N[centered_N].detach().double().sum())

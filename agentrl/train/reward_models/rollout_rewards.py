@@ -60,7 +60,7 @@ class RewardMember:
 
 
 class RolloutRewards:
-    """Values finished rollouts; those that end together are scored in one batch."""
+    """Values finished rollouts; those that end together are scored in one batch, if they fit."""
 
     def __init__(
         self,
@@ -83,8 +83,15 @@ class RolloutRewards:
         """
         self._disagreement, self._uncertainty = disagreement, uncertainty
         self._take(members, version)
-        self.queue: ScoreQueue[Sequence[FloatArray]] = ScoreQueue(self._compute)
+        self.queue: ScoreQueue[Sequence[FloatArray]] = ScoreQueue(
+            self._compute, batch_tokens=self._longest + 1
+        )
         """Rollouts that wait; close it when no rollout is under way."""
+
+    @property
+    def version(self) -> int | None:
+        """Version of the members that score now; None of a model that is not refreshed."""
+        return self._version
 
     async def replace(self, members: Sequence[RewardMember], version: int) -> None:
         """Score with other members from now on; no rollout may be under way.
@@ -98,6 +105,7 @@ class RolloutRewards:
         """
         await self.queue.close()
         self._take(members, version)
+        self.queue.batch_tokens = self._longest + 1
 
     def _take(self, members: Sequence[RewardMember], version: int | None) -> None:
         gaussian = all(member.model.outputs > 1 for member in members)

@@ -1,14 +1,18 @@
-"""Rollouts that wait for their scores: whatever waits is scored in one packed batch.
+"""Rollouts that wait for their scores: what waits is scored in packed batches of one pass each.
 
 Rollouts of a step end at about the same time, and one pass over many rows costs little more than
-one over the longest. So the first row starts a batch in the next turn of the event loop, with all
-that came until then; rows that come while it is computed are the next batch. No timer, and no row
-waits for others to come.
+one over the longest. So the first row starts a batch in the next turn of the event loop, with what
+came until then and fits into a pass; rows that come while it is computed are for the next ones. No
+timer, and no row waits for others to come.
+
+The wait for a batch counts in no time limit of a rollout, but the batch does: so it is one pass,
+however many rows wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -31,15 +35,21 @@ class _WaitingRow(Generic[Scores]):
 class ScoreQueue(Generic[Scores]):
     """Lets rows of one event loop be scored together, a batch at a time, in a compute thread."""
 
-    def __init__(self, compute: Callable[[Sequence[ScoredTokens]], Sequence[Scores]]) -> None:
+    def __init__(
+        self, compute: Callable[[Sequence[ScoredTokens]], Sequence[Scores]], *, batch_tokens: int
+    ) -> None:
         """Take what scores.
 
         Args:
             compute: one result for each row, in their order; called in a thread of its own, never
                 twice at once.
+            batch_tokens: most packed tokens of a batch; a row with more is a batch alone.
         """
         self._compute = compute
-        self._waiting: list[_WaitingRow[Scores]] = []
+        self.batch_tokens = batch_tokens
+        """Most packed tokens of a batch."""
+        self._waiting: dict[int, deque[_WaitingRow[Scores]]] = {}
+        """By hash of the prompt, the one whose first row came first at the front."""
         self._running: asyncio.Task[None] | None = None
         self.batches = 0
         """Batches that were begun."""
@@ -51,7 +61,8 @@ class ScoreQueue(Generic[Scores]):
             Exception: as `compute` raised for the batch.
         """
         mine = _WaitingRow[Scores](row=row, scores=asyncio.get_running_loop().create_future())
-        self._waiting.append(mine)
+        # Hashed once: a tuple does not keep its hash.
+        self._waiting.setdefault(hash(row.prompt_ids), deque()).append(mine)
         if self._running is None:
             self._running = asyncio.create_task(self._drain())
         try:
@@ -69,13 +80,35 @@ class ScoreQueue(Generic[Scores]):
 
     async def _drain(self) -> None:
         try:
-            while batch := [each for each in self._waiting if not each.scores.done()]:
-                self._waiting.clear()
+            while batch := self._next_batch():
                 await self._score(batch)
         finally:
             # No row can have come since the loop ended: nothing is awaited in between.
             self._waiting.clear()
             self._running = None
+
+    def _next_batch(self) -> list[_WaitingRow[Scores]]:
+        """Take as many rows as fit into a pass, in their order, those of one prompt together.
+
+        The row that came first is always among them.
+        """
+        batch: list[_WaitingRow[Scores]] = []
+        tokens = 0
+        while self._waiting:
+            prompt, rows = next(iter(self._waiting.items()))
+            shared = False
+            while rows:
+                each = rows[0]
+                if not each.scores.done():
+                    # A prompt is packed once, and a row takes one token more than it has.
+                    more = len(each.row.ids) + 1 + (0 if shared else len(each.row.prompt_ids))
+                    if batch and tokens + more > self.batch_tokens:
+                        return batch
+                    batch.append(each)
+                    tokens, shared = tokens + more, True
+                rows.popleft()
+            del self._waiting[prompt]
+        return batch
 
     async def _score(self, batch: Sequence[_WaitingRow[Scores]]) -> None:
         self.batches += 1

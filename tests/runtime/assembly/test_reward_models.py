@@ -17,6 +17,7 @@ from agentrl.runtime.assembly.reward_models import (
     open_reward_models,
     reward_model_bytes,
 )
+from agentrl.runtime.reward_versions import UsedRewardModel
 from tests.runtime.reward_checkpoints import write_reward_model
 from tests.runtime.tiny_project import write_project
 
@@ -104,3 +105,16 @@ def test_sections_that_mean_nothing_are_refused(reward: dict[str, Any], said: st
     data = {"env": {"target": "m:E"}, "dataset": {"source": "x.jsonl"}, "reward": reward}
     with pytest.raises(ConfigError, match=said):
         parse_config(data)
+
+
+async def test_the_version_that_scores_is_not_loaded_again(project: Path) -> None:
+    """Fails if a process that had no room for a new version needs it to go back to the present."""
+    refresh = {"every_steps": 2, "labeller": "verifier", "old_pairs": "none"}
+    models = {"good": {"path": "rm", "device": "cpu"}}
+    config = load_config(write_project(project, reward={"models": models, "refresh": refresh}))
+    tokenizer = AutoTokenizer.from_pretrained(project / "model")
+    async with open_reward_models(config, base=project, tokenizer=tokenizer) as opened:
+        nowhere = str(project / "nowhere")
+        with pytest.raises(ConfigError, match=r"version 1 of reward\.models\.good: .*nowhere"):
+            await opened.use_reward_model(UsedRewardModel(name="good", version=1, path=nowhere))
+        await opened.use_reward_model(UsedRewardModel(name="good", version=0, path=nowhere))

@@ -203,6 +203,10 @@ def test_a_loss_of_ones_own_is_found_from_the_run_file(project: Path) -> None:
             "only one strictly between [0.0, 1.0]",
         ),
         (["reward.env_weight=0"], "every reward is 0"),
+        (
+            ["algorithm.distill={teacher: {path: big}}", "reward.dynamic_filtering=[0, 1]"],
+            "by their scores, but algorithm.distill trains on no reward",
+        ),
         (["algorithm.is_correction_threshold=[0.5, 2]"], "is_correction_threshold has no effect"),
         (["algorithm.importance_level=sequence"], "importance_level has no effect"),
         (["algorithm.lam=0.9"], "lam has no effect with advantage_estimator dr_grpo"),
@@ -215,6 +219,10 @@ def test_a_loss_of_ones_own_is_found_from_the_run_file(project: Path) -> None:
 def test_doubts(project: Path, overrides: list[str], words: str) -> None:
     (doubt,) = doubts_of(project, *overrides)
     assert words in doubt
+
+
+def test_rollouts_that_a_reward_model_alone_pays_are_no_doubt(project: Path) -> None:
+    assert doubts_of(project, "reward.env_weight=0", "reward.models={rm: anywhere}") == []
 
 
 KL = "algorithm.kl_coef=0.1"

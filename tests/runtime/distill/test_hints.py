@@ -36,6 +36,13 @@ def test_a_task_without_its_column_is_named(metadata: dict[str, Any], words: str
         hint_text("Write {word}.", task)
 
 
+@pytest.mark.parametrize("hint", ["{word:d}", "{word:{width}}"])
+def test_a_format_that_a_column_does_not_have_is_named(hint: str) -> None:
+    task = Task(id="t7", prompt="x", label=7, metadata={"word": "aeiou"})
+    with pytest.raises(DataError, match=r"cannot be filled in for task t7: .*without a format"):
+        hint_text(hint, task)
+
+
 def project(folder: Path, **changes: Any) -> Path:
     path = write_project(folder, algorithm={"distill": HINT}, **changes)
     rows = "".join(

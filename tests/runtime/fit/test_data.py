@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from agentrl.batch.examples import CHOSEN
+from agentrl.batch.records import PackedBatch
+from agentrl.batch.update_terms import CENTERED as CENTERED_ROW
 from agentrl.config.load import FIT_FILE, RUN_FILE
 from agentrl.data.store.trajectory_store import TrajectoryStore
 from agentrl.errors import AgentrlError, ConfigError, DataError, RunError
 from agentrl.runtime.fit.launch import FitSets, load_fit_sets
+from agentrl.runtime.fit.updates import FitUpdates
 from tests.data.records import group, trajectory
 from tests.runtime.fit.fit_project import conversations, pairs, write_fit, write_rows
 from tests.runtime.tiny_project import write_model, write_project
@@ -213,6 +217,19 @@ def test_rewards_are_centered_on_any_answers(
     assert len(sets.centered.examples) == count
     assert all(len(example.answers) == 1 for example in sets.centered.examples)
     assert all(example.id.startswith("center_data/") for example in sets.centered.examples)
+    # Fails if the loss of an evaluation lacks the part, or has other answers each time.
+    updates = FitUpdates(FIT_FILE.load(path, ()), sets)
+    evaluated, first = updates.evaluation("held"), updates.step(0)
+    assert evaluated.trained.global_sequences == 3
+    assert rows_of(evaluated.trained, CENTERED_ROW) == rows_of(first.trained, CENTERED_ROW)
+    assert evaluated.measured is not None
+    assert len(rows_of(evaluated.measured, CENTERED_ROW)) == count
+    assert len(rows_of(evaluated.trained, CHOSEN)) == 3
+
+
+def rows_of(update: PackedBatch, kind: int) -> set[str]:
+    keys = (key for micro in update.micro_batches for key in micro.rows)
+    return {key.rollout_id for key in keys if key.row_index == kind}
 
 
 def test_a_set_that_is_neither_pairs_nor_conversations(folder: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 from agentrl.config import RunConfig, load_config
 from agentrl.data import TrajectoryStore
-from agentrl.errors import ConfigError
 from agentrl.reward.scale import RewardScale
 from agentrl.runtime.progress import Progress
+from agentrl.runtime.refresh.places import RefreshPlaces
 from agentrl.runtime.refresh.records import RefreshBook
-from agentrl.runtime.refresh.reward_refresh import ModelRefresh, RefreshPlaces
+from agentrl.runtime.refresh.reward_refresh import ModelRefresh
 from agentrl.runtime.reward_versions import UsedRewardModel
 from agentrl.runtime.stop import StopSwitch
 from agentrl.types import Task, Termination, Trajectory, TrajectoryGroup, Turn
@@ -53,12 +53,13 @@ class Users:
     """Processes that score: what they were told, and a version that they cannot load."""
 
     used: list[UsedRewardModel] = field(default_factory=list[UsedRewardModel])
-    refused: int | None = None
+    refused: tuple[int, ...] = ()
 
     async def use_reward_model(self, used: UsedRewardModel) -> None:
         self.used.append(used)
-        if used.version == self.refused:
-            raise ConfigError("it does not fit into memory")
+        if used.version in self.refused:
+            # As torch says it: no error of ours.
+            raise RuntimeError("it does not fit into memory")
 
     @property
     def versions(self) -> list[int]:

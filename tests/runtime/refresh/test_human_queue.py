@@ -86,3 +86,9 @@ async def test_a_file_that_is_half_written_is_a_failure(tmp_path: Path) -> None:
     found = await label(tmp_path, most=3)
     assert (found.failures, found.pairs) == (3, [])
     assert str(one) in found.error
+    document["tokens"]["b"]["ids"][0] = "12"
+    for file in (one, other, third):
+        file.write_text(json.dumps({**document, "better": "a"}))
+    found = await label(tmp_path, most=3)
+    assert (found.failures, found.pairs) == (3, [])
+    assert "tokens hold '12', expected whole numbers" in found.error

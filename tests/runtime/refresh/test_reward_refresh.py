@@ -16,7 +16,8 @@ from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.disk.checkpoint import latest_checkpoint
 from agentrl.runtime.disk.rollback import RollbackPlan, begin_rollback, finish_rollbacks
-from agentrl.runtime.refresh.fit_process import RefreshFailed, train_apart
+from agentrl.runtime.refresh.failures import RefreshFailed
+from agentrl.runtime.refresh.fit_process import train_apart
 from agentrl.runtime.refresh.jobs import RefreshJob
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from tests.runtime.refresh.refresh_runs import (
@@ -137,16 +138,34 @@ async def test_a_signal_ends_the_fit_and_the_refresh_is_made_again(tmp_path: Pat
 
 
 async def test_where_one_process_cannot_load_it_all_go_back(tmp_path: Path) -> None:
-    """Fails if some processes would pay by another model than the rest."""
+    """Fails if some processes would pay by another model than the rest, if the run ends where it
+    can go on, or if it goes on where they cannot go back."""
     run = refresh_run(tmp_path)
-    run.users.refused = 1
+    run.users.refused = (1,)
     refresh = run.refresh()
     await refresh.before_step(3, MetricBag())
     assert run.users.versions == [1, 0]
     assert Path(run.users.used[-1].path) == tmp_path / "rm"
     assert refresh.version == 0
-    assert "skipped: the new model cannot be used: it does not fit" in run.notes.text
+    said = "skipped: the new model cannot be used: RuntimeError: it does not fit"
+    assert said in run.notes.text
     assert not run.book.model(1).exists()
+    run.roll_out(3, 4)
+    run.users.refused = (0, 1)
+    with pytest.raises(RunError, match=r"version 1 .* could not be loaded .* version 0 could not"):
+        await refresh.before_step(5, MetricBag())
+    assert run.book.read(4) is None
+
+
+async def test_a_disk_that_takes_no_pairs_costs_the_refresh_alone(tmp_path: Path) -> None:
+    run = refresh_run(tmp_path, refresh=refresh_section(labeller="human"))
+    run.book.queue.parent.mkdir()
+    run.book.queue.write_text("no folder")
+    await run.refresh().before_step(3, MetricBag())
+    record = run.book.read(2)
+    assert record is not None
+    assert (record.outcome, record.version) == ("skipped", 0)
+    assert record.why.startswith("FileExistsError: ")
 
 
 async def test_a_process_that_resumes_takes_what_is_recorded(tmp_path: Path) -> None:

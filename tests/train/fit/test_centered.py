@@ -85,7 +85,7 @@ def test_the_mean_of_the_set_goes_to_zero():
     assert means[-1] < 0.3 * means[0]
 
 
-def test_data_that_is_evaluated_has_no_set():
+def test_an_update_without_answers_of_the_set_has_no_such_part():
     data = examples(pairs=True)
     plain = fitter(value_model(), reward_loss(RewardObjective(), data))
     made = fitter(value_model(), reward_loss(objective(), data))

@@ -42,7 +42,7 @@ async def until(condition) -> None:
 async def test_what_waits_is_one_batch_and_what_comes_meanwhile_the_next() -> None:
     """Fails if rows are scored one by one, or get the scores of others."""
     record = Recorder()
-    queue = ScoreQueue(record)
+    queue = ScoreQueue(record, batch_tokens=100)
     assert await asyncio.gather(*(queue.score(row(n)) for n in (1, 2, 3))) == [2, 4, 6]
     record.go_on.clear()
     first = asyncio.create_task(queue.score(row(4)))
@@ -58,14 +58,14 @@ async def test_what_waits_is_one_batch_and_what_comes_meanwhile_the_next() -> No
 
 async def test_an_error_ends_its_batch_alone() -> None:
     record = Recorder()
-    queue = ScoreQueue(record)
+    queue = ScoreQueue(record, batch_tokens=100)
     with pytest.raises(RuntimeError, match="ValueError: thirteen"):
         await queue.score(row(13))
     assert await queue.score(row(1)) == 2
 
 
 async def test_too_few_scores_are_an_error_and_no_wait_without_end() -> None:
-    queue = ScoreQueue(lambda rows: [1.0])
+    queue = ScoreQueue(lambda rows: [1.0], batch_tokens=100)
     async with asyncio.timeout(20):
         found = await asyncio.gather(
             queue.score(row(1)), queue.score(row(2)), return_exceptions=True
@@ -77,7 +77,7 @@ async def test_too_few_scores_are_an_error_and_no_wait_without_end() -> None:
 async def test_a_row_that_is_cancelled_while_it_waits_is_not_scored() -> None:
     record = Recorder()
     record.go_on.clear()
-    queue = ScoreQueue(record)
+    queue = ScoreQueue(record, batch_tokens=100)
     first = asyncio.create_task(queue.score(row(1)))
     await until(lambda: record.batches)
     gone, stays = (asyncio.create_task(queue.score(row(n))) for n in (2, 3))
@@ -93,7 +93,7 @@ async def test_the_wait_in_line_does_not_count_but_the_batch_does() -> None:
     """Fails if a rollout is out of time because others are scored before it."""
     record = Recorder()
     record.go_on.clear()
-    queue = ScoreQueue(record)
+    queue = ScoreQueue(record, batch_tokens=100)
 
     async def score(number: int, seconds: float) -> int:
         async with limited(seconds):
@@ -115,10 +115,26 @@ async def test_the_wait_in_line_does_not_count_but_the_batch_does() -> None:
     await queue.close()
 
 
+async def test_a_batch_is_one_pass_however_many_rows_wait() -> None:
+    """Fails if all that waits is one batch, whose time a rollout may not have; if rows of one
+    prompt are parted although it is packed once; or if a row that is longer waits for ever."""
+    record = Recorder()
+    queue = ScoreQueue(record, batch_tokens=10)
+    prompts = {"a": (1, 2, 3), "b": (4, 5, 6)}
+
+    def made(prompt: str, number: int, length: int = 1) -> ScoredTokens:
+        return ScoredTokens(prompt_ids=prompts[prompt], ids=(number,) * length)
+
+    rows = [made("a", 1), made("b", 2), made("a", 3), made("b", 4, 9), made("a", 5), made("b", 6)]
+    assert await asyncio.gather(*map(queue.score, rows)) == [2, 4, 6, 8, 10, 12]
+    # 3 + 3 * 2 of prompt a, and 3 + 2 more of b would not fit; 3 + 10 do not either.
+    assert record.batches == [[1, 3, 5], [2], [4], [6]]
+
+
 async def test_close_waits_for_the_batch_that_is_computed() -> None:
     record = Recorder()
     record.go_on.clear()
-    queue = ScoreQueue(record)
+    queue = ScoreQueue(record, batch_tokens=100)
     task = asyncio.create_task(queue.score(row(1)))
     await until(lambda: record.batches)
     task.cancel()
