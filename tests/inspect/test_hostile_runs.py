@@ -317,6 +317,14 @@ def test_the_state_of_a_run_is_told_by_its_lock(run_copy):
     with (run_copy / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert run_state(run_copy) == "running"
+        (run_copy / "control").write_text('{"state": "paused", "step": 3, "why": "kl > 1"}')
+        assert run_state(run_copy) == "paused"
+        pause = run_overview(open_run(run_copy))["paused"]
+        assert (pause["step"], pause["why"]) == (3, "kl > 1")
+        assert pause["answer"] == f"agentrl control {run_copy} continue"
+        for other in ('{"state": "continue"}', "[]", ""):
+            (run_copy / "control").write_text(other)
+            assert run_state(run_copy) == "running"
         copied = shutil.copytree(run_copy, run_copy.parent / "copied")
         assert run_state(copied) == "finished"
     (run_copy / "result.json").unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -14,7 +15,7 @@ from agentrl.data.run.read import read_object, read_objects
 from agentrl.finding import Status
 from agentrl.health import DASHBOARD, FIT_DASHBOARD, Series, Verdict
 from agentrl.inspect.read.reader import RunReader
-from agentrl.inspect.read.runs import run_state
+from agentrl.inspect.read.runs import pause_of, run_state
 from agentrl.inspect.read.safe_json import number, shown
 from agentrl.metrics import find_metric
 
@@ -47,6 +48,7 @@ def run_entry(reader: RunReader) -> dict[str, Any]:
         "path": shown(str(path)),
         "state": run_state(path),
         "steps": _last_step(curves),
+        "planned_steps": _planned(config),
         "started": _moment(identity.get("written")),
         "model": shown(str(identity.get("model") or config.get("model.path") or "")),
         "score": shown(score),
@@ -72,6 +74,8 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
         "name": reader.run.name,
         "path": shown(str(reader.path)),
         "state": run_state(reader.path),
+        "paused": _pause(reader.path),
+        "planned_steps": _planned(health.history.config),
         "config": {shown(k): _plain(v) for k, v in sorted(health.history.config.items())},
         "metrics": {shown(name): _curve(curve) for name, curve in curves.items()},
         "meanings": _meanings(curves),
@@ -201,6 +205,25 @@ def _scores(
 
 def _last_step(curves: Mapping[str, Series]) -> int:
     return max((curve.steps[-1] for curve in curves.values()), default=0)
+
+
+def _planned(config: Mapping[str, Any]) -> int | None:
+    """Steps after which the run ends by itself; None where its config does not say."""
+    steps = config.get("train.steps")
+    return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+
+
+def _pause(path: Path) -> dict[str, Any] | None:
+    """Why a run waits, and the command that answers it."""
+    found = pause_of(path)
+    if found is None or run_state(path) == "finished":
+        return None
+    step, why = found
+    return {
+        "step": step,
+        "why": shown(why),
+        "answer": shown(f"agentrl control {shlex.quote(str(path))} continue"),
+    }
 
 
 def _events(path: Path, verdicts: tuple[Verdict, ...], notes: list[str]) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ class RunReader:
         watched = (
             paths.metrics_file, paths.health_file, paths.result_file, paths.config_file,
             paths.trajectories, paths.trajectories / "train", paths.trajectories / "eval",
-            paths.tokens, paths.examples,
+            paths.tokens, paths.examples, paths.control_file,
         )  # fmt: skip
         marks = [f"{path.name}:{_mark(path)}" for path in watched]
         with contextlib.suppress(OSError):

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.data.run.paths import RunPaths
-from agentrl.data.run.read import is_run
+from agentrl.data.run.read import is_run, read_object
 from agentrl.errors import RunError
 
-RunState = Literal["running", "finished", "stopped"]
+RunState = Literal["running", "paused", "finished", "stopped"]
 
 _DEPTH = 4
 _MOST_RUNS = 1000
@@ -76,7 +76,7 @@ def find_runs(roots: Sequence[Path]) -> list[FoundRun]:
 
 
 def run_state(path: Path) -> RunState:
-    """State of a run: it goes on, ended by itself, or was ended.
+    """State of a run: it goes on, waits for an answer, ended by itself, or was ended.
 
     Who writes a run holds a lock on its `.lock`, and the system says who holds which. For a run
     of another machine the time of its last line has to do.
@@ -87,13 +87,27 @@ def run_state(path: Path) -> RunState:
         status = lock.stat()
         owner = _OWNER.match(_head(lock))
         if _held(status, owner[1] if owner else ""):
-            return "running"
+            return "running" if pause_of(path) is None else "paused"
         elsewhere = owner is not None and owner[2].strip() != platform.node()
         if elsewhere and not paths.result_file.exists():
             written = max(map(_changed, (paths.metrics_file, paths.log_file, lock)))
+            if pause_of(path) is not None:
+                return "paused"
             if time.time() - written < _FRESH_S:
                 return "running"
     return "finished" if RunPaths(path).result_file.exists() else "stopped"
+
+
+def pause_of(path: Path) -> tuple[int, str] | None:
+    """The step after which a run waits for an answer, and the rule that paused it; None if none.
+
+    Also of a run whose process has ended meanwhile: `--resume` pauses it again.
+    """
+    found = read_object(RunPaths(path).control_file)
+    if not found or found.get("state") != "paused":
+        return None
+    step, why = found.get("step"), found.get("why")
+    return (step if isinstance(step, int) else 0), printable(str(why or "a rule"))
 
 
 def printable(text: str) -> str:

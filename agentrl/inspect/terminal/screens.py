@@ -239,7 +239,11 @@ def _run_cells(reader: RunReader) -> list[Text | str]:
         findings.append(f"{verdicts['warn']} warn", style="yellow" if verdicts["warn"] else "dim")
     before, after = entry["score_before"], entry["score_after"]
     score = "" if before is None else f"{number(before)} -> {number(after)}"
-    return [entry["id"], entry["state"], str(entry["steps"]), score, findings, entry["model"]]
+    planned = entry["planned_steps"]
+    steps = str(entry["steps"])
+    if planned is not None and planned > entry["steps"]:
+        steps += f" of {planned}"
+    return [entry["id"], entry["state"], steps, score, findings, entry["model"]]
 
 
 def _step_cells(step: StoredStep) -> list[str]:

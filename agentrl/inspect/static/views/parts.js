@@ -1,12 +1,31 @@
 // Small things several views show.
 
 import { h } from "../dom.js";
-import { num, percent, signed, words } from "../format.js";
+import { num, percent, plural, signed, words } from "../format.js";
 
-const STATES = { running: "good", finished: "accent", stopped: "warn" };
+const STATES = { running: "good", paused: "warn", finished: "accent", stopped: "warn" };
 
 export function statePill(state) {
   return state ? h("span", { class: `pill ${STATES[state] ?? ""}` }, state) : null;
+}
+
+// "6 of 26 steps"; a run that has done all of them, or whose plan is not known, "6 steps".
+export function stepsText(done, planned) {
+  return planned && done < planned
+    ? `${num(done)} of ${plural(planned, "step")}`
+    : plural(done, "step");
+}
+
+// A run that waits for a person says so before anything else.
+export function pauseNotice(pause) {
+  if (!pause) return null;
+  return h(
+    "p",
+    { class: "pause", role: "status" },
+    `Paused after step ${num(pause.step)} by ${pause.why}. Answer with `,
+    h("code", {}, pause.answer),
+    " (or stop).",
+  );
 }
 
 export function scoreText({ score, score_before: before, score_after: after }) {

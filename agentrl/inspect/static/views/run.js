@@ -2,14 +2,14 @@
 
 import { get } from "../api.js";
 import { empty, h } from "../dom.js";
-import { lastPart, num, plural, seconds, when } from "../format.js";
+import { lastPart, num, seconds, when } from "../format.js";
 import { go, href } from "../router.js";
 import { dashboard, metricNames } from "./dashboard.js";
 import { configuration, everyMetric } from "./every_metric.js";
 import { findings } from "./findings.js";
 import { timePanel, wastePanel } from "./ledger.js";
 import { glance } from "./glance.js";
-import { notes, statePill } from "./parts.js";
+import { notes, pauseNotice, statePill, stepsText } from "./parts.js";
 
 async function load(params, signal) {
   const [run, all] = await Promise.all([
@@ -67,7 +67,7 @@ function draw({ run, brief }, params) {
     keys: [
       { keys: ["l"], shown: "l", what: "the latest step", run: () => steps && open(steps[1]) },
     ],
-    node: h("div", { class: "page run" }, head(run, brief, steps), notes(run.notes), parts),
+    node: h("div", { class: "page run" }, head(run, brief, steps), pauseNotice(run.paused), notes(run.notes), parts),
   };
 }
 
@@ -96,7 +96,7 @@ function head(run, brief, steps) {
         "p",
         { class: "sub" },
         brief.model && h("span", { title: brief.model }, lastPart(brief.model)),
-        h("span", {}, plural(brief.steps ?? last, "step")),
+        h("span", {}, stepsText(brief.steps ?? last, run.planned_steps)),
         brief.started && h("span", {}, `started ${when(brief.started)}`),
         run.result && h("span", {}, ended(run.result)),
         brief.path && h("span", { class: "mono" }, brief.path),

@@ -102,7 +102,13 @@ function table(runs, picked) {
           h("td", {}, statePill(one.state)),
           h("td", {}, verdicts(one)),
           h("td", {}, scoreText(one) ?? h("span", { class: "note" }, num(null))),
-          h("td", { class: "n" }, num(one.steps)),
+          h(
+            "td",
+            { class: "n" },
+            num(one.steps),
+            one.planned_steps > one.steps &&
+              h("span", { class: "note" }, ` of ${num(one.planned_steps)}`),
+          ),
           h("td", { title: one.model }, lastPart(one.model ?? "")),
           h("td", { class: "note" }, when(one.started)),
         ),
