@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from agentrl.reward.scale import RewardScale
-from agentrl.train.model.value_head import ValueModel, save_value_model
+from agentrl.train.model.reward_checkpoint import save_value_model
+from agentrl.train.model.value_head import ValueModel
 
 BROKEN = 10
 """Ids below it have an embedding that is not a number, in a broken model."""

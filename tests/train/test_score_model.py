@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from agentrl.batch.examples import ScoredTokens, score_rows
 from agentrl.errors import ConfigError, DataError
-from agentrl.train.model.value_head import ValueModel, save_value_model
+from agentrl.train.model.reward_checkpoint import save_value_model
+from agentrl.train.model.value_head import ValueModel
 from agentrl.train.score_model import ScoreModel, load_score_model, reward_head
 from tests.train.fit.fit_examples import value_model
 from tests.train.model.test_reward_checkpoint import float32_model, tokenizer

@@ -9,12 +9,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
 from agentrl.reward.scale import RewardScale
-from agentrl.train.model.value_head import (
-    ValueModel,
-    load_critic,
-    load_value_model,
-    save_value_model,
-)
+from agentrl.train.model.reward_checkpoint import save_value_model
+from agentrl.train.model.value_head import ValueModel, load_critic, load_value_model
 from tests.train.fit.fit_examples import examples, scores
 from tests.train.tiny_llama import VOCABULARY
 

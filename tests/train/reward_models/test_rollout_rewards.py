@@ -27,6 +27,8 @@ TASK = Task(id="t", prompt="p")
 class Fixed:
     """The last token of a row times a factor, with a deviation of `factor` if there is one."""
 
+    heads = 1
+
     def __init__(self, factor: float, *, outputs: int = 1, batch_tokens: int = 32) -> None:
         self.factor, self.outputs, self.batch_tokens = factor, outputs, batch_tokens
         self.batches: list[int] = []
@@ -41,7 +43,7 @@ class Fixed:
 
 def member(factor: float, *, scale: RewardScale | None = None, **options: int) -> RewardMember:
     return RewardMember(
-        path=f"rm{factor:g}", model=Fixed(factor, **options), scale=scale or RewardScale()
+        path=f"rm{factor:g}", model=Fixed(factor, **options), scales=[scale or RewardScale()]
     )
 
 
@@ -85,7 +87,7 @@ async def test_rollouts_that_end_together_are_one_batch() -> None:
     """Fails if each rollout is a pass of its own."""
     first, second = Fixed(1.0), Fixed(2.0)
     rewards = RolloutRewards(
-        [RewardMember(path="rm", model=model, scale=RewardScale()) for model in (first, second)]
+        [RewardMember(path="rm", model=model, scales=[RewardScale()]) for model in (first, second)]
     )
     found = await asyncio.gather(*(rewards.value(rollout(n), TASK) for n in (3, 4, 5)))
     assert [each.value for each in found] == [4.5, 6.0, 7.5]
@@ -131,7 +133,7 @@ def test_an_uncertainty_needs_models_that_give_one() -> None:
 
 async def test_a_real_model_scores_rollouts_together_as_it_does_alone() -> None:
     model = ScoreModel(value_model(), batch_tokens=64)
-    rewards = RolloutRewards([RewardMember(path="rm", model=model, scale=RewardScale())])
+    rewards = RolloutRewards([RewardMember(path="rm", model=model, scales=[RewardScale()])])
     rows = [rollout(*range(start, start + 5)) for start in (3, 20, 40)]
     found = await asyncio.gather(*(rewards.value(row, TASK) for row in rows))
     assert rewards.queue.batches == 1
