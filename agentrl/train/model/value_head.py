@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -232,8 +233,8 @@ def load_value_model(
             f"the critic {path!r} lacks {len(missing)} weights of {kinds[0] or 'its model'}, "
             f"{missing[0]} among them; they would be random"
         )
-    found = [head for name in _HEADS if (head := getattr(loaded, name, None)) is not None]
-    if scored and not isinstance(found[0] if found else None, nn.Linear):
+    found = {name: head for name in _HEADS if (head := getattr(loaded, name, None)) is not None}
+    if scored and not isinstance(next(iter(found.values()), None), nn.Linear):
         raise ConfigError(f"the critic {path!r} is a {kinds[0]} without a linear {_HEADS[0]!r}")
     if scored and heads_of(config) != heads:
         raise ConfigError(
@@ -241,8 +242,17 @@ def load_value_model(
             f"{heads}; {_OTHER_HEADS}"
         )
     body = loaded.base_model if scored else loaded
-    head = found[0] if scored else None
+    head = _unrounded(source, *next(iter(found.items()))) if scored else None
     return ValueModel(body.to(device).eval(), head, outputs=outputs, heads=heads).eval()
+
+
+def _unrounded(source: str, name: str, head: nn.Linear) -> nn.Linear:
+    """The head in the dtype of its file, where that is here: the body's dtype would round it."""
+    for file in sorted(Path(source).expanduser().glob("*.safetensors")):
+        with safe_open(file, framework="pt") as stored:
+            for part in sorted({f"{name}.weight", f"{name}.bias"} & set(stored.keys())):
+                setattr(head, part.removeprefix(f"{name}."), nn.Parameter(stored.get_tensor(part)))
+    return head
 
 
 def _load(loader: Any, source: str, dtype: torch.dtype) -> tuple[Any, Any]:

@@ -69,6 +69,29 @@ async def test_an_ensemble_is_whitened_before_its_mean() -> None:
     assert dict(found.parts) == {"std_between": pytest.approx(between)}
 
 
+class TwoHeads(Fixed):
+    """Heads that give the last token of a row, and ten times that."""
+
+    heads = 2
+
+    def scores(self, rows: Sequence[ScoredTokens]) -> np.ndarray:
+        return super().scores(rows) * np.array([[1.0, 10.0]])
+
+
+async def test_heads_are_members_that_share_a_pass() -> None:
+    """Fails if heads are not whitened by their own scales, or are no members of a larger list."""
+    scales = (RewardScale(temperature=2.0, mean=1.0, std=0.5), RewardScale(mean=-1.0, std=4.0))
+    apart = [member(1.0, scale=scales[0]), member(10.0, scale=scales[1])]
+    heads = RewardMember(path="rm", model=TwoHeads(1.0), scales=scales)
+    for alone, shared in ((apart, [heads]), ([*apart, member(3.0)], [heads, member(3.0)])):
+        wanted, found = (RolloutRewards(each, disagreement=0.5) for each in (alone, shared))
+        value = await found.value(rollout(5, 6), TASK)
+        assert value == await wanted.value(rollout(5, 6), TASK)
+        assert value.parts["std_between"] > 1.0
+    with pytest.raises(ConfigError, match="one reward model of one head cannot disagree"):
+        RolloutRewards([member(1.0)], disagreement=0.5)
+
+
 async def test_the_deviation_of_a_gaussian_is_taken_off_in_units_of_the_reward() -> None:
     scale = RewardScale(temperature=2.0, mean=1.0, std=0.5)
     rewards = RolloutRewards([member(3.0, scale=scale, outputs=2)], uncertainty=0.25)

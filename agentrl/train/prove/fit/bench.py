@@ -30,7 +30,6 @@ from agentrl.batch.update_terms import (
 )
 from agentrl.config.fit import FitObjective
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.backends.contract import ModelPasses
 from agentrl.train.backends.shares import share
 from agentrl.train.fit.fitter import FitLoss
 from agentrl.train.fit.kto import KtoLoss
