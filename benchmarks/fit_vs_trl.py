@@ -111,8 +111,9 @@ class Ours:
         from agentrl.runtime.fit.updates import make_update
         from agentrl.train.backends.choose import make_backend
         from agentrl.train.fit.fitter import Fitter
-        from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss, RewardLoss
+        from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss
         from agentrl.train.fit.pair_registry import find_pair_loss
+        from agentrl.train.fit.reward_objective import RewardLoss
         from agentrl.train.model.value_head import ValueModel
         from agentrl.train.reference import Reference
 

@@ -1,8 +1,7 @@
 """Examples of a fit into rows and updates: conversations, and pairs of answers to one prompt.
 
-The rows of an example stay in one micro-batch, and so on one rank: they share a `rollout_id`. The
-weight of their tokens holds the global denominator, so the loss of an update is the plain sum over
-its micro-batches, as in RL.
+The rows of an example stay in one micro-batch, and so on one rank: they share a `rollout_id`. Their
+weight holds the global denominator, so the loss of an update is the plain sum over micro-batches.
 """
 
 from __future__ import annotations
@@ -69,6 +68,8 @@ class Example:
     """Reward of the chosen answer less that of the rejected one; None unknown."""
     label_probability: float | None = None
     """Probability that the chosen answer is the better one; None takes the label as certain."""
+    head_weights: tuple[float, ...] = ()
+    """[_K] Factor of its loss for each head of a reward model; empty is 1 for all."""
     desirable: bool | None = None
     """Verdict on an answer without another one to compare with (KTO); None has none."""
 

@@ -59,9 +59,9 @@ def report(
 
     Accuracy with Wilson's interval, calibration before and after one temperature, the share of the
     variance that length explains, all of it by source, and probes: answers made worse, which must
-    score below their original. Writes report.json, report.md, reliability.svg (how often it is
-    right where it says how sure it is, before and after the temperature) and report.html, which
-    shows all of it and asks for nothing.
+    score below their original; of an ensemble also the deviation between members. Writes
+    report.json, report.md, reliability.svg (how often it is right where it says how sure it is,
+    before and after the temperature) and report.html, which shows all of it and asks for nothing.
     """
     from agentrl.errors import ConfigError
     from agentrl.runtime.fit.rating.report_text import report_markdown
@@ -101,7 +101,8 @@ def score(
     """Score every answer of a file.
 
     A line has the id and `score`, or `chosen` and `rejected` of a pair: raw scores, with `reward`
-    where the checkpoint has a stored scale. Exit status 1: an answer could not be scored, and its
+    where the checkpoint has a stored scale. The score of an ensemble is the mean of whitened ones,
+    with `deviation` between them. Exit status 1: an answer could not be scored, and its
     line has an `error`.
     """
     from agentrl.runtime.fit.rating.reward_model import open_reward_model

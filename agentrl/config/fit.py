@@ -15,7 +15,7 @@ from agentrl.config.schema import (
     ModelSection,
     RunSection,
 )
-from agentrl.config.training import TrainSection
+from agentrl.config.training import FitTrainSection
 
 
 class FitDataSection(Section):
@@ -55,23 +55,6 @@ class FitCenterData(FitDataSection):
 
     answers_per_step: int = Field(default=32, ge=1)
     """Answers of one optimizer step, taken in turn; both answers of a pair count."""
-
-
-class FitTrainSection(TrainSection):
-    """The optimizer and its budget."""
-
-    steps: int = Field(default=0, ge=0)
-    """Most optimizer steps; 0 is as many as `data.epochs` take."""
-
-    @model_validator(mode="after")
-    def _one_update(self) -> FitTrainSection:
-        for name in ("epochs_per_batch", "minibatches"):
-            if getattr(self, name) != 1:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}, but a fit makes one update a step; set "
-                    "data.examples_per_step and data.epochs"
-                )
-        return self
 
 
 class SftObjective(KindSection):
@@ -166,19 +149,50 @@ class RewardObjective(FiniteSection, KindSection):
     """Weight of the square of the mean reward over the answers that a step takes of `center_data`;
     evaluations take those of the first step."""
     center_data: FitCenterData | None = None
-    """Source of those answers, as `data`: rewards get their zero from answers that are like what
-    RL samples, whatever the pairs are like."""
+    """Source of those answers, as `data`: rewards get their zero from answers like those of RL."""
     bsr_coef: float = Field(default=0.0, ge=0)
     """Weight of the square of the mean reward of the whole update (batch-sum regularisation)."""
     quadrature: int = Field(default=32, ge=2, le=256)
     """Nodes of the integral of `purm`."""
     ensemble: int = Field(default=1, ge=1, le=64)
-    """Models that are trained one after the other, in `members/0`, `members/1` ... of the run
-    directory; number k has the seed `run.seed` + k, so an order and a head of its own. With
-    `train.lora` each has its own adapters."""
+    """Models, or heads of one model, whose mean is the reward and whose deviation says how sure it
+    is; number k has the seed `run.seed` + k."""
+    ensemble_mode: Literal["members", "heads"] = "members"
+    """`members` trains so many models one after the other, in `members/0`, `members/1` ... of the
+    run directory, each with an order, a head and (`train.lora`) adapters of its own. `heads` trains
+    one model with so many heads, at the cost of one; they differ less than members."""
+    bootstrap: bool = True
+    """With `ensemble_mode: heads` each head counts each pair 0, 1, 2 ... times (Poisson of mean 1,
+    drawn from its seed), the same in every epoch; false has all heads see all pairs once."""
     head_std: float = Field(default=0.0, ge=0)
     """Deviation of the weights that the head begins with where `model.path` is a language model,
     drawn from `run.seed`; 0 begins with scores of 0, and in an ensemble stands for 0.01."""
+
+    @property
+    def heads(self) -> int:
+        """Heads of the model, K; 1 for a model that is no ensemble by itself."""
+        return self.ensemble if self.ensemble_mode == "heads" else 1
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the model gives an answer: one for each head; mean and deviation of purm."""
+        return 2 if self.loss == "purm" else self.heads
+
+    @model_validator(mode="after")
+    def _heads_are_several(self) -> RewardObjective:
+        if self.ensemble_mode == "heads" and self.ensemble == 1:
+            raise ValueError("ensemble_mode is heads, but ensemble is 1; set the number of heads")
+        if self.ensemble_mode == "heads" and self.loss == "purm":
+            raise ValueError(
+                "ensemble_mode is heads, but loss purm gives a deviation of its own beside each "
+                "score, which heads do not have; set loss: bt, or ensemble_mode: members"
+            )
+        if not self.bootstrap and self.ensemble_mode == "members":
+            raise ValueError(
+                "bootstrap is false, but ensemble_mode members draws no pairs: each member sees "
+                "all of them; leave bootstrap out, or set ensemble_mode: heads"
+            )
+        return self
 
     @model_validator(mode="after")
     def _centered_on_something(self) -> RewardObjective:

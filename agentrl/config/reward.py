@@ -10,6 +10,12 @@ from agentrl.config.base import FiniteSection, Section
 from agentrl.config.presets import Bounds
 from agentrl.errors import choices
 
+NOT_WHITENED = (
+    "scale is {}, but members of an ensemble are whitened before their mean, or the one with the "
+    "largest scores decides alone; set scale: stored"
+)
+"""Message for an ensemble whose `scale` is another; takes it."""
+
 LengthUnit = Literal["response", "sampled"]
 """Tokens that a length counts: all of the response, or those of the policy."""
 
@@ -32,7 +38,8 @@ class RewardModelSection(FiniteSection):
     bare: ClassVar[str] = "path"
 
     path: tuple[str, ...] = Field(min_length=1)
-    """Run directory of a fit, checkpoint folder or hub name; several are an ensemble. Relative
+    """Run directory of a fit, checkpoint folder or hub name. Several are an ensemble, and so are
+    the run of a fit with `objective.ensemble`: its members, or the heads of its model. Relative
     folders start at the folder of this file."""
     weight: float = 1.0
     """Factor of its value in the reward."""
@@ -41,7 +48,7 @@ class RewardModelSection(FiniteSection):
     beside the checkpoint; `temperature` divides by its temperature alone; `none` takes raw scores.
     """
     disagreement: float = Field(default=0.0, ge=0)
-    """Taken off: so many standard deviations between the members of an ensemble."""
+    """Taken off: so many standard deviations between the members, or heads, of an ensemble."""
     uncertainty: float = Field(default=0.0, ge=0)
     """Taken off: so many of the deviations that a model fitted with `objective.loss: purm` gives;
     the mean over an ensemble."""
@@ -59,16 +66,8 @@ class RewardModelSection(FiniteSection):
     def _members(self) -> RewardModelSection:
         if len(set(self.path)) < len(self.path):
             raise ValueError(f"path names one model twice: {list(self.path)}")
-        if self.disagreement and len(self.path) == 1:
-            raise ValueError(
-                f"disagreement is {self.disagreement:g}, but one reward model cannot disagree; "
-                "give path a list of at least 2, or set it to 0"
-            )
         if len(self.path) > 1 and self.scale != "stored":
-            raise ValueError(
-                f"scale is {self.scale}, but members of an ensemble are whitened before their "
-                "mean, or the one with the largest scores decides alone; set scale: stored"
-            )
+            raise ValueError(NOT_WHITENED.format(self.scale))
         return self
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.base import FiniteSection, KindSection, OneOf
 
@@ -127,3 +127,20 @@ class TrainSection(FiniteSection):
     def updates_per_step(self) -> int:
         """Optimizer updates of a training step, those of empty minibatches included."""
         return self.minibatches * self.epochs_per_batch
+
+
+class FitTrainSection(TrainSection):
+    """The optimizer and its budget."""
+
+    steps: int = Field(default=0, ge=0)
+    """Most optimizer steps; 0 is as many as `data.epochs` take."""
+
+    @model_validator(mode="after")
+    def _one_update(self) -> FitTrainSection:
+        for name in ("epochs_per_batch", "minibatches"):
+            if getattr(self, name) != 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but a fit makes one update a step; set "
+                    "data.examples_per_step and data.epochs"
+                )
+        return self

@@ -24,6 +24,7 @@ from agentrl.files import write_whole
 SCALE_FILE = "reward_scale.json"
 """File beside the checkpoint of a reward model."""
 
+_ONE = "expected an object with temperature, mean and std"
 _SMALLEST_STD = 1e-8
 """Below it the rewards are all one value, and dividing would only blow rounding up."""
 
@@ -144,23 +145,73 @@ class RewardScale:
             DataError: the file is missing or broken, or holds a number that cannot be one.
         """
         path = folder / SCALE_FILE
-        expected = "expected an object with temperature, mean and std"
-        try:
-            document: Any = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            raise DataError(
-                f"{path} does not exist: the scale of this reward model is not known; take the "
-                "folder that a reward model fit wrote, or calibrate the model"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read ({error}); {expected}") from error
+        return cls._parsed(_read(path, _ONE), where=str(path))
+
+    @classmethod
+    def _parsed(cls, document: object, *, where: str) -> RewardScale:
         if not isinstance(document, dict) or document.keys() != {"temperature", "mean", "std"}:
             got = sorted(document) if isinstance(document, dict) else type(document).__name__
-            raise DataError(f"{path}: got {got}; {expected}")
+            raise DataError(f"{where}: got {got}; {_ONE}")
         try:
             return cls(**document)
         except DataError as error:
-            raise DataError(f"{path}: {error}") from None
+            raise DataError(f"{where}: {error}") from None
+
+
+def save_scales(scales: Sequence[RewardScale], folder: Path) -> Path:
+    """Write `reward_scale.json` of a model with several heads, whole or not at all.
+
+    Args:
+        scales: [_K] of each head.
+        folder: of the checkpoint.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        OSError: as while writing.
+    """
+    path = folder / SCALE_FILE
+    document = {"heads": [asdict(scale) for scale in scales]}
+    write_whole(path, json.dumps(document, indent=1).encode() + b"\n")
+    return path
+
+
+def load_scales(folder: Path, heads: int) -> tuple[RewardScale, ...]:
+    """[_K] The scale of each head of a checkpoint; that of `RewardScale.load` for a single one.
+
+    Args:
+        folder: of the checkpoint.
+        heads: K of the model.
+
+    Raises:
+        DataError: the file is missing or broken, or is of a model with other heads.
+    """
+    if heads == 1:
+        return (RewardScale.load(folder),)
+    path = folder / SCALE_FILE
+    expected = f"expected an object with heads, a list of {heads} scales"
+    document = _read(path, expected)
+    found = document.get("heads") if isinstance(document, dict) else None
+    if not isinstance(found, list) or len(found) != heads:
+        got = f"{len(found)} heads" if isinstance(found, list) else type(document).__name__
+        raise DataError(f"{path}: got {got}; {expected}, as `agentrl rm report --store` writes")
+    return tuple(
+        RewardScale._parsed(each, where=f"{path}: head {number}")
+        for number, each in enumerate(found)
+    )
+
+
+def _read(path: Path, expected: str) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} does not exist: the scale of this reward model is not known; take the "
+            "folder that a reward model fit wrote, or calibrate the model"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); {expected}") from error
 
 
 def ensemble_reward(

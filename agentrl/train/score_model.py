@@ -4,7 +4,7 @@ The score is read at the last token of a row, as a `ForSequenceClassification` m
 lie side by side without padding, and those of one prompt share its tokens; neither changes what a
 row scores.
 
-Legend: `_N` rows, `_O` outputs, `_R` response positions.
+Legend: `_N` rows, `_O` outputs, `_K` heads, `_R` response positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from agentrl.train.fit.reward_losses import purm_deviation
 from agentrl.train.frozen_policy import FrozenPolicy
 from agentrl.train.logprob_worker import by_row
 from agentrl.train.model.pretrained import check_model_path
-from agentrl.train.model.value_head import GAUSSIAN_LABELS, ValueModel, load_value_model
+from agentrl.train.model.value_head import (
+    GAUSSIAN_LABELS,
+    ValueModel,
+    head_labels,
+    heads_of,
+    load_value_model,
+)
 
 BATCH_TOKENS = 8192
 """Most packed tokens of a pass by default."""
@@ -38,7 +44,8 @@ class ScoreModel:
         """Freeze a model.
 
         Args:
-            model: with 1 output, the reward, or 2: mean and deviation before `purm_deviation`.
+            model: with 1 output, the reward, or 2: mean and deviation before `purm_deviation`; or
+                with the rewards of several heads.
             batch_tokens: most packed tokens of a pass; a row takes one more than it has.
         """
         self._model = model
@@ -50,11 +57,18 @@ class ScoreModel:
     @property
     def outputs(self) -> int:
         """O: 1, or 2 where a deviation comes with the reward."""
-        return self._model.value_head.out_features
+        return self._model.value_head.out_features // self.heads
+
+    @property
+    def heads(self) -> int:
+        """K: 1, or more where the model is an ensemble by itself."""
+        return self._model.heads
 
     @torch.no_grad()
     def scores(self, rows: Sequence[ScoredTokens]) -> FloatArray:
-        """[N, O] Raw reward of each row, and the deviation of it where the model gives one.
+        """[N, K O] Raw reward of each row, and the deviation of it where the model gives one.
+
+        Of several heads, the reward that each of them gives.
 
         A number that is not finite is returned as it is: one row must not cost the others theirs.
 
@@ -68,16 +82,18 @@ class ScoreModel:
 
         with self._passes.running():
             found = by_row(micro_batches, self._passes.run_each(micro_batches, ask))
-        scores_NO = np.zeros((len(rows), self.outputs))
+        scores_NO = np.zeros((len(rows), self.heads * self.outputs))
         for index in range(len(rows)):
             # One response position a row.
             scores_NO[index] = found[score_key(index)][0]
         return scores_NO
 
     def _outputs(self, values: Tensor) -> Tensor:
-        """[R, O] As `scores` gives them, of what the model says."""
+        """[R, K O] As `scores` gives them, of what the model says."""
         if values.dim() == 1:
             return values[:, None]
+        if self.heads > 1:
+            return values
         return torch.stack([values[:, 0], purm_deviation(values[:, 1])], dim=1)
 
 
@@ -87,6 +103,8 @@ class RewardHead:
 
     outputs: int
     """O: 1, or 2 where a deviation comes with the reward."""
+    heads: int
+    """K: 1, or more where the model is an ensemble by itself."""
     dtype: Literal["bfloat16", "float32"]
     """Arithmetic: bfloat16 where it was saved so, else float32."""
     context: int | None
@@ -116,14 +134,17 @@ def reward_head(path: str) -> RewardHead:
             "train one with agentrl fit and objective: rm"
         )
     labels = {int(number): str(name) for number, name in (config.id2label or {}).items()}
-    if len(labels) != 1 and labels != GAUSSIAN_LABELS:
+    heads = heads_of(config)
+    if len(labels) != 1 and heads == 1 and labels != GAUSSIAN_LABELS:
         raise ConfigError(
             f"the reward model {path!r} has {len(labels)} outputs "
-            f"({', '.join(list(labels.values())[:4])}), expected 1, or the 2 of a purm fit "
-            f"({', '.join(GAUSSIAN_LABELS.values())}); give a model trained with num_labels=1"
+            f"({', '.join(list(labels.values())[:4])}), expected 1, the 2 of a purm fit "
+            f"({', '.join(GAUSSIAN_LABELS.values())}), or the heads of an ensemble "
+            f"({', '.join(head_labels(2).values())} ...); give a model trained with num_labels=1"
         )
     return RewardHead(
-        outputs=len(labels),
+        outputs=len(labels) // heads,
+        heads=heads,
         dtype="bfloat16" if config.dtype == torch.bfloat16 else "float32",
         context=getattr(config, "max_position_embeddings", None),
     )
@@ -144,5 +165,7 @@ def load_score_model(
     """
     head = reward_head(path)
     section = ModelSection(path=path, dtype=head.dtype, device=device)
-    model = load_value_model(CriticSection(path=path), section, outputs=head.outputs)
+    model = load_value_model(
+        CriticSection(path=path), section, outputs=head.heads * head.outputs, heads=head.heads
+    )
     return ScoreModel(model, batch_tokens=batch_tokens)

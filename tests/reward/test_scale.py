@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.reward.scale import SCALE_FILE, RewardScale, ensemble_reward
+from agentrl.reward.scale import (
+    SCALE_FILE,
+    RewardScale,
+    ensemble_reward,
+    load_scales,
+    save_scales,
+)
 
 SCALE = RewardScale(temperature=1.7, mean=-0.3, std=2.3)
 
@@ -88,6 +94,23 @@ def test_a_scale_file_that_cannot_be_used(
         (tmp_path / SCALE_FILE).write_bytes(data)
     with pytest.raises(DataError, match=message):
         RewardScale.load(tmp_path)
+
+
+def test_heads_have_scales_of_their_own(tmp_path: Path) -> None:
+    scales = (SCALE, RewardScale(mean=0.1 + 0.2))
+    assert save_scales(scales, tmp_path) == tmp_path / SCALE_FILE
+    assert load_scales(tmp_path, 2) == scales
+    with pytest.raises(DataError, match="got 2 heads; expected an object with heads, a list of 3"):
+        load_scales(tmp_path, 3)
+    with pytest.raises(DataError, match=r"got \['heads'\]; expected an object with temperature"):
+        RewardScale.load(tmp_path)
+    (tmp_path / SCALE_FILE).write_text('{"heads": [{"temperature": 1, "mean": 0, "std": 1}, 5]}')
+    with pytest.raises(DataError, match=r"reward_scale\.json: head 1: got int; expected an object"):
+        load_scales(tmp_path, 2)
+    SCALE.save(tmp_path)
+    assert load_scales(tmp_path, 1) == (SCALE,)
+    with pytest.raises(DataError, match="got dict; expected an object with heads"):
+        load_scales(tmp_path, 2)
 
 
 @pytest.mark.parametrize(

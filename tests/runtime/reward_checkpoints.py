@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from agentrl.reward.scale import RewardScale
-from agentrl.train.model.value_head import ValueModel, save_value_model
+from agentrl.batch.examples import ScoredTokens
+from agentrl.config import RunConfig
+from agentrl.reward.scale import RewardScale, save_scales
+from agentrl.runtime.assembly.reward_models import open_reward_models
+from agentrl.train.model.reward_checkpoint import save_value_model
+from agentrl.train.model.value_head import ValueModel
+from agentrl.types import RewardValue, Task, Termination, Trajectory
 
 BROKEN = 10
 """Ids below it have an embedding that is not a number, in a broken model."""
@@ -19,7 +26,8 @@ def write_reward_model(
     policy: Path,
     *,
     seed: int = 0,
-    scale: RewardScale | None = None,
+    heads: int = 1,
+    scale: RewardScale | Sequence[RewardScale] | None = None,
     broken: bool = False,
 ) -> Path:
     """Save a reward model on the body and tokenizer of a policy.
@@ -27,17 +35,52 @@ def write_reward_model(
     Args:
         folder: made.
         policy: folder of the policy.
-        seed: of the head.
-        scale: stored beside it; None stores none.
+        seed: of the head, or of the first of several, each of which has its own.
+        heads: their number.
+        scale: stored beside it, or that of each head; None stores none.
         broken: rows with an id below `BROKEN` have no score.
     """
-    model = ValueModel(AutoModel.from_pretrained(policy, dtype=torch.float32))
-    torch.manual_seed(seed)
+    body = AutoModel.from_pretrained(policy, dtype=torch.float32)
+    model = ValueModel(body, outputs=heads, heads=heads)
     with torch.no_grad():
-        model.value_head.weight.normal_()
+        for number, weight_E in enumerate(model.value_head.weight):
+            torch.manual_seed(seed + number)
+            weight_E.normal_()
         if broken:
             model.body.embed_tokens.weight[:BROKEN] = float("nan")
     save_value_model(model, AutoTokenizer.from_pretrained(policy), folder)
-    if scale is not None:
+    if isinstance(scale, RewardScale):
         scale.save(folder)
+    elif scale is not None:
+        save_scales(scale, folder)
     return folder
+
+
+def values_of(
+    config: RunConfig, base: Path, rows: Sequence[ScoredTokens], *, name: str = "rm"
+) -> list[RewardValue]:
+    """What a reward model of a run pays for rollouts.
+
+    Args:
+        config: of the run.
+        base: folder that its paths start from.
+        rows: tokens of the rollouts.
+        name: of the model in `reward.models`.
+    """
+
+    async def pay() -> list[RewardValue]:
+        tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+        async with open_reward_models(config, base=base, tokenizer=tokenizer) as opened:
+            (call,) = [target.call for target in opened.targets if target.name == name]
+            return [await call(_rollout(row), Task(id="t", prompt="p")) for row in rows]
+
+    return asyncio.run(pay())
+
+
+def _rollout(row: ScoredTokens) -> Trajectory:
+    count = len(row.ids)
+    return Trajectory(
+        task_id="t", group_id="g", rollout_id="r", prompt_ids=row.prompt_ids,
+        response_ids=row.ids, response_mask=(1,) * count, rollout_log_probs=(0.0,) * count,
+        policy_versions=(0,) * count, reward=0.0, termination=Termination.ENV_DONE,
+    )  # fmt: skip

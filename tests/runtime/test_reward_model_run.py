@@ -54,7 +54,10 @@ def test_a_run_is_paid_by_a_fitted_model_and_an_ensemble(tmp_path: Path) -> None
     models = {
         "fitted": {"path": "runs/fit", "weight": 0.5},
         "both": {"path": ["m0", "m1"], "disagreement": 0.25},
+        "heads": {"path": "h", "disagreement": 0.25, "weight": 0.0},
     }
+    # The same two heads on one body.
+    write_reward_model(tmp_path / "h", tmp_path / "model", heads=2, scale=scales)
     path = write_project(
         tmp_path, reward={"models": models, "env_weight": 2.0}, train__steps=2, run__name="paid"
     )
@@ -70,6 +73,7 @@ def test_a_run_is_paid_by_a_fitted_model_and_an_ensemble(tmp_path: Path) -> None
     fitted = scale.normalised(scores(fit, rows))
     both, between = ensemble_reward([scores(m, rows) for m in members], 0.25, scales=scales)
     wanted = {"fitted": fitted, "both": both, "both/std_between": between}
+    wanted |= {"heads": both, "heads/std_between": between}
     for name, values in wanted.items():
         assert np.allclose([row.reward_parts[name] for row in rows], values, atol=1e-3), name
         assert values.std() > 0.01

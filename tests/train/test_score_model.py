@@ -7,11 +7,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoModel, LlamaConfig, LlamaForSequenceClassification
 
 from agentrl.batch.examples import ScoredTokens, score_rows
+from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError, DataError
-from agentrl.train.model.value_head import ValueModel, save_value_model
+from agentrl.train.model.reward_checkpoint import save_value_model
+from agentrl.train.model.value_head import ValueModel, load_value_model
 from agentrl.train.score_model import ScoreModel, load_score_model, reward_head
 from tests.train.fit.fit_examples import value_model
 from tests.train.model.test_reward_checkpoint import float32_model, tokenizer
@@ -113,6 +115,37 @@ def test_a_gaussian_is_known_by_its_labels_and_a_classifier_is_refused(tmp_path)
     LlamaForSequenceClassification(config).save_pretrained(tmp_path / "classes")
     with pytest.raises(ConfigError, match=r"has 2 outputs \(LABEL_0, LABEL_1\), expected 1"):
         load_score_model(str(tmp_path / "classes"), device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_score_as_before_once_they_are_loaded(dtype: torch.dtype, tmp_path) -> None:
+    """Fails if two heads pass for a mean and a deviation, if a body in bfloat16 rounds them, or if
+    they are loaded as one."""
+    body = tiny_model(torch.float32).model
+    body.save_pretrained(tmp_path / "body")
+    body = AutoModel.from_pretrained(tmp_path / "body", dtype=dtype)
+    model = ValueModel(body, outputs=2, heads=2)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        model.value_head.weight.normal_()
+    save_value_model(model, tokenizer(eos_token="</s>", pad_token="<pad>"), tmp_path / "rm")
+    head = reward_head(str(tmp_path / "rm"))
+    assert (head.outputs, head.heads) == (1, 2)
+    again = load_score_model(str(tmp_path / "rm"), device="cpu")
+    assert (again.outputs, again.heads) == (1, 2)
+    found = again.scores(rows())
+    assert found.shape == (len(rows()), 2)
+    assert np.array_equal(found, ScoreModel(model).scores(rows()))
+    assert np.abs(found[:, 0] - found[:, 1]).min() > 1e-3
+    if dtype is torch.float32:
+        wanted = np.array([plain(model, row) for row in rows()])
+        assert np.allclose(found, wanted, rtol=0, atol=1e-4)
+    section = ModelSection(path=str(tmp_path / "rm"), dtype="float32", device="cpu")
+    for outputs, heads in ((1, 1), (2, 1), (3, 3)):
+        with pytest.raises(ConfigError, match=f"of 2 heads, expected {heads}; begin with"):
+            load_value_model(
+                CriticSection(path=section.path), section, outputs=outputs, heads=heads
+            )
 
 
 def test_a_language_model_is_no_reward_model(tmp_path) -> None:

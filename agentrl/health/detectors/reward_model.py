@@ -25,8 +25,8 @@ _LEAST_STEPS = 20
 class _RewardModelCurve:
     name: str
     """As in `reward.models.NAME`."""
-    members: int
-    """Models of the ensemble; 1 for a single one."""
+    ensemble: bool
+    """True where several models, members of one run, or heads of one model give the value."""
     whitened: bool
     """True where the value is in standard deviations of the data that the scale was fitted on."""
     weight: float
@@ -115,7 +115,7 @@ def members_disagree(history: History, limits: Limits) -> Verdict:
     """The reward of an ensemble rises, and so does the deviation between its members: the policy
     finds answers that some of them are wrong about (7.2.2)."""
     name = "members_disagree"
-    models = [each for each in _models(history) if each.members > 1]
+    models = [each for each in _models(history) if each.ensemble]
     if not models:
         return unknown(name, "no ensemble of reward models gives a part of the reward")
     fines: list[str] = []
@@ -161,7 +161,9 @@ def _models(history: History) -> Iterator[_RewardModelCurve]:
             continue
         yield _RewardModelCurve(
             name=name,
-            members=1 if isinstance(paths, str) else len(paths),
+            # One path may be the run of an ensemble, which its metric tells.
+            ensemble=(not isinstance(paths, str) and len(paths) > 1)
+            or f"rewards/{name}/std_between/mean" in history.metrics,
             whitened=value_of(history.config, f"reward.models.{name}.scale", "stored") == "stored",
             weight=float(weight),
             series=series,

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.compute_threads import run_computing
 from agentrl.config import RunConfig
-from agentrl.config.reward import RewardModelSection
+from agentrl.config.reward import NOT_WHITENED, RewardModelSection
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError, DataError
-from agentrl.reward.scale import RewardScale
+from agentrl.reward.scale import RewardScale, load_scales
 from agentrl.reward.target import ENV_PART, RewardTarget
 from agentrl.runtime.disk.logs import quiet_transformers
+from agentrl.runtime.fit.ensemble import MEMBERS, member_runs
 from agentrl.runtime.other_models import check_same_vocabulary, other_model_source
 from agentrl.runtime.reward_versions import UsedRewardModel
 
@@ -96,11 +97,37 @@ def check_reward_models(config: RunConfig, *, base: Path, tokenizer: Any = None)
 def reward_model_bytes(config: RunConfig, *, base: Path) -> int:
     """Bytes of the weights of all reward models in one process, as their files say; hub names 0."""
     folders = [
-        Path(other_model_source(path, base))
+        Path(source)
         for item in config.reward.models.values()
-        for path in item.path
+        for source in reward_model_sources(item, base).values()
     ]
     return sum(file.stat().st_size for each in folders for file in each.glob("*.safetensors"))
+
+
+def reward_model_sources(item: RewardModelSection, base: Path) -> dict[str, str]:
+    """Checkpoint folders and hub names of a reward model of a run, by their names for messages.
+
+    The run of a fit with `objective.ensemble_mode: members` stands for all of its members.
+
+    Args:
+        item: names them.
+        base: folder that relative paths start from.
+
+    Raises:
+        RunError: a run directory without a complete checkpoint.
+        ConfigError: one model twice.
+    """
+    found: dict[str, str] = {}
+    for path in item.path:
+        members = member_runs(base / Path(path).expanduser())
+        for each in [str(Path(path) / MEMBERS / member.name) for member in members] or [path]:
+            source = other_model_source(each, base)
+            if source in found.values():
+                raise ConfigError(
+                    f"path names the model {source} twice: {', '.join(item.path)}; leave one out"
+                )
+            found[each] = source
+    return found
 
 
 @contextlib.asynccontextmanager
@@ -149,21 +176,19 @@ def _members(key: str, item: RewardModelSection, *, base: Path) -> list[RewardMe
 
     quiet_transformers()
     with _named(key):
-        return [
-            RewardMember(
-                path=path,
-                model=load_score_model(source, device=item.device, batch_tokens=item.batch_tokens),
-                scale=_scale(item, source),
-            )
-            for path in item.path
-            for source in (other_model_source(path, base),)
-        ]
+        members: list[RewardMember] = []
+        for path, source in reward_model_sources(item, base).items():
+            model = load_score_model(source, device=item.device, batch_tokens=item.batch_tokens)
+            scales = _scales(item, source, model.heads)
+            members.append(RewardMember(path=path, model=model, scales=scales))
+        return members
 
 
 def _check(
     key: str, item: RewardModelSection, config: RunConfig, *, base: Path, tokenizer: Any
 ) -> str:
     from agentrl.train.model.pretrained import load_tokenizer, pick_device
+    from agentrl.train.reward_models.rollout_rewards import check_disagreement
     from agentrl.train.score_model import reward_head
 
     if key.endswith(f".{ENV_PART}"):
@@ -176,10 +201,15 @@ def _check(
         )
     with _named(key):
         pick_device(item.device)
-        for path in item.path:
-            source = other_model_source(path, base)
-            head = reward_head(source)
-            _scale(item, source)
+        sources = reward_model_sources(item, base)
+        heads = {path: reward_head(source) for path, source in sources.items()}
+        members = sum(head.heads for head in heads.values())
+        check_disagreement(item.disagreement, members)
+        if members > 1 and item.scale != "stored":
+            raise ConfigError(NOT_WHITENED.format(item.scale))
+        for path, source in sources.items():
+            head = heads[path]
+            _scales(item, source, head.heads)
             if item.uncertainty and head.outputs == 1:
                 raise ConfigError(
                     f"uncertainty is {item.uncertainty:g}, but the reward model {path!r} gives no "
@@ -194,20 +224,24 @@ def _check(
                 theirs = load_tokenizer(ModelSection(path=source))
                 who = f"the reward model {path!r}"
                 check_same_vocabulary(tokenizer.get_vocab(), theirs.get_vocab(), who)
-    return f"{key}: {', '.join(item.path)}, scale {item.scale}"
+    several = f", an ensemble of {members}" if members > len(item.path) else ""
+    return f"{key}: {', '.join(item.path)}{several}, scale {item.scale}"
 
 
-def _scale(item: RewardModelSection, source: str) -> RewardScale:
+def _scales(item: RewardModelSection, source: str, heads: int) -> tuple[RewardScale, ...]:
+    """[K] The scale of each head."""
     if item.scale == "none":
-        return RewardScale()
+        return (RewardScale(),) * heads
     try:
-        stored = RewardScale.load(Path(source).expanduser())
+        stored = load_scales(Path(source).expanduser(), heads)
     except DataError as error:
         raise ConfigError(
-            f"{error}; write it with `agentrl rm report {source} --data PAIRS --store`, or set "
-            "scale: none"
+            f"{error}; write it with `agentrl rm report {source} --data PAIRS --store`"
+            + (", or set scale: none" if heads == len(item.path) == 1 else "")
         ) from None
-    return stored if item.scale == "stored" else RewardScale(temperature=stored.temperature)
+    if item.scale == "stored":
+        return stored
+    return tuple(RewardScale(temperature=scale.temperature) for scale in stored)
 
 
 @contextlib.contextmanager

@@ -15,13 +15,11 @@ from agentrl.config.fit import FitConfig
 from agentrl.errors import AgentrlError
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.disk.run_name import holds_a_run
+from agentrl.runtime.fit.heads import ENSEMBLE_HEAD_STD
 from agentrl.runtime.fit.progress import FitProgress, FitResult
 
 MEMBERS = "members"
 """Folder of the members in the run directory."""
-
-_HEAD_STD = 0.01
-"""Deviation of the heads of members, which would all begin with the same scores of 0."""
 
 
 class FitOne(Protocol):
@@ -51,7 +49,8 @@ def member_config(config: FitConfig, number: int, run: Path) -> FitConfig:
     """
     objective = config.objective
     assert objective.kind == "rm"
-    own = objective.model_copy(update={"ensemble": 1, "head_std": objective.head_std or _HEAD_STD})
+    head_std = objective.head_std or ENSEMBLE_HEAD_STD
+    own = objective.model_copy(update={"ensemble": 1, "head_std": head_std})
     section = config.run.model_copy(
         update={
             "seed": config.run.seed + number,

@@ -24,6 +24,7 @@ from agentrl.runtime.fit.crew import FitCrew, of_rank
 from agentrl.runtime.fit.data import FitData, digest_of, load_centered, load_fit_data
 from agentrl.runtime.fit.doubts import fit_doubts
 from agentrl.runtime.fit.ensemble import fit_members
+from agentrl.runtime.fit.heads import with_head_weights
 from agentrl.runtime.fit.model import (
     FitReference,
     find_reference,
@@ -70,7 +71,7 @@ def load_fit_sets(config: FitConfig, *, base: Path) -> FitSets:
         )  # fmt: skip
 
     sets = FitSets(
-        train=load(config.data),
+        train=with_head_weights(load(config.data), config),
         evals={name: load(section, name) for name, section in config.eval.datasets.items()},
     )
     objective = config.objective
@@ -131,7 +132,8 @@ async def fit(
             made no step, only what it computed of its reference stays.
         Interrupted: SIGINT or SIGTERM; the last finished step is saved.
     """
-    if config.objective.kind == "rm" and config.objective.ensemble > 1:
+    objective = config.objective
+    if objective.kind == "rm" and objective.ensemble > 1 and objective.ensemble_mode == "members":
         return await fit_members(config, fit, base=base, run_dir=run_dir, progress=progress)
     reserve_cores()
     stop = StopSwitch(grace_s=config.run.grace_s)

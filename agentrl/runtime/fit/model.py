@@ -18,6 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.parts import describe_model, load_trained, model_source
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
+from agentrl.runtime.fit.heads import draw_heads
 from agentrl.runtime.fit.reference import Ask, reference_sums
 from agentrl.runtime.fit.shown import keep_reference_tokens
 
@@ -59,7 +60,8 @@ class FitModel:
     def write(self, state: FitState, folder: Path) -> None:
         """Write weights, tokenizer and trainer state; what fails here keeps no rank waiting."""
         from agentrl.train.model.lora import save_policy
-        from agentrl.train.model.value_head import ValueModel, save_value_model
+        from agentrl.train.model.reward_checkpoint import save_value_model
+        from agentrl.train.model.value_head import ValueModel
 
         scores = isinstance(self.model, ValueModel)
         save = save_value_model if scores else save_policy
@@ -140,15 +142,16 @@ def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
     if config.objective.kind == "rm":
         from agentrl.config.schema import CriticSection
         from agentrl.train.model.pretrained import load_tokenizer
-        from agentrl.train.model.value_head import load_value_model, require_padding
+        from agentrl.train.model.reward_checkpoint import require_padding
+        from agentrl.train.model.value_head import load_value_model
 
         # Adapters belong on the model they were begun on; the trainer's state brings them back.
         fresh = checkpoint is None or config.train.lora is not None
         path = resolve_model_path(config.model.path) if fresh else str(checkpoint)
         section = config.model.model_copy(update={"path": path})
-        outputs = 2 if config.objective.loss == "purm" else 1
-        model = load_value_model(CriticSection(path=path), section, outputs=outputs)
-        _draw_head(model, config)
+        outputs, heads = config.objective.outputs, config.objective.heads
+        model = load_value_model(CriticSection(path=path), section, outputs=outputs, heads=heads)
+        draw_heads(model.value_head.weight, config)
         # Differences of two scores have no use for it, and what loads the checkpoint has none.
         model.value_head.bias.requires_grad_(False)
         # Nothing is padded here, so the padding token, which a reward model must have, is a token
@@ -165,25 +168,12 @@ def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
                 f"model.path {config.model.path!r} has a head with a bias, which no checkpoint of "
                 "a reward model keeps; begin with one whose head has none, or a language model"
             )
-        return model, tokenizer, f"reward model on {config.model.path}"
+        several = f" of {heads} heads" if heads > 1 else ""
+        return model, tokenizer, f"reward model{several} on {config.model.path}"
     pretrained = load_trained(
         config.model, config.train.lora, checkpoint=str(checkpoint) if checkpoint else None
     )
     return pretrained.model, pretrained.tokenizer, describe_model(pretrained)
-
-
-def _draw_head(model: Any, config: FitConfig) -> None:
-    """Begin a fresh head, whose weights are 0, with drawn ones; the same on every rank."""
-    import torch
-
-    assert config.objective.kind == "rm"
-    weight = model.value_head.weight
-    if not config.objective.head_std or bool(weight.any()):
-        return
-    generator = torch.Generator().manual_seed(config.run.seed)
-    drawn = torch.randn(weight.shape, generator=generator)
-    with torch.no_grad():
-        weight.copy_(config.objective.head_std * drawn)
 
 
 def _loss(
@@ -194,8 +184,9 @@ def _loss(
     base: Path,
 ) -> FitLoss:
     from agentrl.train.fit.kto import KtoLoss
-    from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss, RewardLoss
+    from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss
     from agentrl.train.fit.pair_registry import find_pair_loss
+    from agentrl.train.fit.reward_objective import RewardLoss
 
     objective, by_id = config.objective, {example.id: example for example in examples}
     if objective.kind == "sft":

@@ -63,7 +63,8 @@ class ShownExamples:
             name: of the data.
             numbers: of the rows of `FitUpdates.shown`.
         """
-        data, scores = self.evals[name], self.config.objective.kind == "rm"
+        data, objective = self.evals[name], self.config.objective
+        scores, heads = objective.kind == "rm", objective.heads if objective.kind == "rm" else 1
         found: list[ShownAnswer] = []
         for place, example in enumerate(data.examples[: self.config.eval.shown]):
             for index, answer in enumerate(example.answers):
@@ -85,7 +86,7 @@ class ShownExamples:
                         trained=tuple(map(bool, answer.mask)),
                         log_probs=None if scores else _tokens(numbers[key], answer.mask),
                         ref_log_probs=None if known is None else _tokens(known, answer.mask),
-                        score=float(np.ravel(numbers[key])[0]) if scores else None,
+                        score=float(np.ravel(numbers[key])[:heads].mean()) if scores else None,
                     )
                 )
         return found

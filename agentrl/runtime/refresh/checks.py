@@ -9,6 +9,7 @@ from agentrl.errors import AgentrlError, ConfigError
 from agentrl.runtime.drivers.choose import driver_kind
 from agentrl.runtime.drivers.synchronous import SynchronousRun
 from agentrl.runtime.fit.ensemble import member_runs
+from agentrl.runtime.other_models import other_model_source
 from agentrl.runtime.refresh.labels import HUMAN, check_human, load_function
 from agentrl.runtime.refresh.origin import old_pairs
 
@@ -53,6 +54,7 @@ def check_refresh(config: RunConfig, *, base: Path) -> str | None:
         check_human(section)
     else:
         load_function(section, base=base, timeout_s=config.rollout.env_timeout_s)
+    _refuse_heads(name, path, base=base)
     old = old_pairs(section, path, base=base)
     if old is not None:
         try:
@@ -66,3 +68,15 @@ def check_refresh(config: RunConfig, *, base: Path) -> str | None:
         f"reward.refresh: {name} after every {section.every_steps} steps, labelled by "
         f"{section.labeller}, {mixed}"
     )
+
+
+def _refuse_heads(name: str, path: str, *, base: Path) -> None:
+    from agentrl.train.score_model import reward_head
+
+    heads = reward_head(other_model_source(path, base)).heads
+    if heads > 1:
+        raise ConfigError(
+            f"reward.models.{name}.path is {path!r}, an ensemble of {heads} heads, and only a "
+            "single model can be refreshed; give a model of one head, or set "
+            "reward.refresh.every_steps: 0"
+        )

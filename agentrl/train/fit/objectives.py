@@ -1,4 +1,4 @@
-"""The objectives of a fit over packed rows: likelihood, pairs of answers, scores of answers."""
+"""The objectives of a fit of a policy over packed rows: likelihood, and pairs of answers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from agentrl.batch.examples import Example
 from agentrl.batch.records import MicroBatch, RowKey
-from agentrl.batch.tensors import TensorBatch
-from agentrl.batch.update_terms import CENTERED
-from agentrl.config.fit import DpoObjective, RewardObjective
-from agentrl.errors import TrainError
+from agentrl.config.fit import DpoObjective
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.contract import ModelPasses
 from agentrl.train.fit.fitter import MicroLoss
@@ -23,14 +19,6 @@ from agentrl.train.fit.pair_losses import PairInputs, chosen_nll
 from agentrl.train.fit.pair_metrics import derive_pair_metrics, pair_metrics
 from agentrl.train.fit.pair_registry import PairLossSpec, pair_losses_of
 from agentrl.train.fit.pair_rows import PairIndex, reference_of, row_sums, row_weights
-from agentrl.train.fit.reward_losses import (
-    RewardInputs,
-    bsr_row_factor,
-    bsr_value,
-    center_term,
-    reward_metrics,
-    reward_pair_loss,
-)
 from agentrl.train.logprob_worker import check_finite
 from agentrl.train.model.logprobs import TokenLogProbs
 
@@ -142,121 +130,3 @@ class PreferenceLoss:
     def derive(self, metrics: MetricBag) -> None:
         """`derive` as in `FitLoss.derive`."""
         derive_pair_metrics(metrics)
-
-
-class RewardLoss:
-    """loss = 1/P sum of the pair losses on scores, and what keeps scores around 0."""
-
-    def __init__(self, objective: RewardObjective, examples: Mapping[str, Example]) -> None:
-        """Train a reward model.
-
-        Args:
-            objective: its numbers.
-            examples: by id, for margins and label probabilities.
-        """
-        self._objective, self._examples = objective, examples
-        self.needs_totals = objective.bsr_coef > 0 or objective.center_set_coef > 0
-        """`needs_totals` as in `FitLoss.needs_totals`."""
-
-    def micro_loss(
-        self, model: ModelPasses, micro: MicroBatch, totals: Sequence[float]
-    ) -> MicroLoss:
-        """`micro_loss` as in `FitLoss.micro_loss`."""
-        batch = model.to_tensors(micro)
-        scores_NO = _scores(model.values(batch), micro)
-        if not micro.rows:  # padding, whose loss is connected to every weight
-            return MicroLoss(loss=scores_NO.sum(), metrics=MetricBag())
-        loss, metrics = self._pair_loss(scores_NO, micro, batch)
-        if self.needs_totals:
-            of_pairs, centered = totals[:2], totals[2:]
-            bsr, center = self._objective.bsr_coef, self._objective.center_set_coef
-            centered_N = torch.tensor([key.row_index == CENTERED for key in micro.rows])
-            r_N, centered_N = scores_NO[:, 0], centered_N.to(scores_NO.device)
-            if bsr:
-                loss = loss + _mean_square(r_N[~centered_N], of_pairs, bsr, "bsr", metrics)
-            if center and centered[1]:  # an update may have no such rows
-                loss = loss + _mean_square(r_N[centered_N], centered, center, "center_set", metrics)
-                own = int(centered_N.sum())
-                total = float(r_N[centered_N].detach().double().sum())
-                metrics.mean("rm/center_set_mean", total, count=own)
-        return MicroLoss(loss=loss, metrics=metrics)
-
-    def _pair_loss(
-        self, scores_NO: Tensor, micro: MicroBatch, batch: TensorBatch
-    ) -> tuple[Tensor, MetricBag]:
-        """Loss of the pairs of a micro-batch, which may have none."""
-        objective = self._objective
-        pairs = PairIndex.of(micro.rows, scores_NO.device)
-        if not pairs.names:
-            return 0.0 * scores_NO.sum(), MetricBag()
-        inputs = RewardInputs(
-            chosen_PO=scores_NO[pairs.chosen_P],
-            rejected_PO=scores_NO[pairs.rejected_P],
-            margin_P=self._known(pairs, "margin", scores_NO) if objective.margin_scale else None,
-            label_probability_P=self._known(pairs, "label_probability", scores_NO, default=1.0),
-            objective=objective,
-        )
-        loss_P = reward_pair_loss(inputs)
-        if objective.center_coef:
-            centered_P = center_term(inputs.reward_chosen_P, inputs.reward_rejected_P)
-            loss_P = loss_P + objective.center_coef * centered_P
-        weights_P = row_weights(micro, batch)[pairs.chosen_P].to(loss_P.dtype)
-        return (weights_P * loss_P).sum(), reward_metrics(inputs)
-
-    def totals(self, model: ModelPasses, micro: MicroBatch) -> tuple[float, ...]:
-        """Sum of the rewards of pairs and number of rows, then the same of what centers rewards."""
-        scores_NO = _scores(model.values(model.to_tensors(micro)), micro)
-        centered = np.array([key.row_index == CENTERED for key in micro.rows], dtype=np.bool_)
-        found: list[float] = []
-        for of_kind in (~centered, centered):
-            rows = torch.as_tensor(np.flatnonzero(of_kind), device=scores_NO.device)
-            found += [float(scores_NO[rows, 0].double().sum()), float(len(rows))]
-        return tuple(found)
-
-    def derive(self, metrics: MetricBag) -> None:
-        """`derive` as in `FitLoss.derive`: nothing follows from others."""
-
-    def _known(
-        self, pairs: PairIndex, name: str, like: Tensor, *, default: float | None = None
-    ) -> Tensor:
-        """[P] A number of each example."""
-        values = [getattr(self._examples[pair], name) for pair in pairs.names]
-        for pair, value in zip(pairs.names, values, strict=True):
-            if value is None and default is None:
-                raise TrainError(
-                    f"pair {pair!r} has no {name}, which objective.{name}_scale needs; map its "
-                    f"column with data.columns, or set objective.{name}_scale: 0"
-                )
-        filled = [default if value is None else value for value in values]
-        return torch.tensor(filled, dtype=like.dtype, device=like.device)
-
-
-def _mean_square(
-    r_N: Tensor, total: Sequence[float], coef: float, name: str, metrics: MetricBag
-) -> Tensor:
-    """What rows add to a loss that has value and gradient of coef (S / n)^2 over the whole update.
-
-    Args:
-        r_N: rewards of these rows, with gradient.
-        total: S and n of the update.
-        coef: weight.
-        name: of the part, for `rm/loss/NAME`.
-        metrics: gets the value.
-    """
-    rows = int(total[1])
-    factor = bsr_row_factor(total[0], rows, coef)
-    value = bsr_value(total[0], rows, coef)
-    metrics.mean(f"rm/loss/{name}", value * len(r_N) / rows, count=len(r_N) / rows)
-    return (factor * (r_N - r_N.detach()) + value / rows).sum()
-
-
-def _scores(values: Tensor, micro: MicroBatch) -> Tensor:
-    """[N, O] Scores of the rows, each of which has one response position, in their order.
-
-    Raises:
-        TrainError: a score that is not finite; names the rows.
-    """
-    scores_NO = values if values.dim() == 2 else values[:, None]
-    for column in scores_NO.unbind(1):
-        check_finite(column, micro, policy="reward model", what="score")
-    return scores_NO

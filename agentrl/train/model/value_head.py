@@ -6,22 +6,21 @@ before the token and not the token itself.
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
-from agentrl.reward.scale import SCALE_FILE, RewardScale
+from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
 from agentrl.train.model.logprobs import hidden_states
-from agentrl.train.model.lora import merged_weights
 from agentrl.train.model.pretrained import (
     QUICKSTART,
     SCORED,
@@ -33,8 +32,27 @@ from agentrl.train.model.pretrained import (
 logger = logging.getLogger(__name__)
 
 _HEADS = ("score", "classifier")
+_OTHER_HEADS = (
+    "begin with a language model or a reward model of as many (objective.ensemble of an "
+    "ensemble_mode heads)"
+)
 GAUSSIAN_LABELS = {0: "mean", 1: "deviation"}
 """`id2label` of a reward model that gives a Gaussian; the deviation is before `purm_deviation`."""
+
+
+def head_labels(heads: int) -> dict[int, str]:
+    """`id2label` of a reward model with several heads, each of which gives one score."""
+    return {number: f"head_{number}" for number in range(heads)}
+
+
+def heads_of(config: Any) -> int:
+    """Heads of a reward model, by its labels; 1 for any other model.
+
+    Args:
+        config: of `transformers`.
+    """
+    labels = {int(number): str(name) for number, name in (config.id2label or {}).items()}
+    return len(labels) if len(labels) > 1 and labels == head_labels(len(labels)) else 1
 
 
 class ValueHead(nn.Linear):
@@ -55,7 +73,9 @@ class ValueModel(nn.Module):
     masters and float32 products.
     """
 
-    def __init__(self, body: Any, head: nn.Linear | None = None, *, outputs: int = 1) -> None:
+    def __init__(
+        self, body: Any, head: nn.Linear | None = None, *, outputs: int = 1, heads: int = 1
+    ) -> None:
         """Put a head on a body.
 
         Args:
@@ -63,7 +83,8 @@ class ValueModel(nn.Module):
             head: [O, E]; None begins with zeros, so that all values are 0 and their gradient
                 reaches the head alone in the first update.
             outputs: O, numbers a token: 1 value; 2 where a reward model gives a mean and a
-                deviation.
+                deviation; K where it has K heads.
+            heads: K, of an ensemble on this body; 1 is none.
 
         Raises:
             ConfigError: a head of another shape; its outputs are not one value.
@@ -77,6 +98,8 @@ class ValueModel(nn.Module):
                 f"give a model that was trained with num_labels={outputs}"
             )
         self.body = body
+        self.heads = heads
+        """K heads, each with a score of its own; 1 for a model that is no ensemble."""
         self.value_head = ValueHead(
             width,
             outputs,
@@ -128,6 +151,7 @@ def load_critic(critic: CriticSection, model: ModelSection) -> ValueModel:
 
     Where `reward_scale.json` is beside a reward model, RL uses (r / T - mean) / std, and the head
     predicts that from the start: w' = w / (T std), b' = (b / T - mean) / std (document 004, 5.3).
+    Of several heads it is the mean of what each of them would be.
 
     Args:
         critic: where it begins.
@@ -137,22 +161,44 @@ def load_critic(critic: CriticSection, model: ModelSection) -> ValueModel:
         ConfigError: as `load_value_model`.
         DataError: the scale cannot be read.
     """
-    made = load_value_model(critic, model)
-    folder = Path(critic.path or model.path).expanduser()
-    if (folder / SCALE_FILE).is_file():
-        scale = RewardScale.load(folder)
-        head = made.value_head
-        # Folded in float64, then rounded once to the dtype of the head.
-        weight, bias = (param.detach().double().cpu().numpy() for param in (head.weight, head.bias))
-        folded = scale.fold_into_head(weight, bias)
-        with torch.no_grad():
-            head.weight.copy_(torch.from_numpy(folded[0]))
-            head.bias.copy_(torch.from_numpy(folded[1]))
-        logger.info("the critic begins with the reward model %s and its scale", folder)
-    return made
+    path = critic.path or model.path
+    heads = _stored_heads(path)
+    made = load_value_model(critic, model, outputs=heads, heads=heads)
+    folder = Path(path).expanduser()
+    scaled = (folder / SCALE_FILE).is_file()
+    if not scaled and heads == 1:
+        return made
+    scales = load_scales(folder, heads) if scaled else (RewardScale(),) * heads
+    # Folded in float64, then rounded once to the dtype of the head.
+    old = made.value_head
+    weight_KE, bias_K = (param.detach().double().cpu().numpy() for param in (old.weight, old.bias))
+    rows = [s.fold_into_head(w, b) for s, w, b in zip(scales, weight_KE, bias_K, strict=True)]
+    head = nn.Linear(old.in_features, 1, dtype=torch.float64)
+    with torch.no_grad():
+        head.weight.copy_(torch.from_numpy(np.mean([weight for weight, _ in rows], axis=0)))
+        head.bias.fill_(float(np.mean([bias for _, bias in rows])))
+    logger.info(
+        "the critic begins with the reward model %s%s", folder, " and its scale" if scaled else ""
+    )
+    return ValueModel(made.body, head).eval()
 
 
-def load_value_model(critic: CriticSection, model: ModelSection, *, outputs: int = 1) -> ValueModel:
+def _stored_heads(path: str) -> int:
+    """Heads of a checkpoint; 1 where it cannot be read, which is said when it is loaded."""
+    from transformers import AutoConfig
+
+    check_model_path(path)
+    if path == QUICKSTART:
+        return 1
+    try:
+        return heads_of(AutoConfig.from_pretrained(path))
+    except (OSError, ValueError):
+        return 1
+
+
+def load_value_model(
+    critic: CriticSection, model: ModelSection, *, outputs: int = 1, heads: int = 1
+) -> ValueModel:
     """A value model as it is stored, in the dtype and on the device of a policy.
 
     A checkpoint for sequence or token classification (a reward model) brings its head; a language
@@ -162,6 +208,7 @@ def load_value_model(critic: CriticSection, model: ModelSection, *, outputs: int
         critic: where it begins.
         model: the policy, for what `critic` does not say.
         outputs: numbers a token.
+        heads: of an ensemble; then there are as many outputs.
 
     Raises:
         ConfigError: the checkpoint cannot be loaded, or its head has other outputs.
@@ -173,7 +220,8 @@ def load_value_model(critic: CriticSection, model: ModelSection, *, outputs: int
     device = pick_device(model.device)
     source = str(quickstart_checkpoint()) if path == QUICKSTART else path
     try:
-        kinds = AutoConfig.from_pretrained(source).architectures or [""]
+        config = AutoConfig.from_pretrained(source)
+        kinds = config.architectures or [""]
         scored = kinds[0].endswith(SCORED)
         loader: Any = AutoModelForSequenceClassification if scored else AutoModel
         loaded, report = _load(loader, source, getattr(torch, model.dtype))
@@ -185,12 +233,26 @@ def load_value_model(critic: CriticSection, model: ModelSection, *, outputs: int
             f"the critic {path!r} lacks {len(missing)} weights of {kinds[0] or 'its model'}, "
             f"{missing[0]} among them; they would be random"
         )
-    heads = [head for name in _HEADS if (head := getattr(loaded, name, None)) is not None]
-    if scored and not isinstance(heads[0] if heads else None, nn.Linear):
+    found = {name: head for name in _HEADS if (head := getattr(loaded, name, None)) is not None}
+    if scored and not isinstance(next(iter(found.values()), None), nn.Linear):
         raise ConfigError(f"the critic {path!r} is a {kinds[0]} without a linear {_HEADS[0]!r}")
+    if scored and heads_of(config) != heads:
+        raise ConfigError(
+            f"the checkpoint {path!r} is a reward model of {heads_of(config)} heads, expected "
+            f"{heads}; {_OTHER_HEADS}"
+        )
     body = loaded.base_model if scored else loaded
-    head = heads[0] if scored else None
-    return ValueModel(body.to(device).eval(), head, outputs=outputs).eval()
+    head = _unrounded(source, *next(iter(found.items()))) if scored else None
+    return ValueModel(body.to(device).eval(), head, outputs=outputs, heads=heads).eval()
+
+
+def _unrounded(source: str, name: str, head: nn.Linear) -> nn.Linear:
+    """The head in the dtype of its file, where that is here: the body's dtype would round it."""
+    for file in sorted(Path(source).expanduser().glob("*.safetensors")):
+        with safe_open(file, framework="pt") as stored:
+            for part in sorted({f"{name}.weight", f"{name}.bias"} & set(stored.keys())):
+                setattr(head, part.removeprefix(f"{name}."), nn.Parameter(stored.get_tensor(part)))
+    return head
 
 
 def _load(loader: Any, source: str, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -206,78 +268,3 @@ def _load(loader: Any, source: str, dtype: torch.dtype) -> tuple[Any, Any]:
         hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()
-
-
-def save_value_model(
-    model: ValueModel,
-    tokenizer: Any,
-    folder: Path,
-    *,
-    weights: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Write a reward model as `...ForSequenceClassification`, a label for each output.
-
-    That class reads the score at the last token that is not padding, so a token which ends turns
-    must not be the one that pads: another special token takes its place, in config and tokenizer.
-
-    Args:
-        model: its head has no bias, as in that class.
-        tokenizer: its tokenizer.
-        folder: to write into.
-        weights: all of them, by name, where a backend has divided those of `model`.
-
-    Raises:
-        ConfigError: there is no such class for this architecture, or no token to pad with.
-    """
-    from transformers import AutoModelForSequenceClassification
-
-    config = copy.deepcopy(model.config)
-    config.num_labels = model.value_head.out_features
-    if config.num_labels == len(GAUSSIAN_LABELS):
-        # A classifier of two classes has as many outputs, and must not pass for one.
-        config.id2label = dict(GAUSSIAN_LABELS)
-        config.label2id = {name: index for index, name in GAUSSIAN_LABELS.items()}
-    config.pad_token_id = _padding(tokenizer)
-    padded = copy.deepcopy(tokenizer)
-    padded.pad_token_id = config.pad_token_id
-    try:
-        with torch.device("meta"):
-            shell: Any = AutoModelForSequenceClassification.from_config(config)
-    except ValueError as error:
-        raise ConfigError(
-            f"transformers has no sequence classification for {type(model.body).__name__}: {error}"
-        ) from None
-    found = dict(weights) if weights is not None else dict(merged_weights(model))
-    if bool(found.pop("value_head.bias").any()):
-        raise ConfigError(
-            "the head has a bias, which sequence classification models of transformers have not; "
-            "begin with a checkpoint whose head has none"
-        )
-    named = {"score.weight": found.pop("value_head.weight").detach()}
-    for name, tensor in found.items():
-        named[f"{shell.base_model_prefix}.{name.removeprefix('body.')}"] = tensor.detach()
-    shell.save_pretrained(folder, state_dict=named)
-    padded.save_pretrained(folder)
-
-
-def require_padding(tokenizer: Any) -> None:
-    """Refuse before training a tokenizer that `save_value_model` would refuse after it.
-
-    Raises:
-        ConfigError: no token to pad with.
-    """
-    _padding(tokenizer)
-
-
-def _padding(tokenizer: Any) -> int:
-    """A special token that ends no turn."""
-    ends = {tokenizer.eos_token_id}
-    candidates = [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id]
-    candidates += list(tokenizer.all_special_ids)
-    for candidate in candidates:
-        if candidate is not None and candidate not in ends:
-            return candidate
-    raise ConfigError(
-        "the tokenizer has no special token besides its end of text, so rows of a reward model "
-        "could not be padded; add one (tokenizer.add_special_tokens)"
-    )

@@ -4,6 +4,8 @@
     z_k = scale_k(score_k)      (score / T - mean) / std, by its reward_scale.json
     value = mean_k z_k - disagreement * std_k z_k - uncertainty * mean_k s_k
 
+A model with several heads counts as so many members, whose scores come from one pass.
+
 Legend: `_N` rows, `_K` members, `_O` outputs of a member.
 """
 
@@ -38,25 +40,30 @@ class RowScorer(Protocol):
         ...
 
     @property
+    def heads(self) -> int:
+        """1, or more where each row gets the outputs of so many heads."""
+        ...
+
+    @property
     def batch_tokens(self) -> int:
         """Most packed tokens of a pass."""
         ...
 
     def scores(self, rows: Sequence[ScoredTokens]) -> FloatArray:
-        """[N, O] Scores of rows."""
+        """[N, O] Scores of rows; those of several heads side by side."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardMember:
-    """One reward model and its scale."""
+    """One reward model, and the scale of each of its heads."""
 
     path: str
     """Name for messages."""
     model: RowScorer
     """Gives raw scores."""
-    scale: RewardScale
-    """Makes rewards of them."""
+    scales: Sequence[RewardScale]
+    """Make rewards of them: one for each head."""
 
 
 class RolloutRewards:
@@ -79,7 +86,8 @@ class RolloutRewards:
             version: of a model that is refreshed, a part of every value; None for no such part.
 
         Raises:
-            ConfigError: an uncertainty without a model that gives a deviation.
+            ConfigError: an uncertainty without a model that gives a deviation, or a disagreement
+                with a single model of one head.
         """
         self._disagreement, self._uncertainty = disagreement, uncertainty
         self._take(members, version)
@@ -115,6 +123,7 @@ class RolloutRewards:
                 f"uncertainty is {self._uncertainty:g}, but the reward model {plain!r} gives no "
                 "deviation; fit it with objective.loss: purm, or set uncertainty to 0"
             )
+        check_disagreement(self._disagreement, sum(m.model.heads for m in members))
         self._members, self._gaussian, self._version = tuple(members), gaussian, version
         self._longest = min(member.model.batch_tokens for member in members) - 1
 
@@ -149,22 +158,43 @@ class RolloutRewards:
                 raise GraderError(
                     f"{member.path} gives {numbers.tolist()}, expected finite numbers"
                 )
-        both = list(zip(self._members, scores_KO, strict=True))
-        white = [[float(m.scale.normalised(numbers[0]))] for m, numbers in both]
+        heads = [
+            (scale, own)
+            for member, numbers in zip(self._members, scores_KO, strict=True)
+            for scale, own in zip(
+                member.scales, numbers.reshape(member.model.heads, -1), strict=True
+            )
+        ]
+        white = [[float(scale.normalised(own[0]))] for scale, own in heads]
         values, between = ensemble_reward(white, self._disagreement)
         value, parts = float(values[0]), {}
-        if len(both) > 1:
+        if len(heads) > 1:
             parts[BETWEEN] = float(between[0])
         if self._gaussian:
-            units = [m.scale.temperature * m.scale.std for m in self._members]
-            deviation = float(
-                np.mean([n[1] / unit for n, unit in zip(scores_KO, units, strict=True)])
-            )
+            deviation = float(np.mean([own[1] / (s.temperature * s.std) for s, own in heads]))
             parts[DEVIATION] = deviation
             value -= self._uncertainty * deviation
         if self._version is not None:
             parts[RM_VERSION] = float(self._version)
         return RewardValue(value=value, parts=parts)
+
+
+def check_disagreement(disagreement: float, members: int) -> None:
+    """Refuse a disagreement where there is nothing to disagree with.
+
+    Args:
+        disagreement: as for `RolloutRewards`.
+        members: models, with several heads as many.
+
+    Raises:
+        ConfigError: a single one.
+    """
+    if disagreement and members == 1:
+        raise ConfigError(
+            f"disagreement is {disagreement:g}, but one reward model of one head cannot disagree; "
+            "give path a list of at least 2, the run of an ensemble, or a model of several heads, "
+            "or set it to 0"
+        )
 
 
 def scored_row(trajectory: Trajectory) -> ScoredTokens:

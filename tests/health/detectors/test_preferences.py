@@ -192,12 +192,14 @@ def test_scores_far_from_those_the_scale_is_of(mean: list[float], status: Status
 )
 def test_members_that_part_while_their_reward_rises(mean, between, score, status) -> None:
     metrics = in_rl(mean, score) | {"rewards/rm/std_between/mean": curve(between)}
-    ensemble = MODEL | {"reward.models.rm.path": ["a", "b", "c"]}
-    found = said("members_disagree", ensemble, metrics)
+    listed = MODEL | {"reward.models.rm.path": ["a", "b", "c"]}
+    found = said("members_disagree", MODEL, metrics)
+    assert said("members_disagree", listed, metrics) == found
     assert found.status is status, found.detail
     if status is not Status.OK:
         assert found.levers[0].key == "reward.models.NAME.disagreement"
         assert found.levers[0].value == 1.0
+    del metrics["rewards/rm/std_between/mean"]
     assert said("members_disagree", MODEL, metrics).status is Status.UNKNOWN
 
 

@@ -44,6 +44,7 @@ def config_of(project: Path, **model: Any):
         ({"path": "./nowhere"}, r"'\./nowhere' does not exist"),
         ({"batch_tokens": 128}, r"batch_tokens is 128, but a rollout may have 128 tokens"),
         ({"uncertainty": 1.0}, "'rm' gives no deviation"),
+        ({"disagreement": 1.0}, "one reward model of one head cannot disagree; give path a list"),
         ({"device": "cuda:77"}, "torch sees"),
     ],
 )
@@ -96,7 +97,6 @@ def test_the_bytes_of_models_are_those_of_their_files(project: Path) -> None:
     [
         ({"models": {"a": {"path": ["x", "x"]}}}, "names one model twice"),
         ({"models": {"a": {"path": []}}}, "at least 1 item"),
-        ({"models": {"a": {"path": "x", "disagreement": 1.0}}}, "one reward model cannot disagree"),
         ({"models": {"a": {"path": ["x", "y"], "scale": "none"}}}, "whitened before their mean"),
         ({"models": {"a": "x"}, "functions": {"a": {"target": "m:f"}}}, "both have a 'a'"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.batch.examples import ScoredTokens
+from agentrl.config import load_config
 from agentrl.config.load import FIT_FILE
 from agentrl.data.preferences.load import load_pairs
 from agentrl.errors import ConfigError
@@ -18,8 +21,10 @@ from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.fit.ensemble import member_config, member_runs
 from agentrl.runtime.fit.rating.answers import encode_answer
 from agentrl.runtime.fit.rating.reward_model import open_reward_model
+from agentrl.types import RewardValue
 from tests.runtime.fit.fit_project import assert_same_fit, kill_at, pairs, weights, write_fit
-from tests.runtime.tiny_project import agentrl
+from tests.runtime.reward_checkpoints import values_of
+from tests.runtime.tiny_project import agentrl, write_project
 
 TWO = {"objective__ensemble": 2, "data__epochs": 1, "chat__system_prompt": "be brief"}
 
@@ -106,6 +111,26 @@ def test_a_score_is_the_mean_of_whitened_members(ensemble: Path, tmp_path: Path)
             deviation = np.std(white, ddof=1)
             assert line[f"{answer}_deviation"] == pytest.approx(deviation, rel=1e-4, abs=1e-6)
     assert len(every) == len(pairs(3))
+
+
+def test_the_run_of_an_ensemble_stands_for_its_members(ensemble: Path, tmp_path: Path) -> None:
+    """Fails if a run pays by its first member alone, or without their deviation."""
+    shutil.copytree(ensemble, tmp_path / "many")
+    members = ["many/members/0", "many/members/1"]
+    for run, std in zip(member_runs(tmp_path / "many"), (0.5, 0.01), strict=True):
+        RewardScale(std=std).save(Path(resolve_model_path(str(run))))
+    rows = [ScoredTokens(prompt_ids=(5, 6), ids=(7, 8, number)) for number in range(20, 24)]
+
+    def paid(path: str | list[str]) -> list[RewardValue]:
+        model = {"path": path, "disagreement": 0.5}
+        config = load_config(write_project(tmp_path, reward={"models": {"rm": model}}))
+        return values_of(config, tmp_path, rows)
+
+    found = paid("many")
+    assert found == paid(members)
+    assert all(value.parts["std_between"] > 0 for value in found)
+    with pytest.raises(ConfigError, match=r"rm: path names the model .*members/0.* twice"):
+        paid(["many", members[0]])
 
 
 def test_members_have_seeds_and_folders_of_their_own(tmp_path: Path) -> None:

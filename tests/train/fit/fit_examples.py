@@ -17,11 +17,13 @@ from agentrl.batch.examples import (
     score_update,
 )
 from agentrl.batch.records import PackedBatch, RowKey
-from agentrl.config.fit import DpoObjective, FitTrainSection, RewardObjective
+from agentrl.config.fit import DpoObjective, RewardObjective
+from agentrl.config.training import FitTrainSection
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.fit.fitter import FitLoss, Fitter
-from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss, RewardLoss
+from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss
 from agentrl.train.fit.pair_registry import find_pair_loss
+from agentrl.train.fit.reward_objective import RewardLoss
 from agentrl.train.model.value_head import ValueModel
 from tests.train.tiny_llama import VOCABULARY, tiny_model
 

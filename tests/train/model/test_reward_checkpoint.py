@@ -8,13 +8,9 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
-from agentrl.reward.scale import RewardScale
-from agentrl.train.model.value_head import (
-    ValueModel,
-    load_critic,
-    load_value_model,
-    save_value_model,
-)
+from agentrl.reward.scale import RewardScale, save_scales
+from agentrl.train.model.reward_checkpoint import save_value_model
+from agentrl.train.model.value_head import ValueModel, load_critic, load_value_model
 from tests.train.fit.fit_examples import examples, scores
 from tests.train.tiny_llama import VOCABULARY
 
@@ -100,3 +96,25 @@ def test_a_critic_begins_with_the_reward_that_rl_uses(tmp_path):
     wanted = torch.from_numpy(scale.normalised(raw.numpy()))
     assert (wanted - raw).abs().mean() > 0.1
     assert torch.allclose(read(load_critic(critic, section)), wanted, rtol=0, atol=1e-6)
+
+
+def test_a_critic_begins_with_the_mean_of_whitened_heads(tmp_path):
+    """Fails if raw heads are averaged, or if the critic keeps them all."""
+    model = ValueModel(float32_model().body, outputs=2, heads=2)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        model.value_head.weight.normal_()
+    save_value_model(model, tokenizer(eos_token="</s>", pad_token="<pad>"), tmp_path)
+    scales = (RewardScale(temperature=2.5, mean=0.75, std=1.5), RewardScale(mean=-3.0, std=0.25))
+    save_scales(scales, tmp_path)
+    section = ModelSection(path="elsewhere", dtype="float32", device="cpu")
+    found = load_critic(CriticSection(path=str(tmp_path)), section)
+    assert found.value_head.out_features == found.heads == 1
+    (e,) = examples(1, pairs=True)
+    ids = torch.tensor([[*e.prompt_ids, *e.answers[0].ids]])
+    with torch.no_grad():
+        hidden = model.body(ids).last_hidden_state[0, -1:]
+        raw_K = model.value_head(hidden)[0].tolist()
+        value = float(found.value_head(found.body(ids).last_hidden_state[0, -1:]))
+    white = [float(s.normalised(raw)) for s, raw in zip(scales, raw_K, strict=True)]
+    assert value == pytest.approx(sum(white) / 2, abs=1e-5)

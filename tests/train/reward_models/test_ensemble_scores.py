@@ -16,7 +16,7 @@ class Fixed:
     """A member with scores that are known."""
 
     def __init__(self, *scores, batch_tokens=64):
-        self.outputs, self.batch_tokens = 1, batch_tokens
+        self.outputs, self.heads, self.batch_tokens = 1, 1, batch_tokens
         self._scores = np.array(scores, dtype=np.float64)[:, None]
 
     def scores(self, rows):

@@ -27,6 +27,8 @@ TASK = Task(id="t", prompt="p")
 class Fixed:
     """The last token of a row times a factor, with a deviation of `factor` if there is one."""
 
+    heads = 1
+
     def __init__(self, factor: float, *, outputs: int = 1, batch_tokens: int = 32) -> None:
         self.factor, self.outputs, self.batch_tokens = factor, outputs, batch_tokens
         self.batches: list[int] = []
@@ -41,7 +43,7 @@ class Fixed:
 
 def member(factor: float, *, scale: RewardScale | None = None, **options: int) -> RewardMember:
     return RewardMember(
-        path=f"rm{factor:g}", model=Fixed(factor, **options), scale=scale or RewardScale()
+        path=f"rm{factor:g}", model=Fixed(factor, **options), scales=[scale or RewardScale()]
     )
 
 
@@ -67,6 +69,29 @@ async def test_an_ensemble_is_whitened_before_its_mean() -> None:
     assert dict(found.parts) == {"std_between": pytest.approx(between)}
 
 
+class TwoHeads(Fixed):
+    """Heads that give the last token of a row, and ten times that."""
+
+    heads = 2
+
+    def scores(self, rows: Sequence[ScoredTokens]) -> np.ndarray:
+        return super().scores(rows) * np.array([[1.0, 10.0]])
+
+
+async def test_heads_are_members_that_share_a_pass() -> None:
+    """Fails if heads are not whitened by their own scales, or are no members of a larger list."""
+    scales = (RewardScale(temperature=2.0, mean=1.0, std=0.5), RewardScale(mean=-1.0, std=4.0))
+    apart = [member(1.0, scale=scales[0]), member(10.0, scale=scales[1])]
+    heads = RewardMember(path="rm", model=TwoHeads(1.0), scales=scales)
+    for alone, shared in ((apart, [heads]), ([*apart, member(3.0)], [heads, member(3.0)])):
+        wanted, found = (RolloutRewards(each, disagreement=0.5) for each in (alone, shared))
+        value = await found.value(rollout(5, 6), TASK)
+        assert value == await wanted.value(rollout(5, 6), TASK)
+        assert value.parts["std_between"] > 1.0
+    with pytest.raises(ConfigError, match="one reward model of one head cannot disagree"):
+        RolloutRewards([member(1.0)], disagreement=0.5)
+
+
 async def test_the_deviation_of_a_gaussian_is_taken_off_in_units_of_the_reward() -> None:
     scale = RewardScale(temperature=2.0, mean=1.0, std=0.5)
     rewards = RolloutRewards([member(3.0, scale=scale, outputs=2)], uncertainty=0.25)
@@ -85,7 +110,7 @@ async def test_rollouts_that_end_together_are_one_batch() -> None:
     """Fails if each rollout is a pass of its own."""
     first, second = Fixed(1.0), Fixed(2.0)
     rewards = RolloutRewards(
-        [RewardMember(path="rm", model=model, scale=RewardScale()) for model in (first, second)]
+        [RewardMember(path="rm", model=model, scales=[RewardScale()]) for model in (first, second)]
     )
     found = await asyncio.gather(*(rewards.value(rollout(n), TASK) for n in (3, 4, 5)))
     assert [each.value for each in found] == [4.5, 6.0, 7.5]
@@ -131,7 +156,7 @@ def test_an_uncertainty_needs_models_that_give_one() -> None:
 
 async def test_a_real_model_scores_rollouts_together_as_it_does_alone() -> None:
     model = ScoreModel(value_model(), batch_tokens=64)
-    rewards = RolloutRewards([RewardMember(path="rm", model=model, scale=RewardScale())])
+    rewards = RolloutRewards([RewardMember(path="rm", model=model, scales=[RewardScale()])])
     rows = [rollout(*range(start, start + 5)) for start in (3, 20, 40)]
     found = await asyncio.gather(*(rewards.value(row, TASK) for row in rows))
     assert rewards.queue.batches == 1

@@ -40,6 +40,7 @@ def report_facts(report: RewardReport) -> dict[str, str]:
     else:
         facts["temperature"] = f"{found.temperature:.4g}, fitted on {report.calibrated_on}"
     facts["variance that length explains"] = share
+    facts |= _disagreement(report)
     if report.left_out:
         reasons = (f"{number} ({why})" for why, number in report.left_out.items())
         facts["left out"] = "; ".join(reasons)
@@ -62,13 +63,39 @@ def report_tables(report: RewardReport) -> list[ReportTable]:
 
 def scale_text(report: RewardReport) -> str:
     """The scale for RL in one line, or why there is none."""
-    scale = report.scale
+    scale, heads = report.scale, report.head_scales
+    if heads:
+        return (
+            f"of {len(heads)} heads, one for each: "
+            f"temperature {_range([each.temperature for each in heads])}, "
+            f"mean {_range([each.mean for each in heads])}, "
+            f"deviation {_range([each.std for each in heads])}, of {report.whitened_on}"
+        )
     if scale is None:
         return f"none: {report.scale_problem}"
     return (
         f"temperature {scale.temperature:.4g}, mean {scale.mean:.4g}, deviation {scale.std:.4g}, "
         f"of {report.whitened_on}"
     )
+
+
+def _disagreement(report: RewardReport) -> dict[str, str]:
+    """Facts of an ensemble; none of any other model."""
+    found = report.disagreement
+    if found is None:
+        return {}
+    parts = [f"{found.mean:.3g} on average between {found.members}"]
+    for where, value in (("right", found.where_right), ("wrong", found.where_wrong)):
+        if value is not None:
+            parts.append(f"{value:.3g} in pairs ranked {where}")
+    facts = {"deviation between members": ", ".join(parts)}
+    if found.accuracies:
+        facts["accuracy of one head alone"] = _range(found.accuracies)
+    return facts
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.4g} to {max(values):.4g}"
 
 
 def _calibration(report: RewardReport) -> ReportTable:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.errors import DataError
 from agentrl.files import write_whole
+from agentrl.reward.scale import save_scales
 from agentrl.runtime.fit.rating.reliability_plot import reliability_svg
 from agentrl.runtime.fit.rating.report_page import report_page
 from agentrl.runtime.fit.rating.report_text import report_markdown
@@ -50,7 +51,10 @@ def write_report(
     written = list(files)
     if store:
         assert model.folder is not None
-        if report.scale is None:
+        if report.head_scales:
+            written.append(save_scales(report.head_scales, model.folder))
+        elif report.scale is not None:
+            written.append(report.scale.save(model.folder))
+        else:
             raise DataError(f"--store: there is no scale to store: {report.scale_problem}")
-        written.append(report.scale.save(model.folder))
     return written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from agentrl.chat import build_chat
 from agentrl.config.load import FIT_FILE
 from agentrl.config.schema import ChatSection, ModelSection
 from agentrl.errors import ConfigError
-from agentrl.reward.scale import SCALE_FILE, RewardScale
+from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
 from agentrl.runtime.fit.ensemble import member_runs
@@ -36,11 +36,16 @@ class OpenRewardModel:
     path: str
     """The checkpoint folder, or a hub name."""
     model: RowScorer
-    """Gives raw scores; of an ensemble the mean of whitened ones, and their deviation."""
+    """Gives raw scores; of an ensemble the mean of whitened ones, and their deviation. Those of
+    heads without a stored scale are raw."""
     chat: ChatFormat
     """Format of the fit that made it, where that is known."""
     decode: Callable[[Sequence[int]], str]
     """Ids to text, without special tokens."""
+    members: int = 1
+    """Members or heads of an ensemble."""
+    heads: RowScorer | None = None
+    """Gives the raw scores of the heads of one body, side by side; None for any other model."""
 
     @property
     def folder(self) -> Path | None:
@@ -49,14 +54,15 @@ class OpenRewardModel:
         return folder if folder.is_dir() else None
 
     def stored_scale(self) -> RewardScale | None:
-        """The scale beside the checkpoint; None without one.
+        """The scale beside the checkpoint; None without one, and where scores are made of heads.
 
         Raises:
             DataError: it cannot be read.
         """
-        if self.folder is None or not (self.folder / SCALE_FILE).is_file():
+        folder = self.folder if self.heads is None else None
+        if folder is None or not (folder / SCALE_FILE).is_file():
             return None
-        return RewardScale.load(self.folder)
+        return RewardScale.load(folder)
 
     def scores(
         self, rows: Sequence[ScoredTokens], done: Callable[[int, int], None] = lambda done, of: None
@@ -67,11 +73,26 @@ class OpenRewardModel:
             rows: any number.
             done: called with the number of rows that are scored, and of all.
         """
-        parts = [np.zeros((0, self.model.outputs))]
+        parts = [np.zeros((0, self.model.heads * self.model.outputs))]
         for start in range(0, len(rows), TOGETHER):
             parts.append(self.model.scores(rows[start : start + TOGETHER]))
             done(min(start + TOGETHER, len(rows)), len(rows))
         return np.concatenate(parts)
+
+    def raw(self) -> OpenRewardModel:
+        """The model whose outputs are the raw scores of the heads; itself without heads."""
+        return self if self.heads is None else replace(self, model=self.heads, heads=None)
+
+    def whitened(self, scales: Sequence[RewardScale]) -> OpenRewardModel:
+        """The model whose heads are whitened by other scales before their mean.
+
+        Args:
+            scales: [_K] of each head.
+        """
+        from agentrl.train.reward_models.ensemble_scores import EnsembleScores
+
+        assert self.heads is not None
+        return replace(self, model=EnsembleScores([self.heads], scales))
 
 
 def open_reward_model(
@@ -88,6 +109,7 @@ def open_reward_model(
     Raises:
         ConfigError: it cannot be loaded, is no reward model, or a member of an ensemble has no
             stored scale.
+        DataError: a stored scale of heads that cannot be read.
         RunError: a run directory without a complete checkpoint.
         ChatError: its tokenizer has no usable template.
     """
@@ -101,12 +123,21 @@ def open_reward_model(
     source = resolve_model_path(path)
     model = load_score_model(source, device=device, batch_tokens=batch_tokens or BATCH_TOKENS)
     tokenizer = load_tokenizer(ModelSection(path=source))
-    return OpenRewardModel(
+    folder = Path(source).expanduser()
+    several = model.heads > 1
+    opened = OpenRewardModel(
         path=source,
         model=model,
-        chat=build_chat(tokenizer, _chat_of(Path(source).expanduser())),
+        chat=build_chat(tokenizer, _chat_of(folder)),
         decode=lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True),
+        members=model.heads,
+        heads=model if several else None,
     )
+    if not several:
+        return opened
+    stored = (folder / SCALE_FILE).is_file()
+    scales = load_scales(folder, model.heads) if stored else (RewardScale(),) * model.heads
+    return opened.whitened(scales)
 
 
 def _open_ensemble(
@@ -133,6 +164,7 @@ def _open_ensemble(
         model=EnsembleScores([one.model for one in opened], scales),
         chat=opened[0].chat,
         decode=opened[0].decode,
+        members=len(opened),
     )
 
 

@@ -6,19 +6,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from agentrl.errors import DataError
 from agentrl.reward.calibration import CalibrationReport, calibration_report
 from agentrl.reward.scale import RewardScale
-from agentrl.reward.temperature import fit_temperature
+from agentrl.runtime.fit.rating.disagreement import Disagreement, disagreement_of, head_accuracy
+from agentrl.runtime.fit.rating.fitted_scale import fit_scale
 from agentrl.runtime.fit.rating.probe_scores import ProbeResult, probe_model
-from agentrl.runtime.fit.rating.scored_pairs import (
-    NamedPairs,
-    ScoredPairs,
-    halves_by_prompt,
-    score_pairs,
-)
+from agentrl.runtime.fit.rating.scored_pairs import NamedPairs, halves_by_prompt, score_pairs
 
 if TYPE_CHECKING:
     from agentrl.runtime.fit.rating.reward_model import OpenRewardModel
@@ -53,6 +46,10 @@ class RewardReport:
     """Scale for RL; None where there is no temperature or no spread of scores."""
     scale_problem: str
     """Reason why there is no scale; empty where there is one."""
+    head_scales: tuple[RewardScale, ...] = ()
+    """[_K] Scale of each head for RL, in place of `scale`; empty for a model of one head."""
+    disagreement: Disagreement | None = None
+    """Deviation between members or heads; None where the model is no ensemble."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields by their names, as JSON knows them."""
@@ -83,34 +80,47 @@ def measure_reward_model(
         DataError: no pair can be scored, a score is not finite, or all pairs have one prompt and
             there is no `calibrate_on`.
     """
-    scored = score_pairs(model, data, done=done)
+    raw = model.raw()
+    scored = score_pairs(raw, data, done=done)
     if calibrate_on is not None:
-        fitted = score_pairs(model, calibrate_on, done=done)
+        fitted = score_pairs(raw, calibrate_on, done=done)
         measured, on = scored, f"{len(fitted.pairs)} pairs of {calibrate_on.name}"
     else:
         first, second = halves_by_prompt(scored.pairs, data.name)
         fitted, measured = scored.part(first), scored.part(second)
         on = f"half of the prompts of {data.name} ({len(first)} pairs); the rest is measured"
-    temperature, problem = _temperature(fitted)
-    white = scored if whiten_on is None else score_pairs(model, whiten_on, done=done)
+    white = scored if whiten_on is None else score_pairs(raw, whiten_on, done=done)
     whitened_on = f"{2 * len(white.pairs)} answers of {(whiten_on or data).name}"
-    scale, scale_problem = None, problem
-    if not problem:
-        scale, scale_problem = _scale(white, temperature)
+    numbers = range(model.members if model.heads is not None else 0)
+    heads = [fit_scale(fitted.head(number), white.head(number)) for number in numbers]
+    accuracies = [head_accuracy(measured, number) for number in numbers]
+    if heads:
+        used = [head.whitening for head in heads]
+        fitted, measured, white = (each.combined(used) for each in (fitted, measured, white))
+        model = model.whitened(used)
+    whole = fit_scale(fitted, white)
+    scale, scale_problem = whole.scale, whole.scale_problem
+    if heads:  # RL whitens each of them by its own, and their mean no more
+        scale = None
+        scale_problem = "; ".join(
+            f"head {number}: {head.scale_problem}"
+            for number, head in enumerate(heads)
+            if head.scale_problem
+        )
     probes, without = probe_model(model, measured, probed, done)
     sources = [pair.source.partition(",")[0] for pair in measured.pairs]
     return RewardReport(
         model=model.path,
         data=data.name,
         calibrated_on=on,
-        temperature_problem=problem,
+        temperature_problem=whole.temperature_problem,
         left_out=dict(scored.left_out),
         calibration=calibration_report(
             measured.chosen_NO[:, 0],
             measured.rejected_NO[:, 0],
             chosen_lengths=[pair.chosen.length for pair in measured.pairs],
             rejected_lengths=[pair.rejected.length for pair in measured.pairs],
-            temperature=temperature,
+            temperature=whole.temperature,
             variances=measured.variances_N,
             label_probability=measured.labels_N,
             sources=sources if len(set(sources)) > 1 else None,
@@ -120,24 +130,8 @@ def measure_reward_model(
         whitened_on=whitened_on,
         scale=scale,
         scale_problem=scale_problem,
+        head_scales=() if scale_problem else tuple(head.whitening for head in heads),
+        disagreement=(
+            disagreement_of(measured, model.members, accuracies) if model.members > 1 else None
+        ),
     )
-
-
-def _temperature(fitted: ScoredPairs) -> tuple[float, str]:
-    """T, or 1 and why there is none."""
-    apart = fitted.chosen_NO[:, 0] - fitted.rejected_NO[:, 0]
-    try:
-        found = fit_temperature(
-            apart, variances=fitted.variances_N, label_probability=fitted.labels_N
-        )
-    except DataError as error:
-        return 1.0, str(error)
-    return found, ""
-
-
-def _scale(white: ScoredPairs, temperature: float) -> tuple[RewardScale | None, str]:
-    rewards = np.concatenate([white.chosen_NO[:, 0], white.rejected_NO[:, 0]])
-    try:
-        return RewardScale.fitted(rewards, temperature=temperature), ""
-    except DataError as error:
-        return None, str(error)

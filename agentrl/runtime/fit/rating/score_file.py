@@ -51,8 +51,9 @@ def write_scores(
 ) -> int:
     """Write one line for each item: `id`, and `score` or `chosen` and `rejected`.
 
-    Scores are raw. `reward` is added where the checkpoint has a scale (`chosen_reward` ...), and
-    `deviation` where the model gives one. An item that cannot be scored has an `error` instead.
+    Scores are raw; of an ensemble they are means of whitened ones. `reward` is added where the
+    checkpoint has a scale (`chosen_reward` ...), and `deviation` where the model gives one. An
+    item that cannot be scored has an `error` instead.
 
     Args:
         model: the reward model.

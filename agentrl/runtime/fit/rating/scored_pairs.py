@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -17,6 +17,7 @@ from agentrl.types import PreferencePair
 if TYPE_CHECKING:
     from agentrl.batch.examples import ScoredTokens
     from agentrl.batch.records import FloatArray
+    from agentrl.reward.scale import RewardScale
     from agentrl.runtime.fit.rating.reward_model import OpenRewardModel
 
 
@@ -55,6 +56,28 @@ class ScoredPairs:
         """[N] Probability of each label; 1 where only the label is known."""
         known = [pair.label_probability for pair in self.pairs]
         return np.array([1.0 if p is None else p for p in known])
+
+    def head(self, number: int) -> ScoredPairs:
+        """The pairs as one of several heads scores them, of which there is one output each."""
+        return replace(
+            self,
+            chosen_NO=self.chosen_NO[:, [number]],
+            rejected_NO=self.rejected_NO[:, [number]],
+        )
+
+    def combined(self, scales: Sequence[RewardScale]) -> ScoredPairs:
+        """The pairs as all heads score them together: mean and deviation of whitened scores.
+
+        Args:
+            scales: [_K] of each head.
+        """
+        from agentrl.train.reward_models.ensemble_scores import combined_scores
+
+        return replace(
+            self,
+            chosen_NO=combined_scores(self.chosen_NO, scales),
+            rejected_NO=combined_scores(self.rejected_NO, scales),
+        )
 
     def part(self, indices: Sequence[int]) -> ScoredPairs:
         """Some of the pairs."""

@@ -30,12 +30,12 @@ from agentrl.batch.update_terms import (
 )
 from agentrl.config.fit import FitObjective
 from agentrl.metrics.bag import MetricBag
-from agentrl.train.backends.contract import ModelPasses
 from agentrl.train.backends.shares import share
 from agentrl.train.fit.fitter import FitLoss
 from agentrl.train.fit.kto import KtoLoss
-from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss, RewardLoss
+from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss
 from agentrl.train.fit.pair_registry import find_pair_loss
+from agentrl.train.fit.reward_objective import RewardLoss
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import TokenLogProbs
 from agentrl.train.prove.evaluate import Division, UpdateOutcome
@@ -68,7 +68,7 @@ class FitBench:
 
     @cached_property
     def loss(self) -> FitLoss:
-        """The loss as `agentrl fit` makes it."""
+        """The loss of `agentrl fit`."""
         if self.objective.kind == "sft":
             return LikelihoodLoss()
         by_id = {example.id: example for example in self.examples}
@@ -130,7 +130,7 @@ class FitBench:
                 micros if asked is update else _of_all_ranks(asked, division.ranks)
             )
             for micro in micros:
-                found = self.loss.micro_loss(_Kept(self.passes, micro, slopes), micro, totals)
+                found = self.loss.micro_loss(_Kept(self, micro, slopes), micro, totals)
                 self.passes.backward(found.loss)
                 loss += float(found.loss.detach())
                 metrics.merge(found.metrics)
@@ -203,11 +203,10 @@ def _of_all_ranks(update: PackedBatch, ranks: int) -> list[MicroBatch]:
 class _Kept:
     """Passes that keep the slope at each number of one micro-batch once it is known."""
 
-    def __init__(
-        self, passes: ModelPasses, micro: MicroBatch, slopes: dict[TokenKey, float]
-    ) -> None:
-        self._passes, self._micro, self._slopes = passes, micro, slopes
-        self.to_tensors, self.backward = passes.to_tensors, passes.backward
+    def __init__(self, bench: FitBench, micro: MicroBatch, slopes: dict[TokenKey, float]) -> None:
+        self._passes, self._micro, self._slopes = bench.passes, micro, slopes
+        self._heads = bench.objective.heads if bench.objective.kind == "rm" else 1
+        self.to_tensors, self.backward = bench.passes.to_tensors, bench.passes.backward
 
     def log_probs(self, batch: TensorBatch, *, loss_of: object = None) -> TokenLogProbs:
         found = self._passes.log_probs(batch)
@@ -223,7 +222,7 @@ class _Kept:
         names = keys_of(self._micro)
 
         def keep(grad: Tensor) -> None:
-            grad_R = grad if grad.dim() == 1 else grad[:, 0]
+            grad_R = grad if grad.dim() == 1 else grad[:, : self._heads].sum(dim=1)
             for at, slope in zip(index_A.tolist(), grad_R[index_A].tolist(), strict=True):
                 self._slopes[names[at]] = slope
 
@@ -249,7 +248,7 @@ def make_bench(
     table: bool,
 ) -> FitBench:
     """The bench of an objective, on a model or on a table."""
-    outputs = 2 if objective.kind == "rm" and objective.loss == "purm" else 1
+    outputs = objective.outputs if objective.kind == "rm" else 1
     mismatches: tuple[Mismatch, ...] = ()
     if objective.kind == "dpo" and objective.unpaired:
         mismatches = mismatches_of(examples, longest=WHOLE.micro_batch_tokens)

@@ -45,6 +45,9 @@ OBJECTIVES = {
         {"center_set_coef": 0.3, "center_data": {"source": "none"}, "bsr_coef": 0.2}
     ),
     "everything": RewardObjective(margin_scale=0.7, center_coef=0.05, bsr_coef=0.4),
+    "heads": RewardObjective(
+        ensemble=3, ensemble_mode="heads", margin_scale=0.7, center_coef=0.05, bsr_coef=0.4
+    ),
 }  # fmt: skip
 
 
