@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,13 +35,10 @@ from agentrl.runtime.refresh.human_queue import HumanQueue
 from agentrl.runtime.refresh.jobs import RefreshJob
 from agentrl.runtime.refresh.labels import HUMAN, PairLabeller, PairLabels, load_function
 from agentrl.runtime.refresh.origin import old_pairs
-from agentrl.runtime.refresh.records import (
-    HELD_OUT_PAIRS,
-    NEW_PAIRS,
-    RefreshBook,
-    RefreshRecord,
-)
-from agentrl.runtime.reward_versions import RewardModelUsers, UsedRewardModel
+from agentrl.runtime.refresh.places import RefreshPlaces
+from agentrl.runtime.refresh.pruning import prune_versions
+from agentrl.runtime.refresh.records import HELD_OUT_PAIRS, NEW_PAIRS, RefreshBook, RefreshRecord
+from agentrl.runtime.reward_versions import UsedRewardModel
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import StopSwitch
 from agentrl.types import Task
@@ -51,22 +47,6 @@ if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefreshPlaces:
-    """Places of the inputs of a refresh, and the users of its result."""
-
-    run: Path
-    """Directory of the run."""
-    base: Path
-    """Folder that relative paths of the config start from."""
-    store: TrajectoryStore
-    """Rollouts of the run."""
-    tasks: Sequence[Task]
-    """Training tasks."""
-    users: RewardModelUsers
-    """Processes that score."""
 
 
 class ModelRefresh:
@@ -97,7 +77,7 @@ class ModelRefresh:
         self._progress, self._stop, self._target = progress, stop, target
         self._item = config.reward.models[name]
         self._book = RefreshBook(places.run.absolute(), name)
-        self._version = 0
+        self._version = self._paying = 0
 
     @property
     def version(self) -> int:
@@ -119,14 +99,17 @@ class ModelRefresh:
         done = step - 1
         record = self._book.read(done)
         due = done > 0 and done % self._section.every_steps == 0
-        if record is None and due and step not in self._places.store.steps("train"):
+        stored = step in self._places.store.steps("train")
+        if record is None and due and not stored:
             record = await self._stop.guard(self._refresh(done))
-        if record is None:
-            return
-        if record.version != self._version:
-            await self._use(record.version)
-        for name, value in record.metrics.items():
-            bag.mean(name, value)
+        if record is not None:
+            self._paying = record.version
+            for name, value in record.metrics.items():
+                bag.mean(name, value)
+        # A stored step was paid already, and its version may have been deleted since.
+        passed = stored and not self._book.model(self._paying).exists()
+        if self._paying != self._version and not passed:
+            await self._use(self._paying)
 
     async def _refresh(self, step: int) -> RefreshRecord:
         """Make the refresh after a step, and record it."""
@@ -155,6 +138,7 @@ class ModelRefresh:
         )
         self._book.write(record)
         self._say(step, f"{record.outcome}: {record.why}")
+        prune_versions(self._book, self._places.run)
         return record
 
     async def _labels(self, step: int) -> PairLabels:
@@ -271,7 +255,7 @@ class ModelRefresh:
                 "it back"
             )
         await self._places.users.use_reward_model(self._used(version))
-        self._version = version
+        self._version = self._paying = version
 
     def _used(self, version: int) -> UsedRewardModel:
         return UsedRewardModel(name=self._name, version=version, path=self._path(version))

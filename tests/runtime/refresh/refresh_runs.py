@@ -14,8 +14,9 @@ from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError
 from agentrl.reward.scale import RewardScale
 from agentrl.runtime.progress import Progress
+from agentrl.runtime.refresh.places import RefreshPlaces
 from agentrl.runtime.refresh.records import RefreshBook
-from agentrl.runtime.refresh.reward_refresh import ModelRefresh, RefreshPlaces
+from agentrl.runtime.refresh.reward_refresh import ModelRefresh
 from agentrl.runtime.reward_versions import UsedRewardModel
 from agentrl.runtime.stop import StopSwitch
 from agentrl.types import Task, Termination, Trajectory, TrajectoryGroup, Turn
