@@ -27,7 +27,7 @@ def test_environments_that_crash_may_need_time(make_run) -> None:
 def test_a_policy_without_entropy_may_be_paid_for_it(
     make_run, present: float, advised: float
 ) -> None:
-    """Fails if the collapse is not answered by the bonus, or the run's own weight is passed over."""
+    """Fails if the bonus is not advised, or the weight that the run has is passed over."""
     run = make_run(
         {"entropy": [1.0] * 5 + [0.01] * 15}, changes=[f"algorithm.entropy_coef={present}"]
     )

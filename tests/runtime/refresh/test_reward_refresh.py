@@ -215,7 +215,7 @@ async def test_a_rollback_takes_refreshes_back_and_no_version_has_two_models(
 
 
 async def test_versions_that_nothing_names_are_deleted(tmp_path: Path) -> None:
-    """Fails if one stays or one too many goes, if what a kill left while deleting stays, or if a run
+    """Fails if one stays or one too many goes, if what a kill left stays, or if a run
     that replays over deleted versions stops, or pays by an old one after it."""
     run = refresh_run(tmp_path)
 
