@@ -20,6 +20,7 @@ from planted_rewards import Plan as ModelPlan
 from planted_rewards import Silent, write_model
 from spurious_pairs import SOURCES, conversations, spurious_pairs, tasks, write_lines
 
+from agentrl.config import RunConfig
 from agentrl.config.load import FIT_FILE, parse_config
 from agentrl.data import TrajectoryStore
 from agentrl.data.preferences.load import load_pairs
@@ -132,6 +133,11 @@ class Seed:
 
     def run(self, arm: Arm) -> Path:
         """Train the policy on the reward of an arm; returns the run directory."""
+        config = self.run_config(arm)
+        return asyncio.run(train(config, base=self._work, progress=Progress())).run_dir
+
+    def run_config(self, arm: Arm) -> RunConfig:
+        """The run file of an arm, whose tasks are written."""
         plan, work = self._plan, self._work
         files = {
             name: write_lines(
@@ -166,8 +172,7 @@ class Seed:
             "checkpoint": {"every_steps": plan.steps, "keep_last": 1},
             "log": {"tensorboard": False, "tokens": False},
         }  # fmt: skip
-        config = parse_config(document, [])
-        return asyncio.run(train(config, base=work, progress=Progress())).run_dir
+        return parse_config(document, [])
 
     def _pairs(self, source: int, n: int, part: str) -> list[dict[str, str]]:
         return spurious_pairs(

@@ -149,8 +149,9 @@ sources: {", ".join(f"{name} {value:.3f}" for name, value in accuracy.items())}.
 
 True score: good words less bad ones. In the pairs of a source the better answer begins with that
 source's phrase of praise with probability {plan.spurious:g}, and the worse does not with the same;
-the phrases of the two other sources tell nothing in them. `one reward model` has the pairs of the
-first source. Every member has first weights, a head and an order of its own.
+an answer without it begins with the phrase of another source or with none, all alike. `one reward
+model` has the pairs of the first source; the one on three sources has as many pairs as three members
+with a source each have together. Every member has first weights, a head and an order of its own.
 """  # noqa: E501
 
 

@@ -2,7 +2,8 @@
 
 The better answer of a pair always has more quality. A source of pairs, as a group of annotators
 or a model that wrote the answers, has a phrase of its own that most better answers begin with and
-most worse ones do not; the phrases of the other sources tell nothing in its pairs.
+most worse ones do not. An answer without it begins with the phrase of another source or with none,
+all alike, so that those tell no more than none does.
 """
 
 from __future__ import annotations
