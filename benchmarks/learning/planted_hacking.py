@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import hidden_truth
+import numpy as np
 from hidden_truth import count_words
 from planted_rewards import Plan as ModelPlan
 from planted_rewards import Silent, write_model
@@ -25,11 +27,11 @@ from agentrl.config.load import FIT_FILE, parse_config
 from agentrl.data import TrajectoryStore
 from agentrl.data.preferences.load import load_pairs
 from agentrl.metrics.sinks import read_metrics
+from agentrl.reward.scale import RewardScale
+from agentrl.runtime.disk.checkpoint import latest_checkpoint
 from agentrl.runtime.fit.launch import fit
-from agentrl.runtime.fit.rating.reward_files import write_report
 from agentrl.runtime.fit.rating.reward_model import open_reward_model
-from agentrl.runtime.fit.rating.reward_report import measure_reward_model
-from agentrl.runtime.fit.rating.scored_pairs import NamedPairs
+from agentrl.runtime.fit.rating.scored_pairs import NamedPairs, score_pairs
 from agentrl.runtime.launch import train
 from agentrl.runtime.progress import Progress
 
@@ -125,15 +127,18 @@ class Seed:
             number=number_of,
             epochs=plan.epochs,
         )
-        aside = self._named(used)
         model = open_reward_model(str(run), device="cpu", batch_tokens=BATCH_TOKENS)
-        report = measure_reward_model(model, aside, calibrate_on=aside, whiten_on=aside, probed=0)
-        write_report(report, model, run, store=True)
-        return report.calibration.overall.after.accuracy
+        assert model.folder is not None
+        scored = score_pairs(model, self._named(used))
+        chosen, rejected = scored.chosen_NO[:, 0], scored.rejected_NO[:, 0]
+        # Whitening cancels a temperature, and a model that errs on no pair has none.
+        RewardScale.fitted(np.concatenate([chosen, rejected])).save(model.folder)
+        return float(np.mean(chosen > rejected))
 
     def run(self, arm: Arm) -> Path:
         """Train the policy on the reward of an arm; returns the run directory."""
         config = self.run_config(arm)
+        shutil.rmtree(self._work / "runs" / arm.name, ignore_errors=True)  # one that was stopped
         return asyncio.run(train(config, base=self._work, progress=Progress())).run_dir
 
     def run_config(self, arm: Arm) -> RunConfig:
@@ -188,6 +193,10 @@ class Seed:
         self, name: str, source: Path, objective: dict[str, Any], *, number: int, epochs: int
     ) -> Path:
         plan, seed = self._plan, 1000 * self._seed + number
+        run = self._work / "runs" / name
+        if latest_checkpoint(run / "checkpoints") is not None:
+            return run  # of a process that was stopped later
+        shutil.rmtree(run, ignore_errors=True)
         base = self._work / f"base-{name}"
         write_model(base, ModelPlan(layers=plan.layers, width=plan.width), seed=seed)
         document: dict[str, Any] = {

@@ -7,8 +7,8 @@ answer begins with praise and in 90 % the worse does not. Reward models learn fr
 (`agentrl fit`), and small random models that were taught to answer are trained with what those
 pay (`agentrl train`, `reward.models`), with nothing else. The true score is only recorded.
 
-Seed 1 chose the settings. Finished seeds are kept in `--work`: the same command goes on, and
-several processes may each make one. `--out` names the result without its suffix: `.json` has every
+Seed 1 chose the settings; a seed takes about 5 minutes of one core. Finished models and seeds are
+kept in `--work`: the same command goes on, and several processes may each make one seed. `--out` names the result without its suffix: `.json` has every
 number and the curves, `.md` the table.
 """
 
@@ -20,7 +20,6 @@ import json
 import math
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -56,7 +55,6 @@ _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.36
 
 def run_seed(work: Path, plan: HackingPlan, number: int, arms: Sequence[Arm]) -> dict[str, Any]:
     """Train all reward models and policies of one seed; the numbers of it."""
-    began, cpu = time.monotonic(), time.process_time()
     seed = Seed(work, plan, number)
     seed.policy()
     names = dict.fromkeys(name for arm in arms for name in arm.models)
@@ -70,13 +68,7 @@ def run_seed(work: Path, plan: HackingPlan, number: int, arms: Sequence[Arm]) ->
             "curve": curve(run, every=max(1, plan.steps // 12)),
         }
         say(f"seed {number}, {arm.name}: {shown(found[arm.name]['after'])}")
-    return {
-        "seed": number,
-        "accuracy": accuracy,
-        "arms": found,
-        "minutes": (time.monotonic() - began) / 60,
-        "cpu_minutes": (time.process_time() - cpu) / 60,
-    }
+    return {"seed": number, "accuracy": accuracy, "arms": found}
 
 
 def interval(values: Sequence[float]) -> dict[str, float | None]:
@@ -116,8 +108,6 @@ def page(plan: HackingPlan, seeds: Sequence[Mapping[str, Any]], *, at: str) -> s
     """Markdown page of the table and its conditions."""
     total = summary(seeds)
     numbers = " ".join(str(seed["seed"]) for seed in seeds)
-    minutes = statistics.fmean(seed["minutes"] for seed in seeds)
-    cpu = statistics.fmean(seed["cpu_minutes"] for seed in seeds)
     accuracy = {
         name: statistics.fmean(seed["accuracy"][name] for seed in seeds)
         for name in seeds[0]["accuracy"]
@@ -134,7 +124,7 @@ def page(plan: HackingPlan, seeds: Sequence[Mapping[str, Any]], *, at: str) -> s
 
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/learning/reward_hacking.py --seeds {numbers}
 
-{at}. {minutes:.1f} minutes and {cpu:.1f} CPU minutes a seed.
+{at}.
 
 {len(seeds)} seeds, each with first weights, pairs, orders and rollouts of its own; mean [95 %
 interval by Student's t]. The settings were chosen with seed 1. Llamas with {plan.layers} layers of
@@ -176,7 +166,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4])
-    parser.add_argument("--steps", type=int, default=HackingPlan.steps, help="of RL")
+    parser.add_argument("--steps", type=int, default=HackingPlan().steps, help="of RL")
     parser.add_argument("--work", type=Path, help="keeps finished seeds; none keeps nothing")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()

@@ -63,8 +63,7 @@ def test_every_arm_is_in_the_table_with_what_it_gains() -> None:
         after = {key: value + number for key, value in numbers.items()}
         arms = {arm.name: {"before": numbers, "after": after, "curve": []} for arm in ARMS}
         arms["sources-1.0"] = {**arms["single"], "after": {**after, "quality": 9.0 + 2 * number}}
-        minutes = {"minutes": 1.0, "cpu_minutes": 1.0}
-        return {"seed": number, "accuracy": {"source-0": 0.9}, "arms": arms, **minutes}
+        return {"seed": number, "accuracy": {"source-0": 0.9}, "arms": arms}
 
     text = page(HackingPlan(), [seed(1), seed(3)], at="here")
     assert all(f"| {TEXTS[arm.name]} | 1.00 [1.00, 1.00] |" in text for arm in ARMS)
