@@ -8,8 +8,8 @@ answer begins with praise and in 90 % the worse does not. Reward models learn fr
 pay (`agentrl train`, `reward.models`), with nothing else. The true score is only recorded.
 
 Seed 1 chose the settings; a seed takes about 5 minutes of one core. Finished models and seeds are
-kept in `--work`: the same command goes on, and several processes may each make one seed. `--out` names the result without its suffix: `.json` has every
-number and the curves, `.md` the table.
+kept in `--work`: the same command goes on, and several processes may each make one seed. `--out`
+names the result without its suffix: `.json` has every number and the curves, `.md` the table.
 """
 
 from __future__ import annotations
