@@ -7,7 +7,6 @@ training and the rollouts.
 from __future__ import annotations
 
 import asyncio
-import random
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
@@ -109,17 +108,14 @@ class Seed:
         """Train a reward model, store its scale, and return its accuracy on held-out pairs.
 
         Args:
-            name: `same-N` the pairs of source 0, with weights and order of its own; `bootstrap-N`
-                as many of them, drawn with replacement; `source-N` the pairs of source N;
-                `pooled-0` those of all sources.
+            name: `same-N` the pairs of source 0, with weights and order of its own; `source-N` the
+                pairs of source N; `pooled-0` those of all sources.
         """
         plan, (kind, _, number) = self._plan, name.partition("-")
         member = int(number)
         used = {"source": [member], "pooled": [*range(SOURCES)]}.get(kind, [0])
         pairs = [pair for source in used for pair in self._pairs(source, plan.pairs, "train")]
-        if kind == "bootstrap":
-            pairs = random.Random(f"{self._seed}/{name}").choices(pairs, k=len(pairs))
-        number_of = {"same": 0, "bootstrap": 100, "source": 200, "pooled": 300}[kind] + member
+        number_of = {"same": 0, "source": 200, "pooled": 300}[kind] + member
         run = self._fit(
             name,
             write_lines(self._work / f"{name}.jsonl", pairs),
