@@ -58,6 +58,19 @@ def stronger_kl(config: Config) -> list[Lever]:
     return found
 
 
+def entropy_bonus(config: Config) -> list[Lever]:
+    """Pay for the entropy of the policy."""
+    coef = value_of(config, "algorithm.entropy_coef", 0.0)
+    return [
+        Lever(
+            key="algorithm.entropy_coef",
+            value=round(2 * coef, 6) if coef else 0.001,
+            why="The loss itself holds entropy up; raise it slowly, too much of it makes noise "
+            "pay (PPO, arXiv 1707.06347, equation 9).",
+        )
+    ]
+
+
 def weaker_kl(config: Config) -> list[Lever]:
     """Let the policy move."""
     coef = value_of(config, "algorithm.kl_coef", 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agentrl.health import diagnose, read_history
 
 
@@ -19,3 +21,16 @@ def test_only_lost_sandboxes_ask_for_a_larger_sandbox(make_run) -> None:
 
 def test_environments_that_crash_may_need_time(make_run) -> None:
     assert _levers(make_run, "env_crashed") == {"rollout.retries", "rollout.env_timeout_s"}
+
+
+@pytest.mark.parametrize(("present", "advised"), [(0.0, 0.001), (0.02, 0.04)])
+def test_a_policy_without_entropy_may_be_paid_for_it(
+    make_run, present: float, advised: float
+) -> None:
+    """Fails if the bonus is not advised, or the weight that the run has is passed over."""
+    run = make_run(
+        {"entropy": [1.0] * 5 + [0.01] * 15}, changes=[f"algorithm.entropy_coef={present}"]
+    )
+    found = next(v for v in diagnose(read_history(run)) if v.name == "entropy_collapse")
+    values = {lever.key: lever.value for lever in found.levers}
+    assert values["algorithm.entropy_coef"] == advised

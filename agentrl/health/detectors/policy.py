@@ -77,6 +77,7 @@ def entropy_collapse(history: History, limits: Limits) -> Verdict:
         return fine(name, f"{text}, and the held-out tasks are solved")
     pulls = [
         *levers.clip_higher(history.config),
+        *levers.entropy_bonus(history.config),
         *levers.stronger_kl(history.config),
         *levers.token_level(history.config),
         *levers.lower_rate(history.config),

@@ -7,7 +7,8 @@
 
 A refresh without its record was not made: a run that was killed makes it again. A record is taken
 by every later process, for the rollouts after it are stored with its rewards. A rollback moves
-records of later steps aside; numbers of versions that they gave are not given again.
+records of later steps aside; numbers of versions that they gave are not given again. Versions that
+nothing names any more are deleted (`pruning.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.errors import RunError
-from agentrl.files import write_whole
+from agentrl.files import flush, write_whole
 from agentrl.runtime.drivers.checkpoint_keeper import disk_full
 
 Outcome = Literal["accepted", "rejected", "skipped"]
 _RECORD = re.compile(r"step_(\d+)\.json")
+_VERSION = re.compile(r"v(\d+)")
+_DELETING = ".deleting-"
 _CLEAR_S = 10.0
 """Seconds in which the child of a killed process may still write into its folder."""
 NEW_PAIRS = "new.parquet"
@@ -103,6 +106,31 @@ class RefreshBook:
     def drop_model(self, version: int) -> None:
         """Delete a model that is not used."""
         _clear(self.model(version))
+
+    def versions(self) -> list[int]:
+        """Versions that have a folder, ascending."""
+        found = self._models.iterdir() if self._models.is_dir() else ()
+        return sorted(int(name[1]) for path in found if (name := _VERSION.fullmatch(path.name)))
+
+    def remove_model(self, version: int) -> None:
+        """Delete a version that was used; a kill half-way leaves nothing under its name.
+
+        Raises:
+            OSError: as while renaming and deleting.
+        """
+        doomed = self._models / f"{_DELETING}v{version}"
+        self.model(version).rename(doomed)
+        flush(self._models)
+        shutil.rmtree(doomed)
+
+    def sweep(self) -> None:
+        """Delete what an interrupted `remove_model` left.
+
+        Raises:
+            OSError: as while deleting.
+        """
+        for path in self._models.glob(f"{_DELETING}*"):
+            shutil.rmtree(path)
 
     def write(self, record: RefreshRecord) -> None:
         """Write a record; the refresh is made once this returns.

@@ -37,12 +37,8 @@ from agentrl.runtime.refresh.jobs import RefreshJob
 from agentrl.runtime.refresh.labels import HUMAN, PairLabeller, PairLabels, load_function
 from agentrl.runtime.refresh.origin import old_pairs
 from agentrl.runtime.refresh.places import RefreshPlaces
-from agentrl.runtime.refresh.records import (
-    HELD_OUT_PAIRS,
-    NEW_PAIRS,
-    RefreshBook,
-    RefreshRecord,
-)
+from agentrl.runtime.refresh.pruning import prune_versions
+from agentrl.runtime.refresh.records import HELD_OUT_PAIRS, NEW_PAIRS, RefreshBook, RefreshRecord
 from agentrl.runtime.reward_versions import UsedRewardModel
 from agentrl.runtime.stages import Stages
 from agentrl.runtime.stop import StopSwitch
@@ -82,7 +78,7 @@ class ModelRefresh:
         self._progress, self._stop, self._target = progress, stop, target
         self._item = config.reward.models[name]
         self._book = RefreshBook(places.run.absolute(), name)
-        self._version = 0
+        self._version = self._paying = 0
 
     @property
     def version(self) -> int:
@@ -104,14 +100,17 @@ class ModelRefresh:
         done = step - 1
         record = self._book.read(done)
         due = done > 0 and done % self._section.every_steps == 0
-        if record is None and due and step not in self._places.store.steps("train"):
+        stored = step in self._places.store.steps("train")
+        if record is None and due and not stored:
             record = await self._stop.guard(self._refresh(done))
-        if record is None:
-            return
-        if record.version != self._version:
-            await self._use(record.version)
-        for name, value in record.metrics.items():
-            bag.mean(name, value)
+        if record is not None:
+            self._paying = record.version
+            for name, value in record.metrics.items():
+                bag.mean(name, value)
+        # A stored step was paid already, and its version may have been deleted since.
+        passed = stored and not self._book.model(self._paying).exists()
+        if self._paying != self._version and not passed:
+            await self._use(self._paying)
 
     async def _refresh(self, step: int) -> RefreshRecord:
         """Make the refresh after a step, and record it."""
@@ -142,6 +141,7 @@ class ModelRefresh:
         )
         self._book.write(record)
         self._say(step, f"{record.outcome}: {record.why}")
+        prune_versions(self._book, self._places.run)
         return record
 
     async def _labels(self, step: int) -> PairLabels:
@@ -270,7 +270,7 @@ class ModelRefresh:
                 "it back"
             )
         await self._places.users.use_reward_model(self._used(version))
-        self._version = version
+        self._version = self._paying = version
 
     def _used(self, version: int) -> UsedRewardModel:
         return UsedRewardModel(name=self._name, version=version, path=self._path(version))

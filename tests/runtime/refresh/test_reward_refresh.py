@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config.schema import CheckpointSection
 from agentrl.data.preferences.load import load_pairs
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.disk.checkpoint import latest_checkpoint
+from agentrl.runtime.disk.checkpoint import CheckpointState, latest_checkpoint, save_checkpoint
 from agentrl.runtime.disk.rollback import RollbackPlan, begin_rollback, finish_rollbacks
 from agentrl.runtime.refresh.failures import RefreshFailed
 from agentrl.runtime.refresh.fit_process import train_apart
 from agentrl.runtime.refresh.jobs import RefreshJob
+from agentrl.runtime.refresh.records import RefreshRecord
 from agentrl.runtime.stop import Interrupted, StopSwitch
 from tests.runtime.refresh.refresh_runs import (
     FAKE_FIT,
@@ -229,6 +231,47 @@ async def test_a_rollback_takes_refreshes_back_and_no_version_has_two_models(
     assert again.version == 3
     assert [job["version"] for job in run.asked()] == [1, 2, 3]
     assert len(run.asked()[2]["earlier"]) == 1
+
+
+async def test_versions_that_nothing_names_are_deleted(tmp_path: Path) -> None:
+    """Fails if one stays or one too many goes, if what a kill left stays, or if a run
+    that replays over deleted versions stops, or pays by an old one after it."""
+    run = refresh_run(tmp_path)
+
+    def save(root: Path, step: int, rm_version: int = 0) -> None:
+        state = CheckpointState(
+            step=step, version=step, cursor={}, elapsed_s=0.0, rm_version=rm_version
+        )
+        save_checkpoint(root, state, lambda _: None, CheckpointSection())
+
+    for version in (1, 2, 3):
+        save(run.book.model(version) / "checkpoints", 1)
+        record = RefreshRecord(step=2 * version, outcome="accepted", version=version, why="")
+        run.book.write(record)
+    save(run.path / "checkpoints", 3, rm_version=1)
+    run.roll_out(*range(3, 9))
+    (run.book.models / ".deleting-v9").mkdir()
+    refresh = run.refresh()
+    await refresh.restore(3)
+    await refresh.before_step(9, MetricBag())
+    run.roll_out(9, 10)
+    assert refresh.version == 4
+    assert sorted(path.name for path in run.book.models.iterdir()) == ["v1", "v3", "v4"]
+    # A process that goes on from the checkpoint passes version 2, which has no part in it.
+    again = run.refresh()
+    await again.restore(1)
+    run.users.used.clear()
+    for step in range(4, 11):
+        await again.before_step(step, MetricBag())
+    assert run.users.versions == [3, 4]
+    # What is not stored is never paid by another version than the last one recorded.
+    shutil.rmtree(run.book.model(4))
+    late = run.refresh()
+    await late.restore(3)
+    await late.before_step(9, MetricBag())
+    await late.before_step(10, MetricBag())
+    with pytest.raises(RunError, match=r"version 4 of reward\.models\.rm is not in"):
+        await late.before_step(12, MetricBag())
 
 
 async def test_a_labeller_that_fails_for_all_pairs_skips_the_refresh(tmp_path: Path) -> None:
