@@ -92,7 +92,7 @@ class ShownExamples:
         return found
 
     def write(self, step: int, answers: Sequence[ShownAnswer]) -> None:
-        """Write an evaluation.
+        """Write the answers of an evaluation.
 
         Raises:
             DataError: the disk is full.
