@@ -2,7 +2,8 @@
 
 use              tokens that ...
 trained          are in the loss, with an advantage, with one that a model has yet to give, or
-                 under a loss that needs none, such as one with a KL penalty
+                 under a loss that needs none
+penalty_only     are in the loss without an advantage, and moved by its KL or entropy term alone
 zero_advantage   are in the loss and teach nothing, since all of their group did equally well
 filtered         belong to a group that the dynamic filter left out
 stale            were sampled by weights that are too old: dropped with the rollout, or masked
@@ -33,6 +34,7 @@ class TokenUse(StrEnum):
     """The use that was made of a token."""
 
     TRAINED = "trained"
+    PENALTY_ONLY = "penalty_only"
     ZERO_ADVANTAGE = "zero_advantage"
     FILTERED = "filtered"
     STALE = "stale"
@@ -64,6 +66,7 @@ def step_ledger(
     algorithm: AlgorithmSection,
     oldest_version: int | None = None,
     skip_groups: Mapping[str, str] | None = None,
+    needs: LossNeeds | None = None,
 ) -> Ledger:
     """The ledger of a step.
 
@@ -73,7 +76,11 @@ def step_ledger(
         algorithm: resolved.
         oldest_version: as for `build_step`.
         skip_groups: as for `build_step`.
+        needs: as for `build_step`.
     """
+    flat = TokenUse.ZERO_ADVANTAGE
+    if needs is not None and needs.penalty_only:
+        flat = TokenUse.PENALTY_ONLY
     tokens: Counter[TokenUse] = Counter(dict.fromkeys(TokenUse, 0))
     seconds = dict.fromkeys(TokenUse, 0.0)
     for group in groups:
@@ -82,9 +89,10 @@ def step_ledger(
             whole = _use_of_all(rows[0], filtered=filtered, algorithm=algorithm)
             parts: Counter[TokenUse] = Counter()
             for row in rows:
-                parts.update(_parts(row, whole, teaching, oldest_version))
+                use = whole or (TokenUse.TRAINED if row_key(row) in teaching else flat)
+                parts.update(_parts(row, use, None if whole else oldest_version))
             tokens.update(parts)
-            for use, share in _shares(parts, whole or TokenUse.ZERO_ADVANTAGE).items():
+            for use, share in _shares(parts, whole or flat).items():
                 seconds[use] += share * rows[0].duration_s
             tokens[TokenUse.INFRASTRUCTURE] += round(spent_before(rows[0], LOST_TOKENS))
             seconds[TokenUse.INFRASTRUCTURE] += spent_before(rows[0], LOST_SECONDS)
@@ -101,7 +109,7 @@ def teaching_rows(batch: StepBatch, needs: LossNeeds | None = None) -> set[RowKe
     needs = needs or LossNeeds()
     found: set[RowKey] = set()
     for micro in (m for update in batch.updates if not update.epoch for m in update.micro_batches):
-        if batch.credit is not None or needs.zero_advantage_rows:
+        if batch.credit is not None or needs.teaches_without_advantage:
             found.update(micro.rows)
             continue
         teaches_R = micro.mask_R & (micro.advantages_R != 0.0)
@@ -128,21 +136,19 @@ def _use_of_all(
     return None
 
 
-def _parts(
-    row: Trajectory,
-    whole: TokenUse | None,
-    teaching: Collection[RowKey],
-    oldest_version: int | None,
-) -> dict[TokenUse, int]:
-    """Sampled tokens of one row by use."""
-    if whole is not None:
-        return {whole: row.num_action_tokens}
-    key = RowKey(group_id=row.group_id, rollout_id=row.rollout_id, row_index=row.row_index)
+def row_key(row: Trajectory) -> RowKey:
+    """Key of a row among those of its step."""
+    return RowKey(group_id=row.group_id, rollout_id=row.rollout_id, row_index=row.row_index)
+
+
+def _parts(row: Trajectory, use: TokenUse, oldest_version: int | None) -> Counter[TokenUse]:
+    """Sampled tokens of one row by use; those that are too old have one of their own."""
     alive = row.num_action_tokens
     if oldest_version is not None:
         alive = sum(n for version, n in row.tokens_by_version.items() if version >= oldest_version)
-    use = TokenUse.TRAINED if key in teaching else TokenUse.ZERO_ADVANTAGE
-    return {use: alive, TokenUse.STALE: row.num_action_tokens - alive}
+    parts = Counter({use: alive})
+    parts[TokenUse.STALE] += row.num_action_tokens - alive
+    return parts
 
 
 def spent_before(row: Trajectory, name: str) -> float:

@@ -182,8 +182,15 @@ class LossNeeds:
     """Masks whose tokens it looks at; see `MASK_KEYS`."""
     zero_advantage_rows: bool = False
     """Whether a row has a gradient although its advantage is zero, so that it must be computed."""
+    penalty_only: bool = False
+    """Whether such a row is moved by a penalty alone (KL, entropy), and learns nothing."""
     whole_rollouts: bool = False
     """Whether all rows of a rollout must be in one micro-batch: its ratio is one of sequences."""
+
+    @property
+    def teaches_without_advantage(self) -> bool:
+        """Whether the policy learns of a row whose advantage is zero."""
+        return self.zero_advantage_rows and not self.penalty_only
 
 
 MASK_KEYS: Mapping[str, str] = {

@@ -43,6 +43,7 @@ def ledger(
         algorithm=algorithm,
         oldest_version=oldest,
         skip_groups=skip,
+        needs=needs,
     )
 
 
@@ -92,8 +93,8 @@ def test_groups_that_agree_and_groups_that_are_filtered() -> None:
     assert nonzero(filtered) == {"filtered": 6, "trained": 6}
 
 
-@pytest.mark.parametrize(("kl_coef", "use"), [(0.1, "trained"), (0.0, "zero_advantage")])
-def test_a_penalty_in_the_loss_trains_tokens_without_an_advantage(kl_coef: float, use: str) -> None:
+@pytest.mark.parametrize(("kl_coef", "use"), [(0.1, "penalty_only"), (0.0, "zero_advantage")])
+def test_what_a_penalty_alone_moves_is_not_called_trained(kl_coef: float, use: str) -> None:
     settings = {"use_kl_loss": True, "kl_coef": kl_coef}
     needs = needs_of(resolved(**settings))
     agreed = [group(*pair(1.0, 1.0, policy_versions=(1, 2, -1, 2)))]

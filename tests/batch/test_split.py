@@ -39,6 +39,7 @@ NEEDS = {
         mask_keys=("response_mask", "final_response_mask", "observation_mask"),
         zero_advantage_rows=True,
     ),
+    "penalty": LossNeeds(zero_advantage_rows=True, penalty_only=True),
 }
 
 
@@ -109,6 +110,7 @@ def test_shares_hold_every_row_of_the_whole_with_the_same_bits(
             algorithm=section,
             oldest_version=oldest,
             skip_groups=cut["skip_groups"],
+            needs=NEEDS[needs],
         )
         for known in (groups, outlines(groups))
     ]

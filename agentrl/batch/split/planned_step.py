@@ -158,7 +158,7 @@ def plan_step(
             row.key
             for rollout in planned
             for row, signal in zip(rollout.rows, rollout.signal, strict=True)
-            if signal or settings.needs.zero_advantage_rows
+            if signal or settings.needs.teaches_without_advantage
         ),
         metrics=metrics,
         settings=settings,

@@ -245,6 +245,7 @@ class StepMaker:
             algorithm=self._algorithm,
             oldest_version=self._oldest_unmasked(step),
             skip_groups=shaped.skip_groups,
+            needs=self._needs,
         ).into(bag)
 
     def _oldest_unmasked(self, step: int) -> int | None:

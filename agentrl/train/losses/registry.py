@@ -109,13 +109,13 @@ def needs_of(algorithm: AlgorithmSection, *, base: Path | None = None) -> LossNe
         ConfigError: there is no such loss.
     """
     spec = find_loss(algorithm.policy_loss, base=base)
-    penalty = algorithm.needs_reference and bool(algorithm.use_kl_loss)
+    own = spec.zero_advantage_rows or algorithm.distill is not None
+    kl = algorithm.needs_reference and bool(algorithm.use_kl_loss)
+    penalty = kl or algorithm.entropy_coef > 0.0
     return LossNeeds(
         mask_keys=spec.masks,
-        zero_advantage_rows=spec.zero_advantage_rows
-        or penalty
-        or algorithm.distill is not None
-        or algorithm.entropy_coef > 0.0,
+        zero_advantage_rows=own or penalty,
+        penalty_only=penalty and not own,
         whole_rollouts=wants_whole_rollouts(spec, algorithm),
     )
 

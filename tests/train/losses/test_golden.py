@@ -224,6 +224,7 @@ def test_only_losses_of_whole_rollouts_need_them_whole():
 def test_a_penalty_in_the_loss_keeps_rows_without_an_advantage():
     assert not needs_of(section()).zero_advantage_rows
     assert needs_of(section(kl_coef=0.1, use_kl_loss=True)).zero_advantage_rows
+    assert needs_of(section(kl_coef=0.1, use_kl_loss=True)).penalty_only
     assert not needs_of(section(kl_coef=0.1, use_kl_loss=False)).zero_advantage_rows
 
 

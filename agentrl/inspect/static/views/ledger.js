@@ -12,6 +12,7 @@ const THROUGHPUT = ["perf/tokens_per_second", "train/tokens_per_second"];
 
 const FATES = {
   trained: ["c0", "In the loss of an update."],
+  penalty_only: ["c5", "The whole group had one reward: only the KL or entropy term moved it."],
   zero_advantage: ["c7", "The whole group had one reward: no gradient."],
   filtered: ["c3", "Dropped by a filter of the config."],
   stale: ["c4", "Sampled by weights older than the bound."],
