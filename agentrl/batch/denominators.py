@@ -58,7 +58,7 @@ def count(rollout_tokens: Iterable[int], *, horizon: int) -> GlobalCounts:
 def count_masks(
     rollouts: Iterable[tuple[Sequence[Trajectory], Sequence[RowFacts]]], *, keys: Sequence[str]
 ) -> dict[str, MaskCounts]:
-    """Count what each mask covers of an update (S3 6.1); a count of 0 is possible here.
+    """Count what each mask covers of an update; a count of 0 is possible here.
 
     Rows that are not computed count like the others. Only `final_response_mask` knows of age.
 

@@ -203,7 +203,7 @@ MASK_KEYS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskCounts:
-    """Counts of what a mask covers of an update, over all ranks and micro-batches (S3 6.1)."""
+    """Counts of what a mask covers of an update, over all ranks and micro-batches."""
 
     batch_num_tokens: int
     """Tokens under the mask, those of rows that are not computed included."""

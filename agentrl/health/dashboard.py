@@ -1,15 +1,15 @@
 """The minimum dashboard: which curves to draw first, and where they are healthy or red.
 
-Bounds are those of the project's guide to running RL, part 7.1 ("The Minimum Dashboard"), under
-the names this package logs. They are approximate: what matters is that a curve is stable and goes
-the right way. The detectors judge that; these bands are for the eye.
+Bounds are those of usual practice, under the names this package logs. They are approximate: what
+matters is that a curve is stable and goes the right way. The detectors judge that; these bands
+are for the eye.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentrl.health.thresholds import SEED_7_1, SEED_7_2
+from agentrl.health.thresholds import USUAL
 
 Range = tuple[float | None, float | None]
 
@@ -46,7 +46,7 @@ DASHBOARD: tuple[Band, ...] = (
         red=_OPEN,
         what="Primary signal: rises gradually, then levels off. Flat at zero is a broken reward or "
         "an impossible task; a jump within 20 steps is reward hacking until shown otherwise.",
-        source=SEED_7_1,
+        source=USUAL,
     ),
     Band(
         metric="eval/*/score",
@@ -56,7 +56,7 @@ DASHBOARD: tuple[Band, ...] = (
         red=_OPEN,
         what="The one number that cannot be gamed: goes up with the reward. Reward up and this "
         "flat or down means the reward is being hacked.",
-        source=SEED_7_1,
+        source=USUAL,
     ),
     Band(
         metric="reward_std",
@@ -65,7 +65,7 @@ DASHBOARD: tuple[Band, ...] = (
         healthy=(0.01, None),
         red=(1e-6, None),
         what="Zero means that all rollouts of a prompt earned the same, which teaches nothing.",
-        source=SEED_7_1,
+        source=USUAL,
     ),
     Band(
         metric="frac_reward_zero_std",
@@ -75,7 +75,7 @@ DASHBOARD: tuple[Band, ...] = (
         red=(None, 0.95),
         what="Share of rollouts whose group earned one and the same reward; falls as the policy "
         "learns to tell hard prompts apart.",
-        source=SEED_7_1,
+        source=USUAL,
     ),
     Band(
         metric="kl",
@@ -85,7 +85,7 @@ DASHBOARD: tuple[Band, ...] = (
         red=(None, 2.0),
         what="Rises slowly to a level. Below 0.005 after the first steps the policy does not "
         "move; above 2 it has left what it was.",
-        source=SEED_7_1,
+        source=USUAL,
     ),
     Band(
         metric="entropy",
@@ -95,7 +95,7 @@ DASHBOARD: tuple[Band, ...] = (
         red=(0.05, 6.0),
         what="How open the next token is; declines slowly. A sudden fall is mode collapse, a climb "
         "towards the logarithm of the vocabulary is gibberish.",
-        source=f"{SEED_7_1}; 0.05 and 6 are ours, for `near zero` and `pinned at vocab-log`",
+        source=f"{USUAL}; 0.05 and 6 are ours, for `near zero` and `pinned at vocab-log`",
     ),
     Band(
         metric="clip_ratio/region_mean",
@@ -104,7 +104,7 @@ DASHBOARD: tuple[Band, ...] = (
         healthy=(None, 0.1),
         red=(None, 0.3),
         what="Share of tokens at a bound of the ratio; high means that updates are too large.",
-        source=SEED_7_1,
+        source=USUAL,
     ),
     Band(
         metric="completions/mean_length",
@@ -113,7 +113,7 @@ DASHBOARD: tuple[Band, ...] = (
         healthy=_OPEN,
         red=_OPEN,
         what="May rise and level off. A steady climb to the limit is length hacking.",
-        source=SEED_7_1,
+        source=USUAL,
     ),
     Band(
         metric="completions/clipped_ratio",
@@ -122,7 +122,7 @@ DASHBOARD: tuple[Band, ...] = (
         healthy=(None, 0.3),
         red=(None, 0.7),
         what="Share of rollouts that a limit cut off: cause and consequence of length hacking.",
-        source=SEED_7_1,
+        source=USUAL,
     ),
     Band(
         metric="train/grad_norm",
@@ -132,7 +132,7 @@ DASHBOARD: tuple[Band, ...] = (
         red=_OPEN,
         what="Bounded and stable; 5-10 is common early. Repeated spikes far above the clipping "
         "bound mean that something before it is broken: rewards, or the scale of advantages.",
-        source=f"{SEED_7_1}, 7.3",
+        source=USUAL,
     ),
     Band(
         metric="critic/vf_loss",
@@ -141,7 +141,7 @@ DASHBOARD: tuple[Band, ...] = (
         healthy=_OPEN,
         red=_OPEN,
         what="Goes down and stays low. A critic that swings feeds the policy noise.",
-        source=SEED_7_1,
+        source=USUAL,
     ),
     Band(
         metric="critic/vf_explained_var",
@@ -150,7 +150,7 @@ DASHBOARD: tuple[Band, ...] = (
         healthy=(0.0, 1.0),
         red=(-0.5, None),
         what="1 is a perfect critic, 0 one that knows nothing, below 0 one that misleads.",
-        source="ours: value_loss of 7.1 without the scale of the reward",
+        source="ours: value loss without the scale of the reward",
     ),
     Band(
         metric="rollout_corr/ratio_min",
@@ -159,7 +159,7 @@ DASHBOARD: tuple[Band, ...] = (
         healthy=(0.1, None),
         red=(0.001, None),
         what="Trainer over sampler, for one token. Towards 0 the two have drifted apart.",
-        source=f"{SEED_7_1}; the numbers are ours",
+        source=f"{USUAL}; the numbers are ours",
     ),
     Band(
         metric="rollout_corr/ratio_max",
@@ -168,7 +168,7 @@ DASHBOARD: tuple[Band, ...] = (
         healthy=(None, 10.0),
         red=(None, 1000.0),
         what="Trainer over sampler, for one token. Far from 1 the two have drifted apart.",
-        source=f"{SEED_7_1}; the numbers are ours",
+        source=f"{USUAL}; the numbers are ours",
     ),
     Band(
         metric="sampling/sampling_logp_difference/mean",
@@ -177,7 +177,7 @@ DASHBOARD: tuple[Band, ...] = (
         healthy=(None, 0.1),
         red=(None, 1.0),
         what="Mean difference of log-probabilities between sampler and trainer; small and flat.",
-        source=f"{SEED_7_2}; healthy below 0.1 is ours",
+        source=f"{USUAL}; healthy below 0.1 is ours",
     ),
 )
 """The curves of the first screen, most telling first."""

@@ -7,7 +7,7 @@ curve is stable and goes the right way.
 from __future__ import annotations
 
 from agentrl.health.dashboard import Band, Range
-from agentrl.health.thresholds import OURS, SEED_7_1
+from agentrl.health.thresholds import OURS, USUAL
 
 _OPEN: Range = (None, None)
 
@@ -66,7 +66,7 @@ FIT_DASHBOARD: tuple[Band, ...] = (
         healthy=_OPEN,
         red=_OPEN,
         what="Bounded and stable; repeated spikes come from single broken examples.",
-        source=SEED_7_1,
+        source=USUAL,
     ),
 )  # fmt: skip
 """The curves of the first screen of a fit, most telling first."""

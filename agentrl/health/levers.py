@@ -1,7 +1,7 @@
 """Remedies against each failure: config keys with values worked out from the run's own.
 
-The levers are those of the project's guide to running RL, 7.2 ("The Five Canonical Failure
-Modes") and 7.3 ("Prevention"). One that the run has pulled already is left out.
+A lever that the run has pulled already is left out. A name in parentheses, as DAPO or ProRL, is
+the recipe that the lever is from; `ours` is our own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def clip_higher(config: Config) -> list[Lever]:
         Lever(
             key="algorithm.eps_clip_high",
             value=round(1.4 * low, 4),
-            why="A wider upper bound lets unlikely tokens grow (7.2.1, DAPO clip-higher).",
+            why="A wider upper bound lets unlikely tokens grow (DAPO clip-higher).",
         )
     ]
 
@@ -44,7 +44,7 @@ def stronger_kl(config: Config) -> list[Lever]:
         Lever(
             key="algorithm.kl_coef",
             value=round(2 * coef, 6) if coef else 0.01,
-            why="The reference still has its entropy and its language: pull towards it (7.2.1).",
+            why="The reference still has its entropy and its language: pull towards it.",
         )
     ]
     if coef and value_of(config, "algorithm.kl_controller.kind", "fixed") == "fixed":
@@ -52,7 +52,7 @@ def stronger_kl(config: Config) -> list[Lever]:
             Lever(
                 key="algorithm.kl_controller.kind",
                 value="window",
-                why="A fixed weight does not fit every model: steer it by the measured KL (7.3).",
+                why="A fixed weight does not fit every model: steer it by the measured KL.",
             )
         )
     return found
@@ -80,7 +80,7 @@ def weaker_kl(config: Config) -> list[Lever]:
         Lever(
             key="algorithm.kl_coef",
             value=round(coef / 2, 6),
-            why="The penalty holds the policy where it began (7.1).",
+            why="The penalty holds the policy where it began.",
         )
     ]
 
@@ -95,7 +95,7 @@ def token_level(config: Config) -> list[Lever]:
         Lever(
             key="algorithm.loss_agg_mode",
             value="token-mean",
-            why="A mean per response favours short confident patterns (7.2.1, Dr. GRPO).",
+            why="A mean per response favours short confident patterns (Dr. GRPO).",
         )
     ]
 
@@ -107,7 +107,7 @@ def lower_rate(config: Config, factor: float = 2.0) -> list[Lever]:
         Lever(
             key="train.learning_rate",
             value=float(f"{rate / factor:.3g}"),
-            why="Smaller updates stay inside what the samples can say (7.1, clip_ratio).",
+            why="Smaller updates stay inside what the samples can say (clip_ratio).",
         )
     ]
     for key in ("train.epochs_per_batch", "train.minibatches"):
@@ -117,7 +117,7 @@ def lower_rate(config: Config, factor: float = 2.0) -> list[Lever]:
                 Lever(
                     key=key,
                     value=max(1, times // 2),
-                    why="Fewer updates on the same rollouts (7.1, num_ppo_epochs).",
+                    why="Fewer updates on the same rollouts (num_ppo_epochs).",
                 )
             )
     return found
@@ -130,7 +130,7 @@ def higher_rate(config: Config) -> list[Lever]:
         Lever(
             key="train.learning_rate",
             value=float(f"{3 * rate:.3g}"),
-            why="The policy does not move at this rate (7.1, kl).",
+            why="The policy does not move at this rate (kl).",
         )
     ]
 
@@ -143,7 +143,7 @@ def tame_gradients(config: Config) -> list[Lever]:
             Lever(
                 key="train.max_grad_norm",
                 value=1.0,
-                why="The usual bound, which keeps early norms of 5-10 safe (7.3).",
+                why="The usual bound, which keeps early norms of 5-10 safe.",
             )
         )
     if config.get("reward.clip") is None:
@@ -153,7 +153,7 @@ def tame_gradients(config: Config) -> list[Lever]:
                 key="reward.clip",
                 value=[-10.0, 10.0],
                 why="A rare huge reward makes a huge gradient; it acts after normalize, which "
-                "brings rewards to the scale of these bounds (5.6, 7.3).",
+                "brings rewards to the scale of these bounds.",
             ),
         ]
     if not value_of(config, "train.warmup_steps", 0):
@@ -176,7 +176,7 @@ def whitened_rewards(config: Config) -> list[Lever]:
         Lever(
             key="reward.normalize",
             value=True,
-            why="Whiten, then clip: bounds in standard deviations fit rewards of any size (5.6).",
+            why="Whiten, then clip: bounds in standard deviations fit rewards of any size.",
         )
     ]
 
@@ -193,7 +193,7 @@ def wider_clip(config: Config, key: str) -> list[Lever]:
     wider = Lever(
         key=key,
         value=[min(-10.0, middle - half), max(10.0, middle + half)],
-        why="A clip is for outliers: rewards on one bound are equal and teach nothing (7.3).",
+        why="A clip is for outliers: rewards on one bound are equal and teach nothing.",
     )
     return [*(whitened_rewards(config) if key == "reward.clip" else []), wider]
 
@@ -207,7 +207,7 @@ def shorter(config: Config) -> list[Lever]:
             Lever(
                 key="reward.overlong.buffer_len",
                 value=max(1, budget // 5),
-                why="A penalty that grows over the last fifth of the budget (7.2.2, DAPO).",
+                why="A penalty that grows over the last fifth of the budget (DAPO).",
             )
         )
     if config.get("reward.stop_properly_penalty_coef") is None:
@@ -215,7 +215,7 @@ def shorter(config: Config) -> list[Lever]:
             Lever(
                 key="reward.stop_properly_penalty_coef",
                 value=0.5,
-                why="Rollouts that were cut off earn half (7.2.2, ProRL).",
+                why="Rollouts that were cut off earn half (ProRL).",
             )
         )
     return found
@@ -227,7 +227,7 @@ def second_reward(config: Config) -> list[Lever]:
         Lever(
             key="reward.functions.NAME.target",
             value="your_package.rewards:well_formed_trace",
-            why="A second reward for a well-formed trace makes gibberish cost (7.2.2).",
+            why="A second reward for a well-formed trace makes gibberish cost.",
         )
     ]
 
@@ -254,7 +254,7 @@ def lighter_part(config: Config, part: str, weight: float) -> list[Lever]:
             Lever(
                 key="reward.env_weight",
                 value=1.0,
-                why="The environment's own reward is the one that a text cannot talk to (7.2.2).",
+                why="The environment's own reward is the one that a text cannot talk to.",
             )
         )
     return found
@@ -269,6 +269,6 @@ def see_held_out(config: Config) -> list[Lever]:
         Lever(
             key="eval.every_steps",
             value=50,
-            why="A held-out score every 50-100 steps is the one that cannot be gamed (7.3).",
+            why="A held-out score every 50-100 steps is the one that cannot be gamed.",
         )
     ]

@@ -108,6 +108,6 @@ def wary_ensemble(config: Config, name: str) -> list[Lever]:
             key="reward.models.NAME.disagreement",
             value=round(2 * present, 6) if present else 1.0,
             why=f"Takes deviations between members off the reward of {name}: answers that only "
-            "some of them like earn less (7.2.2).",
+            "some of them like earn less.",
         )
     ]

@@ -23,7 +23,7 @@ def more_room(config: Config, *, turns: bool) -> list[Lever]:
     budget = value_of(config, "rollout.max_response_tokens", 2048)
     context = value_of(config, "rollout.max_context_tokens", 4096)
     micro = value_of(config, "train.micro_batch_tokens", 4096)
-    why = "Rollouts end at the limit of tokens, not when they are done (7.1)."
+    why = "Rollouts end at the limit of tokens, not when they are done."
     found = [
         Lever(key="rollout.max_response_tokens", value=2 * budget, why=why),
         Lever(
@@ -51,7 +51,7 @@ def difficulty(config: Config) -> list[Lever]:
             Lever(
                 key="dataset.difficulty.keep",
                 value=[0.05, 0.9],
-                why="Leave out what is too hard and too easy (7.2.5).",
+                why="Leave out what is too hard and too easy.",
             )
         )
         found.append(
@@ -66,7 +66,7 @@ def difficulty(config: Config) -> list[Lever]:
             Lever(
                 key="reward.dynamic_filtering.keep",
                 value=[0.0, 1.0],
-                why="Replace groups in which all succeed or all fail (7.2.5, DAPO).",
+                why="Replace groups in which all succeed or all fail (DAPO).",
             )
         )
     group = value_of(config, "rollout.n_samples_per_prompt", 8)
@@ -75,7 +75,7 @@ def difficulty(config: Config) -> list[Lever]:
             Lever(
                 key="rollout.n_samples_per_prompt",
                 value=max(8, 2 * group),
-                why="The more siblings, the rarer all are equal (7.2.5).",
+                why="The more siblings, the rarer all are equal.",
             )
         )
     return found
@@ -91,7 +91,7 @@ def critic(config: Config) -> list[Lever]:
             Lever(
                 key="critic.learning_rate",
                 value=float(f"{10 * actor:.3g}"),
-                why="A regression has to keep up with the policy: 10 to 20 times its rate (7.2.3).",
+                why="A regression has to keep up with the policy: 10 to 20 times its rate.",
             )
         )
     elif rate > 100 * actor or rate > 1e-3:
@@ -99,7 +99,7 @@ def critic(config: Config) -> list[Lever]:
             Lever(
                 key="critic.learning_rate",
                 value=float(f"{min(rate / 10, 20 * actor):.3g}"),
-                why="Far above the usual 10 to 20 times the policy's rate it diverges (7.2.3).",
+                why="Far above the usual 10 to 20 times the policy's rate it diverges.",
             )
         )
     if value_of(config, "critic.warmup_steps", 0) < 100:
@@ -107,7 +107,7 @@ def critic(config: Config) -> list[Lever]:
             Lever(
                 key="critic.warmup_steps",
                 value=100,
-                why="The policy rests until the value loss is stable (7.2.3).",
+                why="The policy rests until the value loss is stable.",
             )
         )
     if config.get("critic.path") is None:
@@ -115,7 +115,7 @@ def critic(config: Config) -> list[Lever]:
             Lever(
                 key="critic.path",
                 value="the folder of a reward model",
-                why="A reward model already scores sequences with one output (7.2.3).",
+                why="A reward model already scores sequences with one output.",
             )
         )
     if value_of(config, "algorithm.preset", "ppo") != "dr_grpo":
@@ -123,7 +123,7 @@ def critic(config: Config) -> list[Lever]:
             Lever(
                 key="algorithm.preset",
                 value="dr_grpo",
-                why="Without a critic there is none to diverge (7.2.3).",
+                why="Without a critic there is none to diverge.",
             )
         )
     return found
@@ -138,7 +138,7 @@ def closer_sampler(config: Config) -> list[Lever]:
             Lever(
                 key="schedule.staleness_threshold",
                 value=round(threshold / 2, 3) if threshold > 0.1 else 0.0,
-                why="Fewer rollouts of older weights (7.2.4).",
+                why="Fewer rollouts of older weights.",
             )
         )
     if value_of(config, "schedule.trigger_parameter_sync_step", 1) > 1:
@@ -146,7 +146,7 @@ def closer_sampler(config: Config) -> list[Lever]:
             Lever(
                 key="schedule.trigger_parameter_sync_step",
                 value=value_of(config, "schedule.trigger_parameter_sync_step", 2) // 2,
-                why="Send the weights more often (7.2.4).",
+                why="Send the weights more often.",
             )
         )
     if threshold > 0 and not value_of(config, "schedule.partial_rollout", False):
@@ -154,7 +154,7 @@ def closer_sampler(config: Config) -> list[Lever]:
             Lever(
                 key="schedule.partial_rollout",
                 value=True,
-                why="Bounds how old a single rollout can become (7.2.4).",
+                why="Bounds how old a single rollout can become.",
             )
         )
     narrow = value_of(config, "model.dtype", "float32") != "float32"
@@ -186,9 +186,9 @@ def _correction(config: Config) -> list[Lever]:
                 key="algorithm.is_correction_type",
                 value="seq-mask-tis" if many else "tis",
                 why="Weigh what the sampler and the trainer disagree on; whole rollouts where "
-                "there are many turns (7.2.4)."
+                "there are many turns."
                 if many
-                else "Weigh what the sampler and the trainer disagree on (7.2.4).",
+                else "Weigh what the sampler and the trainer disagree on.",
             )
         )
     if value_of(config, "rollout.top_p", 1.0) < 1:

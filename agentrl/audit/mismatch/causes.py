@@ -76,7 +76,7 @@ def _correction(config: RunConfig) -> tuple[Lever, ...]:
     if config.resolved_algorithm().is_correction_type != "none":
         return ()
     kind = "seq-mask-tis" if config.rollout.max_assistant_turns > 1 else "tis"
-    why = "Weighs what sampler and trainer disagree on (S4 7.2.4)."
+    why = "Weighs what sampler and trainer disagree on."
     found = [Lever(key="algorithm.is_correction_type", value=kind, why=why)]
     if config.algorithm.old_log_probs == "rollout":
         why = "The correction needs the trainer's own log-probabilities."
@@ -93,7 +93,7 @@ def _stale(table: GapTable, schedule: ScheduleSection, weigh: tuple[Lever, ...])
     levers: list[Lever] = []
     if schedule.staleness_threshold > 0:
         half = round(schedule.staleness_threshold / 2, 3)
-        why = "Fewer rollouts of older weights (S4 7.2.4)."
+        why = "Fewer rollouts of older weights."
         levers.append(Lever(key="schedule.staleness_threshold", value=half, why=why))
     if oldest > 1:
         why = "Drops or masks what is older."

@@ -25,20 +25,20 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.records import Evidence, History, Series, Verdict
-from agentrl.health.thresholds import OURS, SEED_7_2, Limits, bound
+from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
 
 @detector(
     bound("warn", 0.7, "share of rollouts in groups without spread", OURS),
-    bound("bound", 0.95, "share of rollouts in groups without spread (`near 1.0`)", SEED_7_2),
-    bound("steps", 5, "steps in a row (`batch after batch`)", f"{OURS}, for 7.2"),
+    bound("bound", 0.95, "share of rollouts in groups without spread (`near 1.0`)", USUAL),
+    bound("steps", 5, "steps in a row (`batch after batch`)", OURS),
     bound("idle", 50, "steps that a solved run may go on without a gradient", OURS),
     bound(
         "idle_share", 0.9, "share of rollouts without spread that is no gradient to speak of", OURS
     ),
 )
 def empty_gradient(history: History, limits: Limits) -> Verdict:
-    """Groups whose rollouts all earn the same, batch after batch: nothing to learn from (7.2.5)."""
+    """Groups whose rollouts all earn the same, batch after batch: nothing to learn from."""
     name, metric = "empty_gradient", "frac_reward_zero_std"
     series = history.metrics.get(metric)
     if series is None or history.config.get("rollout.n_samples_per_prompt") == 1:
@@ -107,14 +107,14 @@ def _nothing_left(history: History, series: Series, limits: Limits) -> Verdict:
 
 @detector(
     bound("warn", 0.1, "mean difference of log-probabilities in nats a token", OURS),
-    bound("bound", 1.0, "mean difference of log-probabilities in nats a token", SEED_7_2),
+    bound("bound", 1.0, "mean difference of log-probabilities in nats a token", USUAL),
     bound("ess", 0.5, "effective share of tokens left by the importance ratios", OURS),
-    bound("ratio_min", 0.001, "smallest importance ratio of a step", f"{OURS}, for 7.1"),
-    bound("ratio_max", 1000.0, "largest importance ratio of a step", f"{OURS}, for 7.1"),
+    bound("ratio_min", 0.001, "smallest importance ratio of a step", OURS),
+    bound("ratio_max", 1000.0, "largest importance ratio of a step", OURS),
     bound("steps", 5, "steps that count as sustained", OURS),
 )
 def sampler_learner_gap(history: History, limits: Limits) -> Verdict:
-    """Sampler and trainer disagree on the probability of what was sampled (7.2.4)."""
+    """Sampler and trainer disagree on the probability of what was sampled."""
     name, metric = "sampler_learner_gap", "sampling/sampling_logp_difference/mean"
     series = history.metrics.get(metric)
     if series is None:

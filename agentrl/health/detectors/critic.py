@@ -28,21 +28,21 @@ from agentrl.health.thresholds import OURS, Limits, bound
         "explained",
         -0.2,
         "explained variance of the returns: a critic that misleads",
-        f"{OURS}, for 7.1",
+        OURS,
     ),
     bound("after", 10, "steps in which a critic may still know nothing", OURS),
-    bound("worse", 5.0, "value loss over that of a critic which always says 0", f"{OURS}, for 7.1"),
-    bound("growth", 5.0, "value loss now over its best level", f"{OURS}, for 7.1"),
+    bound("worse", 5.0, "value loss over that of a critic which always says 0", OURS),
+    bound("growth", 5.0, "value loss now over its best level", OURS),
     bound(
         "swing",
         1.5,
         "standard deviation of the change of ln(value loss) from step to step",
-        f"{OURS}, for 7.1",
+        OURS,
     ),
     bound("steps", 10, "steps that count as persistent", OURS),
 )
 def value_divergence(history: History, limits: Limits) -> Verdict:
-    """A critic that swings, grows worse, or explains less than nothing (7.2.3, PPO only)."""
+    """A critic that swings, grows worse, or explains less than nothing (PPO only)."""
     name, metric = "value_divergence", "critic/vf_loss"
     loss = history.metrics.get(metric)
     steps = int(limits["value_divergence/steps"])

@@ -43,7 +43,7 @@ _ENOUGH = 6
 )
 def decoupling(history: History, limits: Limits) -> Verdict:
     """Training reward up, held-out score flat or down: the reward is hacked, or tasks are learned
-    by heart (7.1). Judged by the 95 % interval of the slope of the held-out score."""
+    by heart. Judged by the 95 % interval of the slope of the held-out score."""
     name = "decoupling"
     reward = history.metrics.get(_REWARD)
     scores = held_out(history)

@@ -47,7 +47,7 @@ class _LikedPart:
 )
 def judge_hacking(history: History, limits: Limits) -> Verdict:
     """A judge's or reward model's part of the reward rises, and the environment's own score does
-    not: the policy has found what the model likes, and not what the task asks for (7.2.2).
+    not: the policy has found what the model likes, and not what the task asks for.
 
     A part whose mean cannot move, as that of a ranking inside groups, is not seen here.
     """

@@ -27,18 +27,18 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.records import History, RolloutFacts, Verdict
-from agentrl.health.thresholds import OURS, SEED_7_1, Limits, bound
+from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 from agentrl.types import Termination
 
 
 @detector(
-    bound("truncated", 0.7, "share of rollouts cut off by a limit", SEED_7_1),
+    bound("truncated", 0.7, "share of rollouts cut off by a limit", USUAL),
     bound("rise", 1.4, "mean length now over mean length at the start", OURS),
     bound("pays", 0.5, "correlation of reward and length inside groups", OURS),
     bound("steps", 10, "steps before it is looked at", OURS),
 )
 def length_hacking(history: History, limits: Limits) -> Verdict:
-    """Responses grow because length pays, until the limit truncates them (7.2.2)."""
+    """Responses grow because length pays, until the limit truncates them."""
     name, metric = "length_hacking", "completions/mean_length"
     series = history.metrics.get(metric)
     if series is None or len(series.values) < limits["length_hacking/steps"]:
@@ -131,11 +131,11 @@ def _pays_for_length(facts: Sequence[RolloutFacts]) -> float | None:
 
 
 @detector(
-    bound("bound", 0.7, "share of rollouts cut off by a limit", SEED_7_1),
+    bound("bound", 0.7, "share of rollouts cut off by a limit", USUAL),
     bound("steps", 10, "steps that count as sustained", OURS),
 )
 def truncation(history: History, limits: Limits) -> Verdict:
-    """Most rollouts end at a limit: what they would have done is never seen (7.1)."""
+    """Most rollouts end at a limit: what they would have done is never seen."""
     name, metric = "truncation", "completions/clipped_ratio"
     series = history.metrics.get(metric)
     if series is None:

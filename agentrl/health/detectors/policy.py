@@ -23,7 +23,7 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.records import Evidence, History, Series, Verdict
-from agentrl.health.thresholds import OURS, SEED_7_1, SEED_7_2, SEED_7_4, Limits, bound
+from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
 _WATCHED = ("train/", "reward", "entropy", "kl", "critic/", "completions/", "sampling/")
 """Metrics that must be numbers, by how their names begin."""
@@ -57,15 +57,13 @@ def not_finite(history: History, limits: Limits) -> Verdict:
 
 
 @detector(
-    bound("floor", 0.05, "entropy in nats a token that counts as near zero", f"{OURS}, for 7.4"),
-    bound("steps", 10, "consecutive steps below the floor", SEED_7_4),
-    bound(
-        "drop", 0.1, "entropy now over entropy at the start: a plummet below", f"{OURS}, for 7.1"
-    ),
-    bound("within", 100, "steps within which a fall is a plummet", SEED_7_2),
+    bound("floor", 0.05, "entropy in nats a token that counts as near zero", OURS),
+    bound("steps", 10, "consecutive steps below the floor", USUAL),
+    bound("drop", 0.1, "entropy now over entropy at the start: a plummet below", OURS),
+    bound("within", 100, "steps within which a fall is a plummet", USUAL),
 )
 def entropy_collapse(history: History, limits: Limits) -> Verdict:
-    """Entropy near zero, or fallen in a short time to a fraction of what it was (7.2.1)."""
+    """Entropy near zero, or fallen in a short time to a fraction of what it was."""
     name, metric = "entropy_collapse", "entropy"
     series = history.metrics.get(metric)
     if series is None or len(series.values) < 5:
@@ -132,7 +130,7 @@ def _plummet(series: Series, limits: Limits) -> int | None:
     bound("nats", 0.7, "nats a token above that level", OURS),
 )
 def entropy_explosion(history: History, limits: Limits) -> Verdict:
-    """Entropy climbing towards that of a uniform choice: the policy comes apart (7.1)."""
+    """Entropy climbing towards that of a uniform choice: the policy comes apart."""
     name, metric = "entropy_explosion", "entropy"
     series = history.metrics.get(metric)
     if series is None or len(series.values) < 5:
@@ -174,12 +172,12 @@ def change_up(series: Series) -> bool:
 
 
 @detector(
-    bound("bound", 2.0, "KL to the reference in nats a token", SEED_7_1),
-    bound("steps", 20, "steps above the bound that end a run", SEED_7_4),
+    bound("bound", 2.0, "KL to the reference in nats a token", USUAL),
+    bound("steps", 20, "steps above the bound that end a run", USUAL),
     bound("warn_steps", 3, "steps above the bound that are worth a look", OURS),
 )
 def kl_too_large(history: History, limits: Limits) -> Verdict:
-    """KL to the reference above its bound: the policy has left what it was (7.1)."""
+    """KL to the reference above its bound: the policy has left what it was."""
     name, metric = "kl_too_large", "kl"
     series = history.metrics.get(metric)
     if series is None or len(series.values) < 3:
@@ -198,11 +196,11 @@ def kl_too_large(history: History, limits: Limits) -> Verdict:
 
 
 @detector(
-    bound("bound", 0.005, "KL to the reference in nats a token", SEED_7_1),
+    bound("bound", 0.005, "KL to the reference in nats a token", USUAL),
     bound("after", 40, "steps before it is looked at", OURS),
 )
 def kl_too_small(history: History, limits: Limits) -> Verdict:
-    """KL that stays at nothing while the reward does not move either: no learning (7.1)."""
+    """KL that stays at nothing while the reward does not move either: no learning."""
     name, metric = "kl_too_small", "kl"
     series = history.metrics.get(metric)
     after = limits["kl_too_small/after"]

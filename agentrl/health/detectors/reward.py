@@ -28,7 +28,7 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.records import Evidence, History, Series, Verdict
-from agentrl.health.thresholds import OURS, SEED_7_1, Limits, bound
+from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
 _REWARD = "reward"
 """Evaluations from which a line through them says more than their ends."""
@@ -38,12 +38,12 @@ _REWARD = "reward"
     bound("reward/zero", 0.01, "mean reward that counts as zero", OURS),
     bound("reward/zero_steps", 15, "steps at zero", OURS),
     bound("reward/flat_steps", 60, "steps without any measurable change of the reward", OURS),
-    bound("reward/spike_steps", 20, "steps within which a climb is vertical", SEED_7_1),
+    bound("reward/spike_steps", 20, "steps within which a climb is vertical", USUAL),
     bound("reward/spike_share", 0.5, "of the range of the reward, gained in one such climb", OURS),
     bound("reward/fall", 0.3, "fall from the best level as a share of it", OURS),
 )
 def reward_flat(history: History, limits: Limits) -> Verdict:
-    """Reward that stays at zero or does not move: broken, or the task is impossible (7.1)."""
+    """Reward that stays at zero or does not move: broken, or the task is impossible."""
     name = "reward_flat"
     series = history.metrics.get(_REWARD)
     steps = int(limits["reward/zero_steps"])
@@ -112,7 +112,7 @@ def _full_score(history: History) -> bool:
 
 @detector()
 def reward_spike(history: History, limits: Limits) -> Verdict:
-    """A vertical climb in fewer than 20 steps, which the held-out score does not share (7.1)."""
+    """A vertical climb in fewer than 20 steps, which the held-out score does not share."""
     name = "reward_spike"
     series = history.metrics.get(_REWARD)
     width = int(limits["reward/spike_steps"])

@@ -15,7 +15,7 @@ from agentrl.health.findings import fine, found, moved, seen, steps_text, sustai
 from agentrl.health.levers import value_of
 from agentrl.health.own_score import own_change
 from agentrl.health.records import History, Series, Verdict
-from agentrl.health.thresholds import OURS, Limits, bound
+from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
 _MODEL = re.compile(r"reward\.models\.([^.]+)\.path")
 _LEAST_STEPS = 20
@@ -44,7 +44,7 @@ class _RewardModelCurve:
 
 
 @detector(
-    bound("far", 5.0, "distance of the mean reward from 0, in standard deviations", "guide 5.6"),
+    bound("far", 5.0, "distance of the mean reward from 0, in standard deviations", USUAL),
     bound("far_steps", 5, "steps in a row so far away", OURS),
     bound("leaving", 2.0, "distance from 0 that must not grow any further", OURS),
 )
@@ -113,7 +113,7 @@ def _leaves(series: Series, leaving: float) -> Change | None:
 )
 def members_disagree(history: History, limits: Limits) -> Verdict:
     """The reward of an ensemble rises, and so does the deviation between its members: the policy
-    finds answers that some of them are wrong about (7.2.2)."""
+    finds answers that some of them are wrong about."""
     name = "members_disagree"
     models = [each for each in _models(history) if each.ensemble]
     if not models:

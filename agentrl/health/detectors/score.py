@@ -21,7 +21,7 @@ _LEAST_STEPS = 10
 )
 def score_falls(history: History, limits: Limits) -> Verdict:
     """The reward rises, and the score that the environment gives beside it falls: the policy does
-    what is paid for instead of the task, and the environment itself admits it (7.2.2)."""
+    what is paid for instead of the task, and the environment itself admits it."""
     name = "score_falls"
     if own_score(history) != "score":
         return unknown(name, "the environment gives no score beside the reward")

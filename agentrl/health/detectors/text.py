@@ -44,7 +44,7 @@ _TEXTS = 32
     bound("alien", 3.0, "the same ratio, where nothing of the first language is left", OURS),
 )
 def gibberish(history: History, limits: Limits) -> Verdict:
-    """Text that was improbable at the start, while the reward is content (7.2.2).
+    """Text that was improbable at the start, while the reward is content.
 
     Two signs. From the texts: a letter model of the first steps is surprised by what is written
     now, and so is one of what is written now, which separates gibberish from a new format; a format
@@ -145,13 +145,13 @@ def _score_follows(history: History) -> bool:
         "alike",
         0.5,
         "share of pairs of answers to different tasks that are near-identical",
-        f"{OURS}, for 7.2.1",
+        OURS,
     ),
-    bound("skew", 2.0, "skewness of the rewards of a step (right-tailed)", f"{OURS}, for 7.2.2"),
+    bound("skew", 2.0, "skewness of the rewards of a step (right-tailed)", OURS),
     bound("words", 5, "median words of an answer below which likeness says nothing", OURS),
 )
 def pattern_collapse(history: History, limits: Limits) -> Verdict:
-    """Near-identical answers to different tasks, or rewards with a heavy right tail (7.2.1, 2)."""
+    """Near-identical answers to different tasks, or rewards with a heavy right tail."""
     name = "pattern_collapse"
     first, last = ends(history)
     if not last:

@@ -21,16 +21,16 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.records import Evidence, History, Series, Verdict
-from agentrl.health.thresholds import OURS, SEED_7_1, Limits, bound
+from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
 
 @detector(
-    bound("warn", 0.1, "share of tokens at a bound: no longer healthy", SEED_7_1),
-    bound("bound", 0.3, "share of tokens at a bound", SEED_7_1),
+    bound("warn", 0.1, "share of tokens at a bound: no longer healthy", USUAL),
+    bound("bound", 0.3, "share of tokens at a bound", USUAL),
     bound("steps", 5, "steps that count as sustained", OURS),
 )
 def clip_fraction(history: History, limits: Limits) -> Verdict:
-    """Too many tokens at a bound of the ratio: updates are too large (7.1)."""
+    """Too many tokens at a bound of the ratio: updates are too large."""
     name, metric = "clip_fraction", "clip_ratio/region_mean"
     series = history.metrics.get(metric)
     if series is None:
@@ -57,13 +57,13 @@ def clip_fraction(history: History, limits: Limits) -> Verdict:
 
 
 @detector(
-    bound("spike", 10.0, "norm over the median of the 20 steps before", f"{OURS}, for 7.1"),
+    bound("spike", 10.0, "norm over the median of the 20 steps before", OURS),
     bound("repeats", 3, "spikes within 50 steps that count as repeated", OURS),
     bound("breaks", 0.3, "share of the reward lost with a single spike, for good", OURS),
-    bound("clips", 10.0, "norm over train.max_grad_norm for 10 steps", f"{OURS}, for 7.1"),
+    bound("clips", 10.0, "norm over train.max_grad_norm for 10 steps", OURS),
 )
 def grad_norm(history: History, limits: Limits) -> Verdict:
-    """Gradients that spike again and again, or are clipped to a fraction at every step (7.1)."""
+    """Gradients that spike again and again, or are clipped to a fraction at every step."""
     name, metric = "grad_norm", "train/grad_norm"
     series = history.metrics.get(metric)
     if series is None or len(series.values) < 10:

@@ -138,7 +138,7 @@ def check_same_batch(backend: TrainBackend, batch: StepBatch, *, version: int) -
 def check_shares(
     backend: TrainBackend, updates: Sequence[PackedBatch], shares: Sequence[PackedBatch]
 ) -> None:
-    """The shares of all ranks together are the updates: every trained token once (S2).
+    """The shares of all ranks together are the updates: every trained token once.
 
     The denominators are those of the updates, so a row that two ranks computed, or none, would
     weigh twice or not at all without any other sign of it.

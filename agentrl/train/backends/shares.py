@@ -1,4 +1,4 @@
-"""The experience batcher: work over workers, and the rows of an update over ranks (S1).
+"""The experience batcher: work over workers, and the rows of an update over ranks.
 
 Pure and deterministic: every rank computes the same assignment from the same batch, so nothing has
 to be sent around to agree on it. No number of a row changes, since the weights of a batch hold

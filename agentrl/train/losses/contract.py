@@ -63,12 +63,12 @@ class LossInputs:
 
     @property
     def batch_num_tokens(self) -> Mapping[str, int]:
-        """By declared key: tokens of the whole update under the mask (S3 6.1)."""
+        """By declared key: tokens of the whole update under the mask."""
         return {key: count.batch_num_tokens for key, count in self.counts.items()}
 
     @property
     def global_valid_samples(self) -> Mapping[str, int]:
-        """By declared key: rollouts of the whole update with such a token (S3 6.1)."""
+        """By declared key: rollouts of the whole update with such a token."""
         return {key: count.global_valid_samples for key, count in self.counts.items()}
 
     def log_ratio(self) -> Tensor:

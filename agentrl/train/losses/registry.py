@@ -47,7 +47,7 @@ def policy_loss(
             depend on the algorithm.
         correction: which sampler correction multiplies it where the config names none.
         apply_loss_scale: False says that the scalar it returns is multiplied by
-            `LossInputs.loss_scale` already, which undoes the averaging of the backend (S3 6.3).
+            `LossInputs.loss_scale` already, which undoes the averaging of the backend.
         reads: which of `OPTIONAL_KEYS` it reads; a dry run warns of those that are set in vain.
             None warns of none.
         rollout_ratio: its ratio is one of whole rollouts; a dry run warns of an aggregation mode

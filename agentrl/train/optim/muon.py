@@ -1,4 +1,4 @@
-"""Muon for the matrices inside the layers, AdamW for everything else (S4 4.1).
+"""Muon for the matrices inside the layers, AdamW for everything else.
 
 Muon (https://kellerjordan.github.io/posts/muon/) replaces the momentum of a matrix by a nearby
 matrix whose singular values are all close to 1: five Newton-Schulz steps, in bfloat16. Embeddings,

@@ -1,4 +1,4 @@
-"""The mask of a sum and the mask of its denominator must be the same (S3 6.1).
+"""The mask of a sum and the mask of its denominator must be the same.
 
 A sum over tokens of the environment that is divided by the number of sampled tokens is the same
 under every division of the work, so only a change of the counts shows it: with the count of one
