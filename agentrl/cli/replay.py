@@ -20,10 +20,16 @@ if TYPE_CHECKING:
     from agentrl.audit.replay.compare import Agreement
     from agentrl.audit.replay.step import ReplayReport
 
+_NOT_TRAINED = 3
+"""Exit status of a replay that agrees, as far as it went."""
+
 
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory; it is only read.")],
-    step: Annotated[int | None, typer.Option(help="Training step; default the newest.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(help="Training step; default the newest whose weights before it are kept."),
+    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Train from this checkpoint of the run.")
     ] = None,
@@ -41,8 +47,9 @@ def command(
     """Recompute a step from its trajectories and compare it with what the run recorded.
 
     Rewards, masks and advantages always; log-probabilities and loss with the weights the step was
-    trained from. Exit status 0 if all that was compared agrees, 1 if something differs or the step
-    fails; the last line says what was not compared.
+    trained from. Exit status 0 if everything agrees, 1 if something differs or the step fails, and
+    3 if nothing differs but the step could not be trained again; the last line says what was not
+    compared.
     """
     from agentrl.audit.replay.recorded_run import open_recorded
     from agentrl.audit.replay.step import replay_failed, replay_step
@@ -60,7 +67,7 @@ def command(
         typer.echo(json.dumps(_finite(_document(report))))
     else:
         _show(report)
-    raise typer.Exit(0 if report.same else 1)
+    raise typer.Exit(1 if not report.same else 0 if report.trained else _NOT_TRAINED)
 
 
 def _show(report: ReplayReport) -> None:

@@ -115,8 +115,13 @@ def open_recorded(path: Path) -> RecordedRun:
     )
 
 
-def pick_step(run: RecordedRun, step: int | None) -> int:
-    """The step that is meant; None is the newest.
+def pick_step(run: RecordedRun, step: int | None, *, any_weights: bool = False) -> int:
+    """The step that is meant; None is the newest of those whose weights are kept, or of all.
+
+    Args:
+        run: which run.
+        step: from 1.
+        any_weights: weights are given, or made again, so that any step will do.
 
     Raises:
         RunError: it is not stored; says which are.
@@ -125,7 +130,9 @@ def pick_step(run: RecordedRun, step: int | None) -> int:
     if not steps:
         raise RunError(f"{run.path} holds no training steps yet")
     if step is None:
-        return steps[-1]
+        kept = {0, *(point.state.step for point in run.checkpoints)}
+        trainable = [number for number in steps if any_weights or number - 1 in kept]
+        return (trainable or steps)[-1]
     if step not in steps:
         raise RunError(
             f"--step {step}: not stored in {run.path}; there are {len(steps)} steps from "

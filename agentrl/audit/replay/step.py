@@ -75,7 +75,7 @@ def replay_step(
 
     Args:
         run: which run.
-        step: from 1; None is the newest stored one.
+        step: from 1; None is the newest stored one that can be trained again.
         checkpoint: whose weights to train from; None looks for one that fits.
         retrain: whether to train the steps since an older checkpoint again, if none fits.
         tolerance: relative difference of what a model computed that still counts as equal.
@@ -83,7 +83,7 @@ def replay_step(
     Raises:
         AgentrlError: the step is not stored, or the run's config cannot be used here.
     """
-    number = pick_step(run, step)
+    number = pick_step(run, step, any_weights=retrain or checkpoint is not None)
     start, why = _start(run, number, checkpoint, retrain=retrain)
     prepared = None
     weights, failure = why, ""

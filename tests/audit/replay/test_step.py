@@ -86,15 +86,18 @@ def test_without_the_weights_it_says_which_there_are_and_replays_the_rest(record
 
 def test_the_last_line_says_what_was_not_compared(recorded: Path, tmp_path: Path) -> None:
     status, text = agentrl(tmp_path / "text", "replay", recorded, "--step", 4)
-    assert status == 0, text
+    assert status == 3, text
     assert "step 4, not trained: step 4 was trained from the weights of step 3" in text
     last = text.rstrip().splitlines()[-1]
     assert last == "nothing differs; not compared: log-probabilities and loss"
     status, text = agentrl(tmp_path / "json", "replay", recorded, "--step", 4, "--json")
     found = json.loads(text.splitlines()[-1])
-    assert (found["same"], found["trained"]) == (True, False)
+    assert (status, found["same"], found["trained"]) == (3, True, False)
     assert found["not_compared"] == ["log-probabilities and loss"]
-    status, text = agentrl(tmp_path / "all", "replay", recorded, "--step", 3)
+    # The newest step that can be trained again is the default.
+    status, text = agentrl(tmp_path / "all", "replay", recorded)
+    assert status == 0, text
+    assert "step 3, trained from: step-2" in text
     assert text.rstrip().splitlines()[-1] == "nothing differs"
 
 
