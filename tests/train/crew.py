@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from agentrl.train.backends.ranks import Meeting, Ranks
 from tests.warm_processes import warm_context
 
 LIMIT_S = 120.0
+THREADS = 40
+"""Threads of a rank from which on the crew is made anew. Libraries keep the process groups of
+sharded models for ever, and each has a thread that looks for messages a hundred times a second."""
 
 
 def _serve(pipe: Any) -> None:
@@ -19,9 +23,11 @@ def _serve(pipe: Any) -> None:
     while True:
         work, args = pipe.recv()
         try:
-            pipe.send((None, work(*args)))
+            answer = None, work(*args)
         except Exception as error:  # shown by whoever asked
-            pipe.send((f"{error!r}\n{traceback.format_exc()}", None))
+            answer = f"{error!r}\n{traceback.format_exc()}", None
+        pipe.send((*answer, sum(1 for _ in Path("/proc/self/task").iterdir())))
+        del answer
 
 
 def joined(address: str, rank: int, world_size: int, timeout_s: float = LIMIT_S) -> Ranks:
@@ -43,6 +49,7 @@ class Crew:
         self._start()
 
     def _start(self) -> None:
+        self._threads = 0
         context = warm_context()
         pipes = [context.Pipe() for _ in range(self._size)]
         self._pipes = [ours for ours, _ in pipes]
@@ -60,19 +67,24 @@ class Crew:
         for rank in range(world_size):
             self.ask(rank, work, meeting.address, rank, world_size, *args)
         try:
-            return [self.answer(rank) for rank in range(world_size)]
+            answers = [self.answer(rank) for rank in range(world_size)]
         except BaseException:
             # Whatever the others still wait for must not become the failure of the next test.
             self.close()
             self._start()
             raise
+        if self._threads > THREADS:
+            self.close()
+            self._start()
+        return answers
 
     def ask(self, rank: int, work: Callable[..., Any], *args: Any) -> None:
         self._pipes[rank].send((work, args))
 
     def answer(self, rank: int) -> Any:
         assert self._pipes[rank].poll(LIMIT_S), f"rank {rank} does not answer"
-        failure, value = self._pipes[rank].recv()
+        failure, value, threads = self._pipes[rank].recv()
+        self._threads = max(self._threads, threads)
         assert failure is None, f"rank {rank}: {failure}"
         return value
 
