@@ -8,6 +8,7 @@
     RUN/tensorboard/      the same numbers for TensorBoard
     RUN/trajectories/     every rollout; also the log that `--resume` trains from again
     RUN/tokens/           what the trainer made of every trained token, by step and rank
+    RUN/tokenizer.json    by which tokens are read as text, from the start
     RUN/checkpoints/      step-N, Hugging Face format plus trainer state
     RUN/run.log           everything that was logged, tracebacks too
     RUN/result.json       final scores

@@ -17,7 +17,16 @@ IDENTITY_FILE = "run.json"
 REFERENCE_FILE = "reference.parquet"
 """What a fit computed of its reference, in its directory. It says itself what it was made of, so a
 fit that begins in place of one that got nowhere may use it."""
-_OF_A_RUN = {"logs", "weights", "tokens", "examples", "health.jsonl", CHOSEN_FILE, REFERENCE_FILE}
+_OF_A_RUN = {
+    "logs",
+    "weights",
+    "tokens",
+    "examples",
+    "health.jsonl",
+    "tokenizer.json",
+    CHOSEN_FILE,
+    REFERENCE_FILE,
+}
 _OURS = {
     "config.yaml",
     IDENTITY_FILE,
