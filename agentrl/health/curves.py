@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean, median, pvariance
 
 from agentrl.health.records import Series
+from agentrl.intervals import t_quantile
 
 _Z = 1.959963984540054
-_T_SMALL = {1: 12.706205, 2: 4.302653, 3: 3.182446, 4: 2.776445}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,29 +60,6 @@ class Change:
         ends = f"[{number(self.low)}, {number(self.high)}]"
         sign = "+" if self.gain >= 0 else ""
         return f"{number(self.start)} -> {number(self.end)} ({sign}{number(self.gain)} {ends})"
-
-
-def t_quantile(df: float) -> float:
-    """The 97.5 % quantile of Student's t, to 4 digits, for any degrees of freedom from 1.
-
-    Exact values up to 4, then Hill's expansion around the normal quantile (Abramowitz and Stegun
-    26.7.5); fractions, as Welch's formula gives them, are rounded down.
-
-    Example:
-        >>> round(t_quantile(7), 3)
-        2.365
-    """
-    df = math.floor(df)
-    if df < 1:
-        raise ValueError(f"t_quantile: degrees of freedom must be at least 1, got {df}")
-    if df in _T_SMALL:
-        return _T_SMALL[df]
-    z = _Z
-    g1 = (z**3 + z) / 4
-    g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    g4 = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
-    return z + g1 / df + g2 / df**2 + g3 / df**3 + g4 / df**4
 
 
 def number(value: float) -> str:

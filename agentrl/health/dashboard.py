@@ -37,6 +37,17 @@ class Band:
 _OPEN: Range = (None, None)
 
 
+HELD_OUT = Band(
+    metric="eval/*/score",
+    label="Held-out score",
+    unit="",
+    healthy=_OPEN,
+    red=_OPEN,
+    what="The one number that cannot be gamed: goes up with the reward. Reward up and this "
+    "flat or down means the reward is being hacked.",
+    source=USUAL,
+)
+"""The score of tasks that are not trained on."""
 DASHBOARD: tuple[Band, ...] = (
     Band(
         metric="reward",
@@ -48,16 +59,7 @@ DASHBOARD: tuple[Band, ...] = (
         "an impossible task; a jump within 20 steps is reward hacking until shown otherwise.",
         source=USUAL,
     ),
-    Band(
-        metric="eval/*/score",
-        label="Held-out score",
-        unit="",
-        healthy=_OPEN,
-        red=_OPEN,
-        what="The one number that cannot be gamed: goes up with the reward. Reward up and this "
-        "flat or down means the reward is being hacked.",
-        source=USUAL,
-    ),
+    HELD_OUT,
     Band(
         metric="reward_std",
         label="Reward spread in a group",

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, variance
 
-from agentrl.health.curves import t_quantile
-from agentrl.runtime.scoring.intervals import Interval
+from agentrl.intervals import Interval, t_quantile
 
 Scores = Mapping[str, float]
 """Mean score of each task."""

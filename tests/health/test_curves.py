@@ -13,10 +13,10 @@ from agentrl.health.curves import (
     medians,
     smoothed,
     stretches,
-    t_quantile,
     trend,
 )
 from agentrl.health.texts import LetterModel, alike_share, repeated_share
+from agentrl.intervals import t_quantile
 
 
 def series(*values: float) -> Series:

@@ -14,9 +14,9 @@ from agentrl.cli.console.findings import findings_table
 from agentrl.finding import Finding, Status
 
 if TYPE_CHECKING:
+    from agentrl.intervals import Interval
     from agentrl.runtime.records import RunResult
     from agentrl.runtime.scoring.evaluate import EvalSummary
-    from agentrl.runtime.scoring.intervals import Interval
 
 _TITLE = "Scores: mean over tasks [95 % interval over tasks]"
 

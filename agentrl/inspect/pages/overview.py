@@ -13,7 +13,10 @@ from typing import Any
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object, read_objects
 from agentrl.finding import Status
-from agentrl.health import DASHBOARD, FIT_DASHBOARD, Series, Verdict
+from agentrl.health import DASHBOARD, FIT_DASHBOARD, History, Series, Verdict
+from agentrl.health.dashboard import HELD_OUT
+from agentrl.health.findings import held_out
+from agentrl.inspect.pages.scores import eval_answers, first_and_last, is_fit
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import pause_of, run_state
 from agentrl.inspect.read.safe_json import number, shown
@@ -22,6 +25,10 @@ from agentrl.metrics import find_metric
 _MOST_BYTES = 2**20
 """Read of the journal's end."""
 _MOST_EVENTS = 500
+_ON_TRAINING_TASKS = (
+    "Score of an evaluation whose tasks are trained on: it says what was learned of them, and not "
+    "whether anything else was."
+)
 
 
 def run_entry(reader: RunReader) -> dict[str, Any]:
@@ -35,7 +42,7 @@ def run_entry(reader: RunReader) -> dict[str, Any]:
     history = reader.curves()
     curves, config = history.metrics, history.config
     identity = reader.identity()
-    score, before, after = _scores(curves, config)
+    score, before, after = first_and_last(curves, config)
     worst = None
     if known:
         worst = {
@@ -79,12 +86,12 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
         "config": {shown(k): _plain(v) for k, v in sorted(health.history.config.items())},
         "metrics": {shown(name): _curve(curve) for name, curve in curves.items()},
         "meanings": _meanings(curves),
-        "dashboard": _dashboard(curves, health.history.config),
+        "dashboard": _dashboard(health.history),
         "verdicts": [verdict_json(verdict) for verdict in health.verdicts],
         "events": _events(reader.path, health.verdicts, notes),
         "timing": _below(curves, "timing_s/", but=("elapsed",)),
         "waste": {what: _below(curves, f"waste/{what}/") for what in ("tokens", "seconds")},
-        "evals": _evals(curves, health.history.config),
+        "evals": eval_answers(reader, health.history),
         "examples": reader.examples.steps(),
         "result": _result(reader.path),
         "notes": notes,
@@ -125,14 +132,11 @@ def _below(
     }
 
 
-def _is_fit(config: Mapping[str, Any]) -> bool:
-    return any(key.startswith("objective.") for key in config)
-
-
-def _dashboard(curves: Mapping[str, Series], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _dashboard(history: History) -> list[dict[str, Any]]:
     """Bands in order; one that stands for several curves is given once for each."""
     found: list[dict[str, Any]] = []
-    for band in FIT_DASHBOARD if _is_fit(config) else DASHBOARD:
+    curves, untrained = history.metrics, held_out(history)
+    for band in FIT_DASHBOARD if is_fit(history.config) else DASHBOARD:
         names = [band.metric]
         if "*" in band.metric:
             names = [name for name in curves if fnmatchcase(name, band.metric)] or names
@@ -142,65 +146,11 @@ def _dashboard(curves: Mapping[str, Series], config: Mapping[str, Any]) -> list[
                 fixed = band.metric.split("*")
                 stood_for = name.removeprefix(fixed[0]).removesuffix(fixed[-1])
                 record |= {"metric": shown(name), "label": f"{band.label}: {shown(stood_for)}"}
+                if band.metric == HELD_OUT.metric and stood_for not in untrained:
+                    record |= {"label": f"Score on training tasks: {shown(stood_for)}",
+                               "what": _ON_TRAINING_TASKS}  # fmt: skip
             found.append(record)
     return found
-
-
-def _score_metrics(curves: Mapping[str, Series], config: Mapping[str, Any]) -> dict[str, str]:
-    """Name of each evaluation to the metric that is its score, 0 to 1.
-
-    What a fit calls a score without rollouts is minus its loss; its pairs have an accuracy.
-    """
-    found: dict[str, str] = {}
-    for metric in curves:
-        if metric.startswith("eval/") and metric.endswith("/score"):
-            place = metric.removesuffix("/score")
-            own = [metric]
-            if _is_fit(config) and f"{metric}_low" not in curves:
-                own = [m for kind in ("pref", "rm") if (m := f"{place}/{kind}/accuracy") in curves]
-            if own:
-                found[place.removeprefix("eval/")] = own[0]
-    return found
-
-
-def _evals(curves: Mapping[str, Series], config: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, metric in _score_metrics(curves, config).items():
-        curve = curves[metric]
-        bounds = [
-            dict(zip(c.steps, c.values, strict=True))
-            for end in ("_low", "_high")
-            if (c := curves.get(metric + end)) is not None
-        ]
-        low, high = bounds if len(bounds) == 2 else ({}, {})
-        found[shown(name)] = {
-            "steps": curve.steps,
-            "score": curve.values,
-            "low": [low.get(step) for step in curve.steps],
-            "high": [high.get(step) for step in curve.steps],
-        }
-    return found
-
-
-def _scores(
-    curves: Mapping[str, Series], config: Mapping[str, Any]
-) -> tuple[str, float | None, float | None]:
-    """Name of an evaluation, its first score and its last; one evaluation is no after.
-
-    The first that the config names: a mean over several would be a score of nothing.
-    """
-    metrics, order = _score_metrics(curves, config), list(config)
-    if not metrics:
-        return "", None, None
-
-    def order_key(name: str) -> tuple[int, str]:
-        key = f"eval.datasets.{name}.source"
-        return (order.index(key) if key in order else len(order), name)
-
-    first = min(metrics, key=order_key)
-    curve = curves[metrics[first]]
-    after = curve.values[-1] if len(curve.steps) > 1 else None
-    return first, curve.values[0], after
 
 
 def _last_step(curves: Mapping[str, Series]) -> int:

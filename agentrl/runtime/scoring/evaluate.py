@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from agentrl.runtime.scoring.intervals import (
+from agentrl.intervals import (
     Interval,
     clipped_t_interval,
     mean_interval,
     paired_difference,
-    pass_at_k,
 )
 from agentrl.runtime.stages import GroupReport
 
@@ -156,3 +155,17 @@ def _numbers(interval: Interval) -> dict[str, Any]:
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+def pass_at_k(passed: int, n: int, k: int) -> float:
+    """Chance that at least one of `k` draws passes, unbiased from `n` samples.
+
+    1 - C(n-c, k) / C(n, k), https://arxiv.org/abs/2107.03374 equation 1.
+
+    Example:
+        >>> pass_at_k(1, 4, 2)
+        0.5
+    """
+    if not 0 <= passed <= n or not 1 <= k <= n:
+        raise ValueError(f"pass_at_k: impossible counts: passed {passed} of {n}, k {k}")
+    return 1.0 - math.comb(n - passed, k) / math.comb(n, k)

@@ -20,14 +20,16 @@ from agentrl.health import Series
 from agentrl.inspect.pages.find import find_answer
 from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.groups import group_answer, step_answer
-from agentrl.inspect.pages.overview import _scores, run_entry, run_overview
+from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
+from agentrl.inspect.pages.scores import first_and_last
 from agentrl.inspect.pages.token_reasons import Facts, explain, prefix_spans
 from agentrl.inspect.pages.tokens import tokens_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
 from agentrl.inspect.read.stored_rows import StoredRows
-from agentrl.types import ToolStatus, TrainedTokens
+from agentrl.inspect.read.task_scores import task_scores
+from agentrl.types import Termination, ToolStatus, TrainedTokens
 from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
 
@@ -60,10 +62,50 @@ def test_the_first_screen_holds_what_the_run_logged(reader, recorded_run):
     assert "eval/held/score" in names
     assert not any("*" in name for name in names)
     assert overview["notes"] == []
+    # The very interval that the run printed when it ended.
+    printed = json.loads((recorded_run / "result.json").read_text())["scores"]["held"]
+    assert held["change"] == pytest.approx(printed["difference"], nan_ok=True)
     entry = run_entry(reader)
     assert (entry["steps"], entry["score"], entry["score_before"], entry["score_after"]) == (
         4, "held", scores[0], scores[4],
     )  # fmt: skip
+
+
+def test_an_evaluation_of_training_tasks_is_not_called_held_out(tmp_path):
+    """Fails if the page calls it the number that cannot be gamed."""
+    config = """
+dataset: {source: a.jsonl, split: train}
+eval: {datasets: {own: {source: a.jsonl, split: train}, held: {source: b.jsonl}}}
+"""
+    run = tmp_path / "run"
+    lines = [{"step": n, "eval/own/score": 0.5, "eval/held/score": 0.5} for n in (0, 4)]
+    write_metrics(run, *lines)
+    (run / "config.yaml").write_text(config)
+    bands = {band["metric"]: band for band in run_overview(open_run(run))["dashboard"]}
+    assert bands["eval/held/score"]["label"] == "Held-out score: held"
+    assert "cannot be gamed" in bands["eval/held/score"]["what"]
+    assert bands["eval/own/score"]["label"] == "Score on training tasks: own"
+    assert "cannot be gamed" not in bands["eval/own/score"]["what"]
+
+
+def test_only_what_can_be_trusted_is_in_the_score_of_a_task(tmp_path):
+    """Fails if a lost rollout counts as 0, if an early row or another step is taken, or a reward
+    where there is a score."""
+    text = [("assistant", "ab")]
+    rollouts = [
+        make_rollout("a/0", text, task_id="a", reward=5.0, score=1.0),
+        make_rollout("a/1", text, task_id="a", reward=5.0, score=1.0),
+        make_rollout("a/1", text, task_id="a", reward=5.0, score=0.0, row_index=1),
+        make_rollout("a/2", text, task_id="a", reward=0.0, score=0.0,
+                     termination=Termination.SANDBOX_FAILED),
+        make_rollout("b/0", text, group_id="h", task_id="b", reward=0.25, score=None),
+    ]  # fmt: skip
+    write_step(tmp_path / "run", rollouts, 2, "eval/held")
+    rows = open_run(tmp_path / "run").rows
+    rows.refresh()
+    assert task_scores(rows, "eval/held") == {2: {"a": 0.5, "b": 0.25}}
+    assert task_scores(rows, "eval/held", (3,)) == {}
+    assert task_scores(rows, "train") == {}
 
 
 def test_the_score_of_a_run_is_that_of_the_first_evaluation_its_config_names():
@@ -73,10 +115,10 @@ def test_the_score_of_a_run_is_that_of_the_first_evaluation_its_config_names():
         for name, values in (("a_train", (0.1, 0.9)), ("held/out", (0.2, 0.4)))
     }
     config = {"eval.datasets.held/out.source": "x", "eval.datasets.a_train.source": "y"}
-    assert _scores(curves, config) == ("held/out", 0.2, 0.4)
-    assert _scores(curves, {}) == ("a_train", 0.1, 0.9)
+    assert first_and_last(curves, config) == ("held/out", 0.2, 0.4)
+    assert first_and_last(curves, {}) == ("a_train", 0.1, 0.9)
     once = {"eval/held/score": Series(steps=(0,), values=(0.5,))}
-    assert _scores(once, {}) == ("held", 0.5, None)
+    assert first_and_last(once, {}) == ("held", 0.5, None)
 
 
 def test_a_step_counts_every_stored_rollout_once(reader, recorded_run):

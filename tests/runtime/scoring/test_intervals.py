@@ -2,12 +2,8 @@ import math
 
 import pytest
 
-from agentrl.runtime.scoring.intervals import (
-    mean_interval,
-    paired_difference,
-    pass_at_k,
-    t_quantile,
-)
+from agentrl.intervals import mean_interval, paired_difference, t_quantile
+from agentrl.runtime.scoring.evaluate import pass_at_k
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ function card(run, band, steps, open) {
     steps,
     healthy: band.healthy,
     red: band.red,
-    open,
+    open: opener(open, names[0]),
     key: `chart ${band.metric}`,
     label: `${band.label} by step`,
     marks: run.events.map((event) => ({
@@ -89,6 +89,12 @@ function card(run, band, steps, open) {
     })),
     spans: spansOf(run, names),
   });
+}
+
+// A click on the curve of an evaluation opens the rollouts of that evaluation.
+export function opener(open, metric) {
+  const kind = metric?.match(/^(eval\/.+)\/[^/]+$/)?.[1];
+  return kind ? (step) => open(step, kind) : open;
 }
 
 function interval(run, name) {

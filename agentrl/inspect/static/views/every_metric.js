@@ -3,6 +3,7 @@
 import { h } from "../dom.js";
 import { plural } from "../format.js";
 import { curveCard } from "./curve_card.js";
+import { opener } from "./dashboard.js";
 
 // More curves at once than anyone reads would only make the page slow.
 const MOST = 24;
@@ -53,7 +54,7 @@ function card(run, name, steps, open) {
     series: [{ name, ...run.metrics[name] }],
     steps,
     height: 92,
-    open,
+    open: opener(open, name),
     label: `${name} by step`,
     key: `metric ${name}`,
   });

@@ -2,7 +2,7 @@
 // tokens go. One answer each; it leads to the part of the page that has the rest.
 
 import { h } from "../dom.js";
-import { num, percent, plural, seconds, words } from "../format.js";
+import { num, percent, plural, seconds, signed, words } from "../format.js";
 import { stages } from "./ledger.js";
 
 export function glance(run, brief) {
@@ -36,19 +36,25 @@ function learning(run, brief) {
     return { ...answer, big: trend ?? "Too early", small: "no second evaluation to compare with" };
   }
   const [before, after] = [own.score[0], own.score[last]];
-  const apart = (low, high) => low !== null && high !== null && low > high;
-  const level = apart(own.low[last], own.high[0])
-    ? "good"
-    : apart(own.low[0], own.high[last])
-      ? "fail"
-      : "";
-  const noise = level || own.low[last] === null ? "" : "; the 95 % intervals overlap";
   return {
     ...answer,
-    level,
+    level: changeLevel(own.change),
     big: `${percent(before)} \u2192 ${percent(after)}`,
-    small: `score of ${brief.score}${noise}${trend ? `; ${trend}` : ""}`,
+    small: `score of ${brief.score}${changeText(own.change)}${trend ? `; ${trend}` : ""}`,
   };
+}
+
+function changeLevel(change) {
+  if (!change) return "";
+  return change.low > 0 ? "good" : change.high !== null && change.high < 0 ? "fail" : "";
+}
+
+// The interval of the difference by task, as `agentrl train` prints it: the intervals of two scores
+// may overlap although nearly every task has gained.
+function changeText(change) {
+  if (!change) return "";
+  const ends = change.low === null ? "" : ` [${signed(change.low)}, ${signed(change.high)}]`;
+  return `, ${signed(change.mean)}${ends} by task over ${plural(change.tasks, "task")}`;
 }
 
 // A mean over a fifth of the steps at either end: single steps are mostly noise.

@@ -32,9 +32,10 @@ function stepRange(run) {
 
 function draw({ run, brief }, params) {
   const steps = stepRange(run);
-  const open = (step) => {
+  // `kind` is of the curve that was clicked, where it is one of an evaluation.
+  const open = (step, kind) => {
     if (run.examples.length) go("examples", { run: params.run, step });
-    else go("step", { run: params.run, ...placeOf(run, step) });
+    else go("step", { run: params.run, ...(kind ? { kind, step } : placeOf(run, step)) });
   };
   const parts = steps
     ? [

@@ -1,0 +1,94 @@
+"""Scores of evaluations: their curves, their intervals, and their change by task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.health import History, Series
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.safe_json import number, shown
+from agentrl.inspect.read.task_scores import task_scores
+from agentrl.intervals import paired_difference
+
+
+def is_fit(config: Mapping[str, Any]) -> bool:
+    """True if a run is one of `agentrl fit`."""
+    return any(key.startswith("objective.") for key in config)
+
+
+def score_metrics(curves: Mapping[str, Series], config: Mapping[str, Any]) -> dict[str, str]:
+    """Name of each evaluation to the metric that is its score, 0 to 1.
+
+    What a fit calls a score without rollouts is minus its loss; its pairs have an accuracy.
+    """
+    found: dict[str, str] = {}
+    for metric in curves:
+        if metric.startswith("eval/") and metric.endswith("/score"):
+            place = metric.removesuffix("/score")
+            own = [metric]
+            if is_fit(config) and f"{metric}_low" not in curves:
+                own = [m for kind in ("pref", "rm") if (m := f"{place}/{kind}/accuracy") in curves]
+            if own:
+                found[place.removeprefix("eval/")] = own[0]
+    return found
+
+
+def eval_answers(reader: RunReader, history: History) -> dict[str, Any]:
+    """Score of every evaluation with its interval, and its change by task."""
+    curves, config = history.metrics, history.config
+    found: dict[str, Any] = {}
+    for name, metric in score_metrics(curves, config).items():
+        curve = curves[metric]
+        bounds = [
+            dict(zip(c.steps, c.values, strict=True))
+            for end in ("_low", "_high")
+            if (c := curves.get(metric + end)) is not None
+        ]
+        low, high = bounds if len(bounds) == 2 else ({}, {})
+        found[shown(name)] = {
+            "steps": curve.steps,
+            "score": curve.values,
+            "low": [low.get(step) for step in curve.steps],
+            "high": [high.get(step) for step in curve.steps],
+            "change": None if is_fit(config) else _change(reader, name, curve.steps),
+        }
+    return found
+
+
+def first_and_last(
+    curves: Mapping[str, Series], config: Mapping[str, Any]
+) -> tuple[str, float | None, float | None]:
+    """Name of an evaluation, its first score and its last; one evaluation is no after.
+
+    The first that the config names: a mean over several would be a score of nothing.
+    """
+    metrics, order = score_metrics(curves, config), list(config)
+    if not metrics:
+        return "", None, None
+
+    def order_key(name: str) -> tuple[int, str]:
+        key = f"eval.datasets.{name}.source"
+        return (order.index(key) if key in order else len(order), name)
+
+    first = min(metrics, key=order_key)
+    curve = curves[metrics[first]]
+    after = curve.values[-1] if len(curve.steps) > 1 else None
+    return first, curve.values[0], after
+
+
+def _change(reader: RunReader, name: str, steps: Sequence[int]) -> dict[str, Any] | None:
+    """The last score less the first, paired by task, as `agentrl train` prints it at the end.
+
+    Two intervals that overlap say little: the difficulty of the tasks is in both of them.
+    """
+    if len(steps) < 2:
+        return None
+    reader.rows.refresh()
+    first, last = steps[0], steps[-1]
+    found = task_scores(reader.rows, f"eval/{name}", (first, last))
+    change = paired_difference(found.get(first, {}), found.get(last, {}))
+    if not change.n:
+        return None
+    numbers = {"mean": change.mean, "low": change.low, "high": change.high}
+    return {key: number(value) for key, value in numbers.items()} | {"tasks": change.n}
