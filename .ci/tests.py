@@ -22,12 +22,12 @@ from typing import IO
 from xml.etree import ElementTree
 
 PHASES = {
-    "plain": ["-m", "not (docker or fleet or ray or gpu)", "-n", "4", "--dist", "worksteal"],
+    "plain": ["-m", "not (docker or fleet or ray or gpu)", "-n", "3", "--dist", "worksteal"],
     "docker": ["-m", "docker and not gpu"],
     "servers": ["-m", "fleet and not (ray or gpu)"],
     "ray": ["-m", "ray and not gpu"],
 }
-"""Arguments of pytest by phase. Plain tests wait half of their time, so four share two cores."""
+"""Arguments of pytest by phase. Plain tests wait half of their time, so three share two cores."""
 STAGES = (("plain", "docker"), ("servers",), ("ray",))
 """Phases that run side by side, stage after stage. Containers are mostly waited for. Servers and
 clusters compute on all cores while they start, and what they are asked meanwhile takes its time,
