@@ -189,7 +189,7 @@ class LossNeeds:
 
     @property
     def teaches_without_advantage(self) -> bool:
-        """Whether the policy learns of a row whose advantage is zero."""
+        """True if the policy learns of a row whose advantage is zero."""
         return self.zero_advantage_rows and not self.penalty_only
 
 
