@@ -89,7 +89,7 @@ def step_ledger(
             whole = _use_of_all(rows[0], filtered=filtered, algorithm=algorithm)
             parts: Counter[TokenUse] = Counter()
             for row in rows:
-                use = whole or (TokenUse.TRAINED if row_key(row) in teaching else flat)
+                use = whole or (TokenUse.TRAINED if RowKey.of(row) in teaching else flat)
                 parts.update(_parts(row, use, None if whole else oldest_version))
             tokens.update(parts)
             for use, share in _shares(parts, whole or flat).items():
@@ -134,11 +134,6 @@ def _use_of_all(
     if algorithm.mask_truncated and first.rule.truncated:
         return TokenUse.TRUNCATED
     return None
-
-
-def row_key(row: Trajectory) -> RowKey:
-    """Key of a row among those of its step."""
-    return RowKey(group_id=row.group_id, rollout_id=row.rollout_id, row_index=row.row_index)
 
 
 def _parts(row: Trajectory, use: TokenUse, oldest_version: int | None) -> Counter[TokenUse]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from agentrl.errors import DataError
 from agentrl.metrics.bag import MetricBag
+from agentrl.types import Trajectory
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -36,6 +37,11 @@ class RowKey:
     """`Trajectory.rollout_id`."""
     row_index: int
     """`Trajectory.row_index`."""
+
+    @classmethod
+    def of(cls, row: Trajectory) -> RowKey:
+        """Key of a row among those of its step."""
+        return cls(group_id=row.group_id, rollout_id=row.rollout_id, row_index=row.row_index)
 
     def __str__(self) -> str:
         return f"{self.rollout_id}[{self.row_index}]"

@@ -102,11 +102,7 @@ def check_row(
     Raises:
         DataError: a broken row, naming it and the value.
     """
-    key = RowKey(
-        group_id=trajectory.group_id,
-        rollout_id=trajectory.rollout_id,
-        row_index=trajectory.row_index,
-    )
+    key = RowKey.of(trajectory)
     if not trajectory.prompt_ids:
         raise DataError(f"row {key}: prompt_ids is empty; nothing predicts the first token")
     if not trajectory.temperature > 0:

@@ -96,9 +96,7 @@ class _Rows:
     ) -> None:
         self._plan, self._checked = plan, dict(checked)
         self._here: dict[RowKey, Trajectory] = {
-            RowKey(group_id=t.group_id, rollout_id=t.rollout_id, row_index=t.row_index): t
-            for group in groups
-            for t in group.trajectories
+            RowKey.of(row): row for group in groups for row in group.trajectories
         }
         self._advantages: dict[str, RowNumbers] = {}
 

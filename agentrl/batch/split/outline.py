@@ -114,7 +114,7 @@ def _outline(
     oldest_version: int | None,
     looked_at: Collection[str],
 ) -> OutlinedTrajectory:
-    key = RowKey(group_id=row.group_id, rollout_id=row.rollout_id, row_index=row.row_index)
+    key = RowKey.of(row)
     facts, flaw = None, ""
     try:
         found = check_row(row, oldest_version=oldest_version, looked_at=looked_at)

@@ -116,7 +116,7 @@ class HintedPrompts:
         known: dict[tuple[str, tuple[int, ...]], IntArray] = {}
         prompts: dict[RowKey, IntArray] = {}
         for row in (row for group in groups for row in group.trajectories):
-            key = RowKey(group_id=row.group_id, rollout_id=row.rollout_id, row_index=row.row_index)
+            key = RowKey.of(row)
             if key not in wanted:
                 continue
             task = self._tasks.get(row.task_id)
