@@ -84,10 +84,10 @@ def _change(reader: RunReader, name: str, steps: Sequence[int]) -> dict[str, Any
     """
     if len(steps) < 2:
         return None
-    reader.rows.refresh()
-    first, last = steps[0], steps[-1]
-    found = task_scores(reader.rows, f"eval/{name}", (first, last))
-    change = paired_difference(found.get(first, {}), found.get(last, {}))
+    folder, kind = reader.paths.trajectories, f"eval/{name}"
+    change = paired_difference(
+        task_scores(folder, kind, steps[0]), task_scores(folder, kind, steps[-1])
+    )
     if not change.n:
         return None
     numbers = {"mean": change.mean, "low": change.low, "high": change.high}

@@ -1,55 +1,50 @@
-"""Scores of tasks at a step: what evaluations are compared by, and what the tasks view lists."""
+"""Scores of the tasks of one evaluation, by which two evaluations are compared."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from agentrl.inspect.read.stored_rows import StoredRows, chosen
+from agentrl.data import TrajectoryStore
+from agentrl.data.store.step_files import stored_steps
+from agentrl.errors import DataError
+from agentrl.inspect.read.shelf import DAMAGE
 from agentrl.types import TERMINATION_RULES
 
-_TRUSTED = [ending.value for ending, rule in TERMINATION_RULES.items() if rule.reward_trusted]
+_COLUMNS = ["task_id", "rollout_id", "row_index", "termination", "reward", "score"]
+_TRUSTED = {ending.value for ending, rule in TERMINATION_RULES.items() if rule.reward_trusted}
 
 
-def task_scores(
-    rows: StoredRows, kind: str, steps: Collection[int] | None = None
-) -> dict[int, dict[str, float]]:
-    """Mean score of every task at every step.
+def task_scores(trajectories: Path, kind: str, step: int) -> dict[str, float]:
+    """Mean score of every task, read from the files of this step alone.
 
     The score of a rollout is its `score`, or its reward where the environment gives none; rollouts
-    that the infrastructure ended are left out, as they are in the score of an evaluation.
+    that the infrastructure ended are left out, as they are in the score of an evaluation. Empty
+    where the step is not stored, or one of its files is damaged; the view of the step says so.
 
     Args:
-        rows: of the run, refreshed.
-        kind: `train` or `eval/NAME`.
-        steps: those that are wanted; None takes all.
+        trajectories: folder of the store.
+        kind: as `eval/NAME`.
+        step: after which the evaluation was made.
     """
-    table = chosen(rows.table(), kind=kind)
-    if steps is not None:
-        table = table.filter(pc.field("step").isin(list(steps)))
-    table = _last_rows(table)
-    table = table.filter(pc.field("termination").isin(_TRUSTED))
-    verdicts = pc.call_function("coalesce", [table["score"], table["reward"]])
-    table = table.append_column("verdict", verdicts)
-    means = table.group_by(["step", "task_id"]).aggregate([("verdict", "mean")])
-    found: dict[int, dict[str, float]] = {}
-    for step, task, mean in zip(
-        means["step"].to_pylist(), means["task_id"].to_pylist(), means["verdict_mean"].to_pylist(),
-        strict=True,
-    ):  # fmt: skip
-        if task is not None and mean is not None and mean == mean:
-            found.setdefault(step, {})[task] = mean
-    return found
-
-
-def _last_rows(table: pa.Table) -> pa.Table:
-    """The last row of every rollout, which is the one with its reward."""
-    if not table.num_rows or not np.any(table["row_index"].to_numpy()):
-        return table
-    keys = ["shelf", "rollout_id"]
-    last = table.group_by(keys).aggregate([("row_index", "max")])
-    last = last.rename_columns([*keys, "row_index"])
-    return table.join(last, keys=[*keys, "row_index"], join_type="inner")
+    last: dict[str, dict[str, Any]] = {}
+    try:
+        folder = TrajectoryStore(trajectories).path(step, kind).parent
+        for path in stored_steps(folder.glob("*.parquet")).get(step, []):
+            with pq.ParquetFile(path) as file:
+                rows = file.read(columns=_COLUMNS, use_threads=False).to_pylist()
+            for row in rows:
+                known = last.get(row["rollout_id"])
+                if known is None or row["row_index"] > known["row_index"]:
+                    last[row["rollout_id"]] = row
+    except (*DAMAGE, DataError):
+        return {}
+    scores: dict[str, list[float]] = {}
+    for row in last.values():
+        score = row["reward"] if row["score"] is None else row["score"]
+        if row["termination"] in _TRUSTED and isinstance(score, float) and score == score:
+            scores.setdefault(str(row["task_id"]), []).append(score)
+    return {task: fmean(values) for task, values in scores.items()}

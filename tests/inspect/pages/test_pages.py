@@ -100,12 +100,13 @@ def test_only_what_can_be_trusted_is_in_the_score_of_a_task(tmp_path):
                      termination=Termination.SANDBOX_FAILED),
         make_rollout("b/0", text, group_id="h", task_id="b", reward=0.25, score=None),
     ]  # fmt: skip
-    write_step(tmp_path / "run", rollouts, 2, "eval/held")
-    rows = open_run(tmp_path / "run").rows
-    rows.refresh()
-    assert task_scores(rows, "eval/held") == {2: {"a": 0.5, "b": 0.25}}
-    assert task_scores(rows, "eval/held", (3,)) == {}
-    assert task_scores(rows, "train") == {}
+    file = write_step(tmp_path / "run", rollouts, 2, "eval/held")
+    store = tmp_path / "run" / "trajectories"
+    assert task_scores(store, "eval/held", 2) == {"a": 0.5, "b": 0.25}
+    assert task_scores(store, "eval/held", 3) == {}
+    assert task_scores(store, "train", 2) == {}
+    file.write_bytes(file.read_bytes()[:-9])
+    assert task_scores(store, "eval/held", 2) == {}
 
 
 def test_the_score_of_a_run_is_that_of_the_first_evaluation_its_config_names():

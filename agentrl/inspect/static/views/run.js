@@ -68,7 +68,14 @@ function draw({ run, brief }, params) {
     keys: [
       { keys: ["l"], shown: "l", what: "the latest step", run: () => steps && open(steps[1]) },
     ],
-    node: h("div", { class: "page run" }, head(run, brief, steps), pauseNotice(run.paused), notes(run.notes), parts),
+    node: h(
+      "div",
+      { class: "page run" },
+      head(run, brief, steps),
+      pauseNotice(run.paused),
+      notes(run.notes),
+      parts,
+    ),
   };
 }
 
