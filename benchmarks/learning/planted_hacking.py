@@ -17,8 +17,8 @@ from typing import Any
 import hidden_truth
 import numpy as np
 from hidden_truth import count_words
+from planted_rewards import BATCH_TOKENS, Silent, write_model
 from planted_rewards import Plan as ModelPlan
-from planted_rewards import Silent, write_model
 from spurious_pairs import SOURCES, conversations, spurious_pairs, tasks, write_lines
 
 from agentrl.config import RunConfig
@@ -35,8 +35,6 @@ from agentrl.runtime.launch import train
 from agentrl.runtime.progress import Progress
 
 HELD_OUT = "held_out"
-BATCH_TOKENS = 1280
-"""A pass of some rows: attention over more tokens at once takes more time on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
