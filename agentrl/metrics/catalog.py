@@ -286,6 +286,7 @@ FIT: tuple[MetricName, ...] = (
     _m("rm/reward_mean", "reward over both answers"),
     _m("rm/center_set_mean", "reward over the answers of `objective.center_data` in an update"),
     _m("rm/deviation", "deviation of the reward that `purm` is sure of"),
+    _m("rm/std_between", "deviation between the heads' margins of a pair, mean over pairs"),
     _m("fit/examples", "examples of a step of `agentrl fit`", "count"),
     _m("fit/tokens", "tokens that the model read in it", "tokens"),
     _m("fit/epoch", "passes over the data so far", "ratio"),

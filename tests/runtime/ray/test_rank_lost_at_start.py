@@ -32,13 +32,13 @@ class Starting:
 
     async def opened(self, ranks: object, servers: object) -> tuple[list[Any], list[Any]]:
         await self.reach("models")
-        return [], []
+        return [SimpleNamespace(tokenizer_copy=b"")], []
 
     async def open_fleet(self, *args: object, **kwargs: object) -> Any:
         await self.reach("fleet")
         return SimpleNamespace(addresses={})
 
-    async def opened_workers(self, workers: object, engines: object) -> list[Any]:
+    async def opened_workers(self, workers: object, engines: object, copy: bytes) -> list[Any]:
         await self.reach("workers")
         return []
 

@@ -138,7 +138,7 @@ class Plain:
     """An actor that opens where there is an engine to ask, as a worker does."""
 
     @dispatch(Mode.BROADCAST)
-    async def open(self, engines: list[Any]) -> None: ...
+    async def open(self, engines: list[Any], tokenizer_copy: bytes) -> None: ...
 
     @dispatch(Mode.BROADCAST)
     async def serve_from(self, engines: list[Any]) -> None: ...
@@ -155,6 +155,7 @@ class Opening:
 
     def __init__(self, opened: list[int]) -> None:
         self.opened = opened
+        self.copies: list[bytes] = []
         self.held: list[bool] = []
         self.open, self.serve_from = Remote(self._open), Remote(self._ignore)
         self.hold_turns = Remote(self._hold)
@@ -162,8 +163,9 @@ class Opening:
         self.refuses: Exception | None = None
         self.use_reward_model = Remote(self._use)
 
-    async def _open(self, engines: list[Any]) -> None:
+    async def _open(self, engines: list[Any], tokenizer_copy: bytes) -> None:
         self.opened.append(len(engines))
+        self.copies.append(tokenizer_copy)
         if not engines:
             raise ValueError("a client needs at least one engine")
 
@@ -181,7 +183,7 @@ class Opening:
 class Remote:
     """A method of a handle."""
 
-    def __init__(self, method: Callable[[Any], Awaitable[None]]) -> None:
+    def __init__(self, method: Callable[..., Awaitable[None]]) -> None:
         self.remote = method
 
 
@@ -218,10 +220,12 @@ async def test_a_worker_that_opens_during_a_pause_begins_with_clocks_that_stand_
     workers = Workers(group, lambda _: fresh, open_limit_s=10.0, back_off_s=0.001)
     serving: list[Any] = [object()]
     workers.engines, workers.held = lambda: serving, lambda: held
+    workers.tokenizer_copy = b"the policy's"
     assert workers.lost(0)
     await asyncio.wait_for(workers.usable(), 10)
     assert group.handle(0) is fresh
     assert fresh.held == [True] * held
+    assert fresh.copies == [b"the policy's"]
     await workers.close()
 
 
