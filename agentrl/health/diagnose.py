@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from statistics import fmean, median
 from typing import Any
 
 from agentrl.config.fit import FitConfig
@@ -13,7 +15,9 @@ from agentrl.config.keys import leaves
 from agentrl.errors import ConfigError, choices
 from agentrl.health.detector import Detector
 from agentrl.health.detectors import LISTED
-from agentrl.health.records import History, Verdict
+from agentrl.health.measures.curves import since
+from agentrl.health.measures.onset import onset
+from agentrl.health.records import Dating, History, Series, Verdict
 from agentrl.health.thresholds import Limits, Threshold
 from agentrl.imports import resolve
 from agentrl.registry import Registry
@@ -81,13 +85,45 @@ def diagnose(
         ConfigError: `thresholds` names one that does not exist.
     """
     bounds = limits(own_thresholds(history) if thresholds is None else thresholds, more=more)
-    verdicts = [detector(history, bounds) for detector in (*_BUILT_IN, *more)]
+    verdicts = [dated(detector(history, bounds), history) for detector in (*_BUILT_IN, *more)]
     if not any(key.startswith("objective.") for key in history.config):
         return verdicts
     return [
         replace(verdict, levers=tuple(x for x in verdict.levers if x.key in _fit_keys()))
         for verdict in verdicts
     ]
+
+
+def dated(verdict: Verdict, history: History) -> Verdict:
+    """The verdict with the step at which the fault began in place of the one that showed it."""
+    for item in verdict.evidence:
+        series = history.metrics.get(item.metric)
+        if item.dating is Dating.NONE or item.first_step is None:
+            continue
+        if item.dating is Dating.EXACT or series is None or series.steps[0] > item.first_step:
+            return replace(verdict, first_step=item.first_step)
+        seen = None if item.dating is Dating.MOVEMENT else item.first_step
+        if seen == series.steps[0]:
+            return verdict
+        last = series.steps[-1] if item.last_step is None else item.last_step
+        up = _rises(series, item.first_step, last)
+        began = onset(series, up=up, seen=seen, last=last)
+        return replace(verdict, first_step=item.first_step if began is None else began)
+    return verdict
+
+
+def _rises(series: Series, first: int, last: int) -> bool:
+    """True if a stretch of a curve is above what was before it; its end above its start, if none
+    was."""
+    before = [
+        value for step, value in zip(series.steps, series.values, strict=True) if step < first
+    ]
+    inside = since(series, first)
+    values = inside.values[: bisect_right(inside.steps, last)]
+    if before:
+        return fmean(values) > median(before)
+    part = max(1, len(values) // 4)
+    return fmean(values[-part:]) > fmean(values[:part])
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 from agentrl.finding import Status
-from agentrl.health.curves import (
+from agentrl.health.measures.curves import (
     Change,
     Stretch,
     change,
@@ -18,6 +18,7 @@ from agentrl.health.curves import (
     trend,
 )
 from agentrl.health.records import (
+    Dating,
     Evidence,
     History,
     Lever,
@@ -39,8 +40,13 @@ def found(
     *evidence: Evidence,
     levers: Sequence[Lever] = (),
 ) -> Verdict:
-    """A verdict that spans the steps of its evidence; the first lever of a key wins."""
-    firsts = [item.first_step for item in evidence if item.first_step is not None]
+    """A verdict that spans the steps of its evidence; the first lever of a key wins.
+
+    It begins where the first piece of evidence does that says since when; `diagnose` moves that to
+    the change point of the curve.
+    """
+    dating = [item for item in evidence if item.dating is not Dating.NONE]
+    firsts = [item.first_step for item in dating or evidence if item.first_step is not None]
     lasts = [item.last_step for item in evidence if item.last_step is not None]
     by_key: dict[str, Lever] = {}
     for lever in levers:
@@ -49,7 +55,7 @@ def found(
         name=detector,
         status=status,
         detail=title,
-        first_step=min(firsts, default=None),
+        first_step=firsts[0] if firsts else None,
         last_step=max(lasts, default=None),
         evidence=evidence,
         levers=tuple(by_key.values()),
@@ -73,24 +79,42 @@ def seen(metric: str, stretch: Stretch, text: str) -> Evidence:
     )
 
 
-def moved(metric: str, series: Series, found: Change, text: str = "") -> Evidence:
-    """A curve from its start to its end."""
+def moved(
+    metric: str, series: Series, found: Change, text: str = "", *, dates: bool = True
+) -> Evidence:
+    """A curve from its start to its end.
+
+    Args:
+        metric: name of the curve.
+        series: the curve.
+        found: its movement.
+        text: in place of the metric and its movement.
+        dates: whether the finding began where this curve left its course.
+    """
     return Evidence(
         text=text or f"{metric} {found.text()}",
         metric=metric,
         first_step=series.steps[0],
         last_step=series.steps[-1],
+        dating=Dating.MOVEMENT if dates else Dating.NONE,
     )
 
 
-def shown(facts: Sequence[RolloutFacts], text: str) -> Evidence:
-    """Rollouts that show it, the latest first."""
+def shown(facts: Sequence[RolloutFacts], text: str, *, since: int | None = None) -> Evidence:
+    """Rollouts that show it, the latest first.
+
+    Args:
+        facts: the rollouts.
+        text: what they show.
+        since: the step at which the finding began, if these say it; else they do not date it.
+    """
     latest = sorted(facts, key=lambda fact: -fact.step)[:_IDS]
     return Evidence(
         text=text,
-        first_step=min((fact.step for fact in facts), default=None),
+        first_step=min((fact.step for fact in facts), default=None) if since is None else since,
         last_step=max((fact.step for fact in facts), default=None),
         rollout_ids=tuple(fact.rollout_id for fact in latest),
+        dating=Dating.NONE if since is None else Dating.EXACT,
     )
 
 
@@ -115,6 +139,16 @@ def lasting(
     if not long or series is None:
         return None, False
     return long[-1], long[-1].last_step == series.steps[-1]
+
+
+def passed(series: Series, bound: float, *, up: bool) -> int:
+    """The first step at which a curve is beyond a bound; its last where it never is."""
+    beyond = (
+        step
+        for step, value in zip(series.steps, series.values, strict=True)
+        if (value > bound) == up and value != bound
+    )
+    return next(beyond, series.steps[-1])
 
 
 def over(stretch: Stretch, now: bool) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agentrl.health.curves import Change, change
 from agentrl.health.findings import held_out, score_rise
+from agentrl.health.measures.curves import Change, change
 from agentrl.health.records import History, Series
 
 

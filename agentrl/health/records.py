@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from agentrl.finding import Finding
@@ -53,6 +54,8 @@ class RolloutFacts:
     """Calls whose status is not `ok`."""
     text: str
     """Text that the policy wrote, turns joined by newlines."""
+    errors: tuple[str, ...] = ()
+    """One line of each error, a few at most: of calls that failed, and of what it was lost to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,19 @@ class History:
     """Parts of the run that could not be read, in words."""
 
 
+class Dating(StrEnum):
+    """How a piece of evidence says since when something is wrong."""
+
+    NOTICED = "noticed"
+    """By the change point of its metric before its first step, at which a bound was passed."""
+    MOVEMENT = "movement"
+    """By the change point of its metric, which it shows from its start to its end."""
+    EXACT = "exact"
+    """By its first step."""
+    NONE = "none"
+    """It does not, as a reward that rises while the score falls."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """One number, or a stretch of a curve, that led to a verdict."""
@@ -85,6 +101,8 @@ class Evidence:
     """Last step of the stretch."""
     rollout_ids: tuple[str, ...] = ()
     """Rollouts that show it."""
+    dating: Dating = Dating.NOTICED
+    """How it says since when; the first piece that does decides for the verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,5 +134,7 @@ class Verdict(Finding):
         """The verdict as `agentrl doctor --json` prints it and the page of a run reads it."""
         fields = asdict(self)
         del fields["fix"]
+        for piece in fields["evidence"]:
+            del piece["dating"]
         name, status, detail = (fields.pop(key) for key in ("name", "status", "detail"))
         return {"detector": name, "status": str(status), "title": detail, **fields}

@@ -11,8 +11,9 @@ import pyarrow as pa
 from agentrl.data.store.columns import unescape
 from agentrl.data.store.trajectory_store import TrajectoryStore
 from agentrl.errors import DataError
+from agentrl.health.measures.error_texts import MOST_ERRORS, error_line
 from agentrl.health.records import RolloutFacts
-from agentrl.types import ToolStatus, Trajectory
+from agentrl.types import TERMINATION_RULES, Termination, ToolStatus, Trajectory
 
 TEXT_CHARS = 20_000
 """Kept of what one rollout wrote, half of it from its end."""
@@ -27,6 +28,7 @@ _COLUMNS = (
     "score",
     "advantage",
     "termination",
+    "termination_detail",
     "duration_s",
     "turns",
     "response_mask",
@@ -121,6 +123,12 @@ def facts_of(
         tool_calls=len(results),
         tool_errors=sum(result.status != ToolStatus.OK for result in results),
         text=_text(turn.text for turn in turns if turn.role == "assistant"),
+        errors=_errors(
+            last.termination.value,
+            last.termination_detail,
+            [call.error for turn in turns for call in turn.tool_calls],
+            [(result.status, result.text) for result in results],
+        ),
     )
 
 
@@ -168,7 +176,23 @@ def _facts(rows: list[dict[str, Any]], kind: str, step: int) -> RolloutFacts:
         tool_calls=len(results),
         tool_errors=sum(result["status"] != ToolStatus.OK for result in results),
         text=_text(turn["text"] for turn in turns if turn["role"] == "assistant"),
+        errors=_errors(
+            last["termination"],
+            unescape(last["termination_detail"] or ""),
+            [unescape(call["error"] or "") for turn in turns for call in turn["tool_calls"]],
+            [(result["status"], unescape(result["text"] or "")) for result in results],
+        ),
     )
+
+
+def _errors(
+    termination: str, detail: str, calls: Sequence[str], results: Sequence[tuple[str, str]]
+) -> tuple[str, ...]:
+    known = termination in {name.value for name in TERMINATION_RULES}
+    lost = known and TERMINATION_RULES[Termination(termination)].retried
+    failed = [text for status, text in results if status != ToolStatus.OK]
+    found = [error_line(text) for text in ([detail] if lost else []) + [*calls, *failed]]
+    return tuple(dict.fromkeys(line for line in found if line))[:MOST_ERRORS]
 
 
 def _text(parts: Any) -> str:

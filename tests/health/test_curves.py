@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agentrl.health import Series
-from agentrl.health.curves import (
+from agentrl.health.measures.curves import (
     change,
     current,
     difference,
@@ -15,7 +15,7 @@ from agentrl.health.curves import (
     stretches,
     trend,
 )
-from agentrl.health.texts import LetterModel, alike_share, repeated_share
+from agentrl.health.measures.texts import LetterModel, alike_share, repeated_share
 from agentrl.intervals import t_quantile
 
 

@@ -33,6 +33,6 @@ LISTED = (
     "text:repetition",
     "agent:turns_collapse",
     "agent:tool_errors",
-    "agent:infrastructure",
+    "infrastructure:infrastructure",
 )
 """`MODULE:NAME` of every detector, in the order in which verdicts are listed."""

@@ -1,19 +1,18 @@
-"""Detectors over the agent loop: turns, tools, and what the rollouts stand on."""
+"""Detectors over the agent loop: turns and tools."""
 
 from __future__ import annotations
 
 from collections import Counter
-from statistics import fmean
 
 from agentrl.finding import Status
-from agentrl.health import levers, levers_system
-from agentrl.health.curves import change
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
     found,
     improving,
+    lasting,
     moved,
+    over,
     seen,
     share,
     shown,
@@ -23,12 +22,14 @@ from agentrl.health.findings import (
     trained,
     unknown,
 )
-from agentrl.health.records import Evidence, History, Series, Verdict
+from agentrl.health.levers import policy, system
+from agentrl.health.measures.counts import newest_step, recent_count, shares, summed
+from agentrl.health.measures.curves import change, current, smoothed
+from agentrl.health.measures.error_texts import error_words
+from agentrl.health.measures.onset import onset
+from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
-from agentrl.types import TERMINATION_RULES, ToolStatus
-
-_WINDOW = 10
-"""Latest steps over which the calls of a tool are counted."""
+from agentrl.types import ToolStatus
 
 
 @detector(
@@ -71,7 +72,7 @@ def turns_collapse(history: History, limits: Limits) -> Verdict:
         Status.FAIL if len(evidence) > 1 and not better else Status.WARN,
         f"the agent {'no longer acts' if gone else 'acts less and less'}: {evidence[0].text}",
         *evidence,
-        levers=[*levers.second_reward(history.config), *levers.stronger_kl(history.config)],
+        levers=[*policy.second_reward(history.config), *policy.stronger_kl(history.config)],
     )
 
 
@@ -101,63 +102,65 @@ def tool_errors(history: History, limits: Limits) -> Verdict:
         return fine(name, "tool calls work")
     failing = [fact for facts in trained(history).values() for fact in facts if fact.tool_errors]
     if failing:
-        evidence.append(shown(failing, "rollouts with failing calls"))
+        evidence.append(shown(failing, "rollouts with failing calls" + error_words(failing)))
     return found(
         name,
         Status.FAIL if broken or storm else Status.WARN,
         evidence[0].text,
         *evidence,
-        levers=levers_system.tools(history.config, _statuses(history)),
+        levers=system.tools(history.config, _statuses(history)),
     )
 
 
 def _broken_tools(history: History, limits: Limits) -> list[Evidence]:
     """Tools of which nearly every call fails."""
-    calls: dict[str, Counter[str]] = {}
+    calls: dict[str, dict[str, Series]] = {}
     for metric, series in history.metrics.items():
         if metric.startswith("tools/by_name/"):
             tool, _, status = metric.removeprefix("tools/by_name/").rpartition("/")
-            calls.setdefault(tool, Counter())[status] += round(sum(_recent(history, series)))
+            calls.setdefault(tool, {})[status] = series
     found: list[Evidence] = []
-    for tool, counts in calls.items():
+    for tool, by_status in calls.items():
+        counts = Counter(
+            {status: recent_count(history, part) for status, part in by_status.items()}
+        )
         total = sum(counts.values())
         failed = total - counts[ToolStatus.OK]
         if total < limits["tool_errors/calls"] or failed < limits["tool_errors/always"] * total:
             continue
         worst = counts.most_common(1)[0][0]
+        failing = [part for status, part in by_status.items() if status != ToolStatus.OK]
+        failed_share = shares(summed(by_status.values()), failing)
+        bad = current(smoothed(failed_share, 3), lambda v: v > limits["tool_errors/bound"])
+        since = onset(failed_share, up=True, seen=bad.first_step if bad else None)
         found.append(
             Evidence(
                 text=f"{failed} of the last {total} calls of the tool {tool!r} failed ({worst})",
                 metric=f"tools/by_name/{tool}/{worst}",
-                last_step=_now(history),
+                first_step=failed_share.steps[0] if since is None else since,
+                last_step=newest_step(history),
+                dating=Dating.EXACT,
             )
         )
     return found
 
 
-def _recent(history: History, series: Series) -> list[float]:
-    """Values of the latest steps; a count that is 0 is not logged."""
-    first = _now(history) - _WINDOW
-    return [value for step, value in zip(series.steps, series.values, strict=True) if step > first]
-
-
-def _now(history: History) -> int:
-    return max((series.steps[-1] for series in history.metrics.values()), default=0)
-
-
 def _storm(history: History, metric: str, what: str, limits: Limits) -> tuple[list[Evidence], bool]:
     steps = limits["tool_errors/steps"]
     bound, warn = limits["tool_errors/bound"], limits["tool_errors/warn"]
-    bad = sustained(history, metric, lambda v: v > bound, steps)
+    bad, now = lasting(history, metric, lambda v: v > bound, steps)
     some = bad or sustained(history, metric, lambda v: v > warn, steps)
     if some is None:
         return [], False
-    move = change(history.metrics[metric])
-    if move is not None and move.down:
+    series = history.metrics[metric]
+    over_since = bad is not None and not now
+    move = change(series)
+    from_start = some.first_step == series.steps[0] or not over_since
+    if move is not None and move.down and from_start:
         # It learns to call; only what stays bad is a finding.
         return [], False
     text = f"{share(some.worst)} of the {what}, for {steps_text(some)}"
-    return [seen(metric, some, text)], bad is not None
+    return [seen(metric, some, text + over(some, not over_since))], bad is not None and now
 
 
 def _statuses(history: History) -> list[str]:
@@ -165,85 +168,8 @@ def _statuses(history: History) -> list[str]:
     counts: Counter[str] = Counter()
     for metric, series in history.metrics.items():
         if metric.startswith("tools/status/"):
-            counts[metric.removeprefix("tools/status/")] += round(sum(_recent(history, series)))
+            counts[metric.removeprefix("tools/status/")] += recent_count(history, series)
         elif metric.startswith("tools/parse_error/"):
-            counts["parse"] += round(sum(_recent(history, series)))
+            counts["parse"] += recent_count(history, series)
     del counts[ToolStatus.OK]
     return [status for status, count in counts.most_common() if count]
-
-
-@detector(
-    bound(
-        "warn", 0.05, "share of rollouts lost to sandboxes, engines, environments, graders", OURS
-    ),
-    bound("bound", 0.2, "share of rollouts lost", OURS),
-    bound("steps", 5, "steps that count as sustained", OURS),
-)
-def infrastructure(history: History, limits: Limits) -> Verdict:
-    """Rollouts lost to sandboxes, engines, environments or graders, which teach nothing."""
-    name = "infrastructure"
-    lost = _lost(history)
-    if lost is None:
-        return unknown(name, "terminations are not logged")
-    steps = int(limits["infrastructure/steps"])
-    recent = Series(steps=lost.steps[-steps:], values=lost.values[-steps:])
-    level = fmean(recent.values)
-    often = sum(value > 0 for value in recent.values) >= 2
-    warn, bound = limits["infrastructure/warn"], limits["infrastructure/bound"]
-    move = change(lost)
-    rising = move is not None and move.up and move.end > warn / 2
-    if not ((level >= warn and often) or rising):
-        return fine(name, f"{share(level)} of the rollouts are lost")
-    kinds = Counter[str]()
-    for kind in _kinds():
-        series = history.metrics.get(f"rollout/termination/{kind}")
-        kinds[kind] = round(sum(_recent(history, series))) if series else 0
-    worst = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(3) if count)
-    failed = [
-        fact
-        for facts in trained(history).values()
-        for fact in facts
-        if fact.termination in _kinds()
-    ]
-    evidence = [
-        Evidence(
-            text=f"{share(level)} of the rollouts of the last {len(recent.steps)} steps: {worst}",
-            metric=f"rollout/termination/{kinds.most_common(1)[0][0]}",
-            first_step=recent.steps[0],
-            last_step=recent.steps[-1],
-        )
-    ]
-    if rising and move is not None:
-        evidence.append(moved("rollout/started", lost, move, f"share lost {move.text()}"))
-    if failed:
-        evidence.append(shown(failed, "rollouts that were lost"))
-    return found(
-        name,
-        Status.FAIL if level >= bound else Status.WARN,
-        f"{share(level)} of the rollouts are lost to infrastructure"
-        + (", and more and more" if rising else ""),
-        *evidence,
-        levers=levers_system.sturdier(history.config, [kind for kind in kinds if kinds[kind]]),
-    )
-
-
-def _kinds() -> list[str]:
-    return [name.value for name, rule in TERMINATION_RULES.items() if rule.retried]
-
-
-def _lost(history: History) -> Series | None:
-    """Share of the rollouts of each step that ended in an infrastructure failure."""
-    started = history.metrics.get("rollout/started")
-    parts = [history.metrics.get(f"rollout/termination/{kind}") for kind in _kinds()]
-    if started is None or not any(parts):
-        return None
-    by_step = dict.fromkeys(started.steps, 0.0)
-    for series in parts:
-        for step, value in zip(series.steps, series.values, strict=True) if series else ():
-            if step in by_step:
-                by_step[step] += value
-    shares = tuple(
-        by_step[step] / count if count else 0.0
-        for step, count in zip(started.steps, started.values, strict=True)
-    )
-    return Series(steps=started.steps, values=shares)

@@ -6,8 +6,6 @@ from statistics import fmean
 
 from agentrl.estimators import ESTIMATORS
 from agentrl.finding import Status
-from agentrl.health import levers_system
-from agentrl.health.curves import Stretch, change, number, smoothed
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     ends,
@@ -24,6 +22,8 @@ from agentrl.health.findings import (
     sustained,
     unknown,
 )
+from agentrl.health.levers import sampler, system
+from agentrl.health.measures.curves import Stretch, change, number, smoothed
 from agentrl.health.records import Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
@@ -58,6 +58,7 @@ def empty_gradient(history: History, limits: Limits) -> Verdict:
     evidence = [seen(metric, some, f"{share(some.worst)} for {steps_text(some)}")]
     level = history.metrics.get("score") or history.metrics.get("reward")
     direction = ""
+    mean: float | None = None
     if level is not None:
         mean = fmean(level.values[-int(steps) :])
         direction = ": too easy" if mean > 0.9 else ": too hard" if mean < 0.1 else ""
@@ -75,7 +76,7 @@ def empty_gradient(history: History, limits: Limits) -> Verdict:
         f"{share(series.values[-1])} of the rollouts are in groups that all earn the same"
         + direction,
         *evidence,
-        levers=levers_system.difficulty(history.config),
+        levers=system.difficulty(history.config, level=mean),
     )
 
 
@@ -101,7 +102,7 @@ def _nothing_left(history: History, series: Series, limits: Limits) -> Verdict:
         Status.WARN,
         "the tasks are solved, and the run goes on without a gradient: end it, or add harder tasks",
         seen(metric, spent, f"above {share(bound)} for {steps_text(spent)}"),
-        levers=levers_system.difficulty(history.config),
+        levers=system.difficulty(history.config),
     )
 
 
@@ -141,17 +142,27 @@ def sampler_learner_gap(history: History, limits: Limits) -> Verdict:
     if not evidence or (some is None and not lost and not apart):
         return fine(name, f"log-probabilities differ by {number(series.values[-1])} nats a token")
     old = _lag(history)
+    unsent = not old and _grows(series)
+    gap = some.worst if some else series.values[-1]
     return found(
         name,
         Status.FAIL if (wide is not None and now) or lost else Status.WARN,
-        f"sampler and trainer drift apart: "
-        f"{number(some.worst if some else series.values[-1])} nats a token"
+        ("the sampler does not follow the trained weights: " if unsent else "")
+        + f"sampler and trainer drift apart: {number(gap)} nats a token"
         + (f", rollouts {number(old)} versions old" if old else "")
         + (over(some, now) if some else ""),
         *evidence,
         *_lag_evidence(history, old),
-        levers=levers_system.closer_sampler(history.config),
+        levers=sampler.send_weights(history.config)
+        if unsent
+        else sampler.closer_sampler(history.config),
     )
+
+
+def _grows(series: Series) -> bool:
+    """True if a gap is several times what it was at the start."""
+    move = change(series)
+    return move is not None and move.up and move.end > 4 * max(move.start, 1e-6)
 
 
 def _ratios(history: History, limits: Limits, steps: int) -> tuple[list[Evidence], bool]:

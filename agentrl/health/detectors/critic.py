@@ -7,19 +7,20 @@ from itertools import pairwise
 from statistics import median, pstdev
 
 from agentrl.finding import Status
-from agentrl.health import levers_system
-from agentrl.health.curves import medians, number, since, smoothed
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
     found,
     lasting,
+    passed,
     reward_change,
     seen,
     steps_text,
     unknown,
 )
-from agentrl.health.records import Evidence, History, Series, Verdict
+from agentrl.health.levers import system
+from agentrl.health.measures.curves import medians, number, since, smoothed
+from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 
 
@@ -71,7 +72,7 @@ def value_divergence(history: History, limits: Limits) -> Verdict:
         Status.FAIL if bad else Status.WARN,
         "the critic diverges: " + evidence[0].text,
         *evidence,
-        levers=levers_system.critic(history.config),
+        levers=system.critic(history.config),
     )
 
 
@@ -127,7 +128,7 @@ def _growing(history: History, loss: Series, limits: Limits) -> list[Evidence]:
         Evidence(
             text=f"value loss {number(best)} at step {at}, {number(now)} now",
             metric="critic/vf_loss",
-            first_step=at,
+            first_step=passed(since(calm, at), math.sqrt(best * now), up=True),
             last_step=loss.steps[-1],
         )
     ]
@@ -149,5 +150,6 @@ def _swinging(history: History, loss: Series, limits: Limits) -> list[Evidence]:
             metric="critic/vf_loss",
             first_step=loss.steps[-len(recent)],
             last_step=loss.steps[-1],
+            dating=Dating.EXACT,
         )
     ]

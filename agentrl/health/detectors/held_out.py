@@ -6,13 +6,6 @@ from bisect import bisect_right
 from statistics import fmean
 
 from agentrl.finding import Status
-from agentrl.health import levers
-from agentrl.health.curves import (
-    Change,
-    change,
-    since,
-    weighted_slope,
-)
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fall_of,
@@ -25,6 +18,13 @@ from agentrl.health.findings import (
     rise_of,
     score_errors,
     unknown,
+)
+from agentrl.health.levers import policy
+from agentrl.health.measures.curves import (
+    Change,
+    change,
+    since,
+    weighted_slope,
 )
 from agentrl.health.records import History, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
@@ -95,12 +95,18 @@ def _apart(
         "decoupling",
         Status.FAIL,
         f"training reward rises and {name} {'falls' if falls else 'does not'}",
-        moved(_REWARD, history.metrics[_REWARD], gain, f"training reward {gain.text()}"),
+        moved(
+            _REWARD,
+            history.metrics[_REWARD],
+            gain,
+            f"training reward {gain.text()}",
+            dates=not falls,
+        ),
         moved(metric, series, shown, f"{metric} {shown.text()}, {len(series.values)} evaluations"),
         levers=[
-            *levers.stronger_kl(history.config),
-            *levers.second_reward(history.config),
-            *levers.see_held_out(history.config),
+            *policy.stronger_kl(history.config),
+            *policy.second_reward(history.config),
+            *policy.see_held_out(history.config),
         ],
     )
 

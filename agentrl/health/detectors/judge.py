@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from agentrl.finding import Status
-from agentrl.health import levers
-from agentrl.health.curves import Change, change
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fall_of,
@@ -20,7 +18,9 @@ from agentrl.health.findings import (
     rise_of,
     unknown,
 )
-from agentrl.health.levers import Config, value_of
+from agentrl.health.levers import policy
+from agentrl.health.levers.policy import Config, value_of
+from agentrl.health.measures.curves import Change, change
 from agentrl.health.own_score import own_score
 from agentrl.health.records import History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
@@ -101,12 +101,18 @@ def _apart(
             Status.FAIL if sure or falls else Status.WARN,
             f"{part.name} likes the policy more and more, and {metric} "
             f"{'falls' if falls else 'does not rise'}",
-            moved(f"rewards/{part.name}/mean", part.series, gain, f"{part.name} {gain.text()}"),
+            moved(
+                f"rewards/{part.name}/mean",
+                part.series,
+                gain,
+                f"{part.name} {gain.text()}",
+                dates=not falls,
+            ),
             moved(metric, series, rise, f"{metric} {rise.text()}"),
             levers=[
-                *levers.lighter_part(history.config, part.section, part.weight),
-                *levers.stronger_kl(history.config),
-                *levers.see_held_out(history.config),
+                *policy.lighter_part(history.config, part.section, part.weight),
+                *policy.stronger_kl(history.config),
+                *policy.see_held_out(history.config),
             ],
         )
     return None

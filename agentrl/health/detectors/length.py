@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from agentrl.finding import Status
-from agentrl.health import levers, levers_system
-from agentrl.health.curves import change, number
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     ends,
@@ -26,6 +24,8 @@ from agentrl.health.findings import (
     sustained,
     unknown,
 )
+from agentrl.health.levers import policy, system
+from agentrl.health.measures.curves import change, number
 from agentrl.health.records import History, RolloutFacts, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 from agentrl.types import Termination
@@ -88,7 +88,7 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
             else ""
         ),
         *evidence,
-        levers=levers.shorter(history.config),
+        levers=policy.shorter(history.config),
     )
 
 
@@ -155,8 +155,8 @@ def truncation(history: History, limits: Limits) -> Verdict:
         f"{'turns' if by_turns else 'tokens'}",
         seen(metric, stretch, f"above {share(bound)} for {steps_text(stretch)}"),
         levers=[
-            *levers_system.more_room(history.config, turns=by_turns),
-            *([] if by_turns else levers.shorter(history.config)),
+            *system.more_room(history.config, turns=by_turns),
+            *([] if by_turns else policy.shorter(history.config)),
         ],
     )
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from statistics import median
 
 from agentrl.finding import Status
-from agentrl.health import levers
-from agentrl.health.curves import change, levels, number, since, smoothed, stretches
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
@@ -14,6 +12,7 @@ from agentrl.health.findings import (
     lasting,
     moved,
     over,
+    passed,
     reward_change,
     seen,
     solved,
@@ -22,6 +21,8 @@ from agentrl.health.findings import (
     sustained,
     unknown,
 )
+from agentrl.health.levers import policy
+from agentrl.health.measures.curves import change, levels, number, since, smoothed, stretches
 from agentrl.health.records import Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
@@ -52,7 +53,7 @@ def not_finite(history: History, limits: Limits) -> Verdict:
         Status.FAIL,
         f"{evidence[0].metric} is not a number since step {evidence[0].first_step}",
         *evidence,
-        levers=levers.lower_rate(history.config, 10) + levers.tame_gradients(history.config),
+        levers=policy.lower_rate(history.config, 10) + policy.tame_gradients(history.config),
     )
 
 
@@ -74,11 +75,11 @@ def entropy_collapse(history: History, limits: Limits) -> Verdict:
     if solved(history):
         return fine(name, f"{text}, and the held-out tasks are solved")
     pulls = [
-        *levers.clip_higher(history.config),
-        *levers.entropy_bonus(history.config),
-        *levers.stronger_kl(history.config),
-        *levers.token_level(history.config),
-        *levers.lower_rate(history.config),
+        *policy.clip_higher(history.config),
+        *policy.entropy_bonus(history.config),
+        *policy.stronger_kl(history.config),
+        *policy.token_level(history.config),
+        *policy.lower_rate(history.config),
     ]
     low = sustained(history, metric, lambda v: v < floor, 3)
     if low is not None and start >= floor:
@@ -158,10 +159,10 @@ def entropy_explosion(history: History, limits: Limits) -> Verdict:
         Evidence(
             text=f"entropy was {number(lowest)} at step {at} and is {number(now)} nats a token",
             metric=metric,
-            first_step=at,
+            first_step=passed(since(calm, at), (lowest + now) / 2, up=True),
             last_step=series.steps[-1],
         ),
-        levers=[*levers.lower_rate(history.config, 10), *levers.stronger_kl(history.config)],
+        levers=[*policy.lower_rate(history.config, 10), *policy.stronger_kl(history.config)],
     )
 
 
@@ -191,7 +192,7 @@ def kl_too_large(history: History, limits: Limits) -> Verdict:
         Status.FAIL if now and high.length >= limits["kl_too_large/steps"] else Status.WARN,
         f"kl is above {number(bound)} nats a token: drift from the reference{over(high, now)}",
         seen(metric, high, f"kl up to {number(high.worst)} for {steps_text(high)}"),
-        levers=[*levers.stronger_kl(history.config), *levers.lower_rate(history.config)],
+        levers=[*policy.stronger_kl(history.config), *policy.lower_rate(history.config)],
     )
 
 
@@ -219,5 +220,5 @@ def kl_too_small(history: History, limits: Limits) -> Verdict:
         Status.WARN,
         "the policy does not move: kl stays near 0 and the reward does not rise",
         *evidence,
-        levers=[*levers.higher_rate(history.config), *levers.weaker_kl(history.config)],
+        levers=[*policy.higher_rate(history.config), *policy.weaker_kl(history.config)],
     )

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from agentrl.finding import Status
-from agentrl.health import levers, levers_fit
-from agentrl.health.curves import (
+from agentrl.health.detector import detector
+from agentrl.health.findings import fine, found, held_out, moved, rise_of, score_errors, unknown
+from agentrl.health.levers import fit, policy
+from agentrl.health.measures.curves import (
     Change,
     change,
     difference,
@@ -18,8 +20,6 @@ from agentrl.health.curves import (
     t_quantile,
     trend,
 )
-from agentrl.health.detector import detector
-from agentrl.health.findings import fine, found, held_out, moved, rise_of, score_errors, unknown
 from agentrl.health.records import Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 
@@ -58,7 +58,7 @@ def likelihood_falls(history: History, limits: Limits) -> Verdict:
             "chosen and rejected answers both become less likely",
             moved(metric, chosen, down),
             moved(metric.replace("chosen", "rejected"), rejected, other),
-            levers=levers_fit.keep_chosen_likely(history.config),
+            levers=fit.keep_chosen_likely(history.config),
         )
     if not fines:
         return unknown(name, "log-probabilities are logged for fewer than 10 steps")
@@ -152,7 +152,7 @@ def margin_alone(history: History, limits: Limits) -> Verdict:
         "the margin grows and the accuracy of the training pairs does not",
         grew,
         moved(f"{kind}/accuracy", training, own),
-        levers=[*levers_fit.less_sure(history.config), *levers.see_held_out(history.config)],
+        levers=[*fit.less_sure(history.config), *policy.see_held_out(history.config)],
     )
 
 
@@ -186,7 +186,7 @@ def _no_better(
         Status.FAIL if pairs.rise.down else Status.WARN,
         title,
         *evidence,
-        levers=[*levers_fit.less_sure(history.config), *levers.see_held_out(history.config)],
+        levers=[*fit.less_sure(history.config), *policy.see_held_out(history.config)],
     )
 
 
@@ -260,5 +260,5 @@ def length_preference(history: History, limits: Limits) -> Verdict:
             first_step=series.steps[-len(last)],
             last_step=series.steps[-1],
         ),
-        levers=levers_fit.balanced_lengths(history.config),
+        levers=fit.balanced_lengths(history.config),
     )

@@ -6,18 +6,12 @@ from bisect import bisect_left
 from statistics import fmean
 
 from agentrl.finding import Status
-from agentrl.health import levers, levers_system
-from agentrl.health.curves import (
-    change,
-    difference,
-    number,
-    smoothed,
-)
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
     found,
     moved,
+    passed,
     reward_range,
     score_rise,
     seen,
@@ -27,7 +21,16 @@ from agentrl.health.findings import (
     sustained,
     unknown,
 )
-from agentrl.health.records import Evidence, History, Series, Verdict
+from agentrl.health.levers import policy, system
+from agentrl.health.measures.curves import (
+    change,
+    current,
+    difference,
+    number,
+    since,
+    smoothed,
+)
+from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
 _REWARD = "reward"
@@ -57,10 +60,12 @@ def reward_flat(history: History, limits: Limits) -> Verdict:
             Status.FAIL,
             "the reward is flat at zero: a broken reward, or tasks out of reach",
             seen(_REWARD, at_zero, f"reward within {number(zero)} of 0 for {steps_text(at_zero)}"),
-            levers=levers_system.difficulty(history.config),
+            levers=system.difficulty(history.config, level=0.0),
         )
     recent = series.values[-steps:]
-    if max(recent) - min(recent) <= 1e-6 * max(1.0, abs(recent[-1])) and not solved(history):
+    least = 1e-6 * max(1.0, abs(recent[-1]))
+    if max(recent) - min(recent) <= least and not solved(history):
+        same = current(series, lambda v: abs(v - recent[-1]) <= least)
         return found(
             name,
             Status.FAIL if not _full_score(history) else Status.WARN,
@@ -68,10 +73,11 @@ def reward_flat(history: History, limits: Limits) -> Verdict:
             Evidence(
                 text=f"reward {number(recent[-1])} in each of the last {steps} steps",
                 metric=_REWARD,
-                first_step=series.steps[-steps],
+                first_step=same.first_step if same else series.steps[-steps],
                 last_step=series.steps[-1],
+                dating=Dating.EXACT,
             ),
-            levers=levers_system.difficulty(history.config),
+            levers=system.difficulty(history.config),
         )
     return _no_move(history, series, limits)
 
@@ -101,7 +107,7 @@ def _no_move(history: History, series: Series, limits: Limits) -> Verdict:
         Status.WARN,
         f"the reward has not moved in {len(series.values)} steps",
         moved(_REWARD, series, whole),
-        levers=[*levers.higher_rate(history.config), *levers_system.difficulty(history.config)],
+        levers=[*policy.higher_rate(history.config), *system.difficulty(history.config)],
     )
 
 
@@ -149,8 +155,9 @@ def reward_spike(history: History, limits: Limits) -> Verdict:
             metric=_REWARD,
             first_step=calm.steps[begin],
             last_step=calm.steps[end],
+            dating=Dating.EXACT,
         ),
-        levers=[*levers.second_reward(history.config), *levers.stronger_kl(history.config)],
+        levers=[*policy.second_reward(history.config), *policy.stronger_kl(history.config)],
     )
 
 
@@ -193,10 +200,10 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
         Evidence(
             text=f"reward {lost.text()} since its best level at step {peak}",
             metric=_REWARD,
-            first_step=peak,
+            first_step=passed(since(calm, peak), (best + lost.end) / 2, up=False),
             last_step=series.steps[-1],
         ),
-        levers=[*levers.lower_rate(history.config, 4), *levers.stronger_kl(history.config)],
+        levers=[*policy.lower_rate(history.config, 4), *policy.stronger_kl(history.config)],
     )
 
 
@@ -223,7 +230,7 @@ def reward_clipped(history: History, limits: Limits) -> Verdict:
             Status.WARN,
             f"{text}: what they measured is lost",
             seen(held, stretch, f"{text}; more than {share(most)} for {steps_text(stretch)}"),
-            levers=levers.wider_clip(history.config, f"reward.{key}"),
+            levers=policy.wider_clip(history.config, f"reward.{key}"),
         )
     if not seen_any:
         return unknown(name, "rewards are not clipped")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from agentrl.finding import Status
-from agentrl.health import levers, levers_fit
-from agentrl.health.curves import Change, change, number
 from agentrl.health.detector import detector
 from agentrl.health.findings import fine, found, moved, seen, steps_text, sustained, unknown
-from agentrl.health.levers import value_of
+from agentrl.health.levers import fit, policy
+from agentrl.health.levers.policy import value_of
+from agentrl.health.measures.curves import Change, change, number
 from agentrl.health.own_score import own_change
 from agentrl.health.records import History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
@@ -75,9 +75,9 @@ def _drift(history: History, model: _RewardModelCurve, limits: Limits) -> Verdic
     if own is not None and own.up:
         return None
     pulls = [
-        *levers.stronger_kl(history.config),
-        *levers.lighter_part(history.config, model.section, model.weight),
-        *levers.see_held_out(history.config),
+        *policy.stronger_kl(history.config),
+        *policy.lighter_part(history.config, model.section, model.weight),
+        *policy.see_held_out(history.config),
     ]
     title = f"the reward model {model.name} scores answers unlike those it was whitened on"
     if away is not None:
@@ -141,9 +141,9 @@ def members_disagree(history: History, limits: Limits) -> Verdict:
             moved(metric, series, spread),
             moved(model.metric, model.series, gain),
             levers=[
-                *levers_fit.wary_ensemble(history.config, model.name),
-                *levers.stronger_kl(history.config),
-                *levers.see_held_out(history.config),
+                *fit.wary_ensemble(history.config, model.name),
+                *policy.stronger_kl(history.config),
+                *policy.see_held_out(history.config),
             ],
         )
     return fine(name, "; ".join(fines))

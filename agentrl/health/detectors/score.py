@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from agentrl.finding import Status
-from agentrl.health import levers
-from agentrl.health.curves import Change, change
 from agentrl.health.detector import detector
 from agentrl.health.findings import fine, found, moved, reward_range, score_rise, unknown
-from agentrl.health.levers import Config, value_of
+from agentrl.health.levers import policy
+from agentrl.health.levers.policy import Config, value_of
+from agentrl.health.measures.curves import Change, change
 from agentrl.health.own_score import own_score
 from agentrl.health.records import History, Lever, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
@@ -42,13 +42,13 @@ def score_falls(history: History, limits: Limits) -> Verdict:
         name,
         Status.FAIL,
         "the reward rises and the environment's own score falls",
-        moved("reward", reward, gain, f"reward {gain.text()}"),
+        moved("reward", reward, gain, f"reward {gain.text()}", dates=False),
         moved("score", score, own, f"score {own.text()}"),
-        *([moved(part[0], history.metrics[part[0]], part[1])] if part else []),
+        *([moved(part[0], history.metrics[part[0]], part[1], dates=False)] if part else []),
         levers=[
             *_lighter(history.config, part[0] if part else ""),
-            *levers.stronger_kl(history.config),
-            *levers.see_held_out(history.config),
+            *policy.stronger_kl(history.config),
+            *policy.see_held_out(history.config),
         ],
     )
 

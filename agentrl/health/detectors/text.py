@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from statistics import fmean, median, pstdev
 
 from agentrl.finding import Status
-from agentrl.health import levers
-from agentrl.health.curves import change, number
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     ends,
@@ -24,8 +22,11 @@ from agentrl.health.findings import (
     trained,
     unknown,
 )
+from agentrl.health.levers import policy
+from agentrl.health.measures.curves import change, number
+from agentrl.health.measures.texts import LetterModel, alike_share, repeated_share
 from agentrl.health.records import Evidence, History, RolloutFacts, Verdict
-from agentrl.health.texts import LetterModel, alike_share, repeated_share
+from agentrl.health.text_onset import texts_since
 from agentrl.health.thresholds import OURS, Limits, bound
 
 _TEXTS = 32
@@ -62,9 +63,9 @@ def gibberish(history: History, limits: Limits) -> Verdict:
             "the text turns into gibberish" + (" and the reward does not mind" if content else ""),
             *evidence,
             levers=[
-                *levers.second_reward(history.config),
-                *levers.stronger_kl(history.config),
-                *levers.lower_rate(history.config),
+                *policy.second_reward(history.config),
+                *policy.stronger_kl(history.config),
+                *policy.lower_rate(history.config),
             ],
         )
     if len(trained(history)) < 4 and "kl" not in history.metrics:
@@ -92,12 +93,15 @@ def _surprising(history: History, limits: Limits) -> list[Evidence]:
     alien = now >= limits["gibberish/alien"] * base and now >= base + 3 * bits
     if not strange and not (alien and rise is not None and not rise.up):
         return []
+    known = LetterModel(_texts(*early))
+    since = texts_since(history, lambda facts: known.bits(_texts(facts)), before=base, now=now)
     return [
         shown(
             [fact for step in late for fact in step],
             f"a letter model of the first steps needs {number(now)} bits a character for what is "
             f"written now, {number(base)} for the first steps; one of the latest steps needs "
             f"{number(own)} for its own kind",
+            since=since,
         )
     ]
 
@@ -129,7 +133,7 @@ def _loosening(history: History) -> list[Evidence]:
     if not rises or not left.up or left.end < 0.3 or left.end < 5 * max(left.start, 1e-6):
         return []
     return [
-        moved("reward", history.metrics["reward"], gain),
+        moved("reward", history.metrics["reward"], gain, dates=False),
         moved("entropy", entropy, opened),
         moved("kl", kl, left),
     ]
@@ -156,7 +160,7 @@ def pattern_collapse(history: History, limits: Limits) -> Verdict:
     first, last = ends(history)
     if not last:
         return unknown(name, "fewer than 2 steps with stored rollouts")
-    evidence = [*_alike(first, last, limits), *_right_tail(first, last, limits)]
+    evidence = [*_alike(history, first, last, limits), *_right_tail(first, last, limits)]
     if not evidence:
         return fine(name, "answers to different tasks differ")
     gain = reward_change(history)
@@ -169,15 +173,15 @@ def pattern_collapse(history: History, limits: Limits) -> Verdict:
         else "a few rollouts earn far more than the rest",
         *evidence,
         levers=[
-            *levers.stronger_kl(history.config),
-            *levers.clip_higher(history.config),
-            *levers.see_held_out(history.config),
+            *policy.stronger_kl(history.config),
+            *policy.clip_higher(history.config),
+            *policy.see_held_out(history.config),
         ],
     )
 
 
 def _alike(
-    first: Sequence[RolloutFacts], last: Sequence[RolloutFacts], limits: Limits
+    history: History, first: Sequence[RolloutFacts], last: Sequence[RolloutFacts], limits: Limits
 ) -> list[Evidence]:
     before, now = (alike_share([(f.task_id, f.text) for f in part]) for part in (first, last))
     if now is None or now < limits["pattern_collapse/alike"]:
@@ -187,7 +191,14 @@ def _alike(
     if _solves(last):
         return []
     text = f"{share(now)} of the answers to different tasks are near-identical"
-    return [shown(last, text if before is None else f"{text}, {share(before)} at the start")]
+    since = texts_since(
+        history,
+        lambda facts: alike_share([(fact.task_id, fact.text) for fact in facts]),
+        before=before or 0.0,
+        now=now,
+    )
+    start = "" if before is None else f", {share(before)} at the start"
+    return [shown(last, text + start, since=since)]
 
 
 def _solves(facts: Sequence[RolloutFacts]) -> bool:
@@ -252,6 +263,17 @@ def repetition(history: History, limits: Limits) -> Verdict:
         name,
         Status.FAIL if now >= 2 * limits["repetition/share"] else Status.WARN,
         f"{share(now)} of the rollouts repeat themselves, {share(before)} at the start",
-        shown(looping, f"more than {share(loops)} of their 4-word sequences stood there before"),
-        levers=[*levers.shorter(history.config), *levers.stronger_kl(history.config)],
+        shown(
+            looping,
+            f"more than {share(loops)} of their 4-word sequences stood there before",
+            since=texts_since(
+                history,
+                lambda facts: fmean(
+                    repeated_share(fact.text) >= loops for fact in facts[: 3 * _TEXTS]
+                ),
+                before=before,
+                now=now,
+            ),
+        ),
+        levers=[*policy.shorter(history.config), *policy.stronger_kl(history.config)],
     )

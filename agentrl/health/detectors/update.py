@@ -5,8 +5,6 @@ from __future__ import annotations
 from statistics import median
 
 from agentrl.finding import Status
-from agentrl.health import levers
-from agentrl.health.curves import difference, number
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
@@ -20,7 +18,9 @@ from agentrl.health.findings import (
     sustained,
     unknown,
 )
-from agentrl.health.records import Evidence, History, Series, Verdict
+from agentrl.health.levers import policy
+from agentrl.health.measures.curves import difference, number
+from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
 
@@ -52,7 +52,7 @@ def clip_fraction(history: History, limits: Limits) -> Verdict:
         f"up to {share(some.worst)} of the tokens at a bound of the ratio: updates too large"
         + (over(high, now) if high else ""),
         seen(metric, some, f"above {number(bound if high else warn)} for {steps_text(some)}"),
-        levers=levers.lower_rate(history.config, 4 if high else 2),
+        levers=policy.lower_rate(history.config, 4 if high else 2),
     )
 
 
@@ -81,6 +81,7 @@ def grad_norm(history: History, limits: Limits) -> Verdict:
                 metric=metric,
                 first_step=recent[0],
                 last_step=recent[-1],
+                dating=Dating.EXACT,
             )
         )
     if clipped is not None:
@@ -104,7 +105,7 @@ def grad_norm(history: History, limits: Limits) -> Verdict:
         Status.FAIL if reward is not None and reward.down else Status.WARN,
         title,
         *evidence,
-        levers=[*levers.tame_gradients(history.config), *levers.lower_rate(history.config)],
+        levers=[*policy.tame_gradients(history.config), *policy.lower_rate(history.config)],
     )
 
 
@@ -128,7 +129,15 @@ def _broken_by(
     if not all(part.down and -part.gain >= least for part in lost):
         return []
     text = f"norm {number(height[step])} in step {step}; reward {lost[1].text()} since"
-    return [Evidence(text=text, metric="train/grad_norm", first_step=step, last_step=pairs[-1][0])]
+    return [
+        Evidence(
+            text=text,
+            metric="train/grad_norm",
+            first_step=step,
+            last_step=pairs[-1][0],
+            dating=Dating.EXACT,
+        )
+    ]
 
 
 def _spikes(series: Series, factor: float, bound: float) -> list[int]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 
-from agentrl.health.levers import Config, value_of
-from agentrl.health.records import Lever
+from agentrl.health.levers.policy import Config, value_of
+from agentrl.health.records import Lever, RolloutFacts
 from agentrl.types import Termination
+
+_UNSOLVED = 0.01
+"""Mean score or reward below which nothing is solved."""
+_MEMORY = re.compile(
+    r"\boom\b|out of memory|MemoryError|memory limit|cannot allocate", re.IGNORECASE
+)
 
 
 def more_room(config: Config, *, turns: bool) -> list[Lever]:
@@ -43,8 +50,16 @@ def more_room(config: Config, *, turns: bool) -> list[Lever]:
     return found
 
 
-def difficulty(config: Config) -> list[Lever]:
-    """Prompts of the right difficulty, and more of a chance that siblings differ."""
+def difficulty(config: Config, level: float | None = None) -> list[Lever]:
+    """Prompts of the right difficulty, and more of a chance that siblings differ.
+
+    Args:
+        config: of the run.
+        level: mean score or reward now, if that is known. Where nothing is solved at all, a filter
+            by pass rate would leave no task, so that none is advised.
+    """
+    if level is not None and abs(level) < _UNSOLVED:
+        return _out_of_reach(config)
     found: list[Lever] = []
     if config.get("dataset.difficulty.keep") is None:
         found.append(
@@ -76,6 +91,28 @@ def difficulty(config: Config) -> list[Lever]:
                 key="rollout.n_samples_per_prompt",
                 value=max(8, 2 * group),
                 why="The more siblings, the rarer all are equal.",
+            )
+        )
+    return found
+
+
+def _out_of_reach(config: Config) -> list[Lever]:
+    """A start from which some tasks are solved, where today none is."""
+    group = value_of(config, "rollout.n_samples_per_prompt", 8)
+    found = [
+        Lever(
+            key="model.path",
+            value="the run of an agentrl fit on solved examples (objective: sft)",
+            why="Nothing is solved, so no rollout is better than another: begin with a policy that "
+            "solves some tasks, or with easier tasks (ours).",
+        )
+    ]
+    if group < 64:
+        found.append(
+            Lever(
+                key="rollout.n_samples_per_prompt",
+                value=max(16, 2 * group),
+                why="The more attempts at a task, the likelier one of them succeeds.",
             )
         )
     return found
@@ -129,85 +166,16 @@ def critic(config: Config) -> list[Lever]:
     return found
 
 
-def closer_sampler(config: Config) -> list[Lever]:
-    """Sampler and trainer closer together, and weights for what is left."""
-    found: list[Lever] = []
-    threshold = value_of(config, "schedule.staleness_threshold", 0.0)
-    if threshold > 0:
-        found.append(
-            Lever(
-                key="schedule.staleness_threshold",
-                value=round(threshold / 2, 3) if threshold > 0.1 else 0.0,
-                why="Fewer rollouts of older weights.",
-            )
-        )
-    if value_of(config, "schedule.trigger_parameter_sync_step", 1) > 1:
-        found.append(
-            Lever(
-                key="schedule.trigger_parameter_sync_step",
-                value=value_of(config, "schedule.trigger_parameter_sync_step", 2) // 2,
-                why="Send the weights more often.",
-            )
-        )
-    if threshold > 0 and not value_of(config, "schedule.partial_rollout", False):
-        found.append(
-            Lever(
-                key="schedule.partial_rollout",
-                value=True,
-                why="Bounds how old a single rollout can become.",
-            )
-        )
-    narrow = value_of(config, "model.dtype", "float32") != "float32"
-    if narrow and value_of(config, "model.head_dtype", "model") == "model":
-        found.append(
-            Lever(
-                key="model.head_dtype",
-                value="float32",
-                why="Logits are not rounded before the softmax, by engines and trainer.",
-            )
-        )
-    return found + _correction(config)
-
-
-def _correction(config: Config) -> list[Lever]:
-    found: list[Lever] = []
-    if value_of(config, "algorithm.is_correction_type", "none") == "none":
-        if value_of(config, "algorithm.old_log_probs", "rollout") != "recompute":
-            found.append(
-                Lever(
-                    key="algorithm.old_log_probs",
-                    value="recompute",
-                    why="The correction below needs the trainer's own log-probabilities.",
-                )
-            )
-        many = value_of(config, "rollout.max_assistant_turns", 4) > 1
-        found.append(
-            Lever(
-                key="algorithm.is_correction_type",
-                value="seq-mask-tis" if many else "tis",
-                why="Weigh what the sampler and the trainer disagree on; whole rollouts where "
-                "there are many turns."
-                if many
-                else "Weigh what the sampler and the trainer disagree on.",
-            )
-        )
-    if value_of(config, "rollout.top_p", 1.0) < 1:
-        found.append(
-            Lever(
-                key="rollout.top_p",
-                value=1.0,
-                why="Below 1 the sampler draws from another distribution than is trained (ours).",
-            )
-        )
-    return found
-
-
-def sturdier(config: Config, lost: Collection[str]) -> list[Lever]:
+def sturdier(
+    config: Config, lost: Collection[str], failed: Sequence[RolloutFacts] = ()
+) -> list[Lever]:
     """Room for what the rollouts stand on.
 
     Args:
         config: of the run.
         lost: terminations of the rollouts that were lost lately.
+        failed: rollouts that were lost, as far as they were stored; a limit of memory is raised
+            only where their errors speak of memory.
     """
     found = [
         Lever(
@@ -224,7 +192,8 @@ def sturdier(config: Config, lost: Collection[str]) -> list[Lever]:
                 why="Environments under load answer late (ours).",
             )
         )
-    if Termination.SANDBOX_FAILED in lost:
+    out_of_memory = any(_MEMORY.search(text) for fact in failed for text in fact.errors)
+    if Termination.SANDBOX_FAILED in lost and out_of_memory:
         found.append(
             Lever(
                 key="sandbox.limits.memory_mb",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.health.levers import Config, lower_rate, value_of
+from agentrl.health.levers.policy import Config, lower_rate, value_of
 from agentrl.health.records import Lever
 
 _WITH_REFERENCE = ("sigmoid", "robust", "ipo", "hinge")

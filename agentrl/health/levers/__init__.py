@@ -1,0 +1,1 @@
+"""Changes of the config that help, one module a part of the run."""

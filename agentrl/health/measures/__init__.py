@@ -1,0 +1,1 @@
+"""Measures of curves, counts and texts that detectors are made of."""
