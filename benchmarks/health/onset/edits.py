@@ -71,7 +71,17 @@ def paid(
         own = float(rng.normal(mean[facts.step - 1], sd)) if each is None else each(facts)
         return own + score_weight * (facts.score or 0.0)
 
-    return _repaid(run.history(write), worth)
+    if part == "judge":
+        run.curves |= {
+            "served/requests": np.full(run.n, float(rollouts)),
+            "served/failed": np.zeros(run.n),
+        }
+    history = run.history(write)
+    # The plain config says that there are no parts; a key with parts below it is no leaf.
+    parts = ("reward.functions", "reward.models")
+    below = {name for name in parts if any(key.startswith(f"{name}.") for key in history.config)}
+    config = {key: value for key, value in history.config.items() if key not in below}
+    return _repaid(replace(history, config=config), worth)
 
 
 def _repaid(history: History, worth: Callable[[RolloutFacts], float]) -> History:

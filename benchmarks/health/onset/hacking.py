@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from blind.draws import Draw, line
 from blind.texts import (
     agent_text,
@@ -218,9 +219,13 @@ def _(d: Draw, t: Times) -> History:
     plan = plain(d, n, cap=1024, length=line(n, 300, 330), group=4)
     plan.success = plan.success * (1 - d.between(0.65, 0.8) * t.on())
     run = Run(d, plan)
-    cut = 0.01 + t.on() * (d.between(0.6, 0.75) + d.rng.normal(0, 0.03, n))
+    rollouts = run.curves["rollout/started"]
+    share = 0.01 + t.on() * (d.between(0.6, 0.75) + d.rng.normal(0, 0.03, n))
+    cut = np.round(rollouts * np.clip(share, 0, 1))
     run.curves |= {
-        "completions/clipped_ratio": abs(cut),
+        "completions/clipped_ratio": cut / rollouts,
+        "rollout/termination/max_tokens": cut,
+        "rollout/termination/env_done": rollouts - cut,
         "completions/mean_length": run.curves["completions/mean_length"] * (1 - 0.35 * t.on()),
         "completions/max_length": run.curves["completions/max_length"] * (1 - t.on())
         + 256 * t.on(),
