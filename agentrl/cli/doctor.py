@@ -21,7 +21,7 @@ from agentrl.finding import Status
 from agentrl.inspect.read.safe_terminal import visible
 
 if TYPE_CHECKING:
-    from agentrl.health import Evidence, History, Lever, Verdict
+    from agentrl.health import Cause, Evidence, History, Lever, Verdict
 
 _TOO_LITTLE = re.compile(r"fewer than|too few|under \d|not logged|no metrics")
 """In the reason of a detector that did not judge; else the run lacks the part it is about."""
@@ -103,12 +103,13 @@ def _list_thresholds(as_json: bool) -> None:
 
 def _report(run: Path, history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """What `--json` prints."""
-    from agentrl.health import silent_rules
+    from agentrl.health import ranked_records, silent_rules
 
     return {
         "run": str(run),
         "status": _overall(history, verdicts),
         "steps": _steps(history),
+        **ranked_records(verdicts, str(run)),
         "verdicts": [verdict.as_dict() for verdict in verdicts],
         "notes": [*history.notes, *(silence.text for silence in silent_rules(history))],
     }
@@ -126,10 +127,14 @@ def _steps(history: History) -> int:
 
 
 def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator[Text]:
-    from agentrl.health import silent_rules
+    from agentrl.health import causes, merged_levers, silent_rules
 
+    ranked = causes(verdicts)
     kinds = {status: [v for v in verdicts if v.status is status] for status in Status}
-    counts = f"{len(kinds[Status.FAIL])} failing, {len(kinds[Status.WARN])} to look at"
+    found = len(kinds[Status.FAIL]) + len(kinds[Status.WARN])
+    counts = f"{_counted(len(ranked), 'cause')}"
+    if found > len(ranked):
+        counts += f" with {_counted(found - len(ranked), 'consequence')}"
     verdict = (counts, "bold")
     if not kinds[Status.FAIL] and not kinds[Status.WARN]:
         verdict = ("nothing to judge yet", "bold")
@@ -142,9 +147,15 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
     for note in (*history.notes, *(silence.text for silence in silent_rules(history))):
         yield Text.assemble(("note ", "dim"), visible(note))
     steps = {fact.rollout_id: (fact.kind, fact.step) for fact in history.rollouts}
-    for verdict in (*kinds[Status.FAIL], *kinds[Status.WARN]):
+    for cause in ranked:
         yield Text()
-        yield from _finding(run, verdict, history.config, steps)
+        yield from _cause(run, cause, steps)
+    levers = merged_levers(ranked)
+    if levers:
+        yield Text()
+        yield Text("change the run file, the first cause first:", style="bold")
+        for lever, name in levers:
+            yield _lever(lever, history.config, name if len(ranked) > 1 else "")
     yield Text()
     if kinds[Status.OK]:
         yield Text("ok          " + ", ".join(v.name for v in kinds[Status.OK]), style="dim")
@@ -166,25 +177,33 @@ def _judged(kinds: Mapping[Status, Sequence[Verdict]]) -> str:
     return f"{text}, {len(unknown)} did not ({why})"
 
 
-def _finding(
-    run: Path,
-    verdict: Verdict,
-    config: Mapping[str, Any],
-    steps: Mapping[str, tuple[str, int]],
-) -> Iterator[Text]:
-    span = ""
-    if verdict.first_step is not None:
-        span = f"  (steps {verdict.first_step}-{verdict.last_step})"
-    yield Text.assemble(
+def _cause(run: Path, cause: Cause, steps: Mapping[str, tuple[str, int]]) -> Iterator[Text]:
+    """A cause with its evidence, what follows from it, and the command that shows more."""
+    from agentrl.health import next_command
+
+    yield _headline(cause.verdict)
+    for item in cause.verdict.evidence:
+        yield from _evidence(run, item, steps)
+    for verdict in cause.follows:
+        yield Text.assemble(("  so     ", ""), _headline(verdict))
+    command = next_command(cause.verdict, str(run))
+    if command is not None:
+        line, purpose = command
+        yield Text.assemble("  next   ", visible(line, "cyan"), (f"  {purpose}", "dim"))
+
+
+def _headline(verdict: Verdict) -> Text:
+    since = "" if verdict.first_step is None else f"  (since step {verdict.first_step})"
+    return Text.assemble(
         (verdict.status.upper(), STYLES[verdict.status]),
         (f" {verdict.name}: ", "bold"),
         visible(verdict.detail),
-        (span, "dim"),
+        (since, "dim"),
     )
-    for item in verdict.evidence:
-        yield from _evidence(run, item, steps)
-    for lever in verdict.levers:
-        yield _lever(lever, config)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _evidence(run: Path, item: Evidence, steps: Mapping[str, tuple[str, int]]) -> Iterator[Text]:
@@ -196,11 +215,12 @@ def _evidence(run: Path, item: Evidence, steps: Mapping[str, tuple[str, int]]) -
         yield Text.assemble("         ", visible(line, "dim"))
 
 
-def _lever(lever: Lever, config: Mapping[str, Any]) -> Text:
+def _lever(lever: Lever, config: Mapping[str, Any], cause: str) -> Text:
     before = config.get(lever.key)
     was = "" if before is None else f" (is {_value(before)})"
-    line = Text.assemble("  lever  ", (f"{lever.key}: {_value(lever.value)}", "cyan"))
-    return line.append(visible(was)).append("  ").append(visible(lever.why, "dim"))
+    line = Text.assemble("  ", (f"{lever.key}: {_value(lever.value)}", "cyan"))
+    line.append(visible(was)).append("  ").append(visible(lever.why, "dim"))
+    return line.append(f" [{cause}]", style="dim") if cause else line
 
 
 def _value(value: Any) -> str:

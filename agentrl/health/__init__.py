@@ -1,6 +1,8 @@
 """Detectors over the history of a run, and rules that may end it."""
 
 from agentrl.finding import Status
+from agentrl.health.causes import Cause, causes, merged_levers
+from agentrl.health.commands import next_command
 from agentrl.health.dashboard import DASHBOARD, Band
 from agentrl.health.detector import Detector, detector
 from agentrl.health.diagnose import DETECTORS, THRESHOLDS, diagnose, own_thresholds
@@ -14,6 +16,7 @@ from agentrl.health.records import (
     Series,
     Verdict,
 )
+from agentrl.health.report import ranked_records
 from agentrl.health.rollouts import facts_of, rollouts_of_step, sampled_steps
 from agentrl.health.rules import silent_rules
 from agentrl.health.thresholds import Threshold, bound
@@ -24,6 +27,7 @@ __all__ = [
     "FIT_DASHBOARD",
     "THRESHOLDS",
     "Band",
+    "Cause",
     "Detector",
     "Evidence",
     "History",
@@ -34,11 +38,15 @@ __all__ = [
     "Threshold",
     "Verdict",
     "bound",
+    "causes",
     "detector",
     "diagnose",
     "facts_of",
     "flat_config",
+    "merged_levers",
+    "next_command",
     "own_thresholds",
+    "ranked_records",
     "read_config",
     "read_history",
     "rollouts_of_step",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -106,6 +106,8 @@ def dated(verdict: Verdict, history: History) -> Verdict:
         if seen == series.steps[0]:
             return verdict
         last = series.steps[-1] if item.last_step is None else item.last_step
+        if not bisect_right(series.steps, last) > bisect_left(series.steps, item.first_step):
+            return replace(verdict, first_step=item.first_step)
         up = _rises(series, item.first_step, last)
         began = onset(series, up=up, seen=seen, last=last)
         return replace(verdict, first_step=item.first_step if began is None else began)

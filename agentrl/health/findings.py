@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import NormalDist
 
 from agentrl.finding import Status
@@ -14,6 +16,7 @@ from agentrl.health.measures.curves import (
     current,
     difference,
     number,
+    since,
     stretches,
     trend,
 )
@@ -269,6 +272,22 @@ def score_rise(history: History) -> Change | None:
     """Movement of the held-out score over the run: of the evaluation that rose most, if any."""
     rises = [rise for name in held_out(history) if (rise := rise_of(history, name)) is not None]
     return max(rises, key=lambda rise: rise.gain, default=None)
+
+
+def score_rise_since(history: History, step: int) -> Change | None:
+    """Movement of the held-out score since a step, from the last evaluation before it.
+
+    Where there are too few evaluations since then, that of the whole run.
+    """
+    later: dict[str, Series] = {}
+    for metric, series in history.metrics.items():
+        if metric.startswith("eval/"):
+            before = bisect_right(series.steps, step) - 1
+            part = since(series, series.steps[max(0, before)])
+            if len(part.steps) < 4:
+                return score_rise(history)
+            later[metric] = part
+    return score_rise(replace(history, metrics={**history.metrics, **later}))
 
 
 def solved(history: History) -> bool:

@@ -32,7 +32,7 @@ from onset import (
 from onset.labels import ONSET_STREAMS, OnsetStream
 from onset.times import Times
 
-from agentrl.health import History, Series, Status, Verdict, diagnose
+from agentrl.health import History, Series, Status, Verdict, causes, diagnose
 
 FILES = (tools, policy, update, reward, hacking, mixed, sound_learning, sound_moving)
 """Imported for the streams they register."""
@@ -73,14 +73,9 @@ class Heard:
         return frozenset(self.dated) - self.stream.expected
 
 
-def first_cause(history: History, verdicts: Sequence[Verdict]) -> str:
-    """Name of the finding that comes first; empty where nothing was found.
-
-    Args:
-        history: what was judged.
-        verdicts: those of `diagnose`, in its order.
-    """
-    return next((verdict.name for verdict in verdicts if _loud(verdict)), "")
+def first_cause(verdicts: Sequence[Verdict]) -> str:
+    """Name of the cause that doctor puts first; empty where nothing was found."""
+    return next((cause.verdict.name for cause in causes(verdicts)), "")
 
 
 def _loud(verdict: Verdict) -> bool:
@@ -101,7 +96,7 @@ def hear(seed: int, *, fresh: bool) -> list[Heard]:
             Heard(
                 stream=stream,
                 times=times,
-                first=first_cause(history, verdicts),
+                first=first_cause(verdicts),
                 dated={v.name: v.first_step for v in verdicts if _loud(v)},
             )
         )

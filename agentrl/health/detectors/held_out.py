@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 from statistics import fmean
 
 from agentrl.finding import Status
@@ -26,7 +27,7 @@ from agentrl.health.measures.curves import (
     since,
     weighted_slope,
 )
-from agentrl.health.records import History, Verdict
+from agentrl.health.records import Dating, History, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 
 _REWARD = "reward"
@@ -102,7 +103,12 @@ def _apart(
             f"training reward {gain.text()}",
             dates=not falls,
         ),
-        moved(metric, series, shown, f"{metric} {shown.text()}, {len(series.values)} evaluations"),
+        replace(
+            moved(
+                metric, series, shown, f"{metric} {shown.text()}, {len(series.values)} evaluations"
+            ),
+            **({"first_step": lost[0], "dating": Dating.EXACT} if lost is not None else {}),
+        ),
         levers=[
             *policy.stronger_kl(history.config),
             *policy.second_reward(history.config),

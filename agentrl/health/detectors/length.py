@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from statistics import fmean, median
 
@@ -16,7 +17,7 @@ from agentrl.health.findings import (
     held_out,
     moved,
     reward_change,
-    score_rise,
+    score_rise_since,
     seen,
     share,
     shown,
@@ -25,7 +26,8 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.levers import policy, system
-from agentrl.health.measures.curves import change, number
+from agentrl.health.measures.curves import Stretch, change, difference, number
+from agentrl.health.measures.onset import onset
 from agentrl.health.records import History, RolloutFacts, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 from agentrl.types import Termination
@@ -50,7 +52,7 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
     rise = grown.end / grown.start if grown.start > 0 else math.inf
     if not grown.up or rise < limits["length_hacking/rise"]:
         return fine(name, f"mean length {number(grown.start)} -> {number(grown.end)} tokens")
-    score = score_rise(history)
+    score = score_rise_since(history, onset(series, up=True) or series.steps[0])
     if score is not None and score.up:
         return fine(name, f"longer ({number(rise)} times) and better: held out {score.text()}")
     _, last = ends(history)
@@ -132,6 +134,7 @@ def _pays_for_length(facts: Sequence[RolloutFacts]) -> float | None:
 
 @detector(
     bound("bound", 0.7, "share of rollouts cut off by a limit", USUAL),
+    bound("harms", 0.3, "share that is too many where the reward fell when it came", OURS),
     bound("steps", 10, "steps that count as sustained", OURS),
 )
 def truncation(history: History, limits: Limits) -> Verdict:
@@ -143,6 +146,9 @@ def truncation(history: History, limits: Limits) -> Verdict:
     bound = limits["truncation/bound"]
     stretch = sustained(history, metric, lambda v: v > bound, limits["truncation/steps"])
     level = median(series.values[-5:])
+    if stretch is None:
+        stretch = _harmful(history, limits)
+        bound = limits["truncation/harms"]
     if stretch is None:
         return fine(name, f"{share(level)} of the rollouts are cut off by a limit")
     by_turns = _last(history, Termination.MAX_TURNS) > _last(history, Termination.MAX_TOKENS) + (
@@ -159,6 +165,24 @@ def truncation(history: History, limits: Limits) -> Verdict:
             *([] if by_turns else policy.shorter(history.config)),
         ],
     )
+
+
+def _harmful(history: History, limits: Limits) -> Stretch | None:
+    """Rollouts that are cut off since some step at which the reward fell for good."""
+    reward, metric = history.metrics.get("reward"), "completions/clipped_ratio"
+    most, steps = limits["truncation/harms"], limits["truncation/steps"]
+    stretch = sustained(history, metric, lambda v: v > most, steps)
+    if stretch is None or reward is None:
+        return None
+    at = bisect_left(reward.steps, stretch.first_step)
+    before, after = reward.values[max(0, at - 20) : at], reward.values[at:]
+    cut = history.metrics[metric].values[
+        : bisect_left(history.metrics[metric].steps, stretch.first_step)
+    ]
+    if len(before) < 5 or len(after) < 5 or median(cut[-20:]) > most / 2:
+        return None
+    lost = difference(before, after)
+    return stretch if lost.down and -lost.gain > 0.2 * max(abs(lost.start), 1e-3) else None
 
 
 def _last(history: History, name: Termination) -> float:

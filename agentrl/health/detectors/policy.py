@@ -9,6 +9,7 @@ from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
     found,
+    improving,
     lasting,
     moved,
     over,
@@ -23,9 +24,14 @@ from agentrl.health.findings import (
 )
 from agentrl.health.levers import policy
 from agentrl.health.measures.curves import change, levels, number, since, smoothed, stretches
-from agentrl.health.records import Evidence, History, Series, Verdict
+from agentrl.health.measures.onset import onset
+from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
+_ALL_EQUAL = 0.95
+"""Share of rollouts in groups without spread that leaves no gradient."""
+_LEVEL = 10
+"""Logged steps that say at which level a curve is."""
 _WATCHED = ("train/", "reward", "entropy", "kl", "critic/", "completions/", "sampling/")
 """Metrics that must be numbers, by how their names begin."""
 
@@ -45,6 +51,7 @@ def not_finite(history: History, limits: Limits) -> Verdict:
             metric=metric,
             first_step=steps[0],
             last_step=steps[-1],
+            dating=Dating.EXACT,
         )
         for metric, steps in sorted(bad.items(), key=lambda item: (item[1][0], item[0]))[:5]
     ]
@@ -176,6 +183,8 @@ def change_up(series: Series) -> bool:
     bound("bound", 2.0, "KL to the reference in nats a token", USUAL),
     bound("steps", 20, "steps above the bound that end a run", USUAL),
     bound("warn_steps", 3, "steps above the bound that are worth a look", OURS),
+    bound("growth", 10.0, "KL over its level before it began to grow, while it goes on", OURS),
+    bound("least", 0.1, "KL in nats a token below which growth says little", OURS),
 )
 def kl_too_large(history: History, limits: Limits) -> Verdict:
     """KL to the reference above its bound: the policy has left what it was."""
@@ -186,12 +195,53 @@ def kl_too_large(history: History, limits: Limits) -> Verdict:
     bound = limits["kl_too_large/bound"]
     high, now = lasting(history, metric, lambda v: v > bound, limits["kl_too_large/warn_steps"])
     if high is None:
-        return fine(name, f"kl is {number(series.values[-1])} nats a token")
+        return _growing_kl(history, series, limits)
     return found(
         name,
         Status.FAIL if now and high.length >= limits["kl_too_large/steps"] else Status.WARN,
         f"kl is above {number(bound)} nats a token: drift from the reference{over(high, now)}",
         seen(metric, high, f"kl up to {number(high.worst)} for {steps_text(high)}"),
+        levers=[*policy.stronger_kl(history.config), *policy.lower_rate(history.config)],
+    )
+
+
+def _growing_kl(history: History, series: Series, limits: Limits) -> Verdict:
+    """KL that had found its level and then grows by factors, and the scores are no better for it.
+
+    At the start every KL grows by factors, since it begins at nothing.
+    """
+    name, now = "kl_too_large", median(series.values[-3:])
+    quiet = fine(name, f"kl is {number(series.values[-1])} nats a token")
+    began = onset(series, up=True) if now >= limits["kl_too_large/least"] else None
+    if began is None:
+        return quiet
+    before = Series(
+        steps=series.steps[: series.steps.index(began)],
+        values=series.values[: series.steps.index(began)],
+    )
+    after = since(series, began)
+    if len(before.values) < _LEVEL or len(after.values) < _LEVEL:
+        return quiet
+    level, middle = median(before.values[-_LEVEL:]), len(after.values) // 2
+    growth = now / max(level, 1e-9)
+    late = change(since(series, after.steps[middle]))
+    slows = now < 1.5 * median(after.values[max(0, middle - 1) : middle + 2])
+    if growth < limits["kl_too_large/growth"] or late is None or not late.up or slows:
+        return quiet
+    if improving(history):
+        return fine(name, f"kl grew {number(growth)} times, and the scores rise with it")
+    text = f"kl {number(level)} -> {number(now)} nats a token within {len(after.values)} steps"
+    return found(
+        name,
+        Status.WARN,
+        f"kl grows by factors and goes on: {text}",
+        Evidence(
+            text=text,
+            metric="kl",
+            first_step=began,
+            last_step=series.steps[-1],
+            dating=Dating.EXACT,
+        ),
         levers=[*policy.stronger_kl(history.config), *policy.lower_rate(history.config)],
     )
 
@@ -210,6 +260,9 @@ def kl_too_small(history: History, limits: Limits) -> Verdict:
     bound = limits["kl_too_small/bound"]
     small = sustained(history, metric, lambda v: v < bound, after)
     reward = reward_change(history)
+    equal = sustained(history, "frac_reward_zero_std", lambda v: v >= _ALL_EQUAL, 1)
+    if equal is not None:
+        return fine(name, "groups earn the same, so there is no gradient that could move it")
     if small is None or (reward is not None and reward.up) or solved(history):
         return fine(name, f"kl is {number(series.values[-1])} nats a token")
     evidence = [seen(metric, small, f"kl below {number(bound)} for {steps_text(small)}")]

@@ -30,6 +30,7 @@ from agentrl.health.measures.curves import (
     since,
     smoothed,
 )
+from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
@@ -200,11 +201,19 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
         Evidence(
             text=f"reward {lost.text()} since its best level at step {peak}",
             metric=_REWARD,
-            first_step=passed(since(calm, peak), (best + lost.end) / 2, up=False),
+            first_step=_fell(since(series, series.steps[at - width]), (best + lost.end) / 2),
             last_step=series.steps[-1],
+            dating=Dating.EXACT,
         ),
         levers=[*policy.lower_rate(history.config, 4), *policy.stronger_kl(history.config)],
     )
+
+
+def _fell(since_peak: Series, middle: float) -> int:
+    """The step at which the fall began: no earlier than the best level before it."""
+    crossed = passed(smoothed(since_peak, 3), middle, up=False)
+    began = onset(since_peak, up=False, seen=crossed)
+    return crossed if began is None else began
 
 
 @detector(

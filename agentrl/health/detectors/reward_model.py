@@ -9,11 +9,22 @@ from statistics import fmean
 
 from agentrl.finding import Status
 from agentrl.health.detector import detector
-from agentrl.health.findings import fine, found, moved, seen, steps_text, sustained, unknown
+from agentrl.health.findings import (
+    fine,
+    found,
+    held_out,
+    moved,
+    score_rise_since,
+    seen,
+    steps_text,
+    sustained,
+    unknown,
+)
 from agentrl.health.levers import fit, policy
 from agentrl.health.levers.policy import value_of
 from agentrl.health.measures.curves import Change, change, number
-from agentrl.health.own_score import own_change
+from agentrl.health.measures.onset import onset
+from agentrl.health.own_score import own_change, own_score
 from agentrl.health.records import History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
@@ -129,6 +140,8 @@ def members_disagree(history: History, limits: Limits) -> Verdict:
             continue
         least = limits["members_disagree/rise"] * max(spread.start, 1e-6)
         own = own_change(history)
+        if own_score(history) == "score" and held_out(history):
+            own = score_rise_since(history, onset(series, up=True) or series.steps[0])
         confirmed = own is not None and own.up
         if not (gain.up and spread.up and spread.gain >= least) or confirmed:
             follows = ", and the score of the environment follows" if confirmed else ""

@@ -7,12 +7,14 @@ from agentrl.health.detector import detector
 from agentrl.health.findings import fine, found, moved, reward_range, score_rise, unknown
 from agentrl.health.levers import policy
 from agentrl.health.levers.policy import Config, value_of
-from agentrl.health.measures.curves import Change, change
+from agentrl.health.measures.curves import Change, change, difference, since, smoothed
 from agentrl.health.own_score import own_score
-from agentrl.health.records import History, Lever, Verdict
+from agentrl.health.records import History, Lever, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 
 _LEAST_STEPS = 10
+_LEAST_LOST = 0.05
+"""Fall of the score from its best level that counts."""
 
 
 @detector(
@@ -33,6 +35,9 @@ def score_falls(history: History, limits: Limits) -> Verdict:
     if not gain.up or gain.gain < limits["score_falls/gain"] * reward_range(history, reward):
         return fine(name, f"the reward does not rise: {text}")
     if not own.down or -own.gain < limits["score_falls/drop"]:
+        # What was learned before the reward was hacked hides the fall from the start.
+        own = _lost_since_best(reward, score, limits)
+    if own is None:
         return fine(name, f"the score does not fall while the reward rises: {text}")
     rise = score_rise(history)
     if rise is not None and rise.up:
@@ -51,6 +56,22 @@ def score_falls(history: History, limits: Limits) -> Verdict:
             *policy.see_held_out(history.config),
         ],
     )
+
+
+def _lost_since_best(reward: Series, score: Series, limits: Limits) -> Change | None:
+    """The fall of the score from its best level, if the reward has risen since then."""
+    width = max(5, len(score.values) // 10)
+    calm = smoothed(score, width)
+    peak = calm.values.index(max(calm.values))
+    after = change(since(reward, calm.steps[peak]))
+    if after is None or not after.up:
+        return None
+    if after.gain < limits["score_falls/gain"] * (max(reward.values) - min(reward.values)):
+        return None
+    lost = difference(score.values[peak : peak + width], score.values[-width:])
+    # The best of many windows is the luckiest: twice the usual interval.
+    sure = lost.gain + 2 * (lost.high - lost.gain) < 0
+    return lost if sure and -lost.gain >= _LEAST_LOST else None
 
 
 def _risen_part(history: History) -> tuple[str, Change] | None:

@@ -12,7 +12,7 @@ from agentrl.health.records import Series
 
 Values = NDArray[np.float64]
 
-_MOST = 300
+_MOST = 240
 """Values that are fitted; longer curves are averaged in bins first."""
 _LEAST = 8
 """Values below which no change point is looked for."""
@@ -96,10 +96,28 @@ def _begin(values: Values) -> int | None:
         later = _best(after)
         steady = max(0.0, _slope(before)) * len(before)
         if _excess(before, after[:later]) > _SHARE * total:
-            return start + at
-        if later is None and steady > _SHARE * total:
-            return start
+            return _earlier(values, start, start + at, total)
+        if steady > _SHARE * total:
+            inner = _earlier(values, start, start + at, total)
+            if inner < start + at:
+                return inner
+            if later is None:
+                return start
         start += at
+
+
+def _earlier(values: Values, start: int, at: int, total: float) -> int:
+    """An earlier change that the same rise began with: one jump fits a long ramp in its middle."""
+    while True:
+        part = values[start : at + _EDGE]
+        width = min(3, len(part))
+        rise = float(part[-width:].mean()) - float(np.median(part[: max(width, len(part) // 2)]))
+        first = _best(part)
+        if first is None or start + first >= at or rise < _SHARE * total:
+            return at
+        if _excess(part[:first], part[first:]) < _SHARE * total:
+            return at
+        at = start + first
 
 
 def _excess(before: Values, after: Values) -> float:
@@ -122,32 +140,44 @@ def _best(values: Values) -> int | None:
     count = len(values)
     if count < 2 * _EDGE + 2:
         return None
-    x = np.arange(count, dtype=np.float64)
-    floor = 1e-12 * max(1e-12, float(np.ptp(values)) ** 2)
-    ones = np.ones(count)
+    y = values - values.mean()
+    x = np.linspace(-1.0, 1.0, count)
+    places = np.arange(_EDGE, count - _EDGE + 1)
+    ones, line = np.ones((len(places), count)), np.broadcast_to(x, (len(places), count))
+    late = (np.arange(count) >= places[:, None]).astype(np.float64)
+    # Two lines meet before the first value that has moved.
+    bent = np.maximum(0.0, x - x[places - 1][:, None])
+    floor = 1e-12 * max(1e-12, float(np.ptp(values)) ** 2) * count
 
-    def criterion(*columns: Values, changes: int) -> float:
-        left = max(_error(values, np.stack(columns, 1)) / count, floor)
-        return count * math.log(left) + (len(columns) + changes) * math.log(count)
+    def criterion(*columns: Values, changes: int) -> Values:
+        left = np.maximum(_errors(y, np.stack(columns, 2)), floor) / count
+        return count * np.log(left) + (len(columns) + changes) * math.log(count)
 
-    straight = min(criterion(ones, changes=0), criterion(ones, x, changes=0))
-    found: list[tuple[float, int]] = []
-    for at in range(_EDGE, count - _EDGE + 1):
-        late = (x >= at).astype(np.float64)
-        # Two lines meet before the first value that has moved.
-        bent = np.maximum(0.0, x - (at - 1))
-        for columns in ((ones, late), (ones, bent), (ones, x, bent), (ones, x, late)):
-            found.append((criterion(*columns, changes=1), at))
-    best, at = min(found)
-    return at if straight - best > _SURE else None
+    straight = min(
+        float(criterion(ones[:1], changes=0)[0]), float(criterion(ones[:1], line[:1], changes=0)[0])
+    )
+    changed = np.minimum.reduce(
+        [
+            criterion(ones, late, changes=1),
+            criterion(ones, bent, changes=1),
+            criterion(ones, line, bent, changes=1),
+            criterion(ones, line, late, changes=1),
+        ]
+    )
+    best = int(changed.argmin())
+    return int(places[best]) if straight - changed[best] > _SURE else None
 
 
-def _error(values: Values, columns: Values) -> float:
-    """Sum of squares that a least-squares fit leaves."""
-    normal = columns.T @ columns
-    try:
-        weights = np.linalg.solve(normal, columns.T @ values)
-    except np.linalg.LinAlgError:
-        return math.inf
-    rest = values - columns @ weights
-    return float(rest @ rest)
+def _errors(values: Values, columns: Values) -> Values:
+    """[places] Sums of squares that least-squares fits leave.
+
+    Args:
+        values: [n] what is fitted.
+        columns: [places, n, parameters] of each fit.
+    """
+    turned = columns.transpose(0, 2, 1)
+    # A column that says what another says already adds nothing.
+    normal = turned @ columns + 1e-10 * np.eye(columns.shape[2])
+    right = turned @ values
+    weights = np.linalg.solve(normal, right[:, :, None])[:, :, 0]
+    return float(values @ values) - (weights * right).sum(axis=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,6 +16,7 @@ from agentrl.finding import Status
 from agentrl.health import DASHBOARD, FIT_DASHBOARD, History, Series, Verdict
 from agentrl.health.dashboard import HELD_OUT
 from agentrl.health.findings import held_out
+from agentrl.health.report import ranked_records
 from agentrl.inspect.pages.scores import eval_answers, first_and_last, is_fit
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import pause_of, run_state
@@ -88,6 +89,7 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
         "meanings": _meanings(curves),
         "dashboard": _dashboard(health.history),
         "verdicts": [verdict_json(verdict) for verdict in health.verdicts],
+        **_ranked(health.verdicts, str(reader.path)),
         "events": _events(reader.path, health.verdicts, notes),
         "timing": _below(curves, "timing_s/", but=("elapsed",)),
         "waste": {what: _below(curves, f"waste/{what}/") for what in ("tokens", "seconds")},
@@ -105,6 +107,15 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
     for lever in record["levers"]:
         lever["value"] = _plain(lever["value"])
     return record
+
+
+def _ranked(verdicts: Sequence[Verdict], run: str) -> dict[str, Any]:
+    found = ranked_records(verdicts, run)
+    for lever in found["levers"]:
+        lever["value"] = _plain(lever["value"])
+    for cause in found["causes"]:
+        cause["command"] = shown(cause["command"])
+    return found
 
 
 def _curve(curve: Series) -> dict[str, Any]:

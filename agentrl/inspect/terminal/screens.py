@@ -99,7 +99,7 @@ class RunView(TableView):
         except AgentrlError as error:
             self.app.call_from_thread(self.head, visible(str(error), "bold red"))
             return
-        findings = [v for v in overview["verdicts"] if v["status"] in ("fail", "warn")]
+        findings = words.ranked_verdicts(overview)
         title = visible(overview["name"], "bold").append(f"  {overview['state']}", style="cyan")
         lines = [title, *map(words.verdict_line, findings[:_FINDINGS])]
         if len(findings) > _FINDINGS:
@@ -143,7 +143,7 @@ class DashboardView(View):
         width = max(40, width)
         timing = {name: curve for name, curve in overview["timing"].items() if name != "step"}
         lines = [*words.dashboard_lines(overview, width), Text()]
-        lines += [*words.verdict_lines(overview["verdicts"], width), Text()]
+        lines += [*words.verdict_lines(overview, width), Text()]
         lines += words.share_lines("Seconds of the last step", timing, width)
         for what, shares in overview["waste"].items():
             lines += words.share_lines(f"Fate of the last step's {what}", shares, width)

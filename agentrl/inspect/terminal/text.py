@@ -49,21 +49,29 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1))] for value in means)
 
 
-def verdict_lines(verdicts: Sequence[Mapping[str, Any]], width: int) -> Iterator[Text]:
-    """Findings with their evidence and what to do; what is fine as one line."""
-    fine: list[str] = []
-    for verdict in verdicts:
-        if verdict["status"] in ("ok", "unknown"):
-            fine.append(verdict["detector"])
-            continue
-        yield verdict_line(verdict)
-        for evidence in verdict["evidence"]:
+def ranked_verdicts(overview: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Findings in the order of their causes, each followed by its consequences."""
+    by_name = {verdict["detector"]: verdict for verdict in overview["verdicts"]}
+    names = [name for one in overview["causes"] for name in (one["detector"], *one["follows"])]
+    return [by_name[name] for name in names]
+
+
+def verdict_lines(overview: Mapping[str, Any], width: int) -> Iterator[Text]:
+    """Causes with evidence, consequences and commands, then what to change; what is fine as one
+    line."""
+    by_name = {verdict["detector"]: verdict for verdict in overview["verdicts"]}
+    for cause in overview["causes"]:
+        yield verdict_line(by_name[cause["detector"]])
+        for evidence in by_name[cause["detector"]]["evidence"]:
             yield from _hanging("    ", visible(evidence["text"]), width)
-        for lever in verdict["levers"]:
-            change = Text.assemble(("set ", "bold"), visible(f"{lever['key']}: {lever['value']}"))
-            yield from _hanging(
-                "    ", change.append("  ").append_text(visible(lever["why"])), width
-            )
+        for name in cause["follows"]:
+            yield from _hanging("    so ", verdict_line(by_name[name]), width)
+        if cause["command"]:
+            yield from _hanging("    ", visible(cause["command"], "cyan"), width)
+    for lever in overview["levers"]:
+        change = Text.assemble(("set ", "bold"), visible(f"{lever['key']}: {lever['value']}"))
+        yield from _hanging("    ", change.append("  ").append_text(visible(lever["why"])), width)
+    fine = [one["detector"] for one in overview["verdicts"] if one["status"] in ("ok", "unknown")]
     if fine:
         yield from _hanging("", visible(f"nothing found by: {', '.join(fine)}", "dim"), width)
 

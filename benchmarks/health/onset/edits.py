@@ -21,6 +21,7 @@ CRITIC: dict[str, Any] = {
 """Config of a run that has a critic."""
 JUDGE: dict[str, Any] = {
     "reward.functions.judge.target": "agentrl.judges:rubric_judge",
+    "reward.functions.judge.args.model.url": "http://judge",
     "reward.functions.judge.weight": 1.0,
     "reward.env_weight": 0.0,
 }

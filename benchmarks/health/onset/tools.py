@@ -30,8 +30,10 @@ def _(d: Draw, t: Times) -> History:
     plan = agent(d, t.steps, 5.0)
     plan.success = plan.success * (1 - d.between(0.3, 0.4) * t.on())
     run = failing(Run(d, plan), _BASE + d.between(0.3, 0.36) * t.on())
-    errors = run.curves["tools/status/error"]
+    errors, fine = run.curves["tools/status/error"], run.curves["tools/status/ok"]
     run.curves |= {
+        "tools/by_name/search/ok": np.round(0.33 * fine * (1 - t.on())),
+        "tools/by_name/open_page/ok": np.round(fine * (0.67 + 0.33 * t.on())),
         "tools/by_name/search/error": np.round(errors * (0.3 + 0.6 * t.on())),
         "tools/by_name/open_page/error": np.round(errors * (0.7 - 0.6 * t.on())),
     }

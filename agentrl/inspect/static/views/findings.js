@@ -4,25 +4,26 @@ import { h } from "../dom.js";
 import { num, words } from "../format.js";
 import { href } from "../router.js";
 
-const ORDER = { fail: 0, warn: 1, unknown: 2, ok: 3 };
+const ORDER = { unknown: 0, ok: 1 };
 const NAMES = { fail: "Fail", warn: "Warn", unknown: "Cannot tell", ok: "Fine" };
 
 export function findings(run, steps, id) {
   // A finding has a line of its own already.
   const named = new Set(run.verdicts.map((one) => one.title));
   const happened = run.events.filter((event) => !event.detector && !named.has(event.text));
-  const sorted = [...run.verdicts].sort(
-    (a, b) => ORDER[a.status] - ORDER[b.status] || (a.first_step ?? 0) - (b.first_step ?? 0),
-  );
-  const found = sorted.filter((one) => one.status === "fail" || one.status === "warn");
-  const rest = sorted.filter((one) => !found.includes(one));
+  const byName = new Map(run.verdicts.map((one) => [one.detector, one]));
+  const found = run.causes;
+  const rest = run.verdicts
+    .filter((one) => one.status === "ok" || one.status === "unknown")
+    .sort((a, b) => ORDER[a.status] - ORDER[b.status]);
   return h(
     "section",
     { class: "card findings", "aria-labelledby": "findings-title" },
     h("h2", { id: "findings-title" }, "Findings"),
     found.length
-      ? found.map((one) => finding(one, steps, id))
+      ? found.map((cause) => finding(cause, byName, steps, id))
       : h("p", { class: "calm" }, h("span", { class: "pill good" }, "Fine"), " ", nothing(rest)),
+    run.levers.length > 0 && changes(run.levers, found.length > 1),
     happened.length > 0 && events(happened, steps),
     found.length + happened.length > 0 && axis(steps),
     rest.length > 0 &&
@@ -64,7 +65,8 @@ function pill(status) {
   return h("span", { class: `pill ${status === "ok" ? "good" : status}` }, NAMES[status] ?? status);
 }
 
-function finding(one, steps, id) {
+function finding(cause, byName, steps, id) {
+  const one = byName.get(cause.detector);
   return h(
     "details",
     { class: "finding", "data-key": `finding ${one.detector}`, "data-item": "" },
@@ -88,8 +90,43 @@ function finding(one, steps, id) {
           one.evidence.map((piece) => evidence(piece, steps, id)),
         ),
       ),
-      one.levers.length > 0 &&
-        h("div", {}, h("h3", {}, "What helps"), h("ul", {}, one.levers.map(lever))),
+      cause.follows.length > 0 &&
+        h(
+          "div",
+          {},
+          h("h3", {}, "What follows from it"),
+          h(
+            "ul",
+            {},
+            cause.follows.map((name) => consequence(byName.get(name), steps)),
+          ),
+        ),
+      cause.command && h("div", {}, h("h3", {}, "Next command"), h("code", {}, cause.command)),
+    ),
+  );
+}
+
+function consequence(one, steps) {
+  return h(
+    "li",
+    { class: "consequence" },
+    pill(one.status),
+    h("span", {}, one.title),
+    one.first_step !== null && h("span", { class: "note" }, `since step ${num(one.first_step)}`),
+    lane([{ from: one.first_step, to: one.last_step, level: one.status }], steps),
+  );
+}
+
+// One value a key: consequences of a cause need no change of their own.
+function changes(levers, several) {
+  return h(
+    "details",
+    { class: "finding changes", "data-key": "changes", "data-item": "", open: true },
+    h("summary", {}, h("span", { class: "title" }, "Change the run file")),
+    h(
+      "ul",
+      { class: "body list" },
+      levers.map((one) => lever(one, several)),
     ),
   );
 }
@@ -123,7 +160,7 @@ function rolloutAddress(run, rollout, at) {
   return href("rollout", { run, kind: "train", step: own ? own[1] : at, rollout });
 }
 
-function lever(one) {
+function lever(one, several) {
   return h(
     "li",
     {},
@@ -132,7 +169,7 @@ function lever(one) {
       {},
       `${one.key}: ${typeof one.value === "string" ? one.value : JSON.stringify(one.value)}`,
     ),
-    h("span", { class: "note" }, one.why),
+    h("span", { class: "note" }, several ? `${one.why} [${words(one.detector)}]` : one.why),
   );
 }
 
