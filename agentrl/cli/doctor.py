@@ -185,7 +185,9 @@ def _cause(run: Path, cause: Cause, steps: Mapping[str, tuple[str, int]]) -> Ite
     for item in cause.verdict.evidence:
         yield from _evidence(run, item, steps)
     for verdict in cause.follows:
-        yield Text.assemble(("  so     ", ""), _headline(verdict))
+        yield Text.assemble("  so     ", _headline(verdict))
+        for item in verdict.evidence:
+            yield from (Text.assemble("       ", line) for line in _evidence(run, item, steps))
     command = next_command(cause.verdict, str(run))
     if command is not None:
         line, purpose = command

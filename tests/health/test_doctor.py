@@ -52,9 +52,11 @@ def test_findings_exit_1_with_evidence_levers_and_where_to_look(ill_run, capsys)
     assert doctor(ill_run) == 1
     text = capsys.readouterr().out
     assert "FAIL kl_too_large: kl is above 2 nats a token" in text
-    assert "(steps 1-30)" in text
+    assert "(since step 1)" in text
     assert "saw    kl up to 3 for 30 steps, 1-30" in text
-    assert "lever  algorithm.kl_coef: 0.01 (is 0.0)" in text
+    assert "  algorithm.kl_coef: 0.01 (is 0.0)" in text
+    assert text.count("train.learning_rate: ") == 1, "one value a key"
+    assert "1 cause" in text.splitlines()[0] or "causes" in text.splitlines()[0]
     assert "FAIL not_finite: train/\\e[2Jloss is not a number since step 30" in text
     assert "saw    train/loss is NaN or infinite in 1 steps, first in step 30" in text
     assert "agentrl inspect" in text
@@ -84,6 +86,11 @@ def test_json_holds_every_verdict(ill_run, capsys) -> None:
     assert len(report["verdicts"]) > 20
     kl = next(v for v in report["verdicts"] if v["detector"] == "kl_too_large")
     assert kl["levers"][0]["key"] == "algorithm.kl_coef"
+    named = [name for one in report["causes"] for name in (one["detector"], *one["follows"])]
+    found = [v["detector"] for v in report["verdicts"] if v["status"] in ("warn", "fail")]
+    assert sorted(named) == sorted(found)
+    keys = [lever["key"] for lever in report["levers"]]
+    assert len(keys) == len(set(keys)) > 0
 
 
 def test_thresholds_are_listed_and_set(ill_run, capsys) -> None:

@@ -18,8 +18,10 @@ _LEAST = 8
 """Values below which no change point is looked for."""
 _EDGE = 2
 """Values that each side of a change has at least."""
-_SURE = 6.0
+_SURE = 10.0
 """By how much the information criterion (BIC) must favour a change over a straight line."""
+_SURE_ERRORS = 4.0
+"""Standard errors of a slope that make a rise certain."""
 _SHARE = 0.25
 """Of the whole movement: a part that moves by less is not the fault."""
 _FACTOR = 5.0
@@ -91,7 +93,7 @@ def _begin(values: Values) -> int | None:
     while True:
         at = _best(values[start:])
         if at is None:
-            return start if start or _slope(values) * len(values) > _SHARE * total else None
+            return start if start or _surely_rises(values) else None
         before, after = values[start : start + at], values[start + at :]
         later = _best(after)
         steady = max(0.0, _slope(before)) * len(before)
@@ -126,6 +128,16 @@ def _excess(before: Values, after: Values) -> float:
     level = float(before[-width:].mean())
     expected = level + _TIMES * max(0.0, _slope(before)) * len(after)
     return float(np.convolve(after, np.ones(width) / width, "valid").max()) - expected
+
+
+def _surely_rises(values: Values) -> bool:
+    """True if a straight line through all values rises for certain."""
+    count = len(values)
+    slope = _slope(values)
+    x = np.arange(count) - (count - 1) / 2
+    rest = values - values.mean() - slope * x
+    error = math.sqrt(float(rest @ rest) / (count - 2) / float(x @ x))
+    return slope > _SURE_ERRORS * error
 
 
 def _slope(values: Values) -> float:
