@@ -192,6 +192,7 @@ def _find(library: Library, query: Mapping[str, str]) -> Any:
         zero_advantage=flag(query, "zero_advantage"),
         step_min=whole_or_none(query, "step_min"),
         step_max=whole_or_none(query, "step_max"),
+        label=optional(query, "label"),
         limit=min(_MOST_HITS, 50 if limit is None else limit),
         offset=whole_or_none(query, "offset") or 0,
     )

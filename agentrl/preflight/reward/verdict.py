@@ -205,7 +205,7 @@ def _of_solutions(
     wrong = [answer for answer in known if not _solved(answer)]
     if all(row.score == row.reward for row in rows) and good > max(means.values()):
         # No verdict beside the reward: a right answer may be worth any number above the others.
-        least = max(means[best], _HALF * max(answer.reward or 0.0 for answer in known))
+        least = fmean((means[best], max(answer.reward or 0.0 for answer in known)))
         wrong = [answer for answer in wrong if (answer.reward or 0.0) < least]
     if good <= means[best]:
         if not told:

@@ -194,6 +194,11 @@ def test_luck_is_a_warning_and_shaping_is_none() -> None:
     assert judge_answers(half).status is Status.FAIL
     weak = [answer(AnswerKind.EMPTY, 0.0), answer(AnswerKind.SOLUTION, 0.7, score=0.5)]
     assert "the solution scores 0.5 on task 't'" in judge_answers(weak).detail
+    # Without a verdict beside the reward, 1 is not what a right answer has to earn.
+    costs = [answer(AnswerKind.EMPTY, -900.0), answer(AnswerKind.SOLUTION, -13.0)]
+    assert judge_answers(costs).status is Status.OK
+    some = answer(AnswerKind.SOLUTION, -800.0, task_id="u")
+    assert "the solution scores -800 on task 'u'" in judge_answers([*costs, some]).detail
 
 
 def test_samples_of_a_model_are_judged() -> None:
