@@ -13,7 +13,7 @@ from agentrl.judges.agreement import different, kappas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewerAgreement:
-    """How far two reviewers agree on the rollouts that both have labelled."""
+    """Agreement of two reviewers on the rollouts that both have labelled."""
 
     first: str
     """One reviewer."""
