@@ -43,6 +43,31 @@ def write_whole(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Append a line in one system call, so that lines of two writers do not mix.
+
+    A line is on the disk when this returns. One that a kill or a full disk tore does not swallow
+    it.
+
+    Args:
+        path: the file; made with the first line.
+        line: without its end.
+
+    Raises:
+        OSError: it is not there, or only a part of it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        end = os.lseek(descriptor, 0, os.SEEK_END)
+        torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"
+        whole = (b"\n" if torn else b"") + line + b"\n"
+        if os.write(descriptor, whole) != len(whole):
+            raise OSError(f"{path}: the disk took only part of a line")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def is_temporary(path: Path) -> bool:
     """A writer that was killed may have left this file."""
     return path.name.startswith(".") and path.name.endswith(".tmp")

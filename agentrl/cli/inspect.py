@@ -23,6 +23,9 @@ def command(
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
     ] = True,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Let the page write labels into RUN/labels.jsonl.")
+    ] = False,
     terminal: Annotated[
         bool, typer.Option("--terminal", help="Show the runs here instead of in a browser.")
     ] = False,
@@ -38,7 +41,7 @@ def command(
         return
     from agentrl.inspect.web.serve import serve
 
-    serve(library, host=host, port=port, browser=browser, say=_say)
+    serve(library, host=host, port=port, browser=browser, labels=labels, say=_say)
 
 
 def _say(line: str) -> None:

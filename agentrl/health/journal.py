@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agentrl.data.run.read import read_objects
+from agentrl.files import append_line
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class HealthJournal:
         data = {name: value for name, value in asdict(event).items() if value not in empty}
         data["time"] = round(time.time(), 3)
         try:
-            _append(self.path, json.dumps(data).encode() + b"\n")
+            append_line(self.path, json.dumps(data).encode())
         except OSError as error:  # recording boundary: what watches a run must not end it
             if not self._failed:
                 self._failed = True
@@ -80,20 +80,6 @@ class HealthJournal:
         """Every line that is one of ours, oldest first; none where there is no file."""
         found = (_event(data) for data in read_objects(self.path))
         return [event for event in found if event is not None]
-
-
-def _append(path: Path, line: bytes) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        end = os.lseek(descriptor, 0, os.SEEK_END)
-        # A line that a kill or a full disk tore must not swallow this one.
-        torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"
-        whole = b"\n" + line if torn else line
-        if os.write(descriptor, whole) != len(whole):
-            raise OSError(f"{path}: the disk took only part of a line")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 _TYPES = {"text": str, "rule": str, "action": str, "detector": str, "status": str}

@@ -19,6 +19,9 @@ from agentrl.preflight.checks import (
     parts as preflight_parts,
 )
 from agentrl.preflight.checks import (
+    prompts as preflight_prompts,
+)
+from agentrl.preflight.checks import (
     setup as preflight_setup,
 )
 from agentrl.preflight.checks import (
@@ -28,7 +31,8 @@ from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.judges import judges, judges_with_labels
 from agentrl.preflight.checks.reward_models import reward_models
 from agentrl.preflight.checks.teacher import teacher
-from agentrl.preflight.reward.known_answers import IN_FLIGHT, TASKS, AnswerKind
+from agentrl.preflight.reward.answer_player import REPEATS_S
+from agentrl.preflight.reward.known_answers import IN_FLIGHT, MORE_TASKS, TASKS, AnswerKind
 from agentrl.preflight.reward.samples import SampleRequest
 from agentrl.preflight.runner import COMMON, Limit, Plan, Step, outcome_of
 from agentrl.runtime.checks import algorithm as algorithm_checks
@@ -96,6 +100,8 @@ def full_plan(
         ("template", lambda: preflight_trials.template(found)),
         ("tool calls", lambda: preflight_trials.tool_calls(config.chat, found)),
         ("reward test", lambda: preflight_trials.reward_test(config, base, found)),
+        ("leak", lambda: preflight_prompts.leak(found)),
+        ("grading time", lambda: preflight_trials.grading_time(config, found)),
         (
             "sandbox run",
             lambda: preflight_trials.sandbox_run(
@@ -141,7 +147,7 @@ def _parts(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -
         ("environment", lambda: parts.environment(config.env, base, found)),
         ("chat", lambda: parts.chat(config.chat, config.env, base, found)),
         ("datasets", lambda: parts.datasets(config, base, found, resume)),
-        ("prompts", lambda: parts.prompts(config, base, found)),
+        ("prompts", lambda: preflight_prompts.prompts(config, base, found)),
         ("sandbox", lambda: parts.sandbox(config.sandbox, base)),
         (
             "rewards",
@@ -186,11 +192,12 @@ def limits_of(config: RunConfig, samples: int = 0) -> dict[str, Limit]:
     episode_s = rollout.timeout_s * (1 + rollout.retries) + _MARGIN_S
     turns_s = rollout.max_assistant_turns * rollout.turn_limit_s * (1 + rollout.retries)
     imported = Limit(still_s=call_s + _IMPORT_S, total_s=call_s + _IMPORT_S)
-    answers_s = -(-TASKS * len(AnswerKind) // IN_FLIGHT) * episode_s
+    # Two rounds are always made; there are no retries, but what is counted with them is no less.
+    answers_s = -(-(2 * TASKS * len(AnswerKind) + MORE_TASKS) // IN_FLIGHT) * episode_s + REPEATS_S
     samples_s = _LOAD_S + -(-samples // in_flight(config)) * (episode_s + turns_s)
     return {
         "tools": imported, "environment": imported, "rewards": imported,
-        "prompts": Limit(still_s=call_s, total_s=preflight_parts.SAMPLE_S + 2 * call_s),
+        "prompts": Limit(still_s=call_s, total_s=preflight_prompts.SAMPLE_S + 2 * call_s),
         "judges": Limit(still_s=call_s, total_s=_JUDGE_S),
         "reward test": Limit(still_s=call_s, total_s=COMMON.total_s + answers_s),
         "reward samples": Limit(still_s=max(_LOAD_S, rollout.turn_limit_s), total_s=samples_s),

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.traj import export as traj_export
+from agentrl.cli.traj import labels as traj_labels
 from agentrl.cli.traj import query as traj_query
 from agentrl.cli.traj.stored import (
     Summary,
@@ -117,6 +118,8 @@ def list_(run: RunArgument) -> None:
 app.command()(traj_query.query)
 app.command()(traj_query.find)
 app.command()(traj_export.export)
+app.command()(traj_labels.label)
+app.command()(traj_labels.labels)
 
 
 def select(

@@ -92,6 +92,11 @@ class RunPaths:
         return self.path / "control"
 
     @property
+    def labels_file(self) -> Path:
+        """Path of the labels and comments of reviewers."""
+        return self.path / "labels.jsonl"
+
+    @property
     def result_file(self) -> Path:
         """Path of the final scores."""
         return self.path / "result.json"

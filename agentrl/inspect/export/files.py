@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from agentrl.data import StoredTrajectory
+from agentrl.data.run.labels import labels_by_rollout
 from agentrl.data.store.atomic import atomic_file
 from agentrl.data.store.columns import escape
 from agentrl.data.store.trajectory_store import write_rows
@@ -69,9 +70,12 @@ def export_pieces(
                 while block := file.read(_BLOCK_BYTES):
                     yield block
     elif format is ExportFormat.JSONL:
+        given = labels_by_rollout(reader.paths.labels_file)
         for stored in rows:
             record = dataclasses.asdict(stored)
-            line = {**record.pop("trajectory"), **record}
+            key = (stored.kind, stored.step, stored.trajectory.rollout_id)
+            labels = [dataclasses.asdict(label) for label in given.get(key, ())]
+            line = {**record.pop("trajectory"), **record, "labels": labels}
             yield json.dumps(finite(line)).encode() + b"\n"
     elif format is ExportFormat.ATIF:
         for of_rollout in rollouts(rows):

@@ -9,7 +9,7 @@ class ExportFormat(enum.StrEnum):
     """A format of an export."""
 
     JSONL = "jsonl"
-    """One object a row, with everything a trajectory file holds."""
+    """One object a row, with everything a trajectory file holds, and the labels of reviewers."""
     PARQUET = "parquet"
     """A trajectory file, as the run writes them."""
     HTML = "html"

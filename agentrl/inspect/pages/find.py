@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from agentrl.data.run.labels import read_labels
 from agentrl.data.store.columns import escape
 from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.read.reader import RunReader
@@ -52,6 +53,8 @@ def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
     begun = time.perf_counter()
     reader.rows.refresh()
     candidates = _by_index(reader.rows.table(), question)
+    if question.label is not None:
+        candidates = _labelled(candidates, reader, question.label)
     shelves = {_number(shelf): shelf for shelf in reader.rows.shelves()}
     by_shelf: list[tuple[Shelf, pa.Table]] = []
     numbers = candidates.column("shelf").to_numpy()
@@ -104,6 +107,17 @@ def _by_index(table: pa.Table, question: Question) -> pa.Table:
     for test in tests:
         table = table.filter(test)
     return table
+
+
+def _labelled(table: pa.Table, reader: RunReader, label: str) -> pa.Table:
+    """Those that a reviewer has given a label."""
+    given = {
+        (each.kind, each.step, escape(each.rollout))
+        for each in read_labels(reader.paths.labels_file)
+        if each.label == label
+    }
+    columns = (table.column(name).to_pylist() for name in ("kind", "step", "rollout_id"))
+    return table.filter(pa.array([key in given for key in zip(*columns, strict=True)], pa.bool_()))
 
 
 def _in_file(

@@ -8,10 +8,19 @@ from typing import Any
 
 from agentrl.errors import RunError
 
-FILTERS = "task:sum end:max_turns tool:any_error reward<0.5 step>=3 lag>=1 gap>=0.1 is:truncated"
+FILTERS = (
+    "task:sum end:max_turns tool:any_error reward<0.5 step>=3 lag>=1 gap>=0.1 is:truncated "
+    "label:hacked"
+)
 """An example of each filter."""
 
-_NAMES = {"kind": "kind", "task": "task", "end": "termination", "tool": "tool_status"}
+_NAMES = {
+    "kind": "kind",
+    "task": "task",
+    "end": "termination",
+    "tool": "tool_status",
+    "label": "label",
+}
 _BOUNDS = {
     ("reward", ">="): "reward_min",
     ("reward", "<="): "reward_max",
@@ -26,7 +35,9 @@ _FLAGS = {
     "flat": ("zero_advantage", True),
     "signal": ("zero_advantage", False),
 }
-_FILTER = re.compile(r"(kind|task|end|tool|is):(\S+)|(reward|step|lag|gap)(<=|>=|<|>|=)(\S+)")
+_FILTER = re.compile(
+    r"(kind|task|end|tool|is|label)(?::|(?<=label)=)(\S+)|(reward|step|lag|gap)(<=|>=|<|>|=)(\S+)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +70,8 @@ class Question:
     """First step, included."""
     step_max: int | None = None
     """Last step, included."""
+    label: str | None = None
+    """Given by a reviewer, to the rollout or to tokens of it."""
     limit: int = 50
     """Hits given."""
     offset: int = 0

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from agentrl.data.run.labels import labels_by_rollout
+from agentrl.data.store.columns import unescape
 from agentrl.inspect.pages.endings import ending_traits
 from agentrl.inspect.pages.groups import find_rollout, json_or_none, last_patch, named_numbers
 from agentrl.inspect.read.reader import RunReader
@@ -19,6 +22,15 @@ _COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "temperature", "
             "turns", "split")  # fmt: skip
 _MOST_LINES = 3000
 """Lines of each side that a diff compares; its time grows with their square."""
+
+
+def labels_answer(reader: RunReader, kind: str, step: int, rollout: str) -> list[dict[str, Any]]:
+    """Labels and comments that reviewers have given a rollout, oldest first."""
+    given = labels_by_rollout(reader.paths.labels_file)
+    return [
+        asdict(each) | {"label": shown(each.label), "comment": shown(each.comment)}
+        for each in given.get((kind, step, unescape(rollout)), ())
+    ]
 
 
 def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dict[str, Any]:
@@ -72,6 +84,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
             for row, long, length in zip(index, stored, lengths, strict=True)
         ],
         "patch": last_patch([turn for long in stored for turn in long["turns"]]),
+        "labels": labels_answer(reader, kind, step, rollout),
         "siblings": _siblings(shelf, last["group_id"]),
         "same_task": _same_task(reader, last["task_id"]),
         "previous": order[at - 1] if at else None,

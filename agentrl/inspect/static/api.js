@@ -40,10 +40,18 @@ export async function get(name, params = {}, signal) {
   return JSON.parse(document.getElementById(id).textContent);
 }
 
-async function ask(question, signal) {
+export async function post(name, data) {
+  return ask(name, undefined, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify(data),
+  });
+}
+
+async function ask(question, signal, more = {}) {
   let answer;
   try {
-    answer = await fetch(`/api/${question}`, { signal, cache: "no-store" });
+    answer = await fetch(`/api/${question}`, { signal, cache: "no-store", ...more });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server does not answer. Is `agentrl inspect` still running?", 0);

@@ -1,12 +1,12 @@
 """The inspector's web server: JSON about runs under `/api/`, and the page that shows it.
 
 Every answer is worked out from the files of a run when it is asked for; the server keeps nothing
-that a restart would lose, and writes nothing. `agentrl.inspect.web.access` decides who may ask.
+that a restart would lose, and writes nothing but labels, if it was started for that
+(`agentrl.inspect.web.labels`). `agentrl.inspect.web.access` decides who may ask.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -31,9 +31,10 @@ from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
 from agentrl.inspect.pages.tokens import tokens_answer
-from agentrl.inspect.read.safe_json import jsonable
 from agentrl.inspect.web.access import AccessGuard
+from agentrl.inspect.web.answers import answered, json_response
 from agentrl.inspect.web.downloads import export_response
+from agentrl.inspect.web.labels import label_route
 from agentrl.inspect.web.library import Library
 from agentrl.inspect.web.request_parameters import (
     flag,
@@ -44,8 +45,6 @@ from agentrl.inspect.web.request_parameters import (
     whole_or_none,
 )
 from agentrl.types import TERMINATION_RULES, TerminationRule
-
-logger = logging.getLogger(__name__)
 
 _SQL_ROWS = 1000
 _SQL_TIMEOUT_S = 30.0
@@ -61,6 +60,7 @@ def make_app(
     *,
     host: str = "127.0.0.1",
     token: str | None = None,
+    labels: bool = False,
     endings: Mapping[Any, TerminationRule] = TERMINATION_RULES,
 ) -> Starlette:
     """The server as an ASGI application.
@@ -69,12 +69,15 @@ def make_app(
         library: of the runs.
         host: address it will listen at.
         token: what visitors have to show; None asks for none.
+        labels: whether visitors may write labels into the runs.
         endings: how rollouts can end, as the page names and marks them.
     """
     routes = [
         Route("/api/endings", _endpoint(library, lambda *_: endings_answer(endings))),
         *(Route(f"/api/{name}", _endpoint(library, answer)) for name, answer in _ANSWERS.items()),
         Route("/api/sql", _sql_endpoint(library)),
+        *([label_route(library)] if labels else []),
+        Route("/api/label", _endpoint(library, lambda *_: {"can_label": labels}), methods=["GET"]),
         Route("/api/{rest:path}", _no_such_answer),
         Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
         Route("/favicon.ico", _nothing),
@@ -93,17 +96,7 @@ def _endpoint(library: Library, answer: Answer) -> Callable[[Request], Response]
     """An endpoint that runs in a thread, since it reads files."""
 
     def respond(request: Request) -> Response:
-        try:
-            with library.answering():
-                given = answer(library, request.query_params)
-        except (AgentrlError, ValueError) as error:
-            status = 404 if isinstance(error, RunError) else 400
-            return _json({"error": str(error)}, status)
-        except Exception as error:  # the outermost boundary: hostile files end here as a message
-            logger.debug("answering %s failed", request.url.path, exc_info=True)
-            what = f"this cannot be shown: {type(error).__name__}: {error}"
-            return _json({"error": what[:2000]}, 500)
-        return given if isinstance(given, Response) else _json(given)
+        return answered(request.url.path, library, lambda: answer(library, request.query_params))
 
     return respond
 
@@ -192,6 +185,7 @@ def _find(library: Library, query: Mapping[str, str]) -> Any:
         zero_advantage=flag(query, "zero_advantage"),
         step_min=whole_or_none(query, "step_min"),
         step_max=whole_or_none(query, "step_max"),
+        label=optional(query, "label"),
         limit=min(_MOST_HITS, 50 if limit is None else limit),
         offset=whole_or_none(query, "offset") or 0,
     )
@@ -275,8 +269,10 @@ _ANSWERS: Mapping[str, Answer] = {
 
 
 def _no_such_answer(request: Request) -> Response:
-    valid = ", ".join(f"/api/{name}" for name in (*_ANSWERS, "endings", "sql"))
-    return _json({"error": f"{request.url.path} is nothing this server knows; valid: {valid}"}, 404)
+    valid = ", ".join(f"/api/{name}" for name in (*_ANSWERS, "endings", "label", "sql"))
+    return json_response(
+        {"error": f"{request.url.path} is nothing this server knows; valid: {valid}"}, 404
+    )
 
 
 def _nothing(_: Request) -> Response:
@@ -289,12 +285,3 @@ def _page(_: Request) -> Response:
     if not page.is_file():
         return Response("the inspector's page is missing from this installation", 500)
     return FileResponse(page, headers={"cache-control": "no-cache"})
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(
-        jsonable(value),
-        status,
-        media_type="application/json",
-        headers={"cache-control": "no-store"},
-    )

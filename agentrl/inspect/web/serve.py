@@ -20,7 +20,13 @@ _LAST_ANSWERS_S = 2
 
 
 def serve(
-    library: Library, *, host: str, port: int, browser: bool, say: Callable[[str], None]
+    library: Library,
+    *,
+    host: str,
+    port: int,
+    browser: bool,
+    labels: bool = False,
+    say: Callable[[str], None],
 ) -> None:
     """Serve until the process gets a signal to end.
 
@@ -28,6 +34,7 @@ def serve(
         library: of the runs.
         host: address to listen at; one that other machines can reach asks visitors for a token.
         port: 0 takes a free one.
+        labels: let visitors write labels into the runs.
         browser: open the page, where there is a browser to open.
         say: is given the address.
 
@@ -40,7 +47,7 @@ def serve(
 
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     listener = _listen(host, port)
-    app = make_app(library, host=host, token=token)
+    app = make_app(library, host=host, token=token, labels=labels)
     address = page_address(host, listener.getsockname()[1], token)
     runs = len(library.readers())
     say(f"{runs} run{'s' * (runs != 1)} at {address}  (Ctrl-C ends it)")

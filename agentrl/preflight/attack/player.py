@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from agentrl.env import EnvContext, Solution
 from agentrl.imports import resolve
 from agentrl.preflight.attack.attack import NO_WALLS, AttackedTask
 from agentrl.preflight.attack.library import AttackOutcome, TaskWorth, attacks
+from agentrl.preflight.loop_time import held_up
 from agentrl.preflight.reward.known_answers import find_solutions, spread
 from agentrl.preflight.reward.scripted_generator import ScriptedGenerator, script_of
 from agentrl.processes.child_main import ChildChannel
@@ -47,7 +47,6 @@ _ROLLOUT = RolloutSection(
     timeout_s=240.0,
     retries=0,
 )
-_TICK_S = 0.01
 _SIGN_S = 0.5
 
 
@@ -151,11 +150,11 @@ class AttackPlayer:
         sampling = SamplingParams(
             max_tokens=_ROLLOUT.max_turn_tokens, stop_token_ids=self._chat.stop_token_ids
         )
-        async with _held_up() as held:
+        async with held_up() as held:
             made = await worker.run_group(
                 task, group_id=group, n=1, sampling=sampling, seed=self._seed
             )
-        outcome = _outcome(made.trajectories, mark, held[0], unwalled=self._reached.exists())
+        outcome = _outcome(made.trajectories, mark, held.longest_s, unwalled=self._reached.exists())
         self._reached.unlink(missing_ok=True)
         turns = [turn for row in made.trajectories for turn in row.turns]
         return outcome, sum(turn.role == "assistant" for turn in turns)
@@ -197,44 +196,6 @@ def _outcome(
         leaked=bool(mark) and any(mark in text for text in shown),
         unwalled=unwalled or any(NO_WALLS in text for text in shown),
     )
-
-
-@contextlib.asynccontextmanager
-async def _held_up() -> AsyncIterator[list[float]]:
-    """The longest time between two turns of the event loop."""
-    longest = [0.0]
-
-    async def watch() -> None:
-        last = _own_time()
-        while True:
-            await asyncio.sleep(_TICK_S)
-            now = _own_time()
-            longest[0] = max(longest[0], now - last)
-            last = now
-
-    watching = asyncio.create_task(watch())
-    await asyncio.sleep(0)
-    try:
-        yield longest
-        await asyncio.sleep(2 * _TICK_S)
-    finally:
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
-
-
-def _own_time() -> float:
-    """Seconds on a clock that stands while this thread is ready and others have the processor.
-
-    Its own processor time and what it sleeps: a call that blocks holds up the loop, too. The second
-    number of schedstat is what it waited for a processor (Linux, `Documentation/scheduler/
-    sched-stats.rst`); without that file, processor time alone is counted.
-    """
-    try:
-        waited = Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]
-    except OSError:
-        return time.thread_time()
-    return time.monotonic() - int(waited) / 1e9
 
 
 def _own_namespace() -> str:

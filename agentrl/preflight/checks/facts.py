@@ -11,6 +11,7 @@ from agentrl.finding import Finding, warn
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
     from agentrl.preflight.reward.known_answers import TriedAnswer
+    from agentrl.preflight.reward.leaks import AnswerLeak, ShownText
     from agentrl.runtime.assembly.parts import TaskSets
     from agentrl.tool import Tool
 
@@ -32,7 +33,13 @@ class PreflightFacts:
     sandbox_used: bool | None = None
     """Whether an episode opened a sandbox; None while there was none."""
     answers: list[TriedAnswer] = field(default_factory=list)
-    """Answers tried on the reward code, and what each earned."""
+    """Answers tried on the reward code, and what each earned, every grading of each."""
+    shown: dict[str, list[ShownText]] = field(default_factory=dict)
+    """Texts that a model sees first of a sample of tasks, by task id."""
+    leak: AnswerLeak | None = None
+    """Answers that stand in those texts; filled by the reward test."""
+    held_up_s: float = 0.0
+    """Seconds in which the event loop stood still for a grading; filled by the reward test."""
 
 
 def not_checked(name: str, found: PreflightFacts) -> Finding:

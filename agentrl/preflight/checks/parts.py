@@ -5,14 +5,11 @@ Imports inside functions keep torch and transformers away until a check needs th
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
-from agentrl.chat import ChatFormat, build_chat, build_parser
+from agentrl.chat import build_chat, build_parser
 from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
 from agentrl.config.reward import RewardSection
@@ -26,19 +23,15 @@ from agentrl.config.schema import (
     RunSection,
 )
 from agentrl.config.training import TrainSection
-from agentrl.env import EnvContext
 from agentrl.errors import RunError
 from agentrl.finding import Finding, Status, warn
-from agentrl.preflight.checks.facts import PreflightFacts, not_checked
+from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.reward import load_reward_functions
-from agentrl.rollout import adapt_env
-from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.runtime.assembly.metric_sinks import check_sinks
 from agentrl.runtime.assembly.parts import (
     load_task_sets,
     make_env_factory,
     open_sandboxes,
-    sandbox_limits,
 )
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
 from agentrl.runtime.assembly.tools import open_tools
@@ -46,13 +39,6 @@ from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
 from agentrl.runtime.health.rules import check_health
 from agentrl.sandbox import Isolation
-from agentrl.tool import Tool
-from agentrl.types import Message, Task
-
-_SAMPLE = 32
-"""Tasks whose prompts are measured."""
-SAMPLE_S = 120.0
-"""Seconds after which no further one is begun."""
 
 
 async def model(section: ModelSection, found: PreflightFacts) -> Finding | str:
@@ -146,91 +132,6 @@ async def datasets(
                 f"{text}; {name} shares {shared} task ids with training",
                 f"take another split or limit in eval.datasets.{name}",
             )
-    return text
-
-
-async def prompts(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
-    """Reset the environment on a sample of tasks and measure what the model would see."""
-    chat, sets, make_env = found.chat, found.tasks, found.make_env
-    if chat is None or sets is None or make_env is None:
-        return not_checked("prompts", found)
-    tasks = sets.train
-    stride = max(1, len(tasks) // _SAMPLE)
-    lengths: dict[str, int] = {}
-    began = time.monotonic()
-    sandboxes = await open_sandboxes(config.sandbox, base=base)
-    limits = sandbox_limits(config.sandbox.limits)
-    try:
-        async with open_tools(config.env, base=base) as tools:
-            for task in list(tasks)[::stride][:_SAMPLE]:
-                if lengths and time.monotonic() - began > SAMPLE_S:
-                    break
-                env = adapt_env(make_env())
-                sandbox = SharedSandbox(
-                    sandboxes, limits, open_timeout_s=config.rollout.env_timeout_s
-                )
-                env.context = EnvContext(
-                    tools=tools,
-                    open_sandbox=sandbox.open,
-                    new_sandbox=sandbox.fresh,
-                    render=lambda messages: chat.render_text(messages),
-                    args=config.env.args,
-                )
-                try:
-                    lengths[task.id] = await _prompt_length(
-                        chat, env, task, tools, config.rollout.env_timeout_s, found
-                    )
-                finally:
-                    await env.close()
-                    await sandbox.close()
-    finally:
-        await sandboxes.close()
-    return _judge_lengths(config.rollout, lengths)
-
-
-async def _prompt_length(
-    chat: ChatFormat,
-    env: Any,
-    task: Task,
-    tools: Sequence[Tool],
-    timeout_s: float,
-    found: PreflightFacts,
-) -> int:
-    try:
-        async with asyncio.timeout(timeout_s):
-            observation = await env.reset(task)
-    except TimeoutError:
-        raise RunError(f"env.reset took longer than {timeout_s:g} s on task {task.id!r}") from None
-    except Exception as error:  # any environment may raise anything; name it and the task
-        raise RunError(
-            f"env.reset raised on task {task.id!r}: {type(error).__name__}: {error}"
-        ) from error
-    content = observation.content
-    if observation.raw:
-        return len(chat.raw_prompt(content))
-    messages = (Message(role="user", content=content),) if isinstance(content, str) else content
-    found.tools |= {tool.name: tool for tool in (*tools, *observation.tools)}
-    return len(chat.render_prompt(messages, (*tools, *observation.tools)))
-
-
-def _judge_lengths(section: RolloutSection, lengths: dict[str, int]) -> Finding | str:
-    longest = max(lengths, key=lambda task: lengths[task])
-    text = (
-        f"{len(lengths)} sampled, {min(lengths.values())} to {lengths[longest]} tokens; context "
-        f"{section.max_context_tokens}, response {section.max_response_tokens}"
-    )
-    if lengths[longest] >= section.max_context_tokens:
-        raise RunError(
-            f"the prompt of task {longest!r} has {lengths[longest]} tokens, which leaves no room "
-            f"in rollout.max_context_tokens ({section.max_context_tokens}); raise it"
-        )
-    if lengths[longest] + section.max_response_tokens > section.max_context_tokens:
-        least = lengths[longest] + section.max_response_tokens
-        return warn(
-            "prompts",
-            f"{text}: long prompts will not have their whole response budget",
-            f"set rollout.max_context_tokens: {least}",
-        )
     return text
 
 

@@ -14,9 +14,11 @@ from agentrl.config.schema import ChatSection
 from agentrl.errors import SandboxError
 from agentrl.finding import Finding, fail, warn
 from agentrl.preflight.checks.facts import PreflightFacts, not_checked
-from agentrl.preflight.reward.known_answers import TASKS, spread, try_answers
+from agentrl.preflight.checks.prompts import leak_of_prompts
+from agentrl.preflight.reward.answer_player import try_answers
+from agentrl.preflight.reward.known_answers import MORE_TASKS, TASKS, label_text, spread
 from agentrl.preflight.reward.samples import SampleRequest, sample_rewards
-from agentrl.preflight.reward.verdict import judge_answers
+from agentrl.preflight.reward.verdict import KnownTasks, common_label, judge_answers
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.parts import open_sandboxes, sandbox_limits
 from agentrl.sandbox import SandboxSpec
@@ -28,6 +30,10 @@ _WORD = 'it\'s "quoted",\n\tGr\u00fc\u00dfe \u4e16\u754c <b> & {1}'
 _NAMED = 6
 """Tools that are named before they are only counted."""
 _ECHO = "from the sandbox"
+_HELD_UP_S = 0.05
+"""Of one grading; less is the loop's own work."""
+_STANDS_S = 10.0
+"""Of a step, in which no rollout goes on."""
 
 
 async def template(found: PreflightFacts) -> Finding | str:
@@ -118,18 +124,54 @@ async def reward_test(config: RunConfig, base: Path, found: PreflightFacts) -> F
         return "not tried: reward.models are all of the reward; `agentrl rm report` measures them"
     if whole.functions and not reward.functions and reward.env_weight == 0:
         return "not tried: functions of groups are all of the reward; answers are played alone"
-    tasks = spread(found.tasks.train, TASKS)
-    answers = await try_answers(
+    train = found.tasks.train
+    tasks = spread(train, TASKS)
+    tried_on = {task.id for task in tasks}
+    tried = await try_answers(
         config,
         base=base,
         tokenizer=found.tokenizer,
         chat=found.chat,
         tasks=tasks,
+        more=spread([task for task in train if task.id not in tried_on], MORE_TASKS),
         make_env=found.make_env,
     )
-    found.answers += answers
-    found.sandbox_used = any(answer.sandbox for answer in answers)
-    return judge_answers(answers)
+    found.answers += tried.answers
+    found.sandbox_used = any(answer.sandbox for answer in tried.answers)
+    found.held_up_s = tried.held_up_s
+    found.leak = await leak_of_prompts(found)
+    labels = {task.id: label for task in train if (label := label_text(task)) is not None}
+    known = KnownTasks(
+        labels=labels, common=common_label(labels, len(train)), leaked=found.leak is not None
+    )
+    return judge_answers(tried.answers, known)
+
+
+async def grading_time(config: RunConfig, found: PreflightFacts) -> Finding | str:
+    """Judge how long grading took in the reward test, for a step of the run."""
+    if not found.answers:
+        return not_checked("grading time", found)
+    rollout = config.rollout
+    step = rollout.prompts_per_step * rollout.n_samples_per_prompt
+    times = sorted(answer.duration_s for answer in found.answers if answer.kind != "sample")
+    usual_s, longest_s = times[len(times) // 2], times[-1]
+    text = f"an answer takes {usual_s:.2g} s, at most {longest_s:.2g} s"
+    stands_s = step * found.held_up_s
+    if found.held_up_s > _HELD_UP_S and stands_s > _STANDS_S:
+        return warn(
+            "grading time",
+            f"slow: {text}; the event loop stands still for {found.held_up_s:.2g} s of each, so "
+            f"all rollouts of a step for {stands_s:.0f} s",
+            "await asyncio.to_thread(function, ...) around what computes or waits in step and in "
+            "reward functions",
+        )
+    if usual_s > rollout.env_timeout_s / 2:
+        return warn(
+            "grading time",
+            f"slow: {text}; rollout.env_timeout_s ends a step after {rollout.env_timeout_s:g} s",
+            "make grading faster, or raise rollout.env_timeout_s",
+        )
+    return text
 
 
 def _without_group_functions(config: RunConfig, base: Path) -> RunConfig:

@@ -1,4 +1,4 @@
-"""Try answers whose worth is known on the reward code, through the real environment.
+"""Answers whose worth is known before they are judged, and what became of them.
 
 Does an empty string get rewarded, does a single token score as much as a solution, do high scores
 mean good answers? A policy finds out in the first hundred steps; these answers find out before.
@@ -10,28 +10,24 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from agentrl.chat import ChatFormat
-from agentrl.config import RunConfig
 from agentrl.config.schema import RolloutSection
 from agentrl.env import EnvContext, Solution
 from agentrl.errors import RunError
-from agentrl.preflight.reward.scripted_generator import ScriptedGenerator, script_of
 from agentrl.rollout import adapt_env
-from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
-from agentrl.runtime.assembly.tools import open_tools
-from agentrl.runtime.drivers.concurrency import RolloutLimit
-from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.tool import Tool
-from agentrl.types import FinishReason, SamplingParams, Task, ToolCall, Trajectory
+from agentrl.types import FinishReason, Task, ToolCall, Trajectory
 
 TASKS = 4
 """Tasks that every kind of answer is tried on, spread over the dataset."""
+MORE_TASKS = 28
+"""Tasks that the solution alone is tried on where it solves none of the first."""
 IN_FLIGHT = 2 * (os.cpu_count() or 1)
 """Answers that are tried at once."""
-_NAME = "preflight"
+SOLVED = 0.5
+"""Score from which the environment calls an answer right."""
 _LONGEST = 1500
 """Tokens of the long non-answer, at most."""
 _FILLER = "Let me think about this carefully, step by step, as it is an interesting question. "
@@ -54,10 +50,18 @@ class AnswerKind(StrEnum):
     """The task's own words."""
     LABEL = "the label"
     """Bare text of `Task.label`; may or may not be a good answer."""
+    OTHER = "another task's solution"
+    """A well-formed answer to something else, where labels tell that it is wrong here."""
     SOLUTION = "the solution"
     """Answer that the environment gives as the solution."""
 
 
+LIMITS = {
+    "max_turns": "rollout.max_assistant_turns and max_user_turns",
+    "max_tokens": "rollout.max_response_tokens",
+    "context_full": "rollout.max_context_tokens",
+}
+"""Limit that is too small where a rollout ends so."""
 NOTHING = (AnswerKind.EMPTY, AnswerKind.TOKEN, AnswerKind.LONG, AnswerKind.FORM, AnswerKind.ECHO)
 """Kinds that no reward should pay for."""
 
@@ -88,6 +92,20 @@ class TriedAnswer:
     """Id of the group of its siblings."""
     truncated: bool = False
     """Whether a turn was truncated at its token limit."""
+    duration_s: float = 0.0
+    """Wall time of the rollout in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedAnswer:
+    """One answer that is to be graded."""
+
+    kind: AnswerKind
+    """Says its worth."""
+    task: Task
+    """The task that it answers."""
+    said: Solution
+    """The answer."""
 
 
 def answer_of(row: Trajectory, kind: str) -> TriedAnswer:
@@ -104,81 +122,8 @@ def answer_of(row: Trajectory, kind: str) -> TriedAnswer:
         sandbox="sandbox/opened" in row.usage,
         group_id=row.group_id,
         truncated=any(turn.finish_reason is FinishReason.LENGTH for turn in row.turns),
+        duration_s=row.duration_s,
     )
-
-
-async def try_answers(
-    config: RunConfig,
-    *,
-    base: Path,
-    tokenizer: Any,
-    chat: ChatFormat,
-    tasks: Sequence[Task],
-    make_env: Callable[[], Any],
-) -> list[TriedAnswer]:
-    """Put every kind of answer through the rollout loop of the run.
-
-    Args:
-        config: of the run.
-        base: where its relative paths start.
-        tokenizer: of the policy.
-        chat: made of it.
-        tasks: a few.
-        make_env: makes a fresh environment, which may know what solves them.
-
-    Raises:
-        AgentrlError: the loop cannot be put together, or `solution` fails.
-    """
-    async with open_tools(config.env, base=base) as tools:
-        solutions = await find_solutions(make_env, tasks, tools)
-        return await _play(config, base, tokenizer, chat, tasks, tools, solutions)
-
-
-async def _play(
-    config: RunConfig,
-    base: Path,
-    tokenizer: Any,
-    chat: ChatFormat,
-    tasks: Sequence[Task],
-    tools: Sequence[Tool],
-    solutions: Mapping[str, Solution],
-) -> list[TriedAnswer]:
-    asked = [
-        (kind, task, said)
-        for index, task in enumerate(tasks)
-        for kind, said in _said(config.rollout, chat, index, task, solutions.get(task.id)).items()
-    ]
-    scripts = {
-        f"{_NAME}/{position:04d}-{task.id}": script_of(said, chat, config.chat)
-        for position, (_, task, said) in enumerate(asked)
-    }
-    sandboxes = await open_sandboxes(config.sandbox, base=base)
-    try:
-        worker, _ = make_worker(
-            config,
-            generator=ScriptedGenerator(scripts),
-            tokenizer=tokenizer,
-            sandboxes=sandboxes,
-            tools=tools,
-            base=base,
-        )
-        groups = await run_groups(
-            worker,
-            [task for _, task, _ in asked],
-            name=_NAME,
-            n=1,
-            sampling=SamplingParams(
-                max_tokens=config.rollout.max_turn_tokens, stop_token_ids=chat.stop_token_ids
-            ),
-            seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
-            limit=RolloutLimit(IN_FLIGHT),
-        )
-    finally:
-        await sandboxes.close()
-    kinds = [kind for kind, _, _ in asked]
-    return [
-        answer_of(group.trajectories[-1], kind) for kind, group in zip(kinds, groups, strict=True)
-    ]
 
 
 async def find_solutions(
@@ -224,6 +169,50 @@ def spread(tasks: Sequence[Task], count: int) -> list[Task]:
     return list(tasks)[:: max(1, len(tasks) // count)][:count]
 
 
+def answers_to(
+    section: RolloutSection,
+    chat: ChatFormat,
+    tasks: Sequence[Task],
+    solutions: Mapping[str, Solution],
+) -> list[AskedAnswer]:
+    """All answers that are tried on a few tasks.
+
+    Args:
+        section: limits the length of the long one.
+        chat: counts its tokens.
+        tasks: to be answered.
+        solutions: by task id, where known.
+    """
+    right = {task.id: solutions.get(task.id, label_text(task)) for task in tasks}
+    asked: list[AskedAnswer] = []
+    for index, task in enumerate(tasks):
+        said = _said(section, chat, index, task, solutions.get(task.id))
+        turned = [*tasks[index + 1 :], *tasks[:index]]
+        other = next((right[o.id] for o in turned if _differs(task, o, right)), None)
+        if other is not None:
+            said[AnswerKind.OTHER] = other
+        asked += [AskedAnswer(kind=kind, task=task, said=text) for kind, text in said.items()]
+    return asked
+
+
+def _differs(task: Task, other: Task, right: Mapping[str, Solution | None]) -> bool:
+    """Whether the answer to another task is surely none to this: label and text differ."""
+    theirs = right[other.id]
+    return (
+        isinstance(theirs, str)
+        and bool(theirs)
+        and task.label is not None
+        and task.label != other.label
+        and theirs != right[task.id]
+    )
+
+
+def label_text(task: Task) -> str | None:
+    """Text of a label that is a word or a number; None for any other."""
+    label = task.label
+    return str(label) if isinstance(label, str | int | float) and str(label) else None
+
+
 def _said(
     section: RolloutSection, chat: ChatFormat, index: int, task: Task, solution: Solution | None
 ) -> dict[AnswerKind, Solution]:
@@ -238,8 +227,8 @@ def _said(
         AnswerKind.FORM: _FORM,
         AnswerKind.ECHO: words,
     }
-    if isinstance(task.label, str | int | float) and str(task.label):
-        said[AnswerKind.LABEL] = str(task.label)
+    if (label := label_text(task)) is not None:
+        said[AnswerKind.LABEL] = label
     if solution is not None:
         said[AnswerKind.SOLUTION] = solution
     return said

@@ -10,7 +10,7 @@ from agentrl.config import RunConfig
 from agentrl.data import TrajectoryStore
 from agentrl.finding import Finding
 from agentrl.preflight.reward.known_answers import TriedAnswer, answer_of, spread
-from agentrl.preflight.reward.verdict import judge_samples
+from agentrl.preflight.reward.sample_verdict import judge_samples
 from agentrl.runtime.assembly.policy import open_policy
 from agentrl.runtime.checks.fleet import require_engines
 from agentrl.runtime.drivers.concurrency import RolloutLimit

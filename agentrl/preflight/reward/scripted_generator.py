@@ -23,8 +23,12 @@ class ScriptedGenerator:
 
     def __init__(self, scripts: Mapping[str, Turns]) -> None:
         """Take the scripts by group id."""
-        self._scripts = scripts
+        self._scripts = dict(scripts)
         self._turns: Counter[str] = Counter()
+
+    def add(self, group_id: str, script: Turns) -> None:
+        """Take one script more."""
+        self._scripts[group_id] = script
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str

@@ -240,7 +240,7 @@ def test_export_as_json_lines(run: Path, tmp_path: Path) -> None:
     assert rows[12]["reward"] is None
     assert rows[12]["task_id"] == "\ud800"
     fields = {field.name for field in dataclasses.fields(trajectory())}
-    assert set(first) == fields | {"step", "kind", "advantage"}
+    assert set(first) == fields | {"step", "kind", "advantage", "labels"}
 
 
 def test_export_as_parquet_holds_the_same_rows(run: Path, tmp_path: Path) -> None:

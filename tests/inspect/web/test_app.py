@@ -298,3 +298,44 @@ def test_an_address_that_is_taken_is_a_message(inspecting):
     assert second.returncode == 2
     assert "cannot listen at 127.0.0.1 port" in err
     assert "Traceback" not in err
+
+
+async def test_a_label_is_written_only_where_that_is_allowed(
+    recorded_run: Path, tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    """Fails if a server that was not started for it writes, or another site can make one write."""
+    assert await ask(client, "label") == {"can_label": False}
+    assert (await client.post("/api/label", json={})).status_code == 405
+    run = tmp_path / "mine"
+    shutil.copytree(recorded_run, run)
+    async with client_of([run], labels=True) as mine:
+        assert await ask(mine, "label") == {"can_label": True}
+        (hit,) = (await ask(mine, "find", run="mine", kind="train", step_max=1, limit=1))["hits"]
+        rollout = hit["rollout_id"]
+        given = {
+            "run": "mine", "kind": "train", "step": 1, "rollout": rollout,
+            "label": "hacked", "comment": "<b>", "by": "ann",
+        }  # fmt: skip
+        bad = [
+            ({"json": given | {"rollout": "nobody"}}, 404),
+            ({"json": given | {"label": "", "comment": ""}}, 400),
+            ({"json": given | {"step": "1"}}, 400),
+            ({"json": [given]}, 400),
+            ({"json": given | {"comment": "x" * 100_000}}, 400),
+            ({"content": json.dumps(given), "headers": {"content-type": "text/plain"}}, 400),
+            ({"json": given, "headers": {"sec-fetch-site": "cross-site"}}, 403),
+            ({"json": given, "headers": {"host": "evil.example"}}, 403),
+        ]
+        for more, status in bad:
+            answer = await mine.post("/api/label", **more)
+            assert answer.status_code == status, answer.text
+        assert not (run / "labels.jsonl").exists()
+        answer = await mine.post("/api/label", json=given)
+        assert answer.status_code == 200, answer.text
+        shown = await ask(mine, "rollout", run="mine", kind="train", step=1, rollout=rollout)
+        assert shown["labels"] == answer.json()["labels"]
+        assert [(one["label"], one["comment"], one["by"]) for one in shown["labels"]] == [
+            ("hacked", "<b>", "ann")
+        ]
+        found = await ask(mine, "find", run="mine", label="hacked")
+        assert [hit["rollout_id"] for hit in found["hits"]] == [rollout]

@@ -14,7 +14,8 @@ from agentrl.finding import Finding, Status
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.plan import full_preflight
 from agentrl.preflight.reward.known_answers import AnswerKind, TriedAnswer
-from agentrl.preflight.reward.verdict import judge_answers, judge_samples
+from agentrl.preflight.reward.sample_verdict import judge_samples
+from agentrl.preflight.reward.verdict import judge_answers
 from tests.runtime.tiny_project import write_project
 
 ENVS = '''
@@ -110,9 +111,9 @@ async def lines(project: Path, *overrides: str) -> dict[str, Finding]:
     ("env", "status", "words"),
     [
         ("Good", Status.OK, ["the solution: reward 1", "empty: reward 0"]),
-        ("PaysAll", Status.FAIL, ["a reward for nothing: empty is paid on 4 of 4 tasks"]),
-        ("PaysLength", Status.FAIL, ["long non-answer is paid", "length alone pays"]),
-        ("PaysNothing", Status.FAIL, ["the solution earns 0, no more than empty"]),
+        ("PaysAll", Status.FAIL, ["constant: every answer gets 1, on 4 tasks"]),
+        ("PaysLength", Status.FAIL, ["length alone pays", "the longer earns more"]),
+        ("PaysNothing", Status.FAIL, ["constant: every answer gets 0, on 4 tasks"]),
         ("Crashes", Status.FAIL, ["could not be judged (empty)", "env_crashed", "IndexError"]),
         ("Shrug", Status.WARN, ["no good answer is known"]),
     ],
@@ -191,8 +192,13 @@ def test_luck_is_a_warning_and_shaping_is_none() -> None:
     assert judge_answers(shaped).status is Status.OK
     half = [answer(AnswerKind.FORM, 0.5, score=0.0), answer(AnswerKind.SOLUTION, 1.0)]
     assert judge_answers(half).status is Status.FAIL
-    weak = [answer(AnswerKind.EMPTY, 0.0), answer(AnswerKind.SOLUTION, 0.5)]
+    weak = [answer(AnswerKind.EMPTY, 0.0), answer(AnswerKind.SOLUTION, 0.7, score=0.5)]
     assert "the solution scores 0.5 on task 't'" in judge_answers(weak).detail
+    # Without a verdict beside the reward, 1 is not what a right answer has to earn.
+    costs = [answer(AnswerKind.EMPTY, -900.0), answer(AnswerKind.SOLUTION, -13.0)]
+    assert judge_answers(costs).status is Status.OK
+    some = answer(AnswerKind.SOLUTION, -800.0, task_id="u")
+    assert "the solution scores -800 on task 'u'" in judge_answers([*costs, some]).detail
 
 
 def test_samples_of_a_model_are_judged() -> None:

@@ -5,6 +5,7 @@ import { exportAddress, get, has, isExport } from "../api.js";
 import { h, longText } from "../dom.js";
 import { kindName, lastPart, num, plural, seconds, signed } from "../format.js";
 import { href } from "../router.js";
+import { labelCard } from "./labels/labels.js";
 import { notes, reward, termination } from "./parts.js";
 import { taskSlider } from "./slider.js";
 import { unified } from "./sibling_text.js";
@@ -254,6 +255,7 @@ function side(data, params, at) {
           ),
         ),
       ),
+    labelCard(data, params),
     taskSlider(data, params),
   );
 }

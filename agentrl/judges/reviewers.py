@@ -1,0 +1,82 @@
+"""Agreement of reviewers who have labelled the same rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from agentrl.judges.agreement import different, kappas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviewerAgreement:
+    """Agreement of two reviewers on the rollouts that both have labelled."""
+
+    first: str
+    """One reviewer."""
+    second: str
+    """The other."""
+    label: str
+    """The word; empty for all words of a rollout together."""
+    rollouts: int
+    """Rollouts that both have labelled."""
+    share: float
+    """Of these, how many have the same from both, in [0, 1]."""
+    kappa: float | None
+    """Cohen's kappa; None where chance alone explains everything."""
+
+
+def reviewer_agreements(
+    given: Iterable[tuple[str, object, str]],
+) -> list[ReviewerAgreement]:
+    """Agreement of every two reviewers who have a rollout in common, by word and in all.
+
+    A word that one of them has not given to a rollout that both have labelled counts as no.
+
+    Args:
+        given: reviewer, rollout and word of each label of a whole rollout.
+
+    Example:
+        >>> rows = [("ann", 1, "ok"), ("bob", 1, "ok"), ("ann", 2, "ok"), ("bob", 2, "hacked")]
+        >>> reviewer_agreements(rows)[0].share
+        0.5
+    """
+    words: dict[str, dict[object, set[str]]] = {}
+    for reviewer, rollout, word in given:
+        words.setdefault(reviewer, {}).setdefault(rollout, set()).add(word)
+    found: list[ReviewerAgreement] = []
+    for first, second in combinations(sorted(words), 2):
+        shared = [rollout for rollout in words[first] if rollout in words[second]]
+        if not shared:
+            continue
+        pairs = [(words[first][rollout], words[second][rollout]) for rollout in shared]
+        found.append(_agreement(first, second, "", [(_all(a), _all(b)) for a, b in pairs]))
+        for word in sorted(set[str]().union(*(a | b for a, b in pairs))):
+            said = [(str(word in a), str(word in b)) for a, b in pairs]
+            found.append(_agreement(first, second, word, said))
+    return found
+
+
+def _all(words: set[str]) -> str:
+    return " ".join(sorted(words))
+
+
+def _agreement(
+    first: str, second: str, label: str, said: list[tuple[str, str]]
+) -> ReviewerAgreement:
+    values = sorted({value for pair in said for value in pair})
+    table_VV = np.zeros((len(values), len(values)))
+    for one, two in said:
+        table_VV[values.index(one), values.index(two)] += 1
+    kappa = float(kappas(table_VV[None], different(len(values)))[0])
+    return ReviewerAgreement(
+        first=first,
+        second=second,
+        label=label,
+        rollouts=len(said),
+        share=sum(one == two for one, two in said) / len(said),
+        kappa=None if np.isnan(kappa) else kappa,
+    )
