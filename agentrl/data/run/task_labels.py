@@ -18,7 +18,7 @@ from agentrl.types import Task
 Labels = Mapping[str, tuple[str, ...]]
 """Name of a label to its values; one value, or several where the column is a list of tags."""
 
-_MOST_VALUES = 50
+_MOST_VALUES = 100
 """A column with more values is no label: nobody chooses from so many."""
 _MOST_CHARS = 60
 _MOST_TASKS = 200_000

@@ -18,11 +18,11 @@ import pyarrow as pa
 from agentrl.errors import RunError, choices
 from agentrl.inspect.pages.compare_pairs import Tried, sample_pairs
 from agentrl.inspect.pages.scores import paired_change
-from agentrl.inspect.pages.task_cells import Range, mean_and_std
+from agentrl.inspect.pages.task_cells import Range
 from agentrl.inspect.pages.tasks import usual_kind, usual_ranges
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import TURN_FACTS, action_tokens, reward_parts, turn_facts
-from agentrl.inspect.read.safe_json import number, shown
+from agentrl.inspect.read.safe_json import number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.task_scores import (
     mean_by,
@@ -45,10 +45,8 @@ class Side:
     """Run of the rollouts."""
     kind: str | None = None
     """`train` or `eval/NAME`."""
-    first: int | None = None
-    """First step."""
-    last: int | None = None
-    """Last step; None takes the first one alone."""
+    steps: Range | None = None
+    """Steps of the rollouts; None takes the first or last evaluation, or third of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +103,7 @@ def _places(first: Side, second: Side) -> Iterator[tuple[Side, tuple[str, Range]
         steps = rows.steps(kind)
         if not steps:
             raise RunError(f"kind: {choices(kind, rows.kinds())}")
-        if side.first is None:
-            yield side, (kind, usual_ranges(kind, steps)[end])
-        else:
-            yield side, (kind, (side.first, side.first if side.last is None else side.last))
+        yield side, (kind, side.steps or usual_ranges(kind, steps)[end])
 
 
 def _set_of(side: Side, kind: str, steps: Range) -> _Set:
@@ -170,7 +165,7 @@ def _row_numbers(reader: RunReader, shelf: Shelf) -> dict[str, np.ndarray]:
 
 def _compared(name: str, ours: _Set, theirs: _Set) -> dict[str, Any]:
     values = [one.numbers.get(name) for one in (ours, theirs)]
-    means = [None if of is None else mean_and_std(of.tolist()) for of in values]
+    means = [None if of is None else _spread(of) for of in values]
     known = [None if mean is None else mean["mean"] for mean in means]
     by_task = [
         {} if of is None else _by_task(one.tried, of)
@@ -186,6 +181,14 @@ def _compared(name: str, ours: _Set, theirs: _Set) -> dict[str, Any]:
     }
 
 
+def _spread(values: np.ndarray) -> dict[str, Any]:
+    """Mean and std as `mean_and_std` has them, of many values."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return {"mean": None, "std": None, "n": 0}
+    return {"mean": float(known.mean()), "std": float(known.std()), "n": len(known)}
+
+
 def _by_task(tried: Tried, values: np.ndarray) -> dict[str, float]:
     means = mean_by(tried.of_task, values, len(tried.tasks))
     return {
@@ -196,7 +199,7 @@ def _by_task(tried: Tried, values: np.ndarray) -> dict[str, float]:
 def _endings(ours: Tried, theirs: Tried) -> list[dict[str, Any]]:
     """How rollouts ended, most frequent first."""
     counts = [
-        Counter(shown(name, 100) for name in one.rollouts.column("termination").to_pylist())
+        Counter({shown(row["values"], 100): row["counts"] for row in _value_counts(one)})
         for one in (ours, theirs)
     ]
     sizes = [max(1, of.total()) for of in counts]
@@ -209,6 +212,11 @@ def _endings(ours: Tried, theirs: Tried) -> list[dict[str, Any]]:
         {"name": name, "a": counts[0][name], "b": counts[1][name], "shares": share(name)}
         for name in names
     ]
+
+
+def _value_counts(tried: Tried) -> list[dict[str, Any]]:
+    counts = tried.rollouts.column("termination").value_counts()
+    return rows_of(pa.table({name: counts.field(name) for name in ("values", "counts")}))
 
 
 def _side(one: _Set) -> dict[str, Any]:

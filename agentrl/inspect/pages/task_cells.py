@@ -15,6 +15,29 @@ Range = tuple[int, int]
 """First and last step, both included."""
 
 
+def parse_steps(name: str, text: str) -> Range:
+    """A range of steps as people write it.
+
+    Args:
+        name: of the parameter, for the message.
+        text: `3`, or `1-5`.
+
+    Raises:
+        ValueError: it is no such range.
+
+    Example:
+        >>> parse_steps("before", "1-5"), parse_steps("before", "3")
+        ((1, 5), (3, 3))
+    """
+    first, _, last = text.partition("-")
+    ends = (first, last or first)
+    if all(end.isascii() and end.isdigit() and len(end) <= 15 for end in ends):
+        low, high = int(ends[0]), int(ends[1])
+        if low <= high:
+            return low, high
+    raise ValueError(f"{name}: got {text[:50]!r}, expected a step or a range, as in 3 or 1-5")
+
+
 class TaskCells:
     """Rollouts of tasks in ranges of steps, as cells of the table; places are read at once."""
 

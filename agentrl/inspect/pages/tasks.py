@@ -83,11 +83,6 @@ class TaskQuestion:
         ):
             if value is not None and value not in valid:
                 raise ValueError(f"{name}: {choices(value, valid)}")
-        for name, steps in (("before", self.before), ("after", self.after)):
-            if steps is not None and steps[0] > steps[1]:
-                raise ValueError(
-                    f"{name}: got steps {steps[0]} to {steps[1]}, expected the smaller one first"
-                )
 
 
 def tasks_answer(reader: RunReader, question: TaskQuestion) -> dict[str, Any]:
@@ -130,6 +125,7 @@ def tasks_answer(reader: RunReader, question: TaskQuestion) -> dict[str, Any]:
         "all": len(names),
         "change": _change([names[i] for i in kept], *([mean[i] for i in kept] for mean in means)),
         "labels": _labels_of_all(names, labels),
+        "by_label": _by_label(names, means, labels),
         "tasks": [
             {
                 "task_id": names[task],
@@ -255,3 +251,22 @@ def _labels_of_all(names: Sequence[str], labels: Mapping[str, Labels]) -> dict[s
         for key, value in labels.get(name, {}).items():
             found.setdefault(key, set()).update(value)
     return {key: sorted(values) for key, values in sorted(found.items())}
+
+
+def _by_label(
+    names: Sequence[str], means: Sequence[np.ndarray], labels: Mapping[str, Labels]
+) -> dict[str, list[dict[str, Any]]]:
+    """Each label to its values, with the mean before and after of the tasks that have both."""
+    members: dict[str, dict[str, list[int]]] = {}
+    for task in np.flatnonzero(~np.isnan(means[0]) & ~np.isnan(means[1])).tolist():
+        for label, values in labels.get(names[task], {}).items():
+            for value in values:
+                members.setdefault(label, {}).setdefault(value, []).append(task)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for label, of_label in sorted(members.items()):
+        for value, tasks in of_label.items():
+            before, after = (fmean(mean[tasks].tolist()) for mean in means)
+            ends = {"before": before, "after": after, "change": after - before}
+            found.setdefault(label, []).append({"value": value, "tasks": len(tasks), **ends})
+        found[label].sort(key=lambda entry: (-entry["change"], entry["value"]))
+    return found

@@ -42,7 +42,7 @@ def oldest_version(rows: StoredRows, shelf: Shelf) -> np.ndarray:
     return rows.fact(shelf, "oldest_version", compute)
 
 
-TURN_FACTS = ("turns", "tool_calls", "unreadable_calls", "tool_errors")
+TURN_FACTS = ("turns", "tool_calls", "parse_errors", "tool_errors")
 """Names of what `turn_facts` counts."""
 _ROLE = "turns.list.element.role"
 _CALL = "turns.list.element.tool_calls.list.element.status"
@@ -64,7 +64,7 @@ def turn_facts(rows: StoredRows, shelf: Shelf) -> dict[str, np.ndarray]:
         by_turn = {
             "turns": 1 - _is_not(turns.values, "assistant", field="role"),
             "tool_calls": _per_list(np.add, calls, one_a_call, empty=0),
-            "unreadable_calls": _per_list(np.add, calls, bad_calls, empty=0),
+            "parse_errors": _per_list(np.add, calls, bad_calls, empty=0),
             "tool_errors": _per_list(np.add, results, bad_results, empty=0),
         }
         for name, values in by_turn.items():
