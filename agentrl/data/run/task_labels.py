@@ -52,7 +52,11 @@ def read_task_labels(path: Path) -> dict[str, dict[str, Labels]]:
     for record in read_objects(path):
         kind, task, labels = ((record or {}).get(key) for key in ("kind", "task", "labels"))
         if isinstance(kind, str) and isinstance(task, str) and isinstance(labels, dict):
-            of_task = {name: values for name, value in labels.items() if (values := _values(value))}
+            of_task = {
+                name: values
+                for name, value in labels.items()
+                if 0 < len(name) <= _MOST_CHARS and (values := _values(value))
+            }
             found.setdefault(kind, {})[task] = of_task
     return found
 

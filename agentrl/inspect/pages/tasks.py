@@ -258,7 +258,8 @@ def _by_label(
 ) -> dict[str, list[dict[str, Any]]]:
     """Each label to its values, with the mean before and after of the tasks that have both."""
     members: dict[str, dict[str, list[int]]] = {}
-    for task in np.flatnonzero(~np.isnan(means[0]) & ~np.isnan(means[1])).tolist():
+    both: list[int] = np.flatnonzero(~np.isnan(means[0]) & ~np.isnan(means[1])).tolist()
+    for task in both:
         for label, values in labels.get(names[task], {}).items():
             for value in values:
                 members.setdefault(label, {}).setdefault(value, []).append(task)

@@ -191,12 +191,16 @@ function endings(data, names) {
             h("td", {}, termination(name)),
             h("td", { class: "n" }, percent(shares[0], 1), h("span", { class: "note" }, ` (${num(a)})`)),
             h("td", { class: "n" }, percent(shares[1], 1), h("span", { class: "note" }, ` (${num(b)})`)),
-            h("td", { class: "n" }, `${signed(100 * (shares[1] - shares[0]))} points`),
+            h("td", { class: "n" }, points(shares[1] - shares[0])),
           ),
         ),
       ),
     ),
   );
+}
+
+function points(by) {
+  return `${by > 0 ? "+" : ""}${(100 * by).toFixed(1).replace("-", "\u2212")} points`;
 }
 
 export function pairAddress(sides, entry) {

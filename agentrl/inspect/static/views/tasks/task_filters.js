@@ -23,7 +23,7 @@ export function taskFilters(data, params) {
       label,
       h(
         "select",
-        { name, "data-key": `tasks ${name}`, onchange: change(name) },
+        { name, "aria-label": label, "data-key": `tasks ${label}`, onchange: change(name) },
         options.map(([to, text]) => h("option", { value: to, selected: to === value }, text)),
       ),
     );
