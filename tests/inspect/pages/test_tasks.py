@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from statistics import fmean
 
+import pyarrow as pa
 import pytest
 
 from agentrl.data.run.paths import RunPaths
@@ -18,7 +19,7 @@ from agentrl.inspect.pages.task import task_answer
 from agentrl.inspect.pages.tasks import TaskQuestion, tasks_answer, usual_ranges
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
-from agentrl.inspect.read.task_scores import task_scores
+from agentrl.inspect.read.task_scores import rows_by_rollout, task_scores
 from agentrl.intervals import paired_difference
 from agentrl.types import (
     CallStatus,
@@ -33,8 +34,10 @@ from agentrl.types import (
 from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
 TEXT: list[tuple[Role, str]] = [("assistant", "ab")]
-BEFORE = {"a": (0.0, 0.0), "b": (1.0, 1.0), "c": (0.0, 1.0), "d": (0.0, 0.0), "x-gone": (1.0,)}
-AFTER = {"a": (1.0, 1.0), "b": (1.0, 0.0), "c": (0.0, 1.0), "d": (0.0, 0.0), "y-new": (1.0,)}
+BEFORE = {"a": (0.0, 0.0), "b": (1.0, 1.0), "c": (0.0, 1.0), "d": (0.0, 0.0), "e": (1.0,),
+          "x-gone": (1.0,)}  # fmt: skip
+AFTER = {"a": (1.0, 1.0), "b": (1.0, 0.0), "c": (0.0, 1.0), "d": (0.0, 0.0), "e": (0.75,),
+         "Y-new": (1.0,)}  # fmt: skip
 
 
 def reader_of(path: Path) -> RunReader:
@@ -93,16 +96,16 @@ def test_tasks_are_listed_with_their_change_by_gain_and_by_loss(reader, run):
     assert (answer["kind"], answer["before"], answer["after"]) == ("eval/held", (0, 0), (6, 6))
     listed = {task["task_id"]: task for task in answer["tasks"]}
     assert {name: task["change"] for name, task in listed.items()} == {
-        "a": 1.0, "b": -0.5, "c": 0.0, "d": 0.0, "x-gone": None, "y-new": None,
+        "a": 1.0, "b": -0.5, "c": 0.0, "d": 0.0, "e": -0.25, "x-gone": None, "Y-new": None,
     }  # fmt: skip
-    assert list(listed) == ["a", "c", "d", "b", "x-gone", "y-new"]
+    assert list(listed) == ["a", "c", "d", "e", "b", "Y-new", "x-gone"]
     by_loss = tasks_answer(reader, TaskQuestion(sort="loss", limit=2))
-    assert [task["task_id"] for task in by_loss["tasks"]] == ["b", "c"]
-    assert by_loss["total"] == 6
+    assert [task["task_id"] for task in by_loss["tasks"]] == ["b", "e"]
+    assert by_loss["total"] == 7
     assert listed["a"]["before"] == {
         "mean": 0.0, "std": 0.0, "n": 2, "step": 0, "group_id": "0-a",
     }  # fmt: skip
-    assert listed["y-new"]["before"] is None
+    assert listed["Y-new"]["before"] is None
     stores = run / "trajectories"
     ends = [task_scores(stores, "eval/held", step) for step in (0, 6)]
     assert ends[0] == {task: fmean(scores) for task, scores in BEFORE.items()}
@@ -111,21 +114,21 @@ def test_tasks_are_listed_with_their_change_by_gain_and_by_loss(reader, run):
     assert (shown["mean"], shown["low"], shown["high"]) == pytest.approx(
         (change.mean, change.low, change.high)
     )
-    assert (shown["tasks"], shown["gained"], shown["lost"]) == (4, 1, 1)
+    assert (shown["tasks"], shown["gained"], shown["lost"]) == (5, 1, 2)
     moved = run_overview(reader)["evals"]["held"]["moved"]
     assert [task["task_id"] for task in moved["gained"]] == ["a"]
-    assert moved["lost"] == [{"task_id": "b", "before": 1.0, "after": 0.5}]
-    assert (moved["gained_count"], moved["lost_count"], moved["same_count"]) == (1, 1, 2)
+    assert moved["lost"][0] == {"task_id": "b", "before": 1.0, "after": 0.5}
+    assert (moved["gained_count"], moved["lost_count"], moved["same_count"]) == (1, 2, 2)
 
 
 def test_tasks_are_chosen_by_text_by_what_they_were_and_by_label(reader):
     def listed(**asked: object) -> set[str]:
         return {t["task_id"] for t in tasks_answer(reader, TaskQuestion(**asked))["tasks"]}
 
-    assert listed(text="GONE") == {"x-gone"}
+    assert listed(text="y-NEW") == {"Y-new"}
     assert listed(was="zero") == {"a", "d"}
     assert listed(was="between") == {"c"}
-    assert listed(was="one") == {"b", "x-gone"}
+    assert listed(was="one") == {"b", "e", "x-gone"}
     assert listed(labels={"tags": "easy"}) == {"a", "b"}
     answer = tasks_answer(reader, TaskQuestion(labels={"tags": "hard"}))
     assert answer["labels"] == {"tags": ["easy", "hard", "new"]}
@@ -133,7 +136,7 @@ def test_tasks_are_chosen_by_text_by_what_they_were_and_by_label(reader):
     assert [(of["value"], of["tasks"], of["change"]) for of in answer["by_label"]["tags"]] == [
         ("new", 1, 1.0), ("easy", 2, 0.25), ("hard", 2, 0.0),
     ]  # fmt: skip
-    page = tasks_answer(reader, TaskQuestion(sort="task", limit=2, offset=1))
+    page = tasks_answer(reader, TaskQuestion(sort="task", limit=2, offset=2))
     assert [task["task_id"] for task in page["tasks"]] == ["b", "c"]
     with pytest.raises(ValueError, match=r"sort: got 'x'; valid: after, before, gain"):
         TaskQuestion(sort="x")
@@ -146,6 +149,7 @@ def test_training_is_compared_in_ranges_by_reward_where_there_is_no_score(reader
     answer = tasks_answer(reader, TaskQuestion(kind="train", before=(1, 3), after=(4, 6)))
     listed = {task["task_id"]: task for task in answer["tasks"]}
     assert listed["t0"]["before"]["mean"] == pytest.approx(0.2)
+    assert listed["t0"]["before"]["group_id"] == "s3-t0"
     assert listed["t0"]["change"] == pytest.approx(0.3)
     assert (listed["t1"]["after"]["step"], listed["t1"]["after"]["group_id"]) == (4, "s4-t1")
     assert [cell and cell["mean"] for cell in listed["t1"]["over"]] == [
@@ -198,7 +202,7 @@ def test_two_runs_are_compared_by_parts_endings_length_tools_and_pairs(reader, t
     write_step(other, rows, 3, "eval/held")
     answer = compare_answer(Side(reader=reader, steps=(0, 0)), Side(reader=reader_of(other)))
     assert [(of["name"], of["kind"], of["steps"], of["rollouts"]) for of in answer["sides"]] == [
-        ("first", "eval/held", (0, 0), 10), ("second", "eval/held", (3, 3), 3),
+        ("first", "eval/held", (0, 0), 11), ("second", "eval/held", (3, 3), 3),
     ]  # fmt: skip
     numbers = {(one["group"], one["name"]): one for one in answer["numbers"]}
     of = {name: one["b"] and one["b"]["mean"] for (_, name), one in numbers.items()}
@@ -207,20 +211,24 @@ def test_two_runs_are_compared_by_parts_endings_length_tools_and_pairs(reader, t
     assert (of["parse_errors"], of["turns"], of["tokens"]) == (1, 2, 3)
     assert (of["tests"], of["style"], of["length"]) == (1.0, None, 0.25)
     score = numbers["", "score"]
-    assert score["a"]["n"] == 9  # the broken one has none
-    assert score["change"] == pytest.approx(2 / 3 - 4 / 9)
+    assert score["a"]["n"] == 10  # the broken one has none
+    assert score["change"] == pytest.approx(2 / 3 - 5 / 10)
     assert score["paired"]["mean"] == pytest.approx((1 - 1 + 0.5) / 3)
-    assert numbers["part of the reward", "tests"]["a"]["mean"] == pytest.approx(3 / 8)
+    assert numbers["part of the reward", "tests"]["a"]["mean"] == pytest.approx(4 / 9)
     # Tokens of both rows of the rollout that has two.
-    assert numbers["length", "tokens"]["a"]["mean"] == pytest.approx(22 / 10)
+    assert numbers["length", "tokens"]["a"]["mean"] == pytest.approx(24 / 11)
     ends = {one["name"]: (one["a"], one["b"]) for one in answer["endings"]}
-    assert ends == {"env_done": (9, 2), "max_turns": (0, 1), "sandbox_failed": (1, 0)}
+    assert ends == {"env_done": (10, 2), "max_turns": (0, 1), "sandbox_failed": (1, 0)}
     pairs = [(p["task_id"], *(p[side]["rollout_id"] for side in "ab")) for p in answer["solved"]]
     assert pairs == [("a", "0-a/0", "a/0"), ("c", "0-c/0", "c/0")]
     assert [(p["task_id"], p["b"]["rollout_id"]) for p in answer["lost"]] == [("b", "b/0")]
     assert (answer["solved_count"], answer["lost_count"], answer["common_tasks"]) == (2, 1, 3)
     inside = compare_answer(Side(reader=reader), Side(reader=reader))
     assert [of["steps"] for of in inside["sides"]] == [(0, 0), (6, 6)]
+    # Task e has lost, too, but is solved in both.
+    assert [pair["task_id"] for pair in inside["lost"]] == ["b"]
+    across = compare_answer(Side(reader=reader), Side(reader=reader_of(other)))
+    assert [of["steps"] for of in across["sides"]] == [(6, 6), (3, 3)]
     with pytest.raises(RunError, match="steps 9 to 9 of eval/held of first hold no rollout"):
         compare_answer(Side(reader=reader, steps=(9, 9)), Side(reader=reader))
 
@@ -231,6 +239,15 @@ def test_labels_that_are_torn_or_too_long_are_left_out(tmp_path):
     lines = [json.dumps(good), "{torn", json.dumps({"kind": 1}), json.dumps({**good, "labels": 3})]
     path.write_text("\n".join(lines))
     assert read_task_labels(path) == {"train": {"a": {"level": ("2",)}}}
-    unlike = [Task(id=str(n), prompt="", metadata={"name": str(n), "one": 1}) for n in range(5)]
+    unlike = [Task(id=str(n), prompt="", metadata={"name": str(n), "one": 1, "many": n // 2})
+              for n in range(210)]  # fmt: skip
     write_task_labels(tmp_path / "none.jsonl", {"train": unlike})
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_rows_are_those_of_their_rollout_in_whatever_order_they_are_stored():
+    stored = {"rollout_id": ["x", "y", "x", "x"], "row_index": [1, 0, 2, 0]}
+    of_row, last = rows_by_rollout(pa.table(stored))
+    assert (of_row.tolist(), last.tolist()) == ([1, 0, 1, 1], [1, 2])
+    of_shelf, _ = rows_by_rollout(pa.table({**stored, "shelf": [0, 0, 1, 1]}))
+    assert of_shelf.tolist() == [0, 1, 2, 2]
