@@ -84,15 +84,18 @@ def reward_parts(rows: StoredRows, shelf: Shelf) -> dict[str, np.ndarray]:
     Raises:
         RunError: a file is damaged.
     """
-    lists = _list_column(rows, shelf, "reward_parts")
-    offsets = np.asarray(lists.offsets)
-    of_row = np.repeat(np.arange(len(lists)), np.diff(offsets))
-    names = rows_of(pa.table({"name": lists.values.field("name")}))
-    values = lists.values.field("value").to_numpy(zero_copy_only=False)
-    found: dict[str, np.ndarray] = {}
-    for row, name, value in zip(of_row, names, values, strict=False):
-        found.setdefault(shown(name["name"], 500), np.full(len(lists), np.nan))[row] = value
-    return found
+
+    def compute(shelf: Shelf) -> dict[str, np.ndarray]:
+        lists = _list_column(rows, shelf, "reward_parts")
+        of_row = np.repeat(np.arange(len(lists)), np.diff(np.asarray(lists.offsets)))
+        names = rows_of(pa.table({"name": lists.values.field("name")}))
+        values = lists.values.field("value").to_numpy(zero_copy_only=False)
+        found: dict[str, np.ndarray] = {}
+        for row, name, value in zip(of_row, names, values, strict=False):
+            found.setdefault(shown(name["name"], 500), np.full(len(lists), np.nan))[row] = value
+        return found
+
+    return rows.kept(shelf, "reward_parts", compute)
 
 
 def largest_gap(reader: RunReader, shelf: Shelf) -> np.ndarray:
