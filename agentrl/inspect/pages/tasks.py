@@ -256,18 +256,35 @@ def _labels_of_all(names: Sequence[str], labels: Mapping[str, Labels]) -> dict[s
 def _by_label(
     names: Sequence[str], means: Sequence[np.ndarray], labels: Mapping[str, Labels]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Each label to its values, with the mean before and after of the tasks that have both."""
-    members: dict[str, dict[str, list[int]]] = {}
-    both: list[int] = np.flatnonzero(~np.isnan(means[0]) & ~np.isnan(means[1])).tolist()
-    for task in both:
-        for label, values in labels.get(names[task], {}).items():
-            for value in values:
-                members.setdefault(label, {}).setdefault(value, []).append(task)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for label, of_label in sorted(members.items()):
-        for value, tasks in of_label.items():
-            before, after = (fmean(mean[tasks].tolist()) for mean in means)
-            ends = {"before": before, "after": after, "change": after - before}
-            found.setdefault(label, []).append({"value": value, "tasks": len(tasks), **ends})
-        found[label].sort(key=lambda entry: (-entry["change"], entry["value"]))
-    return found
+    """Each label to its values, with the mean over their tasks before and after.
+
+    Over the tasks that have both; where none has, over those of either side, so that training on
+    ever new tasks can be compared by what kind of tasks they are.
+    """
+    sides = [~np.isnan(of_side) for of_side in means]
+    both = sides[0] & sides[1]
+    found: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    for side, has in enumerate((both, both) if both.any() else sides):
+        tasks: list[int] = np.flatnonzero(has).tolist()
+        for task in tasks:
+            for label, values in labels.get(names[task], {}).items():
+                for value in values:
+                    of_value = found.setdefault(label, {}).setdefault(value, ([], []))
+                    of_value[side].append(float(means[side][task]))
+    return {
+        label: sorted(
+            (
+                {
+                    "value": value,
+                    "tasks": [len(before), len(after)],
+                    "before": fmean(before),
+                    "after": fmean(after),
+                    "change": fmean(after) - fmean(before),
+                }
+                for value, (before, after) in of_label.items()
+                if before and after
+            ),
+            key=lambda entry: (-entry["change"], entry["value"]),
+        )
+        for label, of_label in sorted(found.items())
+    }

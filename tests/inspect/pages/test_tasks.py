@@ -134,7 +134,7 @@ def test_tasks_are_chosen_by_text_by_what_they_were_and_by_label(reader):
     assert answer["labels"] == {"tags": ["easy", "hard", "new"]}
     assert answer["change"]["mean"] == 0.0
     assert [(of["value"], of["tasks"], of["change"]) for of in answer["by_label"]["tags"]] == [
-        ("new", 1, 1.0), ("easy", 2, 0.25), ("hard", 2, 0.0),
+        ("new", [1, 1], 1.0), ("easy", [2, 2], 0.25), ("hard", [2, 2], 0.0),
     ]  # fmt: skip
     page = tasks_answer(reader, TaskQuestion(sort="task", limit=2, offset=2))
     assert [task["task_id"] for task in page["tasks"]] == ["b", "c"]
@@ -157,6 +157,27 @@ def test_training_is_compared_in_ranges_by_reward_where_there_is_no_score(reader
     ]  # fmt: skip
     many = tasks_answer(reader, TaskQuestion(kind="train"))["columns"]
     assert many == [(step, step) for step in range(1, 7)]
+
+
+def test_tasks_that_never_come_back_are_compared_by_label(tmp_path):
+    for step, rewards in ((1, (0.0, 0.5)), (2, (1.0, 0.5))):
+        rows = [
+            make_rollout(f"{step}/{n}", TEXT, group_id=f"{step}{n}", task_id=f"{step}-{n}",
+                         score=None, reward=reward)
+            for n, reward in enumerate(rewards)
+        ]  # fmt: skip
+        write_step(tmp_path, rows, step)
+    tasks = [Task(id=f"{step}-{n}", prompt="", metadata={"odd": n == 1})
+             for step in (1, 2) for n in (0, 1)]  # fmt: skip
+    write_task_labels(RunPaths(tmp_path).labels_file, {"train": tasks})
+    answer = tasks_answer(reader_of(tmp_path), TaskQuestion(before=(1, 1), after=(2, 2)))
+    assert answer["change"] is None
+    assert answer["by_label"] == {
+        "odd": [
+            {"value": "false", "tasks": [1, 1], "before": 0.0, "after": 1.0, "change": 1.0},
+            {"value": "true", "tasks": [1, 1], "before": 0.5, "after": 0.5, "change": 0.0},
+        ]
+    }
 
 
 def test_one_task_is_shown_in_every_step_and_evaluation(reader):

@@ -18,7 +18,7 @@ export function byLabel(data, params) {
           values.map((one) =>
             h(
               "li",
-              { title: `${plural(one.tasks, "task")} with ${name} ${one.value}` },
+              { title: tasksText(one, name) },
               h(
                 "a",
                 { href: href("tasks", { ...params, label: `${name}:${one.value}`, offset: "" }) },
@@ -31,6 +31,11 @@ export function byLabel(data, params) {
         ),
       ),
     );
+}
+
+function tasksText({ tasks: [before, after], value }, name) {
+  const count = before === after ? plural(before, "task") : `${num(before)} and ${plural(after, "task")}`;
+  return `${count} with ${name} ${value}`;
 }
 
 export function changed(by) {

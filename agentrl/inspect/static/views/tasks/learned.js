@@ -27,6 +27,8 @@ export function learned(run, brief) {
       "p",
       { class: "note" },
       `First against last evaluation of ${brief.score}; ${plural(moved.same_count, "task")} unchanged.`,
+      run.config["eval.n_samples"] === 1 &&
+        " With one rollout a task, a single task may change by chance.",
     ),
   );
 }

@@ -141,7 +141,7 @@ function groups(data, run) {
             ),
             h("td", { class: "n" }, num(one.n)),
             h("td", { class: "n" }, column(one.score.mean)),
-            h("td", { class: "n wide" }, column(one.score.std)),
+            h("td", { class: "n wide" }, column(one.score.n > 1 ? one.score.std : null)),
             h("td", { class: "n" }, column(one.reward.mean)),
             h("td", { class: "wide" }, endingsBar(one.terminations, one.n)),
           ),

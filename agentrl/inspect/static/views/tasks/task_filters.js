@@ -55,7 +55,7 @@ export function taskFilters(data, params) {
       choice("after", "after", steps(data, data.after), key(data.after)),
       choice(
         "measure",
-        "number",
+        "measure",
         [
           ["score", "score"],
           ["reward", "reward"],

@@ -89,7 +89,7 @@ function compareAddress(data, run) {
 function summary(data) {
   const { change, measure } = data;
   if (!change) {
-    const text = `No task was tried both in ${stepsName(data.before)} and in ${stepsName(data.after)}. Choose other steps.`;
+    const text = `No task was tried both in ${stepsName(data.before)} and in ${stepsName(data.after)}. Choose other steps, or an evaluation.`;
     return h("div", { class: "card" }, empty("Nothing to compare", text));
   }
   const same = change.tasks - change.gained - change.lost;
