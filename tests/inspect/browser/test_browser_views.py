@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -125,6 +126,11 @@ def test_two_runs_are_compared_down_to_two_rollouts_side_by_side(page: Page, ser
                     b_run="second", b_rollout=b))  # fmt: skip
     for name, text in (("A", "recorded, evaluation held step 4"), ("B", "second, evaluation")):
         expect(page.get_by_role("region", name=f"Rollout {name}")).to_contain_text(text)
+    theirs = page.request.get(
+        f"{served}api/rollout?run=second&kind=eval/held&step=4&rollout={quote(b)}"
+    ).json()
+    tokens = page.get_by_role("region", name="Rollout B").locator("dt:text-is('tokens') + dd")
+    expect(tokens).to_have_text(str(theirs["action_tokens"]))
     expect(page.locator(".beside .turn")).not_to_have_count(0)
     page.get_by_role("link", name="Plain texts").click()
     expect(page.get_by_text("how B differs from A")).to_have_count(0)
