@@ -89,9 +89,11 @@ def test_what_was_learned_leads_to_tasks_their_steps_and_pairs_of_rollouts(
     page.get_by_label("rollouts", exact=True).select_option("train")
     expect(page.get_by_label("level", exact=True)).to_have_count(1)
     page.get_by_label("level", exact=True).select_option("level:2")
+    drawn = page.locator("#main")
+    expect(drawn).to_have_attribute("data-ready", re.compile("label=level%3A2"))
     page.get_by_label("Part of a task's id").fill("TRAIN/")
     page.keyboard.press("Enter")
-    expect(page).to_have_url(re.compile("label=level%3A2.*q=TRAIN"))
+    expect(drawn).to_have_attribute("data-ready", re.compile("label=level%3A2.*q=TRAIN"))
     names = rows.locator("a.strong").all_inner_texts()
     assert names
     assert set(names) <= {"train/2", "train/5", "train/8"}
