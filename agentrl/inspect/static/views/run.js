@@ -138,7 +138,11 @@ function head(run, brief, steps) {
           ),
         steps &&
           !run.examples.length && [
-            h("a", { class: "button", href: href("tasks", { run: run.id }), "data-key": "tasks" }, "Tasks"),
+            h(
+              "a",
+              { class: "button", href: href("tasks", { run: run.id }), "data-key": "tasks" },
+              "Tasks",
+            ),
             h(
               "a",
               { class: "button", href: href("compare", { run: run.id }), "data-key": "compare" },

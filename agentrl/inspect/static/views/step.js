@@ -66,7 +66,7 @@ function draw(data, params) {
             "a",
             {
               class: "button",
-              href: href("compare", { run, kind: data.kind, b_steps: data.step, b_kind: data.kind }),
+              href: href("compare", { run, kind: data.kind, b_steps: data.step }),
               "data-key": "compare",
             },
             "Compare with another",

@@ -89,12 +89,18 @@ function summary(data) {
       "p",
       { class: "big" },
       `Mean score ${num(a.mean)} \u2192 ${num(b.mean)}, change `,
-      h("b", { class: `${changeLevel(paired)}-ink` }, paired ? intervalText(paired) : signed(change)),
+      h(
+        "b",
+        { class: `${changeLevel(paired)}-ink` },
+        paired ? intervalText(paired) : signed(change),
+      ),
     ),
     h(
       "p",
       { class: "note" },
-      paired ? changeWords(paired) : "no task was tried in both, so the tasks themselves may differ",
+      paired
+        ? changeWords(paired)
+        : "no task was tried in both, so the tasks themselves may differ",
     ),
   );
 }
@@ -116,16 +122,20 @@ function numbers(data, names) {
     h(
       "table",
       { class: "tasks compared" },
-      h("thead", {}, h("tr", {}, heads.map(([name, cls]) => h("th", { class: cls }, name)))),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map(([name, cls]) => h("th", { class: cls }, name)),
+        ),
+      ),
       groups.map((group) =>
         h(
           "tbody",
           {},
-          h(
-            "tr",
-            {},
-            h("th", { colspan: 5, scope: "rowgroup" }, GROUPS[group] ?? group),
-          ),
+          h("tr", {}, h("th", { colspan: 5, scope: "rowgroup" }, GROUPS[group] ?? group)),
           data.numbers.filter((one) => one.group === group).map(numberRow),
         ),
       ),
@@ -180,7 +190,15 @@ function endings(data, names) {
     h(
       "table",
       { class: "tasks compared" },
-      h("thead", {}, h("tr", {}, heads.map(([name, cls]) => h("th", { class: cls }, name)))),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map(([name, cls]) => h("th", { class: cls }, name)),
+        ),
+      ),
       h(
         "tbody",
         {},
@@ -189,8 +207,18 @@ function endings(data, names) {
             "tr",
             { "data-item": "" },
             h("td", {}, termination(name)),
-            h("td", { class: "n" }, percent(shares[0], 1), h("span", { class: "note" }, ` (${num(a)})`)),
-            h("td", { class: "n" }, percent(shares[1], 1), h("span", { class: "note" }, ` (${num(b)})`)),
+            h(
+              "td",
+              { class: "n" },
+              percent(shares[0], 1),
+              h("span", { class: "note" }, ` (${num(a)})`),
+            ),
+            h(
+              "td",
+              { class: "n" },
+              percent(shares[1], 1),
+              h("span", { class: "note" }, ` (${num(b)})`),
+            ),
             h("td", { class: "n" }, points(shares[1] - shares[0])),
           ),
         ),

@@ -144,11 +144,19 @@ function outcome(name, one, other) {
       h("b", {}, name),
       h(
         "a",
-        { href: href("rollout", { ...at, rollout: one.rollout_id }), "data-key": `rollout ${name}` },
+        {
+          href: href("rollout", { ...at, rollout: one.rollout_id }),
+          "data-key": `rollout ${name}`,
+        },
         `${one.run === other.run ? "" : `${lastPart(one.run)}, `}${kindName(one.kind)} step ${num(one.step)}, sibling ${lastPart(one.rollout_id)}`,
       ),
     ),
-    h("p", { class: "big" }, reward(one.score ?? one.reward), termination(one.termination, one.detail)),
+    h(
+      "p",
+      { class: "big" },
+      reward(one.score ?? one.reward),
+      termination(one.termination, one.detail),
+    ),
     h(
       "dl",
       { class: "facts" },

@@ -82,6 +82,8 @@ function side(name, one, prefix, runs, ask) {
       (kind) => ask({ [`${prefix}kind`]: kind, [`${prefix}steps`]: "" }),
     ),
     pick("step from", numbers(first), first, (step) => ends(Number(step), last)),
-    pick("step to", numbers(last), last, (step) => ends(Math.min(first, Number(step)), Number(step))),
+    pick("step to", numbers(last), last, (step) =>
+      ends(Math.min(first, Number(step)), Number(step)),
+    ),
   );
 }

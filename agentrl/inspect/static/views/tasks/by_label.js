@@ -34,7 +34,8 @@ export function byLabel(data, params) {
 }
 
 function tasksText({ tasks: [before, after], value }, name) {
-  const count = before === after ? plural(before, "task") : `${num(before)} and ${plural(after, "task")}`;
+  const count =
+    before === after ? plural(before, "task") : `${num(before)} and ${plural(after, "task")}`;
   return `${count} with ${name} ${value}`;
 }
 

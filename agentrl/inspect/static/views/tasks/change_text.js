@@ -13,7 +13,8 @@ export function changeLevel(change) {
 }
 
 export function changeWords(change) {
-  if (change.low === null) return `over ${plural(change.tasks, "task")}; too few differ for an interval`;
+  if (change.low === null)
+    return `over ${plural(change.tasks, "task")}; too few differ for an interval`;
   const said =
     change.low > 0
       ? "a gain beyond chance"

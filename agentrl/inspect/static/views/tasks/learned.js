@@ -15,7 +15,11 @@ export function learned(run, brief) {
       "header",
       { class: "row" },
       h("h2", { id: "learned-title" }, "What did it learn, what did it forget?"),
-      h("a", { class: "button", href: href("tasks", { run: run.id, kind }), "data-key": "all tasks" }, "All tasks"),
+      h(
+        "a",
+        { class: "button", href: href("tasks", { run: run.id, kind }), "data-key": "all tasks" },
+        "All tasks",
+      ),
     ),
     h(
       "div",
@@ -45,7 +49,14 @@ function list(run, tasks, count, what, to) {
         h(
           "li",
           {},
-          h("a", { href: href("task", { run: run.id, task: one.task_id }), "data-key": `learned ${one.task_id}` }, one.task_id),
+          h(
+            "a",
+            {
+              href: href("task", { run: run.id, task: one.task_id }),
+              "data-key": `learned ${one.task_id}`,
+            },
+            one.task_id,
+          ),
           h("span", { class: "note" }, ` ${num(one.before)} \u2192 `),
           h("b", { class: what === "gained" ? "good-ink" : "fail-ink" }, num(one.after)),
         ),

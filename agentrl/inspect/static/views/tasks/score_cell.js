@@ -15,7 +15,8 @@ export function groupOf(run, kind, cell) {
 
 // `size`: the largest score there is, as wide as the bar.
 export function scoreCell(cell, { run, kind, size, steps, name }) {
-  if (!cell) return h("span", { class: "note", title: `not tried in ${stepsName(steps)}` }, num(null));
+  if (!cell)
+    return h("span", { class: "note", title: `not tried in ${stepsName(steps)}` }, num(null));
   const more = cell.n > 1 ? `, std ${num(cell.std)}` : "";
   return h(
     "a",

@@ -81,8 +81,13 @@ function charts(data, run, steps) {
   return h(
     "div",
     { class: "grid-charts" },
-    card("score", "Score", "Mean over the rollouts of the task; the reward where there is no score."),
-    apart && card("reward", "Reward", "Mean over the rollouts of the task, as they were trained on."),
+    card(
+      "score",
+      "Score",
+      "Mean over the rollouts of the task; the reward where there is no score.",
+    ),
+    apart &&
+      card("reward", "Reward", "Mean over the rollouts of the task, as they were trained on."),
   );
 }
 
@@ -118,7 +123,15 @@ function groups(data, run) {
     h(
       "table",
       { class: "tasks" },
-      h("thead", {}, h("tr", {}, heads.map(([name, cls]) => h("th", { class: cls }, name)))),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map(([name, cls]) => h("th", { class: cls }, name)),
+        ),
+      ),
       h(
         "tbody",
         {},

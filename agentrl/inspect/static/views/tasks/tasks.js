@@ -138,7 +138,10 @@ function table(data, params) {
     ["before", "n"],
     ["after", "n"],
     ["change", "n"],
-    [`${data.columns.length} ${data.columns.some(([a, b]) => a !== b) ? "ranges of steps" : "steps"}`, "over"],
+    [
+      `${data.columns.length} ${data.columns.some(([a, b]) => a !== b) ? "ranges of steps" : "steps"}`,
+      "over",
+    ],
   ];
   return h(
     "section",
@@ -147,7 +150,15 @@ function table(data, params) {
     h(
       "table",
       { class: "tasks" },
-      h("thead", {}, h("tr", {}, heads.map(([name, cls]) => h("th", { class: cls }, name)))),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map(([name, cls]) => h("th", { class: cls }, name)),
+        ),
+      ),
       h(
         "tbody",
         {},
@@ -169,8 +180,16 @@ function table(data, params) {
               ),
               labelNotes(one.labels),
             ),
-            h("td", { class: "n" }, scoreCell(one.before, { ...place, steps: data.before, name: "before" })),
-            h("td", { class: "n" }, scoreCell(one.after, { ...place, steps: data.after, name: "after" })),
+            h(
+              "td",
+              { class: "n" },
+              scoreCell(one.before, { ...place, steps: data.before, name: "before" }),
+            ),
+            h(
+              "td",
+              { class: "n" },
+              scoreCell(one.after, { ...place, steps: data.after, name: "after" }),
+            ),
             h("td", { class: "n" }, changed(one.change)),
             h("td", { class: "over" }, scoreColumns(one.over, data.columns, place)),
           ),
