@@ -95,7 +95,7 @@ def _table(answer: Mapping[str, Any]) -> None:
 
 
 def change_line(answer: Mapping[str, Any]) -> str:
-    """What became of all tasks together, in one line."""
+    """The change of all tasks together, in one line."""
     kind, change = answer["kind"], answer["change"]
     first, last = (_steps(answer[name]) for name in ("before", "after"))
     where = f"{kind} {first} against {last}"

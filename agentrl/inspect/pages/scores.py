@@ -99,7 +99,7 @@ def paired_change(before: Mapping[str, float], after: Mapping[str, float]) -> di
 
 
 def moved_most(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
-    """What was learned and what was forgotten: the tasks that gained most and lost most."""
+    """The tasks that gained most and lost most: what was learned, and what was forgotten."""
     moved = sorted((after[task] - before[task], task) for task in before if task in after)
     gained = sorted((-by, task) for by, task in moved if by > 0)
     lost = [(by, task) for by, task in moved if by < 0]

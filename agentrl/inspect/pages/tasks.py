@@ -1,4 +1,4 @@
-"""What was learned and what was forgotten: the score of every task before and after.
+"""The table of tasks: the score of every task before and after, and what that changed.
 
 Two ranges of steps of one kind are compared task by task, so the difficulty of the tasks is not in
 the interval of the change. One pass over the index in memory; no file is read.

@@ -175,7 +175,7 @@ class StoredRows:
             return np.full(shelf.rows, np.nan)
 
     def kept(self, shelf: Shelf, name: str, compute: Callable[[Shelf], Result]) -> Result:
-        """What is worked out of a shelf, once while its files stay as they are."""
+        """A result of `compute`, worked out once while the files of the shelf stay as they are."""
         key = (_number(shelf), name)
         if key not in self._facts:
             self._facts[key] = compute(shelf)
