@@ -261,6 +261,9 @@ def questions(run: Path, step: int) -> list[tuple[str, str, dict[str, object]]]:
         ("find by gap", "find", {"run": name, "gap_min": 0.03}),
         ("SQL mean reward by step", "sql",
          {"run": name, "q": "select step, avg(reward) from trajectories group by step"}),
+        ("tasks of training", "tasks", {"run": name, "kind": "train"}),
+        ("one task", "task", {"run": name, "task": "task-35"}),
+        ("compare thirds of training", "compare", place),
         ("pulse", "pulse", {"run": name}),
     ]  # fmt: skip
 
@@ -310,7 +313,16 @@ def views(run: Path) -> list[tuple[str, str, dict[str, object]]]:
     """Title, view and parameters of the pages that are painted."""
     step = max(TrajectoryStore(run / "trajectories").steps())
     asked = {title: (name, query) for title, name, query in questions(run, step)}
-    titles = ("first screen", "step (groups)", "group", "trajectory", "tokens, 32k")
+    titles = (
+        "first screen",
+        "step (groups)",
+        "group",
+        "trajectory",
+        "tokens, 32k",
+        "tasks of training",
+        "one task",
+        "compare thirds of training",
+    )
     return [(title, *asked[title]) for title in titles]
 
 

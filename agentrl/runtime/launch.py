@@ -12,6 +12,7 @@ from pathlib import Path
 from agentrl.chat import build_parser
 from agentrl.config import RunConfig
 from agentrl.data import TrajectoryStore
+from agentrl.data.run.task_labels import write_task_labels
 from agentrl.errors import AgentrlError, RunError
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.metric_sinks import check_sinks, open_metrics
@@ -80,6 +81,7 @@ async def train(
         try:
             config = directory.resolve_model(config)
             write_chosen(directory.chosen_file, datasets, tasks)
+            write_task_labels(directory.labels_file, tasks.by_kind())
             with log_to(directory.log_file):
                 try:
                     return await _run_in(directory, config, base, tasks, progress, stop)

@@ -69,8 +69,8 @@ def _train(folder: Path, name: str, **changes: object) -> Path:
     project = write_project(folder, run__name=name, **changes)
     (folder / "counted.py").write_text(ENV)
     (folder / "acts.py").write_text(TOOLS.replace('" HOSTILE"', repr(" " + HOSTILE)))
-    rows = [{"id": f"train/{i}", "prompt": f"say {i}"} for i in range(11)]
-    rows.append({"id": "train/<i>hostile", "prompt": HOSTILE})
+    rows = [{"id": f"train/{i}", "prompt": f"say {i}", "level": i % 3} for i in range(11)]
+    rows.append({"id": "train/<i>hostile", "prompt": HOSTILE, "level": 0})
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     status, text = agentrl(folder / f"{name}.out", "train", project)
     assert status == 0, text

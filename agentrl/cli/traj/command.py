@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.traj import compare as traj_compare
 from agentrl.cli.traj import export as traj_export
 from agentrl.cli.traj import labels as traj_labels
 from agentrl.cli.traj import query as traj_query
+from agentrl.cli.traj import tasks as traj_tasks
 from agentrl.cli.traj.stored import (
     Summary,
     check_kind,
@@ -120,6 +122,8 @@ app.command()(traj_query.find)
 app.command()(traj_export.export)
 app.command()(traj_labels.label)
 app.command()(traj_labels.labels)
+app.command()(traj_tasks.tasks)
+app.command()(traj_compare.compare)
 
 
 def select(

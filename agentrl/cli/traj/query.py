@@ -77,7 +77,7 @@ def query(
         limit = _TABLE_ROWS
     with Queries() as queries:
         answer = queries.ask(run, sql, limit=limit, timeout_s=timeout)
-    _say_notes(answer.notes)
+    say_notes(answer.notes)
     _show(answer, format, output, full)
 
 
@@ -103,7 +103,7 @@ def find(
     check_run(run)
     reader = RunReader(FoundRun(id=run.name, path=run.resolve()))
     answer = find_answer(reader, parse_question(" ".join(words), limit=limit))
-    _say_notes(answer["notes"])
+    say_notes(answer["notes"])
     if as_json:
         for hit in answer["hits"]:
             sys.stdout.write(json.dumps(finite(hit)) + "\n")
@@ -144,7 +144,8 @@ def _hits(answer: Mapping[str, Any]) -> None:
     console.print(text, style="dim", highlight=False, soft_wrap=True)
 
 
-def _say_notes(notes: Iterable[str]) -> None:
+def say_notes(notes: Iterable[str]) -> None:
+    """Name on stderr what could not be read."""
     from agentrl.inspect.read.safe_terminal import visible
 
     for note in notes:

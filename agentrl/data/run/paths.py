@@ -32,6 +32,11 @@ class RunPaths:
         return self.path / "tasks.json"
 
     @property
+    def labels_file(self) -> Path:
+        """Labels of the tasks, one JSON object a line; there only if the data sets have any."""
+        return self.path / "task_labels.jsonl"
+
+    @property
     def metrics_file(self) -> Path:
         """One JSON object a line."""
         return self.path / "metrics.jsonl"

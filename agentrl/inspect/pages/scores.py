@@ -11,6 +11,9 @@ from agentrl.inspect.read.safe_json import number, shown
 from agentrl.inspect.read.task_scores import task_scores
 from agentrl.intervals import paired_difference
 
+_MOVED = 3
+"""Tasks named of those that gained most, and of those that lost most."""
+
 
 def is_fit(config: Mapping[str, Any]) -> bool:
     """True if a run is one of `agentrl fit`."""
@@ -35,7 +38,7 @@ def score_metrics(curves: Mapping[str, Series], config: Mapping[str, Any]) -> di
 
 
 def eval_answers(reader: RunReader, history: History) -> dict[str, Any]:
-    """Score of every evaluation with its interval, and its change by task."""
+    """Score of every evaluation with its interval, its change by task, and the tasks behind it."""
     curves, config = history.metrics, history.config
     found: dict[str, Any] = {}
     for name, metric in score_metrics(curves, config).items():
@@ -45,13 +48,15 @@ def eval_answers(reader: RunReader, history: History) -> dict[str, Any]:
             for end in ("_low", "_high")
             if (c := curves.get(metric + end)) is not None
         ]
+        ends = None if is_fit(config) else _ends(reader, name, curve.steps)
         low, high = bounds if len(bounds) == 2 else ({}, {})
         found[shown(name)] = {
             "steps": curve.steps,
             "score": curve.values,
             "low": [low.get(step) for step in curve.steps],
             "high": [high.get(step) for step in curve.steps],
-            "change": None if is_fit(config) else _change(reader, name, curve.steps),
+            "change": paired_change(*ends) if ends else None,
+            "moved": moved_most(*ends) if ends else None,
         }
     return found
 
@@ -77,18 +82,48 @@ def first_and_last(
     return first, curve.values[0], after
 
 
-def _change(reader: RunReader, name: str, steps: Sequence[int]) -> dict[str, Any] | None:
-    """The last score less the first, paired by task, as `agentrl train` prints it at the end.
+def paired_change(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any] | None:
+    """Mean of `after - before` over the tasks with both, with its interval; None without any.
 
     Two intervals that overlap say little: the difficulty of the tasks is in both of them.
+
+    Args:
+        before: id of a task to its score.
+        after: the same, later or of another run.
     """
-    if len(steps) < 2:
-        return None
-    folder, kind = reader.paths.trajectories, f"eval/{name}"
-    change = paired_difference(
-        task_scores(folder, kind, steps[0]), task_scores(folder, kind, steps[-1])
-    )
+    change = paired_difference(before, after)
     if not change.n:
         return None
     numbers = {"mean": change.mean, "low": change.low, "high": change.high}
     return {key: number(value) for key, value in numbers.items()} | {"tasks": change.n}
+
+
+def moved_most(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
+    """The tasks that gained most and lost most: what was learned, and what was forgotten."""
+    moved = sorted((after[task] - before[task], task) for task in before if task in after)
+    gained = sorted((-by, task) for by, task in moved if by > 0)
+    lost = [(by, task) for by, task in moved if by < 0]
+
+    def entries(ordered: Sequence[tuple[float, str]]) -> list[dict[str, Any]]:
+        return [
+            {"task_id": task, "before": before[task], "after": after[task]}
+            for _, task in ordered[:_MOVED]
+        ]
+
+    return {
+        "gained": entries(gained),
+        "lost": entries(lost),
+        "gained_count": len(gained),
+        "lost_count": len(lost),
+        "same_count": len(moved) - len(gained) - len(lost),
+    }
+
+
+def _ends(
+    reader: RunReader, name: str, steps: Sequence[int]
+) -> tuple[dict[str, float], dict[str, float]] | None:
+    """Scores of all tasks in the first evaluation and in the last, which is another one."""
+    if len(steps) < 2:
+        return None
+    folder, kind = reader.paths.trajectories, f"eval/{name}"
+    return task_scores(folder, kind, steps[0]), task_scores(folder, kind, steps[-1])

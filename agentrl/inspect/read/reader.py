@@ -25,6 +25,7 @@ from agentrl.finding import Status
 from agentrl.health import History, Verdict, diagnose, read_history
 from agentrl.inspect.read.runs import FoundRun, run_state
 from agentrl.inspect.read.stored_rows import StoredRows
+from agentrl.inspect.read.task_labels import TaskLabels
 from agentrl.inspect.read.token_text import token_pieces
 from agentrl.types import TrainedTokens
 
@@ -52,6 +53,7 @@ class RunReader:
         self.rows = StoredRows(run.path)
         self.paths = RunPaths(run.path)
         self.tokens = TokenStore(self.paths.tokens)
+        self.task_labels = TaskLabels(self.paths.labels_file)
         self.examples = ExampleStore(self.paths.examples)
         """Examples that a fit has kept."""
         # What takes seconds on a large run must not hold up what takes milliseconds.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.safe_json import rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.stored_rows import StoredRows
 
@@ -37,6 +40,62 @@ def oldest_version(rows: StoredRows, shelf: Shelf) -> np.ndarray:
         return np.where(np.isfinite(oldest), oldest, np.nan)
 
     return rows.fact(shelf, "oldest_version", compute)
+
+
+TURN_FACTS = ("turns", "tool_calls", "parse_errors", "tool_errors")
+"""Names of what `turn_facts` counts."""
+_ROLE = "turns.list.element.role"
+_CALL = "turns.list.element.tool_calls.list.element.status"
+_RESULT = "turns.list.element.tool_results.list.element.status"
+
+
+def turn_facts(rows: StoredRows, shelf: Shelf) -> dict[str, np.ndarray]:
+    """Each of `TURN_FACTS` to its [rows of the file] count: turns that the policy took, its tool
+    calls, those that could not be read, and the results that were errors.
+    """
+    counted: dict[str, np.ndarray] = {}
+
+    def count(shelf: Shelf) -> None:
+        table = rows.read(shelf, range(shelf.rows), [_ROLE, _CALL, _RESULT])
+        turns = _joined(table.column("turns"))
+        calls, results = (turns.values.field(name) for name in ("tool_calls", "tool_results"))
+        bad_calls, bad_results = (_is_not(lists.values, "ok") for lists in (calls, results))
+        one_a_call = np.ones(len(bad_calls), dtype=np.int64)
+        by_turn = {
+            "turns": 1 - _is_not(turns.values, "assistant", field="role"),
+            "tool_calls": _per_list(np.add, calls, one_a_call, empty=0),
+            "parse_errors": _per_list(np.add, calls, bad_calls, empty=0),
+            "tool_errors": _per_list(np.add, results, bad_results, empty=0),
+        }
+        for name, values in by_turn.items():
+            counted[name] = _per_list(np.add, turns, values.astype(float), empty=0)
+
+    def compute(shelf: Shelf, name: str) -> np.ndarray:
+        if not counted:
+            count(shelf)
+        return counted[name]
+
+    return {name: rows.fact(shelf, name, partial(compute, name=name)) for name in TURN_FACTS}
+
+
+def reward_parts(rows: StoredRows, shelf: Shelf) -> dict[str, np.ndarray]:
+    """Name of each part of the reward to its [rows of the file] value; NaN where a row has none.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+
+    def compute(shelf: Shelf) -> dict[str, np.ndarray]:
+        lists = _list_column(rows, shelf, "reward_parts")
+        of_row = np.repeat(np.arange(len(lists)), np.diff(np.asarray(lists.offsets)))
+        names = rows_of(pa.table({"name": lists.values.field("name")}))
+        values = lists.values.field("value").to_numpy(zero_copy_only=False)
+        found: dict[str, np.ndarray] = {}
+        for row, name, value in zip(of_row, names, values, strict=False):
+            found.setdefault(shown(name["name"], 500), np.full(len(lists), np.nan))[row] = value
+        return found
+
+    return rows.kept(shelf, "reward_parts", compute)
 
 
 def largest_gap(reader: RunReader, shelf: Shelf) -> np.ndarray:
@@ -98,6 +157,12 @@ def _trained_rows(
 
 def _list_column(rows: StoredRows, shelf: Shelf, name: str) -> pa.ListArray:
     return _joined(rows.read(shelf, range(shelf.rows), [name]).column(name))
+
+
+def _is_not(of: pa.StructArray, wanted: str, field: str = "status") -> np.ndarray:
+    """[elements] 1 where a field differs from the wanted text or is missing."""
+    same = pc.equal(of.field(field), wanted).fill_null(False)  # pyright: ignore[reportAttributeAccessIssue] - made at run time
+    return 1 - same.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _joined(column: pa.ChunkedArray) -> pa.ListArray:

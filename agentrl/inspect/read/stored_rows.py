@@ -52,7 +52,7 @@ class StoredRows:
         self._next = 0
         self._folders: dict[Path, int] = {}
         self._look_s, self._looked = look_s, 0.0
-        self._facts: dict[tuple[int, str], np.ndarray] = {}
+        self._facts: dict[tuple[int, str], Any] = {}
         self._lock = threading.Lock()
         """Guards all of the above while one thread looks at the folders again."""
 
@@ -169,12 +169,16 @@ class StoredRows:
 
     def fact(self, shelf: Shelf, name: str, compute: Callable[[Shelf], np.ndarray]) -> np.ndarray:
         """A number for each row of a shelf, computed once; NaN all over where one is damaged."""
+        try:
+            return self.kept(shelf, name, compute)
+        except (RunError, *DAMAGE):
+            return np.full(shelf.rows, np.nan)
+
+    def kept(self, shelf: Shelf, name: str, compute: Callable[[Shelf], Result]) -> Result:
+        """A result of `compute`, worked out once while the files of the shelf stay as they are."""
         key = (_number(shelf), name)
         if key not in self._facts:
-            try:
-                self._facts[key] = compute(shelf)
-            except (RunError, *DAMAGE):
-                return np.full(shelf.rows, np.nan)
+            self._facts[key] = compute(shelf)
         return self._facts[key]
 
     def _is_unchanged(self) -> bool:

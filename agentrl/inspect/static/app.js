@@ -140,7 +140,7 @@ function held() {
   const selection = getSelection();
   return (
     (!selection.isCollapsed && main.contains(selection.anchorNode)) ||
-    Boolean(main.querySelector(":active, select:focus"))
+    Boolean(main.querySelector(":active, select:focus, input[type=search]:focus"))
   );
 }
 

@@ -9,6 +9,11 @@ import rollout from "./views/rollout.js";
 import run from "./views/run.js";
 import runs from "./views/runs.js";
 import step from "./views/step.js";
+import compare from "./views/compare/compare.js";
+import pair from "./views/compare/pair.js";
+import task from "./views/tasks/task.js";
+import tasks from "./views/tasks/tasks.js";
 import tokens from "./views/tokens.js";
 
-start({ runs, run, step, group, rollout, tokens, examples, example, find }, "runs");
+const places = { runs, run, step, group, rollout, tokens, examples, example, find };
+start({ ...places, tasks, task, compare, pair }, "runs");

@@ -23,6 +23,7 @@ from agentrl.inspect.terminal import text as words
 from agentrl.inspect.terminal.examples import ExamplesView
 from agentrl.inspect.terminal.lines import Lines
 from agentrl.inspect.terminal.rollout import RolloutView
+from agentrl.inspect.terminal.tasks import TasksView
 from agentrl.inspect.terminal.view import TableView, View, neighbour, reader_of
 
 _FINDINGS = 5
@@ -75,6 +76,7 @@ class RunView(TableView):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("d", "dashboard", "dashboard"),
         Binding("e", "examples", "examples"),
+        Binding("t", "tasks", "tasks"),
     ]
     columns = ("step", "kind", "groups", "rollouts", "reward", "score", "ended by")
 
@@ -120,6 +122,10 @@ class RunView(TableView):
     def action_examples(self) -> None:
         """Open the examples of a fit."""
         self.app.push_screen(ExamplesView(reader_of(self)))
+
+    def action_tasks(self) -> None:
+        """Open what was learned and what was forgotten."""
+        self.app.push_screen(TasksView(reader_of(self), GroupView))
 
     def action_dashboard(self) -> None:
         """Open curves and findings."""

@@ -26,7 +26,6 @@ from agentrl.inspect.export.page import STATIC
 from agentrl.inspect.pages.endings import endings_answer
 from agentrl.inspect.pages.examples import example_answer, examples_answer
 from agentrl.inspect.pages.find import find_answer
-from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
@@ -37,20 +36,19 @@ from agentrl.inspect.web.downloads import export_response
 from agentrl.inspect.web.labels import label_route
 from agentrl.inspect.web.library import Library
 from agentrl.inspect.web.request_parameters import (
-    flag,
-    number_or_none,
+    find_question,
     optional,
     required,
     whole,
     whole_or_none,
 )
+from agentrl.inspect.web.task_questions import TASK_ANSWERS
 from agentrl.types import TERMINATION_RULES, TerminationRule
 
 _SQL_ROWS = 1000
 _SQL_TIMEOUT_S = 30.0
 _SQL_WAITING = 8
 """Threads that wait for queries; the other answers have their own."""
-_MOST_HITS = 1000
 
 Answer = Callable[[Library, Mapping[str, str]], Any]
 
@@ -169,27 +167,7 @@ def _diff(library: Library, query: Mapping[str, str]) -> Any:
 
 
 def _find(library: Library, query: Mapping[str, str]) -> Any:
-    reader = library.reader(required(query, "run"))
-    limit = whole_or_none(query, "limit")
-    question = Question(
-        text=query.get("q", ""),
-        kind=optional(query, "kind"),
-        task=optional(query, "task"),
-        termination=optional(query, "termination"),
-        tool_status=optional(query, "tool_status"),
-        reward_min=number_or_none(query, "reward_min"),
-        reward_max=number_or_none(query, "reward_max"),
-        lag_min=number_or_none(query, "lag_min"),
-        gap_min=number_or_none(query, "gap_min"),
-        truncated=flag(query, "truncated"),
-        zero_advantage=flag(query, "zero_advantage"),
-        step_min=whole_or_none(query, "step_min"),
-        step_max=whole_or_none(query, "step_max"),
-        label=optional(query, "label"),
-        limit=min(_MOST_HITS, 50 if limit is None else limit),
-        offset=whole_or_none(query, "offset") or 0,
-    )
-    return find_answer(reader, question)
+    return find_answer(library.reader(required(query, "run")), find_question(query))
 
 
 def _sql_endpoint(library: Library) -> Callable[[Request], Awaitable[Response]]:
@@ -264,6 +242,7 @@ _ANSWERS: Mapping[str, Answer] = {
     "example": _example,
     "find": _find,
     "diff": _diff,
+    **TASK_ANSWERS,
     "export": _export,
 }
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from agentrl.inspect.pages.find_line import Question
+from agentrl.inspect.pages.task_cells import Range, parse_steps
+
+_MOST_HITS = 1000
 _YES, _NO = ("1", "true", "yes"), ("0", "false", "no")
 
 
@@ -79,3 +83,40 @@ def flag(query: Mapping[str, str], name: str) -> bool | None:
     if value in ("", *_YES, *_NO):
         return None if not value else value in _YES
     raise ValueError(f"{name}: got {value[:50]!r}, expected 1 or 0")
+
+
+def find_question(query: Mapping[str, str]) -> Question:
+    """Which rollouts are looked for.
+
+    Raises:
+        ValueError: a filter has no value of its kind.
+    """
+    limit = whole_or_none(query, "limit")
+    return Question(
+        text=query.get("q", ""),
+        kind=optional(query, "kind"),
+        task=optional(query, "task"),
+        termination=optional(query, "termination"),
+        tool_status=optional(query, "tool_status"),
+        reward_min=number_or_none(query, "reward_min"),
+        reward_max=number_or_none(query, "reward_max"),
+        lag_min=number_or_none(query, "lag_min"),
+        gap_min=number_or_none(query, "gap_min"),
+        truncated=flag(query, "truncated"),
+        zero_advantage=flag(query, "zero_advantage"),
+        step_min=whole_or_none(query, "step_min"),
+        step_max=whole_or_none(query, "step_max"),
+        label=optional(query, "label"),
+        limit=min(_MOST_HITS, 50 if limit is None else limit),
+        offset=whole_or_none(query, "offset") or 0,
+    )
+
+
+def steps_or_none(query: Mapping[str, str], name: str) -> Range | None:
+    """A range of steps, as in `3` or `1-5`, or None where it is missing.
+
+    Raises:
+        ValueError: it is none.
+    """
+    value = query.get(name)
+    return parse_steps(name, value) if value else None

@@ -169,6 +169,10 @@ class TaskSets:
     selection: SelectionSection | None = None
     """How outcomes choose training tasks; None for not at all."""
 
+    def by_kind(self) -> dict[str, Sequence[Task]]:
+        """Tasks by the kind under which their rollouts are stored, `train` or `eval/NAME`."""
+        return {"train": self.train, **{f"eval/{name}": of for name, of in self.evals.items()}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:

@@ -4,6 +4,7 @@
     RUN/run.json          where relative paths of the config start, which model it began with,
                           versions, when it was written
     RUN/tasks.json        ids of the tasks that dataset.difficulty left when the run began
+    RUN/task_labels.jsonl labels of the tasks (family, level, tags), by which the inspector filters
     RUN/metrics.jsonl     one line a step
     RUN/tensorboard/      the same numbers for TensorBoard
     RUN/trajectories/     every rollout; also the log that `--resume` trains from again

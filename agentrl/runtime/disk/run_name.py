@@ -24,6 +24,7 @@ _OF_A_RUN = {
     "examples",
     "health.jsonl",
     "tokenizer.json",
+    "task_labels.jsonl",
     CHOSEN_FILE,
     REFERENCE_FILE,
 }

@@ -140,3 +140,30 @@ def test_what_is_no_run_is_explained(run: Path, tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"other-{number}").mkdir()
     assert "other-" not in fails("find", tmp_path / "zzz", "x")
+
+
+def test_tasks_and_two_sets_of_rollouts_are_compared(run: Path) -> None:
+    store = TrajectoryStore(run / "trajectories")
+    for step, scores in ((0, (0.0, 1.0, 0.5)), (3, (1.0, 0.0, 0.5))):
+        rows = [
+            trajectory(task_id=task, group_id=task, rollout_id=f"{step}-{task}", score=score)
+            for task, score in zip(("won", "lost", HOSTILE), scores, strict=True)
+        ]
+        store.write(step, "eval/held", [group(row) for row in rows])
+    text = call("tasks", run, "--kind", "eval/held", "--sort", "loss")
+    lines = [line.replace("\u2502", " ").split() for line in text.splitlines()]
+    assert ["lost", "1", "0", "-1", "1", "/", "1"] in lines
+    assert ["won", "0", "1", "+1", "1", "/", "1"] in lines
+    assert text.splitlines()[-1].startswith(
+        "eval/held step 0 against step 3: 0.50 -> 0.50, +0.00 [-2.48, +2.48] by task; 1 gained"
+    )
+    assert "\x1b" not in text
+    one = json.loads(call("tasks", run, "--find", "WON", "--json"))
+    assert (one["task_id"], one["change"]) == ("won", 1.0)
+    assert "'x'; valid: after, before" in fails("tasks", run, "--sort", "x")
+    assert "expected a step or a range" in fails("tasks", run, "--after", "-1")
+    told = call("compare", run)
+    assert "failed -> solved: 1 tasks: won" in told
+    assert "solved -> failed: 1 tasks: lost" in told
+    both = json.loads(call("compare", run, "--steps", "0", "--other-steps", "0", "--json"))
+    assert (both["solved_count"], both["common_tasks"]) == (0, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
@@ -87,6 +88,10 @@ def test_every_view_is_legible_named_and_fits(
             at(served, "group", **steps, group=group, base=group + "/0"),
             f"{served}#/rollout?{place}",
             *(f"{served}#/tokens?{place}&over={over}" for over in ("why", "gap", "log_prob")),
+            at(served, "tasks", run=run),
+            at(served, "task", run=run, task="train/1"),
+            at(served, "compare", run=run, kind="train", steps="1-2", b_steps="3-4"),
+            f"{served}#/pair?{place}&b_step=1&b_rollout={quote(group + '/1', safe='')}",
             at(served, "find", run=run, q="ran"),
             at(served, "find", run=run) + "&sql=SELECT%201",
         ]

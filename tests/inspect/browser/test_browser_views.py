@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -65,6 +66,76 @@ def test_the_first_screen_shows_curves_findings_time_and_a_ledger_of_100_percent
     page.keyboard.press("Escape")
     shares = page.locator(".share", has_text="trained").first.locator("li b").all_inner_texts()
     assert sum(float(text.strip("<% ")) for text in shares) == pytest.approx(100, abs=0.5)
+
+
+def test_what_was_learned_leads_to_tasks_their_steps_and_pairs_of_rollouts(
+    page: Page, served: str, run: str
+) -> None:
+    opened(page, at(served, "run", run=run))
+    learned = page.get_by_role("region", name="What did it learn, what did it forget?")
+    expect(learned).to_contain_text("First against last evaluation of held")
+    changed = re.findall(r"(\d+) tasks? (?:gained|lost|unchanged)", learned.inner_text())
+    assert sum(map(int, changed)) == 3
+    learned.get_by_role("link", name="All tasks").click()
+    rows = page.locator("table.tasks tbody tr")
+    expect(rows).to_have_count(3)
+    told = page.get_by_role("region", name="Change over all tasks")
+    expect(told).to_contain_text("over 3 tasks")
+    changes = "td:nth-child(4)"
+    numbers = [text.replace("\u2212", "-") for text in rows.locator(changes).all_inner_texts()]
+    assert [float(text) for text in numbers] == sorted(map(float, numbers), reverse=True)
+    page.get_by_role("link", name="Lost most").click()
+    expect(page).to_have_url(re.compile("sort=loss"))
+    page.get_by_label("rollouts", exact=True).select_option("train")
+    expect(page.get_by_label("level", exact=True)).to_have_count(1)
+    page.get_by_label("level", exact=True).select_option("level:2")
+    drawn = page.locator("#main")
+    expect(drawn).to_have_attribute("data-ready", re.compile("label=level%3A2"))
+    page.get_by_label("Part of a task's id").fill("TRAIN/")
+    page.keyboard.press("Enter")
+    expect(drawn).to_have_attribute("data-ready", re.compile("label=level%3A2.*q=TRAIN"))
+    names = rows.locator("a.strong").all_inner_texts()
+    assert names
+    assert set(names) <= {"train/2", "train/5", "train/8"}
+    page.locator(".score-columns a").first.click()
+    expect(page.locator(".siblings .sibling")).to_have_count(4)
+    task = page.locator("h1").inner_text()
+    page.get_by_role("link", name="All steps of this task").click()
+    expect(page.locator("h1")).to_have_text(task)
+    expect(page.locator("table.tasks tbody tr").first).to_contain_text(re.compile(r"train step \d"))
+
+
+def test_two_runs_are_compared_down_to_two_rollouts_side_by_side(page: Page, served: str) -> None:
+    opened(page, served + "#/runs")
+    page.get_by_label("Compare recorded").check()
+    page.get_by_label("Compare second").check()
+    page.get_by_role("link", name="Compare their rollouts").click()
+    table = page.locator("table.compared").first
+    for name in ("score", "reward", "tokens", "turns", "tool calls", "tool errors"):
+        expect(table.get_by_role("cell", name=name, exact=True)).to_be_visible()
+    expect(page.locator(".sub")).to_contain_text("B second, evaluation held step 4: 6 rollouts")
+    page.get_by_label("rollouts of B").select_option("train")
+    expect(page.locator(".sub")).to_contain_text("B second, train step 4")
+    page.get_by_label("step from of B").select_option("1")
+    expect(page.locator(".sub")).to_contain_text("B second, train steps 1 to 4")
+    page.get_by_role("button", name="Swap A and B").click()
+    expect(page.locator(".sub")).to_contain_text("A second, train steps 1 to 4")
+    expect(page.locator(".sub")).to_contain_text("B recorded, evaluation held step 4")
+    ours = page.request.get(f"{served}api/step?run=recorded&kind=eval/held&step=4").json()
+    group = ours["groups"][0]["group_id"]
+    a, b = f"{group}/0", f"{group}/1"
+    opened(page, at(served, "pair", run="recorded", kind="eval/held", step=4, rollout=a,
+                    b_run="second", b_rollout=b))  # fmt: skip
+    for name, text in (("A", "recorded, evaluation held step 4"), ("B", "second, evaluation")):
+        expect(page.get_by_role("region", name=f"Rollout {name}")).to_contain_text(text)
+    theirs = page.request.get(
+        f"{served}api/rollout?run=second&kind=eval/held&step=4&rollout={quote(b)}"
+    ).json()
+    tokens = page.get_by_role("region", name="Rollout B").locator("dt:text-is('tokens') + dd")
+    expect(tokens).to_have_text(str(theirs["action_tokens"]))
+    expect(page.locator(".beside .turn")).not_to_have_count(0)
+    page.get_by_role("link", name="Plain texts").click()
+    expect(page.get_by_text("how B differs from A")).to_have_count(0)
 
 
 def test_runs_are_drawn_side_by_side_on_the_same_axes(page: Page, served: str) -> None:

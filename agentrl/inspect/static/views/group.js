@@ -43,6 +43,11 @@ function draw(data, params) {
         h(
           "div",
           { class: "actions" },
+          h(
+            "a",
+            { class: "button", href: href("task", { run, task: data.task_id }), "data-key": "task" },
+            "All steps of this task",
+          ),
           otherSteps(data, params),
           base &&
             h(

@@ -98,6 +98,26 @@ export function endedWell(counts) {
   return well.reduce((sum, name) => sum + counts[name], 0);
 }
 
+// How the rollouts of a group ended, as shares of a bar and in words.
+export function endingsBar(counts, total) {
+  const parts = Object.entries(counts)
+    .filter(([, count]) => count > 0)
+    .sort((a, b) => b[1] - a[1]);
+  const text = parts.map(([name, count]) => `${words(name)} ${count}`).join(", ");
+  return h(
+    "span",
+    { title: text },
+    h(
+      "span",
+      { class: "spread", "aria-hidden": "true" },
+      parts.map(([name, count]) =>
+        h("i", { class: terminationLevel(name), vars: { "flex-grow": count / total } }),
+      ),
+    ),
+    h("span", { class: "note" }, ` ${text}`),
+  );
+}
+
 function levelOf(name) {
   return LEVELS[ends[name]?.mark] ?? "";
 }

@@ -9,6 +9,7 @@ import { configuration, everyMetric } from "./every_metric.js";
 import { findings } from "./findings.js";
 import { timePanel, wastePanel } from "./ledger.js";
 import { glance } from "./glance.js";
+import { learned } from "./tasks/learned.js";
 import { notes, pauseNotice, statePill, stepsText } from "./parts.js";
 
 async function load(params, signal) {
@@ -40,6 +41,7 @@ function draw({ run, brief }, params) {
   const parts = steps
     ? [
         glance(run, brief),
+        learned(run, brief),
         findings(run, steps, params.run),
         dashboard(run, steps, open),
         h("div", { class: "pair" }, timePanel(run, open), wastePanel(run, open)),
@@ -134,6 +136,19 @@ function head(run, brief, steps) {
             },
             `Step ${num(last)}`,
           ),
+        steps &&
+          !run.examples.length && [
+            h(
+              "a",
+              { class: "button", href: href("tasks", { run: run.id }), "data-key": "tasks" },
+              "Tasks",
+            ),
+            h(
+              "a",
+              { class: "button", href: href("compare", { run: run.id }), "data-key": "compare" },
+              "Compare",
+            ),
+          ],
         h(
           "a",
           { class: "button", href: href("find", { run: run.id }), "data-key": "find" },

@@ -178,6 +178,16 @@ function side(full) {
         ),
       ),
     ),
+    full.length === 2 &&
+      h(
+        "p",
+        {},
+        h(
+          "a",
+          { class: "button", href: href("compare", { run: full[0].id, b_run: full[1].id }) },
+          "Compare their rollouts",
+        ),
+      ),
     full.length > 1 && configDifferences(full),
     h("div", { class: "grid-charts" }, [...bands.values()].map(card)),
   );

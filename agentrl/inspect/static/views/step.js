@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { empty, h } from "../dom.js";
 import { column, kindName, lastPart, num, percent, plural, words } from "../format.js";
 import { go, href } from "../router.js";
-import { endedWell, notes, stepper, terminationLevel } from "./parts.js";
+import { endedWell, endingsBar, notes, stepper } from "./parts.js";
 
 const COLUMNS = [
   ["task_id", "task", "Each group tries one task several times"],
@@ -62,6 +62,15 @@ function draw(data, params) {
           "div",
           { class: "actions" },
           kinds(data, run),
+          h(
+            "a",
+            {
+              class: "button",
+              href: href("compare", { run, kind: data.kind, b_steps: data.step }),
+              "data-key": "compare",
+            },
+            "Compare with another",
+          ),
           stepper({ label: "step", at: data.step, all: data.steps, to }),
         ),
       ),
@@ -205,27 +214,8 @@ function row(group, data, run, size) {
     ),
     h("td", { class: "n" }, column(group.reward_std)),
     h("td", { class: "n" }, group.score_mean === null ? num(null) : percent(group.score_mean)),
-    h("td", {}, spread(group.terminations, group.n)),
+    h("td", {}, endingsBar(group.terminations, group.n)),
     h("td", { class: "n" }, num(group.tokens)),
-  );
-}
-
-function spread(counts, total) {
-  const parts = Object.entries(counts)
-    .filter(([, count]) => count > 0)
-    .sort((a, b) => b[1] - a[1]);
-  const text = parts.map(([name, count]) => `${words(name)} ${count}`).join(", ");
-  return h(
-    "span",
-    { title: text },
-    h(
-      "span",
-      { class: "spread", "aria-hidden": "true" },
-      parts.map(([name, count]) =>
-        h("i", { class: terminationLevel(name), vars: { "flex-grow": count / total } }),
-      ),
-    ),
-    h("span", { class: "note" }, ` ${text}`),
   );
 }
 

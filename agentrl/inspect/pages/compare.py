@@ -1,0 +1,232 @@
+"""Two sets of rollouts of one run or of two: what differs, and the same tasks won and lost.
+
+A set is a range of steps of one kind. Every number is compared over its rollouts, and paired by
+task where both sets tried the same tasks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from agentrl.errors import RunError, choices
+from agentrl.inspect.pages.compare_pairs import Tried, sample_pairs
+from agentrl.inspect.pages.scores import paired_change
+from agentrl.inspect.pages.task_cells import Range
+from agentrl.inspect.pages.tasks import usual_kind, usual_ranges
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.row_facts import TURN_FACTS, action_tokens, reward_parts, turn_facts
+from agentrl.inspect.read.safe_json import number, rows_of, shown
+from agentrl.inspect.read.shelf import Shelf
+from agentrl.inspect.read.task_scores import (
+    mean_by,
+    numbered,
+    rollout_scores,
+    rows_by_rollout,
+)
+
+_SUMMED = ("tokens", *TURN_FACTS)
+"""Numbers that the rows of one rollout share out among them."""
+_PART = "part/"
+"""Before the name of a part of the reward, which is free text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """A set of rollouts as it is asked for; what is None is chosen by what is there."""
+
+    reader: RunReader
+    """Run of the rollouts."""
+    kind: str | None = None
+    """`train` or `eval/NAME`."""
+    steps: Range | None = None
+    """Steps of the rollouts; None takes the first or last evaluation, or third of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Set:
+    """The rollouts of one side and their numbers."""
+
+    reader: RunReader
+    kind: str
+    steps: Range
+    tried: Tried
+    numbers: Mapping[str, np.ndarray]
+    """Name to [rollouts] values; NaN where there is none."""
+    parts: tuple[str, ...]
+    """Names among them that are parts of the reward."""
+
+
+def compare_answer(first: Side, second: Side) -> dict[str, Any]:
+    """Two sets side by side: score, reward and its parts, endings, lengths, tools, sample pairs.
+
+    Raises:
+        RunError: a run has no such kind or no such steps, or a file is damaged.
+    """
+    sets = [_set_of(side, *place) for side, place in _places(first, second)]
+    ours, theirs = sets
+    parts = list(dict.fromkeys([*ours.parts, *theirs.parts]))
+    groups = {
+        "": ["score", "reward"],
+        "part of the reward": parts,
+        "length": ["tokens", "turns", "duration_s"],
+        "tools": list(TURN_FACTS[1:]),
+    }
+    return {
+        "sides": [_side(one) for one in sets],
+        "numbers": [
+            {"group": group, **_compared(name, ours, theirs)}
+            for group, names in groups.items()
+            for name in names
+        ],
+        "endings": _endings(ours.tried, theirs.tried),
+        **sample_pairs(ours.tried, theirs.tried),
+        "notes": [note for one in dict.fromkeys(s.reader for s in sets) for note in one.rows.notes],
+    }
+
+
+def _places(first: Side, second: Side) -> Iterator[tuple[Side, tuple[str, Range]]]:
+    """Kind and steps of both; of one run its first and last, of two runs the last of both."""
+    one_run = first.reader is second.reader
+    for side, other, end in ((first, second, 0 if one_run else 1), (second, first, 1)):
+        rows = side.reader.rows
+        rows.refresh()
+        kind = side.kind or other.kind
+        if kind is None or (side.kind is None and kind not in rows.kinds()):
+            kind = usual_kind(side.reader)
+        steps = rows.steps(kind)
+        if not steps:
+            raise RunError(f"kind: {choices(kind, rows.kinds())}")
+        yield side, (kind, side.steps or usual_ranges(kind, steps)[end])
+
+
+def _set_of(side: Side, kind: str, steps: Range) -> _Set:
+    """Read the numbers of all rollouts of a range.
+
+    Raises:
+        RunError: nothing is stored in these steps.
+    """
+    rows = side.reader.rows
+    shelves = [shelf for shelf in rows.shelves(kind) if steps[0] <= shelf.step <= steps[1]]
+    if not shelves:
+        have = rows.steps(kind)
+        raise RunError(
+            f"steps {steps[0]} to {steps[1]} of {kind} of {side.reader.run.name} hold no rollout; "
+            f"there are {len(have)} steps from {have[0]} to {have[-1]}"
+        )
+    index = pa.concat_tables(shelf.index for shelf in shelves)
+    of_row, last = rows_by_rollout(index)
+    rollouts = index.take(last)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda shelf: _row_numbers(side.reader, shelf), shelves))
+    names = list(dict.fromkeys(name for of_shelf in found for name in of_shelf))
+    by_row = {
+        name: np.concatenate([of.get(name, np.full(len(of["tokens"]), np.nan)) for of in found])
+        for name in names
+    }
+    scores = rollout_scores(rollouts)
+    trusted = ~np.isnan(rollout_scores(rollouts, "reward"))
+    numbers = {
+        name: np.bincount(of_row, weights=values, minlength=len(last))
+        if name in _SUMMED
+        else np.where(trusted, values[last], np.nan)
+        for name, values in by_row.items()
+    }
+    numbers |= {
+        "score": scores,
+        "reward": rollout_scores(rollouts, "reward"),
+        "duration_s": np.array(rollouts.column("duration_s").to_numpy(), dtype=np.float64),
+    }
+    tasks, of_task = numbered(rollouts.column("task_id"))
+    return _Set(
+        reader=side.reader,
+        kind=kind,
+        steps=steps,
+        tried=Tried(rollouts=rollouts, tasks=tasks, of_task=of_task, scores=scores),
+        numbers=numbers,
+        parts=tuple(name for name in names if name.startswith(_PART)),
+    )
+
+
+def _row_numbers(reader: RunReader, shelf: Shelf) -> dict[str, np.ndarray]:
+    """Numbers of the rows of a step that its files have to be read for."""
+    return {
+        "tokens": action_tokens(reader.rows, shelf),
+        **turn_facts(reader.rows, shelf),
+        **{f"{_PART}{name}": of for name, of in reward_parts(reader.rows, shelf).items()},
+    }
+
+
+def _compared(name: str, ours: _Set, theirs: _Set) -> dict[str, Any]:
+    values = [one.numbers.get(name) for one in (ours, theirs)]
+    means = [None if of is None else _spread(of) for of in values]
+    known = [None if mean is None else mean["mean"] for mean in means]
+    by_task = [
+        {} if of is None else _by_task(one.tried, of)
+        for one, of in zip((ours, theirs), values, strict=True)
+    ]
+    a, b = known
+    return {
+        "name": name.removeprefix(_PART),
+        "a": means[0],
+        "b": means[1],
+        "change": None if a is None or b is None else number(b - a),
+        "paired": paired_change(*by_task),
+    }
+
+
+def _spread(values: np.ndarray) -> dict[str, Any]:
+    """Mean and std as `mean_and_std` has them, of many values."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return {"mean": None, "std": None, "n": 0}
+    return {"mean": float(known.mean()), "std": float(known.std()), "n": len(known)}
+
+
+def _by_task(tried: Tried, values: np.ndarray) -> dict[str, float]:
+    means = mean_by(tried.of_task, values, len(tried.tasks))
+    return {
+        task: float(mean) for task, mean in zip(tried.tasks, means, strict=True) if mean == mean
+    }
+
+
+def _endings(ours: Tried, theirs: Tried) -> list[dict[str, Any]]:
+    """How rollouts ended, most frequent first."""
+    counts = [
+        Counter({shown(row["values"], 100): row["counts"] for row in _value_counts(one)})
+        for one in (ours, theirs)
+    ]
+    sizes = [max(1, of.total()) for of in counts]
+
+    def share(name: str) -> Sequence[float]:
+        return [of[name] / size for of, size in zip(counts, sizes, strict=True)]
+
+    names = sorted({*counts[0], *counts[1]}, key=lambda name: (-sum(share(name)), name))
+    return [
+        {"name": name, "a": counts[0][name], "b": counts[1][name], "shares": share(name)}
+        for name in names
+    ]
+
+
+def _value_counts(tried: Tried) -> list[dict[str, Any]]:
+    counts = tried.rollouts.column("termination").value_counts()
+    return rows_of(pa.table({name: counts.field(name) for name in ("values", "counts")}))
+
+
+def _side(one: _Set) -> dict[str, Any]:
+    rows = one.reader.rows
+    return {
+        "run": one.reader.run.id,
+        "name": one.reader.run.name,
+        "kind": one.kind,
+        "steps": one.steps,
+        "kinds": {kind: rows.steps(kind) for kind in rows.kinds()},
+        "rollouts": one.tried.rollouts.num_rows,
+        "tasks": len(one.tried.tasks),
+    }

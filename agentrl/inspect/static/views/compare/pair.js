@@ -1,0 +1,213 @@
+// Two rollouts side by side, of one run or of two: outcome on top, then turn beside turn.
+
+import { get } from "../../api.js";
+import { diff } from "../../diff.js";
+import { h } from "../../dom.js";
+import { kindName, lastPart, num, seconds } from "../../format.js";
+import { href } from "../../router.js";
+import { notes, reward, termination } from "../parts.js";
+import { actionText } from "../sibling_text.js";
+import { turn } from "../turn.js";
+
+const MOST_CHARS = 20_000;
+// Texts that share less are easier to read one beside the other than as a difference.
+const ALIKE = 0.4;
+
+async function load(params, signal) {
+  const { run, kind, step, rollout } = params;
+  const [a, b] = await Promise.all([
+    get("rollout", { run, kind, step, rollout }, signal),
+    get(
+      "rollout",
+      {
+        run: params.b_run || run,
+        kind: params.b_kind || kind,
+        step: params.b_step || step,
+        rollout: params.b_rollout,
+      },
+      signal,
+    ),
+  ]);
+  return { a: { ...a, run }, b: { ...b, run: params.b_run || run } };
+}
+
+function draw({ a, b }, params) {
+  const { run } = params;
+  const plain = params.as === "plain";
+  const turns = [a, b].map((one) => one.rows.flatMap((row) => row.turns));
+  const size = Math.max(...turns.map((list) => list.length));
+  const beside = Array.from({ length: size }, (_, i) => [turns[0][i], turns[1][i]]);
+  const same = a.task_id === b.task_id;
+  return {
+    title: `${a.task_id}: two rollouts`,
+    crumbs: [
+      ["runs", href("runs")],
+      [lastPart(run), href("run", { run })],
+      ["compare", compareAddress(a, b)],
+      [a.task_id, null],
+    ],
+    up: compareAddress(a, b),
+    node: h(
+      "div",
+      { class: "page" },
+      h(
+        "header",
+        { class: "head" },
+        h(
+          "div",
+          {},
+          h("h1", {}, same ? a.task_id : `${a.task_id} and ${b.task_id}`),
+          h(
+            "p",
+            { class: "sub" },
+            h("a", { href: href("task", { run, task: a.task_id }) }, "all steps of this task"),
+          ),
+        ),
+        h(
+          "div",
+          { class: "actions" },
+          h(
+            "nav",
+            { class: "tabs", "aria-label": "How texts are shown" },
+            [
+              ["", "Differences"],
+              ["plain", "Plain texts"],
+            ].map(([as, name]) =>
+              h(
+                "a",
+                {
+                  class: "button",
+                  href: href("pair", { ...params, as }),
+                  "aria-current": plain === (as === "plain") ? "page" : null,
+                },
+                name,
+              ),
+            ),
+          ),
+        ),
+      ),
+      notes([...new Set([...a.notes, ...b.notes])]),
+      prompt(a, b),
+      h(
+        "div",
+        { class: "beside" },
+        outcome("A", a, b),
+        outcome("B", b, a),
+        beside.flatMap(([left, right], index) => [
+          cell({ name: "A", one: left, index, ended: index === turns[0].length }),
+          cell({
+            name: "B",
+            one: right,
+            index,
+            against: plain ? null : left,
+            ended: index === turns[1].length,
+          }),
+        ]),
+      ),
+    ),
+  };
+}
+
+function compareAddress(a, b) {
+  return href("compare", {
+    run: a.run,
+    kind: a.kind,
+    steps: a.step,
+    b_run: b.run === a.run ? "" : b.run,
+    b_kind: b.kind,
+    b_steps: b.step,
+  });
+}
+
+function prompt(a, b) {
+  const [left, right] = [a, b].map((one) => one.rows[0]?.prompt_text ?? "");
+  return h(
+    "details",
+    { class: "card prompt", "data-key": "prompt", open: left.length < 1500 },
+    h("summary", {}, h("h2", {}, left === right ? "Prompt" : "Prompt: they differ")),
+    left === right
+      ? h("pre", { class: "text" }, left)
+      : actionText({ text: right }, { first: null, against: left }),
+  );
+}
+
+function outcome(name, one, other) {
+  const parts = [...new Set([one, other].flatMap((side) => Object.keys(side.reward_parts)))];
+  const at = { run: one.run, kind: one.kind, step: one.step };
+  const fact = (label, value) => [h("dt", {}, label), h("dd", {}, value)];
+  return h(
+    "section",
+    { class: "outcome", "aria-label": `Rollout ${name}` },
+    h(
+      "header",
+      {},
+      h("b", {}, name),
+      h(
+        "a",
+        {
+          href: href("rollout", { ...at, rollout: one.rollout_id }),
+          "data-key": `rollout ${name}`,
+        },
+        `${one.run === other.run ? "" : `${lastPart(one.run)}, `}${kindName(one.kind)} step ${num(one.step)}, sibling ${lastPart(one.rollout_id)}`,
+      ),
+    ),
+    h(
+      "p",
+      { class: "big" },
+      reward(one.score ?? one.reward),
+      termination(one.termination, one.detail),
+    ),
+    h(
+      "dl",
+      { class: "facts" },
+      one.score !== null && one.score !== one.reward && fact("reward", num(one.reward)),
+      parts.map((part) => fact(part, num(one.reward_parts[part] ?? null))),
+      fact("tokens", num(one.action_tokens)),
+      fact("turns", num(actions(one))),
+      fact("tool errors", num(errors(one))),
+      fact("time", seconds(one.duration_s)),
+    ),
+  );
+}
+
+function turnsOf(one) {
+  return one.rows.flatMap((row) => row.turns);
+}
+
+function actions(one) {
+  return turnsOf(one).filter((of) => of.role === "assistant").length;
+}
+
+function errors(one) {
+  const results = turnsOf(one).flatMap((of) => of.tool_results);
+  return results.filter((result) => result.status !== "ok").length;
+}
+
+function cell({ name, one, index, against = null, ended }) {
+  if (!one) return h("div", {}, ended && h("p", { class: "note" }, `${name} has ended`));
+  const marked = against && one.role === against.role ? changes(against.text, one.text) : null;
+  return h(
+    "div",
+    {},
+    turn(one, index, `${name}-${index}`),
+    marked &&
+      h(
+        "details",
+        { class: "raw", open: true, "data-key": `changes ${index}` },
+        h("summary", { class: "note" }, "how B differs from A"),
+        marked,
+      ),
+  );
+}
+
+function changes(from, to) {
+  if (from === to) return h("p", { class: "note" }, "The same text.");
+  if (!from || !to || from.length + to.length > MOST_CHARS) return null;
+  const alike = diff(from, to)
+    .filter(([kind]) => kind === "same")
+    .reduce((sum, [, text]) => sum + text.length, 0);
+  if (alike < ALIKE * Math.max(from.length, to.length)) return null;
+  return actionText({ text: to }, { first: null, against: from });
+}
+
+export default { load, draw };

@@ -1,0 +1,67 @@
+// On the first screen: the tasks that gained most and lost most between two evaluations.
+
+import { h } from "../../dom.js";
+import { num, plural } from "../../format.js";
+import { href } from "../../router.js";
+
+export function learned(run, brief) {
+  const moved = run.evals[brief.score]?.moved;
+  if (!moved) return null;
+  const kind = `eval/${brief.score}`;
+  return h(
+    "section",
+    { class: "card learned", "aria-labelledby": "learned-title" },
+    h(
+      "header",
+      { class: "row" },
+      h("h2", { id: "learned-title" }, "What did it learn, what did it forget?"),
+      h(
+        "a",
+        { class: "button", href: href("tasks", { run: run.id, kind }), "data-key": "all tasks" },
+        "All tasks",
+      ),
+    ),
+    h(
+      "div",
+      { class: "learned-lists" },
+      list(run, moved.gained, moved.gained_count, "gained", { run: run.id, kind }),
+      list(run, moved.lost, moved.lost_count, "lost", { run: run.id, kind, sort: "loss" }),
+    ),
+    h(
+      "p",
+      { class: "note" },
+      `First against last evaluation of ${brief.score}; ${plural(moved.same_count, "task")} unchanged.`,
+      run.config["eval.n_samples"] === 1 &&
+        " With one rollout a task, a single task may change by chance.",
+    ),
+  );
+}
+
+function list(run, tasks, count, what, to) {
+  return h(
+    "div",
+    {},
+    h("h3", {}, h("a", { href: href("tasks", to) }, `${plural(count, "task")} ${what}`)),
+    h(
+      "ul",
+      {},
+      tasks.map((one) =>
+        h(
+          "li",
+          {},
+          h(
+            "a",
+            {
+              href: href("task", { run: run.id, task: one.task_id }),
+              "data-key": `learned ${one.task_id}`,
+            },
+            one.task_id,
+          ),
+          h("span", { class: "note" }, ` ${num(one.before)} \u2192 `),
+          h("b", { class: what === "gained" ? "good-ink" : "fail-ink" }, num(one.after)),
+        ),
+      ),
+    ),
+    count > tasks.length && h("p", { class: "note" }, `and ${num(count - tasks.length)} more`),
+  );
+}
