@@ -25,6 +25,7 @@ from agentrl.rollout.coerce import as_observation, as_step_result, sampling_over
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.feedback import Delta, DeltaBuilder
 from agentrl.rollout.guard import EnvGuard
+from agentrl.rollout.in_flight import Activity
 from agentrl.rollout.limits import Reached, RolloutProgress
 from agentrl.rollout.prompts import Prompt, PromptCache
 from agentrl.rollout.recorder import Recorder
@@ -64,8 +65,10 @@ class ToolAgentLoop:
         sampling: SamplingParams,
         seed: int,
         session_id: str,
+        activity: Activity,
     ) -> None:
         self._parts = parts
+        self._activity = activity
         self._env = env
         self._tools = tools
         self._sandbox = sandbox
@@ -106,6 +109,7 @@ class ToolAgentLoop:
             sandbox=self._sandbox,
             env_timeout_s=self._parts.limits.env_timeout_s,
             turn_limit_s=self._parts.limits.turn_limit_s,
+            activity=self._activity,
         )
         state = AgentState.PENDING
         try:

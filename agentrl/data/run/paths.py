@@ -82,6 +82,11 @@ class RunPaths:
         return self.path / "weights"
 
     @property
+    def live_file(self) -> Path:
+        """State of the run while it runs, at most a second old; gone when it has ended."""
+        return self.path / "live.json"
+
+    @property
     def health_file(self) -> Path:
         """Path of the journal of verdicts and decisions."""
         return self.path / "health.jsonl"

@@ -28,6 +28,7 @@ from agentrl.inspect.pages.examples import example_answer, examples_answer
 from agentrl.inspect.pages.find import find_answer
 from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.groups import group_answer, step_answer
+from agentrl.inspect.pages.live import pulse_answer
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
 from agentrl.inspect.pages.tokens import tokens_answer
@@ -129,7 +130,7 @@ def _run(library: Library, query: Mapping[str, str]) -> Any:
 
 
 def _pulse(library: Library, query: Mapping[str, str]) -> Any:
-    return {"revision": library.reader(required(query, "run")).revision()}
+    return pulse_answer(library.reader(required(query, "run")))
 
 
 def _step(library: Library, query: Mapping[str, str]) -> Any:

@@ -9,14 +9,16 @@ import { configuration, everyMetric } from "./every_metric.js";
 import { findings } from "./findings.js";
 import { timePanel, wastePanel } from "./ledger.js";
 import { glance } from "./glance.js";
+import { livePanel } from "./live/panel.js";
 import { notes, pauseNotice, statePill, stepsText } from "./parts.js";
 
 async function load(params, signal) {
-  const [run, all] = await Promise.all([
+  const [run, all, pulse] = await Promise.all([
     get("run", { run: params.run }, signal),
     get("runs", {}, signal),
+    get("pulse", { run: params.run }, signal),
   ]);
-  return { run, brief: all.find((one) => one.id === params.run) ?? {} };
+  return { run, brief: all.find((one) => one.id === params.run) ?? {}, pulse };
 }
 
 // First and last step anything was logged at: the axis all curves share.
@@ -30,7 +32,8 @@ function stepRange(run) {
   return first > last ? null : [first, last];
 }
 
-function draw({ run, brief }, params) {
+function draw({ run, brief, pulse }, params) {
+  const now = livePanel(pulse);
   const steps = stepRange(run);
   // `kind` is of the curve that was clicked, where it is one of an evaluation.
   const open = (step, kind) => {
@@ -60,6 +63,7 @@ function draw({ run, brief }, params) {
   return {
     title: run.name,
     live: true,
+    pulse: now.update,
     crumbs: [
       ["runs", href("runs")],
       [run.name, null],
@@ -74,6 +78,7 @@ function draw({ run, brief }, params) {
       head(run, brief, steps),
       pauseNotice(run.paused),
       notes(run.notes),
+      now.node,
       parts,
     ),
   };
@@ -93,6 +98,7 @@ function ended({ reason, elapsed_s: elapsed }) {
 
 function head(run, brief, steps) {
   const last = steps ? steps[1] : 0;
+  const stepTime = run.metrics["timing_s/step"]?.values.at(-1);
   return h(
     "header",
     { class: "head" },
@@ -105,6 +111,7 @@ function head(run, brief, steps) {
         { class: "sub" },
         brief.model && h("span", { title: brief.model }, lastPart(brief.model)),
         h("span", {}, stepsText(brief.steps ?? last, run.planned_steps)),
+        stepTime !== undefined && h("span", {}, `last step ${seconds(stepTime)}`),
         brief.started && h("span", {}, `started ${when(brief.started)}`),
         run.result && h("span", {}, ended(run.result)),
         brief.path && h("span", { class: "mono" }, brief.path),
