@@ -133,24 +133,27 @@ class InFlight:
         """
         now = time.monotonic()
         running = self._running.values()
-        waits: dict[str, Waiting] = {}
+        counts: dict[str, int] = {}
+        longest: dict[str, float] = {}
         for one in running:
-            known = waits.get(one.waits_for)
-            waits[one.waits_for] = Waiting(
-                count=known.count + 1 if known else 1,
-                longest_s=max(now - one.since, known.longest_s if known else 0.0),
-            )
+            name, since = one.waits_for, one.since
+            counts[name] = counts.get(name, 0) + 1
+            if since < longest.get(name, now):
+                longest[name] = since
         oldest = heapq.nsmallest(most, running, key=lambda one: one.began)
         return InFlightReport(
             count=len(running),
-            waits=waits,
+            waits={
+                str(name): Waiting(count=count, longest_s=now - longest.get(name, now))
+                for name, count in counts.items()
+            },
             oldest=tuple(
                 RolloutInFlight(
                     rollout_id=one.rollout_id,
                     task_id=one.task_id,
                     turn=one.turn,
                     age_s=now - one.began,
-                    waits_for=one.waits_for,
+                    waits_for=str(one.waits_for),
                     waits_s=now - one.since,
                     engine=engine_of(one.session_id) or "",
                 )

@@ -17,7 +17,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +134,7 @@ class LiveState(Progress):
                 "batches": self._batches[1],
             },
             "engines": [self._engine(one) for one in list(self._engines.values())[:MOST_ENGINES]],
-            "rollouts": None if rollouts is None else _rounded(asdict(rollouts)),
+            "rollouts": None if rollouts is None else _rollouts(rollouts),
             "finished_groups": {"count": count, "oldest_s": round(oldest_s, 3)},
         }
 
@@ -206,10 +205,24 @@ class LiveState(Progress):
         self._view.finished(result)
 
 
-def _rounded(value: Any) -> Any:
-    """Seconds to a millisecond: the other digits only make the file longer."""
-    if isinstance(value, float):
-        return round(value, 3)
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _rollouts(report: InFlightReport) -> dict[str, Any]:
+    """The report as JSON, seconds to a millisecond; `asdict` would take three times as long."""
+    return {
+        "count": report.count,
+        "waits": {
+            name: {"count": one.count, "longest_s": round(one.longest_s, 3)}
+            for name, one in report.waits.items()
+        },
+        "oldest": [
+            {
+                "rollout_id": one.rollout_id,
+                "task_id": one.task_id,
+                "turn": one.turn,
+                "age_s": round(one.age_s, 3),
+                "waits_for": one.waits_for,
+                "waits_s": round(one.waits_s, 3),
+                "engine": one.engine,
+            }
+            for one in report.oldest
+        ],
+    }

@@ -69,7 +69,10 @@ def _rollouts(found: Mapping[str, Any]) -> dict[str, Any]:
         "count": number(found.get("count")),
         "waits": {_text(k): _numbers(_object(v), ("count", "longest_s")) for k, v in waits},
         "oldest": [
-            {name: _text(one.get(name)) for name in ("rollout_id", "task_id", "waits_for", "engine")}
+            {
+                name: _text(one.get(name))
+                for name in ("rollout_id", "task_id", "waits_for", "engine")
+            }
             | _numbers(one, ("turn", "age_s", "waits_s"))
             for one in _objects(found.get("oldest"))
         ],

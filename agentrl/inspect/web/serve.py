@@ -20,7 +20,13 @@ _LAST_ANSWERS_S = 2
 
 
 def serve(
-    library: Library, *, host: str, port: int, browser: bool, say: Callable[[str], None]
+    library: Library,
+    *,
+    host: str,
+    port: int,
+    browser: bool,
+    say: Callable[[str], None],
+    opened: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serve until the process gets a signal to end.
 
@@ -29,7 +35,8 @@ def serve(
         host: address to listen at; one that other machines can reach asks visitors for a token.
         port: 0 takes a free one.
         browser: open the page, where there is a browser to open.
-        say: is given the address.
+        say: is given a line with the address.
+        opened: is given the address alone.
 
     Raises:
         ConfigError: the address cannot be listened at, or a library is missing.
@@ -42,6 +49,7 @@ def serve(
     listener = _listen(host, port)
     app = make_app(library, host=host, token=token)
     address = page_address(host, listener.getsockname()[1], token)
+    opened(address)
     runs = len(library.readers())
     say(f"{runs} run{'s' * (runs != 1)} at {address}  (Ctrl-C ends it)")
     if token is not None:

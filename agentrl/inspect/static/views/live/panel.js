@@ -31,7 +31,7 @@ export function livePanel(pulse) {
     now.replaceChildren(...phaseOf(live));
     waits.replaceChildren(...waitsOf(live));
     engines.replaceChildren(...enginesOf(live.engines));
-    const list = live.rollouts?.oldest ?? [];
+    const list = slowest(live.rollouts?.oldest ?? []);
     oldest.replaceChildren(...rolloutsOf(list.slice(0, SHOWN), "Rollouts in flight longest"));
     rest.replaceChildren(...rolloutsOf(list.slice(SHOWN), "Other rollouts in flight"));
     others.hidden = list.length <= SHOWN;
@@ -39,6 +39,12 @@ export function livePanel(pulse) {
   };
   update(pulse);
   return { node, update };
+}
+
+// Rollouts of a group begin together: of those of one age the one that waits longest comes first.
+function slowest(list) {
+  const age = (one) => Math.round(one.age_s);
+  return list.toSorted((a, b) => age(b) - age(a) || b.waits_s - a.waits_s);
 }
 
 // A redraw would take away what the reader has selected.
@@ -83,7 +89,7 @@ function phaseOf(live) {
     total > 0
       ? h(
           "div",
-          { class: "meter", "aria-hidden": "true" },
+          { class: "fill-bar", "aria-hidden": "true" },
           h("div", { vars: { "--share": Math.min(1, done / total) } }),
         )
       : "",
@@ -98,12 +104,16 @@ function waitsOf({ rollouts, finished_groups: queue }) {
   const chips = Object.entries(rollouts?.waits ?? {})
     .sort(([, a], [, b]) => b.count - a.count)
     .map(([name, one]) => [
-      `wait for the ${name}`,
+      `${one.count === 1 ? "waits" : "wait"} for the ${name}`,
       num(one.count),
       `longest ${seconds(one.longest_s)}`,
     ]);
   if (queue.count > 0) {
-    chips.push(["groups wait to be trained", num(queue.count), `oldest ${seconds(queue.oldest_s)}`]);
+    chips.push([
+      `${queue.count === 1 ? "group waits" : "groups wait"} to be trained`,
+      num(queue.count),
+      `oldest ${seconds(queue.oldest_s)}`,
+    ]);
   }
   if (rollouts) chips.unshift(["rollouts in flight", num(rollouts.count), ""]);
   return chips.map(([name, count, note]) =>
@@ -137,11 +147,11 @@ function engineRow(one) {
     ),
     h(
       "td",
-      { class: "meter-cell" },
+      { class: "fill-cell" },
       one.slots &&
         h(
           "span",
-          { class: "meter", "aria-hidden": "true" },
+          { class: "fill-bar", "aria-hidden": "true" },
           h("span", { vars: { "--share": busy / one.slots } }),
         ),
       one.slots ? `${num(busy)} of ${num(one.slots)}` : num(busy),
