@@ -23,6 +23,13 @@ def command(
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
     ] = True,
+    base_path: Annotated[
+        str, typer.Option(help="Path that a proxy has before the page, as in /runs.")
+    ] = "",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a proxy through which visitors come; they need a token."),
+    ] = None,
     terminal: Annotated[
         bool, typer.Option("--terminal", help="Show the runs here instead of in a browser.")
     ] = False,
@@ -38,7 +45,15 @@ def command(
         return
     from agentrl.inspect.web.serve import serve
 
-    serve(library, host=host, port=port, browser=browser, say=_say)
+    serve(
+        library,
+        host=host,
+        port=port,
+        browser=browser,
+        say=_say,
+        base=base_path,
+        names=tuple(allow_host or ()),
+    )
 
 
 def _say(line: str) -> None:

@@ -9,6 +9,8 @@ export class ApiError extends Error {
 }
 
 const held = heldAnswers();
+// Path that a proxy has before this page.
+const base = document.querySelector('meta[name="base-path"]')?.content ?? "";
 export const isExport = held !== null;
 
 function heldAnswers() {
@@ -43,7 +45,7 @@ export async function get(name, params = {}, signal) {
 async function ask(question, signal) {
   let answer;
   try {
-    answer = await fetch(`/api/${question}`, { signal, cache: "no-store" });
+    answer = await fetch(`${base}/api/${question}`, { signal, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server does not answer. Is `agentrl inspect` still running?", 0);
@@ -62,5 +64,5 @@ async function ask(question, signal) {
 }
 
 export function exportAddress(params) {
-  return `/api/export?${new URLSearchParams(params)}`;
+  return `${base}/api/export?${new URLSearchParams(params)}`;
 }

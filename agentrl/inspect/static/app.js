@@ -204,7 +204,7 @@ export function start(given, name) {
   history.scrollRestoration = "manual";
   if (new URLSearchParams(location.search).has("token")) {
     // The cookie is set by now; the address is likely to be copied.
-    history.replaceState(null, "", `/${location.hash}`);
+    history.replaceState(null, "", `${location.pathname}${location.hash}`);
   }
   let back = null;
   addEventListener("popstate", (event) => (back = event.state));
