@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { empty, h } from "../dom.js";
 import { lastPart, num, seconds, when } from "../format.js";
-import { go, href } from "../router.js";
+import { go, href, replace } from "../router.js";
 import { dashboard, metricNames } from "./dashboard.js";
 import { configuration, everyMetric } from "./every_metric.js";
 import { findings } from "./findings.js";
@@ -40,13 +40,17 @@ function draw({ run, brief, pulse }, params) {
     if (run.examples.length) go("examples", { run: params.run, step });
     else go("step", { run: params.run, ...(kind ? { kind, step } : placeOf(run, step)) });
   };
+  const others = steps && everyMetric(run, steps, open, metricNames(run));
+  // Another way to see the same place: the address follows, the history does not.
+  const moved = (settings) => replace("run", { run: params.run, ...settings });
+  const looked = (look) => others?.redraw(look);
   const parts = steps
     ? [
         glance(run, brief),
         findings(run, steps, params.run),
-        dashboard(run, steps, open),
+        dashboard(run, steps, open, params, { moved, looked }),
         h("div", { class: "pair" }, timePanel(run, open), wastePanel(run, open)),
-        everyMetric(run, steps, open, metricNames(run)),
+        others?.node,
         configuration(run.config),
       ]
     : [
