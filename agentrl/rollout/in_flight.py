@@ -120,6 +120,12 @@ class InFlight:
         self._running[rollout_id] = activity = Activity(rollout_id, task_id)
         return activity
 
+    def hold(self, ended: Iterable[Activity]) -> None:
+        """Take rollouts of a group up again that have ended and wait for what grades the group."""
+        for activity in ended:
+            activity.wait(WaitsFor.GRADER)
+            self._running[activity.rollout_id] = activity
+
     def end(self, rollout_id: str) -> None:
         """Forget a rollout that has ended."""
         self._running.pop(rollout_id, None)

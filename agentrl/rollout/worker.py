@@ -146,6 +146,8 @@ class RolloutWorker:
                     )
                     for index, effort in enumerate(efforts)
                 ]
+            if self._grade_group is not None:
+                self.in_flight.hold(effort.activity for effort in efforts)
             rollouts = await graded_group(
                 self._grade_group, task, [one.result() for one in running], retries=self._retries
             )
