@@ -59,7 +59,8 @@ function put(drawn, hash, params, scroll, again) {
   shown = {
     hash,
     up: drawn.up && !views[parse(drawn.up).view] ? href("runs") : (drawn.up ?? null),
-    revision: shown.revision,
+    // Of what was drawn, where the view knows: the run may have written since.
+    revision: drawn.revision ?? shown.revision,
     // What cannot be shown says why itself.
     run: drawn.failed ? null : (params.run ?? null),
     live: Boolean(drawn.live),
@@ -165,18 +166,19 @@ async function poll() {
     const before = run ? shown.revision : listed;
     quiet = now !== before || answer.live ? 0 : quiet + 1;
     shown.pulse?.(answer);
-    if (live && before !== null && now !== before) {
-      if (held()) {
-        lamp.textContent = "there is more; drawn when nothing is selected";
-        return;
-      }
+    const changed = live && before !== null && now !== before;
+    if (changed && held()) {
+      lamp.textContent = "there is more; drawn when nothing is selected";
+      return;
+    }
+    if (run) shown.revision = now;
+    else listed = now;
+    if (changed) {
       lamp.textContent = "updated";
       lamp.classList.add("beat");
       setTimeout(() => lamp.classList.remove("beat"), 900);
       await show({ again: true });
     }
-    if (run) shown.revision = now;
-    else listed = now;
   } catch (error) {
     const gone = run && error.status === 404;
     quiet++;

@@ -67,6 +67,7 @@ function draw({ run, brief, pulse }, params) {
   return {
     title: run.name,
     live: true,
+    revision: run.revision,
     pulse: now.update,
     crumbs: [
       ["runs", href("runs")],
