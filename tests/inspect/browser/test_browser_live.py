@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import re
+import time
 from pathlib import Path
 
 from playwright.sync_api import Browser, expect
@@ -66,13 +67,13 @@ def test_a_running_run_is_followed_through_a_proxy(browser: Browser, run_copy: P
         line = json.loads((run_copy / "metrics.jsonl").read_text().splitlines()[-1])
         with (run_copy / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({**line, "step": 5, "reward": 0.125}) + "\n")
-        write_live(run_copy, steps_done=5, rollouts={"count": 0, "waits": {}, "oldest": []})
+        none = {"count": 0, "waits": {}, "oldest": []}
+        write_live(run_copy, steps_done=5, rollouts=none, written=time.time() - 60)
         expect(now).to_contain_text("Rolling out step 6")
+        expect(now).to_contain_text("The run has not written this for")
         expect(now.get_by_role("table", name="Rollouts in flight longest")).to_have_count(0)
         reward = page.get_by_role("slider", name="Reward by step")
         expect(reward).to_have_attribute("aria-valuemax", "5")
-        write_live(run_copy, written=1.0)
-        expect(now).to_contain_text("The run has not written this for")
         # Its process ends without tidying up.
         fcntl.flock(lock, fcntl.LOCK_UN)
         expect(now).to_be_hidden()
