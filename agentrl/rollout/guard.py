@@ -19,8 +19,8 @@ from agentrl.errors import EngineError, NoEngine
 from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock
 from agentrl.rollout.endings import crash, ended
-from agentrl.rollout.in_flight import Activity, WaitsFor
 from agentrl.rollout.sandbox import SharedSandbox
+from agentrl.rollout.under_way.in_flight import Activity, WaitsFor
 from agentrl.rollout.watch import DeadlineWatch
 from agentrl.types import Generation, SamplingParams, Termination, ToolCall, ToolResult
 

@@ -25,13 +25,13 @@ from agentrl.rollout.coerce import as_observation, as_step_result, sampling_over
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.feedback import Delta, DeltaBuilder
 from agentrl.rollout.guard import EnvGuard
-from agentrl.rollout.in_flight import Activity
 from agentrl.rollout.limits import Reached, RolloutProgress
 from agentrl.rollout.prompts import Prompt, PromptCache
 from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.records import AgentState, LoopParts, Rollout, SampledTurn
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.seeds import turn_seed
+from agentrl.rollout.under_way.in_flight import Activity
 from agentrl.tool import Tool
 from agentrl.types import (
     FinishReason,

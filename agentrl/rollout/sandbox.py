@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
 from agentrl.errors import EnvError, SandboxError, SandboxUnavailable
-from agentrl.rollout.in_flight import Activity, WaitsFor
 from agentrl.rollout.sandbox_use import SandboxUse
+from agentrl.rollout.under_way.in_flight import Activity, WaitsFor
 from agentrl.rollout.watch import DeadlineWatch
 from agentrl.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from agentrl.sandbox_wrapper import Operation, SandboxWrapper

@@ -20,15 +20,12 @@ from agentrl.engine import Generator
 from agentrl.env import AgentInstance, EnvContext
 from agentrl.errors import ConfigError
 from agentrl.rollout.adapters.adapt import adapt_env, make_dict_env
-from agentrl.rollout.effort import CancelledWork, Effort
 from agentrl.rollout.endings import RolloutEnded, crash
-from agentrl.rollout.in_flight import InFlight, WaitsFor
 from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
 from agentrl.rollout.loop import ToolAgentLoop
 from agentrl.rollout.prompts import PromptCache
 from agentrl.rollout.records import LoopParts, Rollout
-from agentrl.rollout.release import close_all, to_the_end
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.sandbox_use import SandboxUse
 from agentrl.rollout.seeds import rollout_seed
@@ -41,6 +38,9 @@ from agentrl.rollout.trajectories import (
     with_score,
     with_usage,
 )
+from agentrl.rollout.under_way.effort import CancelledWork, Effort
+from agentrl.rollout.under_way.in_flight import InFlight, WaitsFor
+from agentrl.rollout.under_way.release import close_all, to_the_end
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.tool import Tool
 from agentrl.types import Message, SamplingParams, Task, Termination, Trajectory, TrajectoryGroup

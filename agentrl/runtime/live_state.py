@@ -24,7 +24,7 @@ from agentrl.runtime.progress import Progress, RunPlan
 
 if TYPE_CHECKING:
     from agentrl.health.records import Verdict
-    from agentrl.rollout.in_flight import InFlightReport, LookInFlight
+    from agentrl.rollout.under_way.in_flight import InFlightReport, LookInFlight
     from agentrl.runtime.records import RunResult
     from agentrl.runtime.scoring.evaluate import EvalSummary
     from agentrl.serving.records import EngineStats

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from agentrl.batch.ledger import spent_before
 from agentrl.metrics import MetricBag
-from agentrl.rollout.in_flight import LookInFlight
+from agentrl.rollout.under_way.in_flight import LookInFlight
 from agentrl.runtime.engine_wait import Guard
 from agentrl.runtime.reward_versions import RewardModelUsers
 from agentrl.serving.records import EngineStats

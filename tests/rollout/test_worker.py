@@ -12,9 +12,9 @@ import pytest
 from agentrl.env import Observation, StepResult
 from agentrl.errors import EngineError, GraderError, SandboxError
 from agentrl.rollout import rollout_metrics
-from agentrl.rollout.effort import CancelledWork
-from agentrl.rollout.in_flight import InFlightReport
 from agentrl.rollout.seeds import rollout_seed
+from agentrl.rollout.under_way.effort import CancelledWork
+from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.sandbox import ExecResult, Isolation, Outcome, Probe, Sandbox, SandboxBackend
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.tool import FunctionTool

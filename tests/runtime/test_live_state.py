@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.rollout.in_flight import InFlight, InFlightReport, WaitsFor, merged
+from agentrl.rollout.under_way.in_flight import InFlight, InFlightReport, WaitsFor, merged
 from agentrl.runtime import live_state
 from agentrl.runtime.live_state import LiveState
 from agentrl.runtime.progress import Progress, RunPlan

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from agentrl.compute_threads import run_computing
 from agentrl.errors import StepAbandoned
 from agentrl.metrics import MetricBag
-from agentrl.rollout.in_flight import InFlightReport
+from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
 from agentrl.runtime.drivers.groups import GroupRunner, note_aborted
 from agentrl.runtime.engine_wait import Guard, Push, push_or_wait, to_the_end
@@ -25,7 +25,7 @@ from agentrl.types import SamplingParams, Task, TrajectoryGroup
 if TYPE_CHECKING:
     from agentrl.batch import PackedBatch
     from agentrl.data import TrajectoryStore
-    from agentrl.rollout.effort import CancelledWork
+    from agentrl.rollout.under_way.effort import CancelledWork
     from agentrl.serving import TokenClient
     from agentrl.serving.records import EngineStats
     from agentrl.train import Trainer

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.compute_threads import reserve_cores
 from agentrl.config import RunConfig
 from agentrl.errors import EngineError
-from agentrl.rollout.in_flight import InFlightReport
+from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all, follow
 from agentrl.runtime.assembly.engines import engine_wait_s, make_client
 from agentrl.runtime.disk.logs import quiet_transformers

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
-from agentrl.rollout.in_flight import InFlightReport, merged
+from agentrl.rollout.under_way.in_flight import InFlightReport, merged
 from agentrl.runtime.assembly.local_stages import LocalEngines
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.children.worker_child import WorkerLost

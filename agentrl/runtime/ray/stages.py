@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from agentrl.errors import RunError, StepAbandoned, TrainError
 from agentrl.metrics import MetricBag
-from agentrl.rollout.in_flight import InFlightReport, merged
+from agentrl.rollout.under_way.in_flight import InFlightReport, merged
 from agentrl.runtime.drivers.groups import note_aborted
 from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.rollout_workers import Workers

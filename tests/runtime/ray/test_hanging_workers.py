@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.data import TrajectoryStore
 from agentrl.metrics.sinks import read_metrics
-from agentrl.rollout.in_flight import InFlightReport
+from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.ray.launch import RayStages
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks

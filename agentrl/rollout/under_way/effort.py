@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from agentrl.rollout.in_flight import Activity
+from agentrl.rollout.under_way.in_flight import Activity
 
 
 class RunningWork(Protocol):
