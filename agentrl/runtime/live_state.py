@@ -153,12 +153,12 @@ class LiveState(Progress):
         self._rollouts, self._tokens, self._batches = 0, 0, (0, 0)
 
     def started(self, plan: RunPlan) -> None:
-        """Keep the plan."""
+        """Keep the plan and pass it on."""
         self._steps, self._done = plan.steps, plan.done
         self._view.started(plan)
 
     def phase(self, name: str, total: int = 0) -> None:
-        """Keep the phase."""
+        """Keep the phase and pass it on."""
         self._begin(name, total)
         self._view.phase(name, total)
 

@@ -1,4 +1,4 @@
-"""What a running run does at this moment: its phase, its engines, the rollouts in flight.
+"""State of a running run for the page: its phase, its engines, the rollouts in flight.
 
 The run writes it about once a second (`agentrl.runtime.live_state`). A run that was killed leaves
 its file behind, so nothing of it is shown unless the run goes on.
@@ -20,7 +20,7 @@ _CHARS = 300
 
 
 def pulse_answer(reader: RunReader) -> dict[str, Any]:
-    """Whether a run has written something, its state, and what it does if it goes on."""
+    """Revision and state of a run, and its live file if it goes on."""
     state = run_state(reader.path)
     going = state in ("running", "paused")
     return {

@@ -44,7 +44,7 @@ class Activity:
         self.began = self.since = time.monotonic()
 
     def attempt(self, session_id: str) -> None:
-        """Begin another attempt."""
+        """Begin another attempt, with turns from 0."""
         self.session_id, self.turn = session_id, 0
         self.wait(WaitsFor.ENVIRONMENT)
 

@@ -62,8 +62,10 @@ def test_a_running_run_is_followed_through_a_proxy(browser: Browser, run_copy: P
         expect(cells.nth(0)).to_have_text("<img src=x onerror=alert(1)> \\u202etask")
         expect(cells.nth(2)).to_have_text("7")
         expect(cells.nth(4)).to_have_text("tool 61 s")
-        # The run goes on, and nothing is loaded again.
+        # The run goes on, and nothing is loaded again; first without anything new to draw.
         page.evaluate("window.kept = true")
+        write_live(run_copy, steps_done=6, rollouts=rollouts)
+        expect(now).to_contain_text("Rolling out step 7")
         line = json.loads((run_copy / "metrics.jsonl").read_text().splitlines()[-1])
         with (run_copy / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({**line, "step": 5, "reward": 0.125}) + "\n")
