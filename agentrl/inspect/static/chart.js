@@ -79,7 +79,7 @@ function paint(figure, spec, width, height) {
     );
   }
   const middle = (PAD.left + width - PAD.right) / 2;
-  svg.append(s("text", { class: "tick", x: middle, y: height - 4, "text-anchor": "middle" }, log ? `${axis.name}, ${logText(spec)}` : axis.name));
+  svg.append(s("text", { class: "tick", x: middle, y: height - 4, "text-anchor": "middle" }, axisText(axis, spec, log)));
   for (const value of edges(x0, x1)) {
     const anchor = value === x0 ? "start" : value === x1 ? "end" : "middle";
     svg.append(
@@ -160,9 +160,11 @@ function zones(spec, width, y0, y1, y) {
   return found;
 }
 
-function logText({ series }) {
+// There is no room for more than one of the two.
+function axisText(axis, { series }, log) {
+  if (!log) return axis.name;
   const left = series.flatMap((one) => one.values).filter((value) => value !== null && !(value > 0));
-  return left.length ? `log scale, ${left.length} not above 0 left out` : "log scale";
+  return left.length ? `log scale, ${left.length} at 0 left out` : `${axis.name}, log scale`;
 }
 
 // Without the values that a logarithmic axis cannot show.

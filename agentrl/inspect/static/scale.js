@@ -150,7 +150,7 @@ export function between(steps, values) {
 // Values above zero on a logarithmic axis; null where there is none.
 export function logDomain(series) {
   const values = series
-    .flatMap((one) => [...one.values, ...(one.low ?? []), ...(one.high ?? [])])
+    .flatMap((one) => [...one.values, ...(one.smooth ?? []), ...(one.low ?? []), ...(one.high ?? [])])
     .filter((value) => Number.isFinite(value) && value > 0);
   if (!values.length) return null;
   const low = values.reduce((a, b) => Math.min(a, b));
