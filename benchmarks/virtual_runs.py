@@ -21,7 +21,7 @@ from jumping_stages import JumpingLoop, JumpingSelector
 
 from agentrl.batch import PackedBatch, StepBatch
 from agentrl.metrics import MetricBag
-from agentrl.rollout.effort import CancelledWork
+from agentrl.rollout.under_way.effort import CancelledWork
 from agentrl.train import Trainer
 from agentrl.types import SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
 from tests.runtime.driver_fakes import Fuse, StreamingWorker, drive, fake_config

@@ -26,6 +26,13 @@ def command(
     labels: Annotated[
         bool, typer.Option("--labels", help="Let the page write labels into RUN/labels.jsonl.")
     ] = False,
+    base_path: Annotated[
+        str, typer.Option(help="Path that a proxy has before the page, as in /runs.")
+    ] = "",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a proxy through which visitors come; they need a token."),
+    ] = None,
     terminal: Annotated[
         bool, typer.Option("--terminal", help="Show the runs here instead of in a browser.")
     ] = False,
@@ -41,7 +48,16 @@ def command(
         return
     from agentrl.inspect.web.serve import serve
 
-    serve(library, host=host, port=port, browser=browser, labels=labels, say=_say)
+    serve(
+        library,
+        host=host,
+        port=port,
+        browser=browser,
+        labels=labels,
+        say=_say,
+        base=base_path,
+        names=tuple(allow_host or ()),
+    )
 
 
 def _say(line: str) -> None:

@@ -33,12 +33,20 @@ def command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything that needs no model, then stop.")
     ] = False,
+    inspect: Annotated[
+        bool,
+        typer.Option(
+            "--inspect",
+            help="Serve the page of the run while it trains, on this machine alone, and print its "
+            "address.",
+        ),
+    ] = False,
 ) -> None:
     """Train a policy from a run file. Exit status 3: a rule of `health.rules` has ended it."""
     prepare()
     if dry_run:
         raise typer.Exit(_dry_run(config, overrides or [], resume=resume))
-    raise typer.Exit(_train(config, overrides or [], resume=resume))
+    raise typer.Exit(_train(config, overrides or [], resume=resume, inspect=inspect))
 
 
 def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
@@ -60,9 +68,10 @@ def plan(config: RunConfig, *, base: Path, resume: bool, found: PreflightFacts) 
     return dry_run_plan(config, base=base, found=found, resume=resume)
 
 
-def _train(path: Path, overrides: list[str], *, resume: bool) -> int:
+def _train(path: Path, overrides: list[str], *, resume: bool, inspect: bool) -> int:
     from agentrl.cli.console.live import watch
     from agentrl.cli.console.report import result_table
+    from agentrl.cli.console.run_page import run_page
     from agentrl.runtime.disk.run_directory import RunDir
     from agentrl.runtime.disk.run_name import run_path
     from agentrl.runtime.launch import open_run, train
@@ -87,7 +96,7 @@ def _train(path: Path, overrides: list[str], *, resume: bool) -> int:
         run_dir = open_run(config, base=base) if resume else None
         where = run_path(config.run)
     try:
-        with watch(console) as progress:
+        with run_page(served=inspect) as page, watch(console, page) as progress:
             result = asyncio.run(train(config, base=base, run_dir=run_dir, progress=progress))
     except Interrupted as stop:
         if where.is_dir():

@@ -20,6 +20,7 @@ from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock
 from agentrl.rollout.endings import crash, ended
 from agentrl.rollout.sandbox import SharedSandbox
+from agentrl.rollout.under_way.in_flight import Activity, WaitsFor
 from agentrl.rollout.watch import DeadlineWatch
 from agentrl.types import Generation, SamplingParams, Termination, ToolCall, ToolResult
 
@@ -34,10 +35,12 @@ class EnvGuard:
         sandbox: SharedSandbox,
         env_timeout_s: float,
         turn_limit_s: float,
+        activity: Activity,
     ) -> None:
         self.watch = DeadlineWatch()
         TURN_CLOCK.set(self.watch)
-        sandbox.watch = self.watch
+        sandbox.watch, sandbox.activity = self.watch, activity
+        self._activity = activity
         self._clock = clock
         self._sandbox = sandbox
         self._env_timeout_s = env_timeout_s
@@ -55,6 +58,8 @@ class EnvGuard:
         Raises:
             RolloutEnded: the engine failed, or took longer than the limit of a turn.
         """
+        self._activity.turn += 1
+        self._activity.wait(WaitsFor.MODEL)
         started = time.monotonic()
         try:
             with self.watch.limit(self._turn_limit_s):
@@ -88,6 +93,7 @@ class EnvGuard:
             RolloutEnded: a tool raised something that is not for the model, or a sandbox failed
                 and the tool made a result of it.
         """
+        self._activity.wait(WaitsFor.TOOL)
         try:
             results = await runner.run(calls, left_s=self._clock.left_s())
         except asyncio.CancelledError as error:
@@ -111,6 +117,7 @@ class EnvGuard:
             RolloutEnded: the environment raised or took too long, or a sandbox failed and the
                 environment went on all the same.
         """
+        self._activity.wait(WaitsFor.ENVIRONMENT)
         limit_s = self._env_timeout_s
         started, busy_s = time.monotonic(), self._sandbox.busy_s
         opening_s = self._sandbox.opening_s

@@ -31,6 +31,7 @@ from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.records import AgentState, LoopParts, Rollout, SampledTurn
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.seeds import turn_seed
+from agentrl.rollout.under_way.in_flight import Activity
 from agentrl.tool import Tool
 from agentrl.types import (
     FinishReason,
@@ -64,8 +65,10 @@ class ToolAgentLoop:
         sampling: SamplingParams,
         seed: int,
         session_id: str,
+        activity: Activity,
     ) -> None:
         self._parts = parts
+        self._activity = activity
         self._env = env
         self._tools = tools
         self._sandbox = sandbox
@@ -106,6 +109,7 @@ class ToolAgentLoop:
             sandbox=self._sandbox,
             env_timeout_s=self._parts.limits.env_timeout_s,
             turn_limit_s=self._parts.limits.turn_limit_s,
+            activity=self._activity,
         )
         state = AgentState.PENDING
         try:

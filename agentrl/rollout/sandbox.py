@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from agentrl.errors import EnvError, SandboxError, SandboxUnavailable
 from agentrl.rollout.sandbox_use import SandboxUse
+from agentrl.rollout.under_way.in_flight import Activity, WaitsFor
 from agentrl.rollout.watch import DeadlineWatch
 from agentrl.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from agentrl.sandbox_wrapper import Operation, SandboxWrapper
@@ -43,6 +44,8 @@ class SharedSandbox:
         self._use = SandboxUse() if use is None else use
         self.watch: DeadlineWatch | None = None
         """Stopped while a sandbox is being opened."""
+        self.activity: Activity | None = None
+        """Waits for the sandbox meanwhile."""
         self._backend = backend
         self._limits = limits
         self._open_timeout_s = open_timeout_s
@@ -147,11 +150,14 @@ class SharedSandbox:
 
     @contextmanager
     def _clocks_stopped(self) -> Iterator[None]:
-        watch = self.watch
+        watch, activity = self.watch, self.activity
         if watch is not None:
             watch.hold()
         try:
-            with self._opening_time.running():
+            with (
+                self._opening_time.running(),
+                activity.waiting(WaitsFor.SANDBOX) if activity else nullcontext(),
+            ):
                 yield
         finally:
             if watch is not None:

@@ -20,7 +20,6 @@ from agentrl.engine import Generator
 from agentrl.env import AgentInstance, EnvContext
 from agentrl.errors import ConfigError
 from agentrl.rollout.adapters.adapt import adapt_env, make_dict_env
-from agentrl.rollout.effort import CancelledWork, Effort
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
@@ -39,6 +38,9 @@ from agentrl.rollout.trajectories import (
     with_score,
     with_usage,
 )
+from agentrl.rollout.under_way.effort import CancelledWork, Effort
+from agentrl.rollout.under_way.in_flight import InFlight, WaitsFor
+from agentrl.rollout.under_way.release import close_all, to_the_end
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.tool import Tool
 from agentrl.types import Message, SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
@@ -106,6 +108,8 @@ class RolloutWorker:
         """Attempts that were thrown away and made again, by what had ended them."""
         self.cancelled = CancelledWork()
         """What the groups had cost that were cancelled."""
+        self.in_flight = InFlight()
+        """Rollouts that have begun and not ended."""
 
     async def run_group(
         self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
@@ -124,7 +128,8 @@ class RolloutWorker:
             raises for a failed rollout; on cancellation everything is released first.
         """
         prompts = PromptCache(self._parts.chat, self._parts.long_texts)
-        efforts = [Effort() for _ in range(n)]
+        names = [f"{group_id}/{index}" for index in range(n)]
+        efforts = [Effort(self.in_flight.begin(name, task.id)) for name in names]
         try:
             async with asyncio.TaskGroup() as group:
                 running = [
@@ -133,7 +138,7 @@ class RolloutWorker:
                             task,
                             prompts,
                             group_id=group_id,
-                            rollout_id=f"{group_id}/{index}",
+                            rollout_id=names[index],
                             seed=rollout_seed(seed, task.id, index),
                             sampling=sampling,
                             effort=effort,
@@ -141,6 +146,8 @@ class RolloutWorker:
                     )
                     for index, effort in enumerate(efforts)
                 ]
+            if self._grade_group is not None:
+                self.in_flight.hold(effort.activity for effort in efforts)
             rollouts = await graded_group(
                 self._grade_group, task, [one.result() for one in running], retries=self._retries
             )
@@ -150,6 +157,9 @@ class RolloutWorker:
         except BaseExceptionGroup as failed:
             # A failed rollout never raises, so this is a broken invariant: show it bare.
             raise failed.exceptions[0] from failed
+        finally:
+            for name in names:
+                self.in_flight.end(name)
         rows = tuple(with_score(row) for rollout in rollouts for row in rollout)
         return TrajectoryGroup(group_id=group_id, task_id=task.id, trajectories=rows)
 
@@ -173,6 +183,7 @@ class RolloutWorker:
                     task, prompts, session_id, rollout_id, seed, sampling, use, effort
                 )
                 rows = trajectories(task, rollout, group_id=group_id, rollout_id=rollout_id)
+                effort.activity.wait(WaitsFor.GRADER)
                 rows = await graded(self._grade, task, rows)
             use.served(spent)
             ending, rule = rows[-1].termination, rows[-1].rule
@@ -186,6 +197,7 @@ class RolloutWorker:
                     rows[-1].termination_detail,
                 )
             if not again:
+                self.in_flight.end(rollout_id)
                 return with_usage(rows, use.usage())
             self.retried[ending] += 1
             use.retried(
@@ -212,6 +224,7 @@ class RolloutWorker:
             open_timeout_s=self._parts.limits.env_timeout_s,
             use=use,
         )
+        effort.activity.attempt(session_id)
         env: AgentInstance | None = None
         tools: dict[str, Tool] = {}
         try:
@@ -240,6 +253,7 @@ class RolloutWorker:
                 sampling=sampling,
                 seed=seed,
                 session_id=session_id,
+                activity=effort.activity,
             )
             effort.begin(loop)
             return await loop.run(task)
@@ -271,28 +285,4 @@ class RolloutWorker:
         if sandbox.opened:
             steps.append(("sandbox.close", sandbox.close))
         steps.append(("end_session", lambda: self._parts.generator.end_session(session_id)))
-        await _to_the_end(_close_all(steps, session_id, limit_s))
-
-
-async def _close_all(
-    steps: Sequence[tuple[str, Callable[[], Awaitable[None]]]], session_id: str, limit_s: float
-) -> None:
-    for name, step in steps:
-        try:
-            async with asyncio.timeout(limit_s):
-                await step()
-        except Exception:  # recording boundary: what is over is over, the rollout keeps its ending
-            logger.warning("rollout %s: %s failed", session_id, name, exc_info=True)
-
-
-async def _to_the_end(work: Awaitable[None]) -> None:
-    """Await `work`; a cancellation meanwhile takes effect when it is done."""
-    task = asyncio.ensure_future(work)
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
+        await to_the_end(close_all(steps, session_id, limit_s))

@@ -34,6 +34,7 @@ from agentrl.runtime.distill.teacher import ask_server, check_teacher
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, make_run, runs_ahead
 from agentrl.runtime.health.rules import check_health
 from agentrl.runtime.heap import frozen_heap
+from agentrl.runtime.live_state import LiveState
 from agentrl.runtime.open_stages import open_stages
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.rank_restarts import RankLost, RankRestarts
@@ -81,10 +82,12 @@ async def train(
         try:
             config = directory.resolve_model(config)
             write_chosen(directory.chosen_file, datasets, tasks)
-            write_task_labels(directory.labels_file, tasks.by_kind())
-            with log_to(directory.log_file):
+            write_task_labels(directory.task_labels_file, tasks.by_kind())
+            slots = config.serving.max_batch_size
+            live = LiveState(directory.live_file, progress, slots_per_engine=slots)
+            with log_to(directory.log_file), live.open():
                 try:
-                    return await _run_in(directory, config, base, tasks, progress, stop)
+                    return await _run_in(directory, config, base, tasks, live, stop)
                 except Exception as error:
                     if not isinstance(error, Interrupted):
                         # Only for the traceback in run.log; the caller decides what is shown.
@@ -146,7 +149,7 @@ async def _run_in(
     config: RunConfig,
     base: Path,
     tasks: TaskSets,
-    progress: Progress,
+    progress: LiveState,
     stop: StopSwitch,
 ) -> RunResult:
     """Run to the end; after a rollback or the loss of a rank it goes on as a resume does."""
@@ -182,7 +185,7 @@ async def _run_from_disk(
     config: RunConfig,
     base: Path,
     tasks: TaskSets,
-    progress: Progress,
+    progress: LiveState,
     stop: StopSwitch,
 ) -> RunResult:
 
@@ -236,7 +239,8 @@ async def _run_from_disk(
                 config, directory, parts, history=point.history, progress=progress, stop=stop
             )
             with frozen_heap():
-                result = await run.run()
+                async with progress.watching(opened.stages.in_flight):
+                    result = await run.run()
             progress.finished(result)
             return result
         finally:

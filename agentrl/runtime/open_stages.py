@@ -107,6 +107,7 @@ async def open_stages(
                 learner=learner,
                 stop_token_ids=policy.chat.stop_token_ids,
                 reward_models=policy.reward_models,
+                in_flight=policy.rollouts.in_flight,
             )
             model = f"{policy.model}; sampled by {policy.engines.text}"
             backend = section_backend(config.serving, config.sync, device=config.model.device)

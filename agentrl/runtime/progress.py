@@ -65,6 +65,14 @@ class Progress:
     def engines(self, stats: Mapping[str, EngineStats]) -> None:
         """Counts of the engines; about once a second."""
 
+    def finished_groups(self, count: int, oldest_s: float) -> None:
+        """Groups that have ended and wait to be trained; about once a second.
+
+        Args:
+            count: groups that wait.
+            oldest_s: seconds that the oldest of them has waited.
+        """
+
     def verdicts(self, verdicts: Sequence[Verdict]) -> None:
         """All that the detectors say, each time they have looked; what changed is noted too."""
 

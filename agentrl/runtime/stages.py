@@ -19,6 +19,7 @@ from typing import Protocol
 
 from agentrl.batch.ledger import spent_before
 from agentrl.metrics import MetricBag
+from agentrl.rollout.under_way.in_flight import LookInFlight
 from agentrl.runtime.engine_wait import Guard
 from agentrl.runtime.reward_versions import RewardModelUsers
 from agentrl.serving.records import EngineStats
@@ -109,7 +110,6 @@ class GroupReport:
 
 def report_of(group: TrajectoryGroup) -> GroupReport:
     """The report of a group."""
-
     reports = []
     for rows in group.rollouts():
         last = rows[-1]
@@ -295,3 +295,5 @@ class Stages:
     """Ends an assistant turn."""
     reward_models: RewardModelUsers | None = None
     """Score rollouts with `reward.models`; None where nothing can be told to them."""
+    in_flight: LookInFlight | None = None
+    """Reports on the rollouts in flight and names so many of the oldest; None where none can."""

@@ -160,6 +160,10 @@ class TokenClient(Fleet):
                     error,
                 )
 
+    def engine_of(self, session_id: str) -> str | None:
+        """Name of the engine that has a session; None if none has it yet."""
+        return self.balancer.pinned(session_id)
+
     async def end_session(self, session_id: str) -> None:
         """See `Generator.end_session`; an engine beyond hearing is not an error."""
         self._prefixes.pop(session_id, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -100,3 +101,21 @@ def write_metrics(run: Path, *lines: dict[str, Any]) -> None:
     run.mkdir(parents=True, exist_ok=True)
     with (run / "metrics.jsonl").open("a") as file:
         file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_live(run: Path, **changes: Any) -> None:
+    """Write the live file of a run, as `agentrl.runtime.live_state` does."""
+    waits = {"model": {"count": 2, "longest_s": 4.5}, "tool": {"count": 1, "longest_s": 61.0}}
+    rollout = {"rollout_id": "step-5/0001-slow/2", "task_id": "slow", "turn": 7, "age_s": 75.0,
+               "waits_for": "tool", "waits_s": 61.0, "engine": "vllm-0"}  # fmt: skip
+    engine = {"name": "vllm-0", "state": "active", "why": "", "version": 4, "in_flight": 20,
+              "slots": 16}  # fmt: skip
+    phase = {"name": "rollout", "for_s": 75.0, "rollouts_done": 1, "rollouts": 4, "tokens": 900,
+             "batches_done": 0, "batches": 0}  # fmt: skip
+    record = {
+        "written": time.time(), "pid": 1, "steps_done": 4, "steps": 9, "step_s": 80.0,
+        "phase": phase, "engines": [engine],
+        "rollouts": {"count": 3, "waits": waits, "oldest": [rollout]},
+        "finished_groups": {"count": 1, "oldest_s": 12.0},
+    }  # fmt: skip
+    (run / "live.json").write_text(json.dumps(record | changes))

@@ -12,8 +12,9 @@ import pytest
 from agentrl.env import Observation, StepResult
 from agentrl.errors import EngineError, GraderError, SandboxError
 from agentrl.rollout import rollout_metrics
-from agentrl.rollout.effort import CancelledWork
 from agentrl.rollout.seeds import rollout_seed
+from agentrl.rollout.under_way.effort import CancelledWork
+from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.sandbox import ExecResult, Isolation, Outcome, Probe, Sandbox, SandboxBackend
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.tool import FunctionTool
@@ -212,6 +213,40 @@ async def test_what_a_cancelled_group_had_sampled_is_counted(bench):
     assert made.worker.cancelled.seconds > 2 * 0.05
 
 
+async def test_a_rollout_in_flight_waits_for_its_sandbox_and_then_for_its_grader(bench):
+    """Fails if the wait for a sandbox is laid to the environment, or an ended rollout is in it."""
+    seen: list[dict[str, int]] = []
+
+    def look():
+        report = made.worker.in_flight.report(0, made.client.engine_of)
+        seen.append({name: one.count for name, one in report.waits.items()})
+
+    class Slow(FakeBackend):
+        async def create(self, limits, snapshot=None):
+            look()
+            return await super().create(limits, snapshot)
+
+    class Opens(Talk):
+        async def reset(self, task):
+            await self.context.open_sandbox()
+            look()
+            return await super().reset(task)
+
+    async def grade(task, rows):
+        look()
+        return rows
+
+    async def grade_group(task, rollouts):
+        look()
+        return rollouts
+
+    grade.group = grade_group
+    made = bench(["hi"], lambda: Opens(DONE), sandboxes=Slow(), grade=grade)
+    await made.group(1)
+    look()
+    assert seen == [{"sandbox": 1}, {"environment": 1}, {"grader": 1}, {"grader": 1}, {}]
+
+
 async def test_a_reward_of_the_model_is_never_retried(bench):
     made = bench(["hi"], lambda: Talk(StepResult(done=True, rewards=0.0)), retries=3)
     await made.one()
@@ -383,6 +418,14 @@ async def test_cancellation_gives_everything_back(bench, stage):
     )
     running = asyncio.create_task(made.group(3))
     await asyncio.wait_for(reached.wait(), 5)
+    await asyncio.sleep(0)
+    seen = made.worker.in_flight.report(2, made.client.engine_of)
+    waits_for = {"generate": "model", "tool": "tool"}.get(stage, "environment")
+    assert (seen.count, len(seen.oldest)) == (3, 2)
+    assert seen.waits[waits_for].count == 3
+    assert seen.oldest[0].rollout_id == "group/0"
+    assert seen.oldest[0].turn == (0 if stage == "reset" else 1)
+    assert seen.oldest[0].engine == ("" if stage == "reset" else "scripted-0")
     rollouts = asyncio.all_tasks() - {asyncio.current_task(), running}
     running.cancel()
     await asyncio.sleep(0.005)
@@ -393,6 +436,7 @@ async def test_cancellation_gives_everything_back(bench, stage):
     assert [env.closed for env in made.envs] == [1, 1, 1]
     assert (backend.opened, backend.closed) == (3, 3)
     assert made.client.balancer.in_flight("scripted-0") == 0
+    assert made.worker.in_flight.report(9, made.client.engine_of) == InFlightReport()
     if stage not in ("reset", "generate"):
         assert sorted(made.engine.ended) == ["group/0", "group/1", "group/2"]
     others = asyncio.all_tasks() - {asyncio.current_task()}

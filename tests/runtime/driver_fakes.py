@@ -18,7 +18,7 @@ from agentrl.data import TrajectoryStore
 from agentrl.engine import WeightTicket
 from agentrl.errors import EngineError, NoEngine, SyncError
 from agentrl.metrics import MetricBag
-from agentrl.rollout.effort import CancelledWork
+from agentrl.rollout.under_way.effort import CancelledWork
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, LocalRollouts
 from agentrl.runtime.assembly.metric_sinks import open_metrics
 from agentrl.runtime.assembly.parts import TaskSets

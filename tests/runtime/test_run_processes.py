@@ -79,9 +79,14 @@ def test_a_signal_ends_cleanly(project: Path, tmp_path: Path, number: int, statu
     path = fresh(project, tmp_path, env__args={"delay_s": 0.05}, train__steps=200)
     process = Agentrl(tmp_path / "out.txt", "train", path)
     process.wait_for("step 3/")
+    run = tmp_path / "runs" / "tiny"
+    live = json.loads((run / "live.json").read_bytes())
+    assert (live["steps"], live["engines"][0]["slots"]) == (200, 16)
+    assert live["rollouts"]["count"] == sum(w["count"] for w in live["rollouts"]["waits"].values())
+    assert f"watch it: agentrl inspect {run}" in process.text()
     process.send(number)
     assert process.wait(20) == status, process.text()
-    run = tmp_path / "runs" / "tiny"
+    assert not list(run.glob("*live.json*"))
     assert f"agentrl train {run} --resume" in process.text()
     assert "Traceback" not in process.text()
     checkpoint = latest_checkpoint(run / "checkpoints")

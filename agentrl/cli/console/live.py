@@ -19,6 +19,7 @@ from agentrl.cli.console.findings import STYLES
 from agentrl.cli.console.phase import PhaseCounts
 from agentrl.cli.console.plain import PlainView
 from agentrl.cli.console.report import clock
+from agentrl.cli.console.run_page import RunPage
 from agentrl.cli.console.start import open_console, show_warnings
 from agentrl.finding import Status
 from agentrl.health.records import Verdict
@@ -32,13 +33,18 @@ _TREND = 24
 
 
 @contextlib.contextmanager
-def watch(console: Console) -> Iterator[Progress]:
-    """The view that fits the console, and warnings on the same one while it is open."""
+def watch(console: Console, page: RunPage | None = None) -> Iterator[Progress]:
+    """The view that fits the console, and warnings on the same one while it is open.
+
+    Args:
+        console: to print to.
+        page: of a run that trains; the view says where it is.
+    """
     if not console.is_terminal:
-        with PlainView(console).open() as plain:
+        with PlainView(console, page).open() as plain:
             yield plain
         return
-    view = LiveView()
+    view = LiveView(page)
     with Live(
         get_renderable=view.render, console=console, refresh_per_second=4, transient=True
     ) as live:
@@ -53,7 +59,9 @@ def watch(console: Console) -> Iterator[Progress]:
 class LiveView(Progress):
     """A panel that is redrawn in place; notes scroll above it."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: RunPage | None = None) -> None:
+        """Show nothing yet; `page` is where the run is shown in a browser."""
+        self._page = page
         self._console: Console | None = None
         self._plan: RunPlan | None = None
         self._began = time.monotonic()
@@ -75,6 +83,8 @@ class LiveView(Progress):
         """Remember the plan to show."""
         self._plan = plan
         self._step = plan.done
+        if self._page is not None:
+            self._page.open(plan.run_dir, self.note)
 
     def phase(self, name: str, total: int = 0) -> None:
         """Begin a phase: restart its clock and its counts."""

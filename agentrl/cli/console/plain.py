@@ -12,6 +12,7 @@ from rich.console import Console
 
 from agentrl.cli.console.facts import step_facts
 from agentrl.cli.console.phase import PhaseCounts
+from agentrl.cli.console.run_page import RunPage
 from agentrl.inspect.read.safe_terminal import visible
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.scoring.evaluate import EvalSummary
@@ -56,10 +57,19 @@ class QuietLines:
 class PlainView(QuietLines, Progress):
     """One line for everything worth keeping in a log of a CI job."""
 
-    def __init__(self, console: Console, *, quiet_s: float = QUIET_S) -> None:
-        """Print to `console`, and the phase after `quiet_s` seconds without another line."""
+    def __init__(
+        self, console: Console, page: RunPage | None = None, *, quiet_s: float = QUIET_S
+    ) -> None:
+        """Print to `console`, and the phase after `quiet_s` seconds without another line.
+
+        Args:
+            console: to print to.
+            page: where the run is shown in a browser.
+            quiet_s: seconds.
+        """
         super().__init__(console, "loading model, data and sandbox", quiet_s=quiet_s)
         self._plan: RunPlan | None = None
+        self._page = page
 
     def started(self, plan: RunPlan) -> None:
         """Print where the run writes and what it will do."""
@@ -70,6 +80,8 @@ class PlainView(QuietLines, Progress):
         self._say(text + (f", {plan.max_minutes:g} minutes at most" if plan.max_minutes else ""))
         if plan.done:
             self._say(f"resumed after step {plan.done}")
+        if self._page is not None:
+            self._page.open(plan.run_dir, self._say)
 
     def phase(self, name: str, total: int = 0) -> None:
         """Begin a phase: restart its clock and its counts."""

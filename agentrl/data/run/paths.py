@@ -32,7 +32,7 @@ class RunPaths:
         return self.path / "tasks.json"
 
     @property
-    def labels_file(self) -> Path:
+    def task_labels_file(self) -> Path:
         """Labels of the tasks, one JSON object a line; there only if the data sets have any."""
         return self.path / "task_labels.jsonl"
 
@@ -85,6 +85,11 @@ class RunPaths:
     def weights(self) -> Path:
         """Of the `disk` backend."""
         return self.path / "weights"
+
+    @property
+    def live_file(self) -> Path:
+        """State of the run while it runs, at most a second old; gone when it has ended."""
+        return self.path / "live.json"
 
     @property
     def health_file(self) -> Path:

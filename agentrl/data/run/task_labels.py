@@ -28,7 +28,7 @@ def write_task_labels(path: Path, sets: Mapping[str, Sequence[Task]]) -> None:
     """Write the labels of all tasks; no file where no column is one.
 
     Args:
-        path: of the file, as `RunPaths.labels_file`.
+        path: of the file, as `RunPaths.task_labels_file`.
         sets: tasks of each kind, `train` or `eval/NAME`.
 
     Raises:

@@ -53,7 +53,7 @@ class RunReader:
         self.rows = StoredRows(run.path)
         self.paths = RunPaths(run.path)
         self.tokens = TokenStore(self.paths.tokens)
-        self.task_labels = TaskLabels(self.paths.labels_file)
+        self.task_labels = TaskLabels(self.paths.task_labels_file)
         self.examples = ExampleStore(self.paths.examples)
         """Examples that a fit has kept."""
         # What takes seconds on a large run must not hold up what takes milliseconds.

@@ -9,6 +9,8 @@ export class ApiError extends Error {
 }
 
 const held = heldAnswers();
+// Path that a proxy has before this page.
+const base = document.querySelector('meta[name="base-path"]')?.content ?? "";
 export const isExport = held !== null;
 
 function heldAnswers() {
@@ -51,7 +53,7 @@ export async function post(name, data) {
 async function ask(question, signal, more = {}) {
   let answer;
   try {
-    answer = await fetch(`/api/${question}`, { signal, cache: "no-store", ...more });
+    answer = await fetch(`${base}/api/${question}`, { signal, cache: "no-store", ...more });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server does not answer. Is `agentrl inspect` still running?", 0);
@@ -70,5 +72,5 @@ async function ask(question, signal, more = {}) {
 }
 
 export function exportAddress(params) {
-  return `/api/export?${new URLSearchParams(params)}`;
+  return `${base}/api/export?${new URLSearchParams(params)}`;
 }

@@ -13,12 +13,16 @@ let views = {};
 let top = "";
 let endingsKnown;
 const POLL_MS = 2000;
+// What has not changed for a minute and does not run is asked for less often.
+const QUIET_MS = 10_000;
+const QUIET_AFTER = 30;
 // A view that is quick to answer never shows that it was waited for.
 const WAIT_MS = 150;
 
 const main = document.getElementById("main");
-let shown = { hash: null, up: null, revision: null, run: null, live: false };
+let shown = { hash: null, up: null, revision: null, run: null, live: false, pulse: null };
 let listed = null;
+let quiet = 0;
 let asking = new AbortController();
 
 async function show({ scroll = 0, again = false } = {}) {
@@ -55,10 +59,12 @@ function put(drawn, hash, params, scroll, again) {
   shown = {
     hash,
     up: drawn.up && !views[parse(drawn.up).view] ? href("runs") : (drawn.up ?? null),
-    revision: shown.revision,
+    // Of what was drawn, where the view knows: the run may have written since.
+    revision: drawn.revision ?? shown.revision,
     // What cannot be shown says why itself.
     run: drawn.failed ? null : (params.run ?? null),
     live: Boolean(drawn.live),
+    pulse: drawn.pulse ?? null,
   };
   if (kept) restore(kept);
   else main.focus({ preventScroll: true });
@@ -149,29 +155,48 @@ async function poll() {
   const lamp = document.getElementById("live");
   const { run, live, hash } = shown;
   // What does not change is asked for, too: the page says when its server is gone.
+  // Nobody looks at a hidden page; it is asked for at once when it is shown again.
   if (!(live || run) || document.hidden) return;
   try {
     // The list of runs has no revision: it is short, so it is compared as a whole.
-    const now = run ? (await get("pulse", { run })).revision : JSON.stringify(await get("runs"));
+    const answer = await get(run ? "pulse" : "runs", run ? { run } : {});
+    const now = run ? answer.revision : JSON.stringify(answer);
     alarm("");
     if (shown.hash !== hash) return;
     const before = run ? shown.revision : listed;
-    if (live && before !== null && now !== before) {
-      if (held()) {
-        lamp.textContent = "there is more; drawn when nothing is selected";
-        return;
-      }
+    quiet = now !== before || answer.live ? 0 : quiet + 1;
+    shown.pulse?.(answer);
+    const changed = live && before !== null && now !== before;
+    if (changed && held()) {
+      lamp.textContent = "there is more; drawn when nothing is selected";
+      return;
+    }
+    if (run) shown.revision = now;
+    else listed = now;
+    if (changed) {
       lamp.textContent = "updated";
       lamp.classList.add("beat");
       setTimeout(() => lamp.classList.remove("beat"), 900);
       await show({ again: true });
     }
-    if (run) shown.revision = now;
-    else listed = now;
   } catch (error) {
     const gone = run && error.status === 404;
+    quiet++;
     alarm(gone ? `The folder of run "${run}" is gone; this is how it was.` : error.message);
   }
+}
+
+function watch() {
+  let timer;
+  const beat = () => {
+    clearTimeout(timer);
+    poll().finally(() => (timer = setTimeout(beat, quiet > QUIET_AFTER ? QUIET_MS : POLL_MS)));
+  };
+  document.addEventListener("visibilitychange", () => {
+    quiet = 0;
+    if (!document.hidden) beat();
+  });
+  beat();
 }
 
 export function start(given, name) {
@@ -181,7 +206,7 @@ export function start(given, name) {
   history.scrollRestoration = "manual";
   if (new URLSearchParams(location.search).has("token")) {
     // The cookie is set by now; the address is likely to be copied.
-    history.replaceState(null, "", `/${location.hash}`);
+    history.replaceState(null, "", `${location.pathname}${location.hash}`);
   }
   let back = null;
   addEventListener("popstate", (event) => (back = event.state));
@@ -228,9 +253,8 @@ export function start(given, name) {
     "/": openFind,
     "?": showHelp,
   });
-  const beat = () => poll().finally(() => setTimeout(beat, POLL_MS));
   show();
-  if (!isExport) beat();
+  if (!isExport) watch();
 }
 
 // The address names the whole view, down to the token that is looked at.

@@ -3,28 +3,17 @@
 
 import { h, s } from "./dom.js";
 import { num } from "./format.js";
-import { domain, edges, nearest, points, scale, tickTexts, ticks } from "./scale.js";
-
-const PAD = { left: 48, right: 10, top: 8, bottom: 20 };
-const cursor = new EventTarget();
-// Which step of a chart the keyboard stands on, over redraws of a running run.
-const held = new Map();
-
-export function pointAt(step) {
-  cursor.dispatchEvent(new CustomEvent("move", { detail: step }));
-}
-
-// Follows the shared cursor as long as the node is on the page.
-export function follow(node, onMove) {
-  const listener = (event) =>
-    node.isConnected ? onMove(event.detail) : cursor.removeEventListener("move", listener);
-  cursor.addEventListener("move", listener);
-}
+import { PAD, interact } from "./chart_input.js";
+import { follow } from "./cursor.js";
+import { domain, edges, ema, logDomain, logTicks, points, scale, tickTexts, ticks } from "./scale.js";
 
 // spec: {series: [{name, steps, values, low?, high?, color}], steps: [first, last], healthy?, red?,
-//        marks?: [{step, level, text}], spans?: [{first, last, level}], label, height?, open(step)?}
+//        marks?: [{step, level, text}], spans?: [{first, last, level}], label, height?, open(step)?,
+//        look?: how it is drawn, as `views/charts/settings.js` gives it}
 export function lineChart(spec) {
   const figure = h("div", { class: "chart", vars: { height: `${spec.height ?? 132}px` } });
+  const [from, to] = spec.look?.zoom ?? spec.steps;
+  spec = { ...spec, steps: [from, to], series: spec.series.map((one) => shown(one, spec, from, to)) };
   const all = [...new Set(spec.series.flatMap((one) => one.steps))].sort((a, b) => a - b);
   let width = 0;
   let draw = null;
@@ -40,15 +29,45 @@ export function lineChart(spec) {
   return figure;
 }
 
+// A curve as it is drawn: smoothed over all of its steps, and then only those between `from` and
+// `to`.
+function shown(one, { look }, from, to) {
+  // Evaluations have an interval of their own, and are too few.
+  const smooth = look?.smooth && !one.low ? ema(one.values, look.smooth) : null;
+  const kept = one.steps.map((step, i) => i).filter((i) => one.steps[i] >= from && one.steps[i] <= to);
+  const pick = (list) => list && kept.map((i) => list[i]);
+  return {
+    ...one,
+    steps: pick(one.steps),
+    values: pick(one.values),
+    smooth: pick(smooth),
+    low: pick(one.low),
+    high: pick(one.high),
+  };
+}
+
+// The scale of values, its marks, and what can be drawn on it: a logarithm has no zero.
+function vertical(spec, height) {
+  const range = spec.look?.log ? logDomain(spec.series) : null;
+  if (!range) {
+    const [y0, y1] = domain(spec);
+    return { y: scale(y0, y1, height - PAD.bottom, PAD.top), y0, y1, marks: ticks(y0, y1, 3) };
+  }
+  const [y0, y1] = range;
+  const line = scale(Math.log10(y0), Math.log10(y1), height - PAD.bottom, PAD.top);
+  const marks = logTicks(y0, y1);
+  return { y: (value) => line(Math.log10(Math.max(value, y0))), y0, y1, marks, log: true };
+}
+
 function paint(figure, spec, width, height) {
   const [x0, x1] = spec.steps;
-  const [y0, y1] = domain(spec);
-  const x = scale(x0, x1, PAD.left, width - PAD.right);
-  const y = scale(y0, y1, height - PAD.bottom, PAD.top);
+  const axis = spec.look?.axis ?? { name: "step", at: (step) => step, text: num };
+  const across = scale(axis.at(x0), axis.at(x1), PAD.left, width - PAD.right);
+  const x = (step) => across(axis.at(step));
+  const { y, y0, y1, marks: marked, log } = vertical(spec, height);
   const svg = s("svg", { width, height, "aria-hidden": "true" });
   svg.append(...zones(spec, width, y0, y1, y));
-  const marked = ticks(y0, y1, 3);
-  const texts = tickTexts(marked);
+  const texts = log ? marked.map((value) => num(value)) : tickTexts(marked);
   for (const [i, value] of marked.entries()) {
     svg.append(
       s("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: y(value), y2: y(value) }),
@@ -60,26 +79,33 @@ function paint(figure, spec, width, height) {
     );
   }
   const middle = (PAD.left + width - PAD.right) / 2;
-  svg.append(s("text", { class: "tick", x: middle, y: height - 4, "text-anchor": "middle" }, "step"));
+  svg.append(s("text", { class: "tick", x: middle, y: height - 4, "text-anchor": "middle" }, axisText(axis, spec, log)));
   for (const value of edges(x0, x1)) {
     const anchor = value === x0 ? "start" : value === x1 ? "end" : "middle";
     svg.append(
-      s("text", { class: "tick", x: x(value), y: height - 4, "text-anchor": anchor }, num(value)),
+      s(
+        "text",
+        { class: "tick", x: x(value), y: height - 4, "text-anchor": anchor },
+        axis.text(axis.at(value)),
+      ),
     );
   }
   for (const span of spec.spans ?? []) {
-    const from = x(span.first ?? x0);
+    const [first, last] = [Math.max(span.first ?? x0, x0), Math.min(span.last ?? x1, x1)];
+    if (first > last) continue;
+    const from = x(first);
     svg.append(
       s("line", {
         class: `span ${span.level}`,
         x1: from,
-        x2: Math.max(from + 3, x(span.last ?? x1)),
+        x2: Math.max(from + 3, x(last)),
         y1: height - PAD.bottom,
         y2: height - PAD.bottom,
       }),
     );
   }
   for (const mark of spec.marks ?? []) {
+    if (mark.step < x0 || mark.step > x1) continue;
     svg.append(
       s(
         "line",
@@ -94,7 +120,7 @@ function paint(figure, spec, width, height) {
       ),
     );
   }
-  for (const one of spec.series) svg.append(...curve(one, x, y, width));
+  for (const one of spec.series) svg.append(...curve(log ? above(one) : one, x, y, width));
   const line = s("line", {
     class: "cursor",
     y1: PAD.top,
@@ -134,9 +160,22 @@ function zones(spec, width, y0, y1, y) {
   return found;
 }
 
+// There is no room for more than one of the two.
+function axisText(axis, { series }, log) {
+  if (!log) return axis.name;
+  const left = series.flatMap((one) => one.values).filter((value) => value !== null && !(value > 0));
+  return left.length ? `log scale, ${left.length} at 0 left out` : `${axis.name}, log scale`;
+}
+
+// Without the values that a logarithmic axis cannot show.
+function above(one) {
+  const keep = (list) => list?.map((value) => (value > 0 ? value : null));
+  return { ...one, values: keep(one.values), smooth: keep(one.smooth), low: keep(one.low), high: keep(one.high) };
+}
+
 function curve(one, x, y, width) {
   const color = one.color ?? "c0";
-  const line = points(one.steps, one.values, width);
+  const line = points(one.steps, one.smooth ?? one.values, width);
   const at = ([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`;
   const drawn = [];
   if (one.low && one.high) {
@@ -162,6 +201,10 @@ function curve(one, x, y, width) {
       );
     }
   }
+  if (one.smooth) {
+    const raw = points(one.steps, one.values, width).map(at).join(" ");
+    drawn.push(s("polyline", { class: `curve raw ${color}`, points: raw }));
+  }
   drawn.push(s("polyline", { class: `curve ${color}`, points: line.map(at).join(" ") }));
   if (line.length <= 4) {
     drawn.push(
@@ -182,53 +225,10 @@ function moveCursor(step, spec, x, y, line, dots) {
   }
   spec.series.forEach((one, i) => {
     const at = on ? one.steps.indexOf(step) : -1;
-    const value = at < 0 ? null : one.values[at];
+    const value = at < 0 ? null : (one.smooth ?? one.values)[at];
     dots[i].setAttribute("visibility", value === null ? "hidden" : "visible");
     if (value === null) return;
     dots[i].setAttribute("cx", x(step));
     dots[i].setAttribute("cy", y(value));
   });
-}
-
-function interact(figure, spec, all, width) {
-  const before = held.get(spec.key);
-  let now = all.includes(before) ? before : all.at(-1);
-  const say = (step) => {
-    now = step;
-    if (spec.key) held.set(spec.key, step);
-    figure.setAttribute("aria-valuenow", step);
-    const said = spec.series.map((one) => {
-      const value = one.values[one.steps.indexOf(step)];
-      return `${spec.series.length > 1 ? `${one.name} ` : ""}${num(value ?? null)}${spec.unit ? ` ${spec.unit}` : ""}`;
-    });
-    figure.setAttribute("aria-valuetext", `step ${step}: ${said.join(", ")}`);
-    pointAt(step);
-  };
-  const under = (event) => {
-    const box = figure.getBoundingClientRect();
-    const share = (event.clientX - box.left - PAD.left) / (width() - PAD.left - PAD.right);
-    return nearest(all, spec.steps[0] + share * (spec.steps[1] - spec.steps[0]));
-  };
-  for (const [name, value] of Object.entries({
-    role: "slider",
-    tabindex: 0,
-    "aria-label": spec.label,
-    "aria-valuemin": all[0],
-    "aria-valuemax": all.at(-1),
-    "aria-valuenow": now,
-  }))
-    figure.setAttribute(name, value);
-  if (spec.key) figure.dataset.key = spec.key;
-  figure.classList.toggle("opens", Boolean(spec.open));
-  figure.addEventListener("pointermove", (event) => say(under(event)));
-  figure.addEventListener("pointerleave", () => pointAt(null));
-  figure.addEventListener("click", (event) => spec.open?.(under(event)));
-  figure.addEventListener("keydown", (event) => {
-    const by = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
-    if (event.key === "Enter") spec.open?.(now);
-    else if (by === undefined) return;
-    else say(all[Math.max(0, Math.min(all.length - 1, all.indexOf(now) + by))]);
-    event.preventDefault();
-  });
-  figure.addEventListener("blur", () => pointAt(null));
 }

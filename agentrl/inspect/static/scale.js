@@ -112,3 +112,65 @@ export function pool(values, most) {
     return part.reduce((a, b) => a + (b ?? 0), 0) / part.length;
   });
 }
+
+// The exponential moving average, corrected for its start: each value weighs `weight` times less
+// than the one after it. What is missing stays missing.
+export function ema(values, weight) {
+  let [sum, mass] = [0, 0];
+  return values.map((value) => {
+    if (!Number.isFinite(value)) return null;
+    sum = weight * sum + (1 - weight) * value;
+    mass = weight * mass + (1 - weight);
+    return sum / mass;
+  });
+}
+
+// The value of a curve that moves less than anyone could see; null for one that does, or that is
+// too short to say.
+export function constantOf(values) {
+  const found = values.filter(Number.isFinite);
+  if (found.length < 3) return null;
+  const low = found.reduce((a, b) => Math.min(a, b));
+  const high = found.reduce((a, b) => Math.max(a, b));
+  return high - low <= 1e-4 * Math.max(Math.abs(low), Math.abs(high)) ? found.at(-1) : null;
+}
+
+// Where a step lies on an axis that is known at some steps: between two of them in proportion.
+export function between(steps, values) {
+  return (step) => {
+    const last = steps.length - 1;
+    const after = steps.findIndex((one) => one >= step);
+    if (after === 0) return steps[0] > 0 ? (values[0] * Math.max(0, step)) / steps[0] : values[0];
+    if (after < 0) return values[last];
+    const share = (step - steps[after - 1]) / (steps[after] - steps[after - 1]);
+    return values[after - 1] + share * (values[after] - values[after - 1]);
+  };
+}
+
+// Values above zero on a logarithmic axis; null where there is none.
+export function logDomain(series) {
+  const values = series
+    .flatMap((one) => [...one.values, ...(one.smooth ?? []), ...(one.low ?? []), ...(one.high ?? [])])
+    .filter((value) => Number.isFinite(value) && value > 0);
+  if (!values.length) return null;
+  const low = values.reduce((a, b) => Math.min(a, b));
+  const high = values.reduce((a, b) => Math.max(a, b));
+  return high / low < 1.2 ? [low / 1.5, high * 1.5] : [low / 1.1, high * 1.1];
+}
+
+// Powers of ten, or where there are fewer than two of them 1, 2, 5 times these, and at most five.
+export function logTicks(low, high) {
+  const found = (factors) => {
+    const marks = [];
+    for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
+      for (const factor of factors) {
+        const value = Number((factor * 10 ** power).toPrecision(12));
+        if (value >= low && value <= high) marks.push(value);
+      }
+    }
+    return marks;
+  };
+  const marks = [[1], [1, 3], [1, 2, 5]].map(found).find((list) => list.length > 1);
+  const every = Math.ceil((marks?.length ?? 0) / 4);
+  return marks ? marks.filter((_, i) => i % every === 0) : ticks(low, high, 3);
+}

@@ -2,7 +2,7 @@
 
 import { h, s } from "./dom.js";
 import { num } from "./format.js";
-import { follow, pointAt } from "./chart.js";
+import { follow, pointAt } from "./cursor.js";
 import { nearest, pool, scale, ticks } from "./scale.js";
 
 const PAD = { left: 48, right: 10, top: 8, bottom: 20 };

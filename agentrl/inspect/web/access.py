@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import socket
+from collections.abc import Collection
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
@@ -46,17 +47,28 @@ _HEADERS = {
 class AccessGuard:
     """Lets a request through to `app`, or answers it with a refusal."""
 
-    def __init__(self, app: ASGIApp, *, host: str, token: str | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        token: str | None,
+        base: str = "",
+        names: Collection[str] = (),
+    ) -> None:
         """Guard `app`.
 
         Args:
             app: what is guarded.
             host: the address that is listened at.
             token: every visitor has to show it once; None for loopback, where none is needed.
+            base: path below which a proxy has the page; empty for none.
+            names: other names by which visitors come, as of a proxy.
         """
         self._app = app
         self._local = is_loopback(host)
-        self._names = {"localhost", host.lower()}
+        self._base = base
+        self._names = {"localhost", host.lower(), *(name.lower() for name in names)}
         if not self._local:
             self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         self._token = token
@@ -113,10 +125,15 @@ class AccessGuard:
             if name == "token" and hmac.compare_digest(value.encode(), expected):
                 rest = urlencode([pair for pair in query if pair[0] != "token"])
                 # The token leaves the address bar, so that it is not copied with a link.
-                path = "/" + scope["path"].lstrip("/\\")
+                path = f"{self._base}/" + scope["path"].lstrip("/\\")
                 response = RedirectResponse(path + (f"?{rest}" if rest else ""), status_code=303)
                 response.set_cookie(
-                    _COOKIE, self._token, httponly=True, samesite="strict", max_age=30 * 86400
+                    _COOKIE,
+                    self._token,
+                    path=self._base or "/",
+                    httponly=True,
+                    samesite="strict",
+                    max_age=30 * 86400,
                 )
                 return response
         if hmac.compare_digest(_cookie(headers.get("cookie", "")).encode(), expected):

@@ -8,7 +8,7 @@ that a restart would lose, and writes nothing but labels, if it was started for 
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -27,11 +27,13 @@ from agentrl.inspect.pages.endings import endings_answer
 from agentrl.inspect.pages.examples import example_answer, examples_answer
 from agentrl.inspect.pages.find import find_answer
 from agentrl.inspect.pages.groups import group_answer, step_answer
+from agentrl.inspect.pages.live import pulse_answer
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
 from agentrl.inspect.pages.tokens import tokens_answer
 from agentrl.inspect.web.access import AccessGuard
 from agentrl.inspect.web.answers import answered, json_response
+from agentrl.inspect.web.base_path import BasePath, page_response
 from agentrl.inspect.web.downloads import export_response
 from agentrl.inspect.web.labels import label_route
 from agentrl.inspect.web.library import Library
@@ -59,6 +61,8 @@ def make_app(
     host: str = "127.0.0.1",
     token: str | None = None,
     labels: bool = False,
+    base: str = "",
+    names: Collection[str] = (),
     endings: Mapping[Any, TerminationRule] = TERMINATION_RULES,
 ) -> Starlette:
     """The server as an ASGI application.
@@ -68,6 +72,8 @@ def make_app(
         host: address it will listen at.
         token: what visitors have to show; None asks for none.
         labels: whether visitors may write labels into the runs.
+        base: path below which a proxy has it; empty for none.
+        names: other names by which visitors come.
         endings: how rollouts can end, as the page names and marks them.
     """
     routes = [
@@ -79,12 +85,13 @@ def make_app(
         Route("/api/{rest:path}", _no_such_answer),
         Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
         Route("/favicon.ico", _nothing),
-        Route("/{rest:path}", _page),
+        Route("/{rest:path}", partial(page_response, base)),
     ]
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(AccessGuard, host=host, token=token),
+            Middleware(BasePath, base=base),
+            Middleware(AccessGuard, host=host, token=token, base=base, names=names),
             Middleware(GZipMiddleware, minimum_size=50_000, compresslevel=1),
         ],
     )
@@ -120,7 +127,7 @@ def _run(library: Library, query: Mapping[str, str]) -> Any:
 
 
 def _pulse(library: Library, query: Mapping[str, str]) -> Any:
-    return {"revision": library.reader(required(query, "run")).revision()}
+    return pulse_answer(library.reader(required(query, "run")))
 
 
 def _step(library: Library, query: Mapping[str, str]) -> Any:
@@ -256,11 +263,3 @@ def _no_such_answer(request: Request) -> Response:
 
 def _nothing(_: Request) -> Response:
     return Response(status_code=204)
-
-
-def _page(_: Request) -> Response:
-    """The page, whatever the path: which view it shows is in its address."""
-    page = STATIC / "index.html"
-    if not page.is_file():
-        return Response("the inspector's page is missing from this installation", 500)
-    return FileResponse(page, headers={"cache-control": "no-cache"})

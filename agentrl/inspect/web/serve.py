@@ -27,6 +27,9 @@ def serve(
     browser: bool,
     labels: bool = False,
     say: Callable[[str], None],
+    opened: Callable[[str], None] = lambda address: None,
+    base: str = "",
+    names: tuple[str, ...] = (),
 ) -> None:
     """Serve until the process gets a signal to end.
 
@@ -36,21 +39,32 @@ def serve(
         port: 0 takes a free one.
         labels: let visitors write labels into the runs.
         browser: open the page, where there is a browser to open.
-        say: is given the address.
+        say: is given a line with the address.
+        opened: is given the address alone.
+        base: path below which a proxy has the page; empty for none.
+        names: by which visitors come through a proxy. Then a token is asked for, since they come
+            from other machines.
 
     Raises:
-        ConfigError: the address cannot be listened at, or a library is missing.
+        ConfigError: the address cannot be listened at, `base` or `names` are none, or a library is
+            missing.
     """
     uvicorn = require("uvicorn")
     require("starlette.applications")
-    from agentrl.inspect.web.app import make_app  # imports starlette, an extra
+    # They import starlette, an extra.
+    from agentrl.inspect.web.app import make_app
+    from agentrl.inspect.web.base_path import checked_base, checked_names
 
-    token = None if is_loopback(host) else secrets.token_urlsafe(24)
+    base, names = checked_base(base), checked_names(names)
+    token = None if is_loopback(host) and not names else secrets.token_urlsafe(24)
     listener = _listen(host, port)
-    app = make_app(library, host=host, token=token, labels=labels)
-    address = page_address(host, listener.getsockname()[1], token)
+    app = make_app(library, host=host, token=token, labels=labels, base=base, names=names)
+    address = page_address(host, listener.getsockname()[1], token, base)
+    opened(address)
     runs = len(library.readers())
     say(f"{runs} run{'s' * (runs != 1)} at {address}  (Ctrl-C ends it)")
+    for name in names:
+        say(f"through a proxy: {name}{base}/?token={token}")
     if token is not None:
         say("whoever has this address can read these runs; it is not encrypted")
     server = uvicorn.Server(
@@ -75,7 +89,7 @@ def serve(
         listener.close()
 
 
-def page_address(host: str, port: int, token: str | None) -> str:
+def page_address(host: str, port: int, token: str | None, base: str = "") -> str:
     """The address that a visitor types.
 
     Example:
@@ -85,7 +99,7 @@ def page_address(host: str, port: int, token: str | None) -> str:
     name = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
     if ":" in name:
         name = f"[{name.strip('[]')}]"
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{name}:{port}{base}/" + (f"?token={token}" if token else "")
 
 
 def _listen(host: str, port: int) -> socket.socket:

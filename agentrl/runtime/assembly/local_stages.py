@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from agentrl.compute_threads import run_computing
 from agentrl.errors import StepAbandoned
 from agentrl.metrics import MetricBag
+from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
 from agentrl.runtime.drivers.groups import GroupRunner, note_aborted
 from agentrl.runtime.engine_wait import Guard, Push, push_or_wait, to_the_end
@@ -24,7 +25,7 @@ from agentrl.types import SamplingParams, Task, TrajectoryGroup
 if TYPE_CHECKING:
     from agentrl.batch import PackedBatch
     from agentrl.data import TrajectoryStore
-    from agentrl.rollout.effort import CancelledWork
+    from agentrl.rollout.under_way.effort import CancelledWork
     from agentrl.serving import TokenClient
     from agentrl.serving.records import EngineStats
     from agentrl.train import Trainer
@@ -42,13 +43,16 @@ class LocalRollouts:
         worker: GroupRunner[TrajectoryGroup],
         *,
         cancelled: Callable[[], CancelledWork] | None = None,
+        look: Callable[[int], InFlightReport] | None = None,
     ) -> None:
         """Take the worker.
 
         Args:
             worker: makes groups.
             cancelled: cost of cancelled groups so far; None where it is not counted.
+            look: reports on the rollouts in flight; None where they are not known.
         """
+        self._look = look
         self._worker = worker
         self._cancelled = cancelled
         self._reported = (0, 0.0)
@@ -65,6 +69,10 @@ class LocalRollouts:
     def adopt(self, group: TrajectoryGroup) -> HeldGroup:
         """`adopt` as in `RolloutStage.adopt`."""
         return HeldGroup.of(group)
+
+    async def in_flight(self, most: int) -> InFlightReport:
+        """Rollouts in flight, with the `most` oldest by name."""
+        return self._look(most) if self._look else InFlightReport()
 
     def counts(self) -> MetricBag:
         """`counts` as in `RolloutStage.counts`."""

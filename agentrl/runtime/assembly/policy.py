@@ -176,7 +176,12 @@ class _Environment:
             base=base,
             reward_models=reward_models.targets,
         )
-        rollouts = LocalRollouts(worker, cancelled=lambda: worker.cancelled)
+        client = engines.client
+        rollouts = LocalRollouts(
+            worker,
+            cancelled=lambda: worker.cancelled,
+            look=lambda most: worker.in_flight.report(most, client.engine_of),
+        )
         return _OpenRollouts(rollouts=rollouts, sandbox_text=self.text, reward_models=reward_models)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.compute_threads import reserve_cores
 from agentrl.config import RunConfig
 from agentrl.errors import EngineError
+from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all, follow
 from agentrl.runtime.assembly.engines import engine_wait_s, make_client
 from agentrl.runtime.disk.logs import quiet_transformers
@@ -210,6 +211,10 @@ class RolloutHost:
     async def stats(self) -> Mapping[str, EngineStats]:
         """Counts of each engine's answers to this host since it was opened."""
         return self._client.stats()
+
+    async def in_flight(self, most: int) -> InFlightReport:
+        """Rollouts that have begun here and not ended, with the `most` oldest by name."""
+        return self._worker.in_flight.report(most, self._client.engine_of)
 
     async def close(self) -> None:
         """Cancel what runs, and release sandboxes and connections."""

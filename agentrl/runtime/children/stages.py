@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
+from agentrl.rollout.under_way.in_flight import InFlightReport, merged
 from agentrl.runtime.assembly.local_stages import LocalEngines
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.children.worker_child import WorkerLost
@@ -78,6 +79,11 @@ class ChildRollouts:
         if lost := self._workers.take_lost():
             bag.sum("rollout/workers_lost", lost)
         return bag
+
+    async def in_flight(self, most: int) -> InFlightReport:
+        """Rollouts in flight in all children, with the `most` oldest by name."""
+        found = await self._workers.ask_all("in_flight", most)
+        return merged((one for one in found if isinstance(one, InFlightReport)), most)
 
     async def _cancel(self, child: Any, group_id: str) -> None:
         """Cancel the group; a worker that is gone has nothing to report."""

@@ -14,6 +14,8 @@
     RUN/run.log           everything that was logged, tracebacks too
     RUN/result.json       final scores
     RUN/health.jsonl      changes of verdicts, and what rules decided
+    RUN/live.json         what the run does at this moment; there while it runs, see
+                          `agentrl.runtime.live_state`
     RUN/control           there while a rule pauses the run; see `agentrl.runtime.disk.pause`
     RUN/requests/         servers that shall join or leave; see `runtime.disk.server_requests`
     RUN/rolled-back/N/    what a rollback moved aside; see `agentrl.runtime.disk.rollback`

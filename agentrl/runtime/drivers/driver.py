@@ -229,6 +229,7 @@ class DriverParts:
             try:
                 stats = self.stages.engines.stats()
                 self.progress.engines(stats)
+                self.progress.finished_groups(*self.pending.waiting())
                 self.concurrency.observe(stats)
             except Exception:  # recording boundary: what is shown must not end a run
                 if not failed:

@@ -8,6 +8,7 @@ drivers log both as aborted, so that the ledger of a whole run holds all that wa
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping
 
 from agentrl.metrics import MetricBag
@@ -22,16 +23,24 @@ class PendingGroups:
         """Begin with none; `rollouts` counts the cost of cancelled groups."""
         self._rollouts = rollouts
         self._groups: dict[str, GroupReport] = {}
+        self._since: dict[str, float] = {}
         self._counts = MetricBag()
 
     def add(self, group: GroupHandle) -> None:
         """Add a group that has ended and may be trained."""
         self._groups[group.report.group_id] = group.report
+        self._since[group.report.group_id] = time.monotonic()
 
     def remove(self, groups: Iterable[GroupHandle]) -> None:
         """Mark these groups as accounted for by a step."""
         for group in groups:
             self._groups.pop(group.report.group_id, None)
+            self._since.pop(group.report.group_id, None)
+
+    def waiting(self) -> tuple[int, float]:
+        """Groups in the account, and seconds since the oldest of them ended."""
+        oldest = min(self._since.values(), default=None)
+        return len(self._since), 0.0 if oldest is None else time.monotonic() - oldest
 
     def take_counts(self) -> MetricBag:
         """Metrics since the last call, without those of finished groups."""
@@ -67,5 +76,6 @@ class PendingGroups:
             seconds=sum(report.spent_s for report in left),
         )
         self._groups.clear()
+        self._since.clear()
         found = {name: value for name, value in bag.result().items() if value}
         return {name: value + logged.get(name, 0.0) for name, value in found.items()}

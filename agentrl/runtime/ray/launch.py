@@ -218,6 +218,7 @@ async def _open(
             learner=learner,
             stop_token_ids=opened[0].stop_token_ids,
             reward_models=workers,
+            in_flight=rollouts.in_flight,
         ),
         model=f"{reports[0].model} on {len(reports)} ranks{_preparing(why_whole, len(reports))}; "
         f"sampled by {fleet.text}",

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.rollout_host import RolloutHost
 from agentrl.runtime.ray.actor import ActorLocation, ActorSpec, actor_location, set_up_actor
@@ -89,6 +90,11 @@ class RolloutActor:
     async def stats(self) -> Mapping[str, EngineStats]:
         """Counts of each engine's answers to this worker since it was opened."""
         return await self._host.stats()
+
+    @dispatch(Mode.BROADCAST)
+    async def in_flight(self, most: int) -> InFlightReport:
+        """Rollouts in flight here, as `RolloutHost.in_flight`."""
+        return await self._host.in_flight(most)
 
     @dispatch(Mode.BROADCAST)
     async def close(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from agentrl.errors import RunError, StepAbandoned, TrainError
 from agentrl.metrics import MetricBag
+from agentrl.rollout.under_way.in_flight import InFlightReport, merged
 from agentrl.runtime.drivers.groups import note_aborted
 from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.rollout_workers import Workers
@@ -101,6 +102,13 @@ class RayRollouts:
         if lost := self._workers.take_lost():
             bag.sum("rollout/workers_lost", lost)
         return bag
+
+    async def in_flight(self, most: int) -> InFlightReport:
+        """Rollouts in flight on all workers that answer, with the `most` oldest by name."""
+        group = self._workers.group
+        calls = (group.one(index, "in_flight", most) for index in group.usable)
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        return merged((one for one in found if isinstance(one, InFlightReport)), most)
 
     async def _cancel(self, group_id: str) -> None:
         """Cancel the group on every worker; one that is gone has nothing to report."""

@@ -7,10 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
@@ -18,11 +21,11 @@ expect.set_options(timeout=20_000)
 
 
 @contextmanager
-def inspecting(*runs: Path) -> Iterator[str]:
+def inspecting(*runs: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """`agentrl inspect` on a free port, as a user starts it; gives its address."""
     start = [sys.executable, "-c", "from agentrl.cli import main; main()"]
     server = subprocess.Popen(
-        [*start, "inspect", "--no-browser", *map(str, runs)],
+        [*start, "inspect", "--no-browser", *options, *map(str, runs)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -38,6 +41,41 @@ def inspecting(*runs: Path) -> Iterator[str]:
     finally:
         server.kill()
         server.communicate()
+
+
+@contextmanager
+def proxied(address: str, base: str, name: str) -> Iterator[str]:
+    """A reverse proxy that has the server at `address` below `base`, and calls it `name`."""
+
+    class Forward(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if not self.path.startswith(base):
+                self.send_error(418, "another service")
+                return
+            upstream = HTTPConnection(urlsplit(address).netloc, timeout=20)
+            given = {k: v for k, v in self.headers.items() if k.lower() != "host"}
+            upstream.request("GET", self.path.removeprefix(base), headers=given | {"Host": name})
+            answer = upstream.getresponse()
+            body = answer.read()
+            self.send_response(answer.status)
+            for header, value in answer.getheaders():
+                if header.lower() not in ("transfer-encoding", "connection", "content-length"):
+                    self.send_header(header, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            upstream.close()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Forward)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}{base}/"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metadata = {"a": ["new", "easy"], "b": ["easy"], "c": ["hard"], "d": ["hard"]}
     tasks = [Task(id=task, prompt="", metadata={"tags": tags, "secret": "s" * 99, "id": task})
              for task, tags in metadata.items()]  # fmt: skip
-    write_task_labels(RunPaths(path).labels_file, {"eval/held": tasks, "train": []})
+    write_task_labels(RunPaths(path).task_labels_file, {"eval/held": tasks, "train": []})
     return path
 
 
@@ -169,7 +169,7 @@ def test_tasks_that_never_come_back_are_compared_by_label(tmp_path):
         write_step(tmp_path, rows, step)
     tasks = [Task(id=f"{step}-{n}", prompt="", metadata={"odd": n == 1})
              for step in (1, 2) for n in (0, 1)]  # fmt: skip
-    write_task_labels(RunPaths(tmp_path).labels_file, {"train": tasks})
+    write_task_labels(RunPaths(tmp_path).task_labels_file, {"train": tasks})
     answer = tasks_answer(reader_of(tmp_path), TaskQuestion(before=(1, 1), after=(2, 2)))
     assert answer["change"] is None
     assert answer["by_label"] == {

@@ -106,6 +106,10 @@ async def test_a_cancelled_group_is_cancelled_in_its_worker_and_counted(
     group = asyncio.create_task(
         opened.rollouts.run_group(TASK, group_id="g", n=2, sampling=SAMPLING, seed=0)
     )
+    async with asyncio.timeout(LIMIT_S):
+        while not (seen := await opened.rollouts.in_flight(1)).count:
+            await asyncio.sleep(0.05)
+    assert (seen.count, seen.oldest[0].rollout_id, seen.oldest[0].task_id) == (2, "g/0", TASK.id)
     await asyncio.sleep(0.5)
     group.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -327,6 +327,7 @@ async def test_an_error_while_engines_are_observed_is_said_and_not_the_end_of_it
     parts = SimpleNamespace(
         stages=SimpleNamespace(engines=SimpleNamespace(stats=dict)),
         progress=Progress(),
+        pending=SimpleNamespace(waiting=lambda: (0, 0.0)),
         concurrency=SimpleNamespace(observe=observe),
     )
     watching = asyncio.ensure_future(DriverParts._show_engines(cast(DriverParts, parts)))

@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.data import TrajectoryStore
 from agentrl.metrics.sinks import read_metrics
+from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.ray.launch import RayStages
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
@@ -74,11 +75,14 @@ async def test_a_worker_that_stands_still_is_replaced_and_its_groups_are_run_aga
     )
     run = tmp_path / "runs" / "tiny"
     ended_after: list[float] = []
+    in_flight: list[InFlightReport] = []
 
     async def watch(opened: RayStages, run_dir: RunDir) -> None:
         while not any(line["step"] == 1 for line in read_metrics(run / "metrics.jsonl")):
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)  # the groups of step 2 are in their `reset`
+        assert opened.stages.in_flight is not None
+        in_flight.append(await opened.stages.in_flight(5))
         line = next(line for line in opened.actor_lines if line.startswith("worker 1"))
         pid = int(line.split()[3])
         os.kill(pid, signal.SIGSTOP)
@@ -90,6 +94,9 @@ async def test_a_worker_that_stands_still_is_replaced_and_its_groups_are_run_aga
         result = await drive(path, watch=watch)
     assert result.reason == "all steps done"
     assert ended_after, "the stopped process was not ended"
+    # Fails if the state of a run on Ray names the rollouts of one worker alone.
+    assert (in_flight[0].count, len(in_flight[0].oldest)) == (12, 5)
+    assert in_flight[0].waits["environment"].count == 12
     assert ended_after[0] >= HANG_S / 2, "a process that answered late was ended"
     lines = list(read_metrics(run / "metrics.jsonl"))
     assert sum(line.get("rollout/workers_lost") or 0 for line in lines) == 1

@@ -1,22 +1,30 @@
 // One metric as a card: its name and last value, its curve, its bounds in words, and, when asked,
 // what it tells. The dashboard, the comparison of runs and the list of all metrics show these.
 
-import { follow, lineChart } from "../chart.js";
+import { lineChart } from "../chart.js";
+import { follow } from "../cursor.js";
 import { h } from "../dom.js";
 import { bounds, num } from "../format.js";
+import { ema } from "../scale.js";
 
 // spec: what `lineChart` takes, and {title, unit?, what?, source?, mono?, plain?}.
 export function curveCard(spec) {
   const { series } = spec;
   const value = h("b", { class: "value" });
   const unit = h("span", { class: "unit" });
-  const legend = series.length > 1 ? legendOf(series) : null;
+  const last = spec.look?.zoom?.[1];
+  const legend = series.length > 1 ? legendOf(series, last) : null;
   const set = (step) => {
-    const shown = valueAt(series[0], step);
+    const shown = valueAt(series[0], step, last);
+    const smooth = legend || !spec.look?.smooth || series[0].low ? null : valueAt(smoothed(spec), step, last);
     const said = legend ? "" : stand(shown, spec);
     value.textContent = legend ? "" : num(shown);
     value.className = `value ${STANDS[said] ?? ""}`;
-    unit.textContent = [spec.unit, WORDS[said], step !== null && `step ${num(step)}`]
+    unit.textContent = [
+      spec.unit,
+      WORDS[said],
+      smooth !== null && `smoothed ${num(smooth)}`,
+      step !== null && `step ${num(step)}`]
       .filter(Boolean)
       .join(", ");
     legend?.set(step);
@@ -39,8 +47,13 @@ export function curveCard(spec) {
   return card;
 }
 
-function valueAt(one, step) {
-  const at = step === null ? one.values.length - 1 : one.steps.indexOf(step);
+function smoothed({ series: [one], look }) {
+  return { steps: one.steps, values: ema(one.values, look.smooth) };
+}
+
+// The value at a step; without one, the last of those that are drawn.
+function valueAt(one, step, last = Infinity) {
+  const at = step === null ? one.steps.findLastIndex((s) => s <= last) : one.steps.indexOf(step);
   return at < 0 ? null : (one.values[at] ?? null);
 }
 
@@ -48,7 +61,7 @@ const STANDS = { good: "good-ink", outside: "warn-ink", red: "fail-ink" };
 // A colour alone does not say it to everybody.
 const WORDS = { outside: "outside healthy", red: "red flag" };
 
-function stand(value, { healthy, red }) {
+export function stand(value, { healthy, red }) {
   if (value === null || !healthy) return "";
   const outside = ([low, high]) => (low !== null && value < low) || (high !== null && value > high);
   if (outside(red)) return "red";
@@ -56,7 +69,7 @@ function stand(value, { healthy, red }) {
   return outside(healthy) ? "outside" : "good";
 }
 
-function legendOf(series) {
+function legendOf(series, last) {
   const values = series.map(() => h("b"));
   const node = h(
     "ul",
@@ -66,7 +79,7 @@ function legendOf(series) {
     ),
   );
   const set = (step) =>
-    values.forEach((one, i) => (one.textContent = num(valueAt(series[i], step))));
+    values.forEach((one, i) => (one.textContent = num(valueAt(series[i], step, last))));
   return { node, set };
 }
 

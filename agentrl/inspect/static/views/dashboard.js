@@ -1,7 +1,13 @@
 // The minimum dashboard: a curve for each band the server sends, drawn on one common axis.
 
 import { h } from "../dom.js";
-import { curveCard } from "./curve_card.js";
+import { constantOf } from "../scale.js";
+import { agentCurves, endingsCard } from "./charts/agent.js";
+import { constantsNote } from "./charts/constants.js";
+import { csvOf, saveText } from "./charts/csv.js";
+import { axesOf, settingsOf, toParams } from "./charts/settings.js";
+import { toolbar } from "./charts/toolbar.js";
+import { curveCard, stand } from "./curve_card.js";
 
 // `eval/*/score` stands for every name with anything in place of the star.
 export function matching(metrics, pattern) {
@@ -19,19 +25,56 @@ export function metricNames(run) {
   return new Set(run.dashboard.flatMap((band) => matching(run.metrics, band.metric)));
 }
 
-export function dashboard(run, steps, open) {
+// Draws all curves anew whenever their settings change: `moved` is given what the address says of
+// them, and `looked` how curves are drawn now.
+export function dashboard(run, steps, open, params, { moved, looked }) {
   const there = run.dashboard.filter((band) => matching(run.metrics, band.metric).length);
   const missing = run.dashboard.filter((band) => !there.includes(band));
+  const [flat, lively] = split(there, (band) => isFlat(run, band));
+  const axes = axesOf(run);
+  let settings = settingsOf(params, steps);
+  if (!axes[settings.axis]) settings = { ...settings, axis: "step" };
+  const bar = h("div");
+  const grid = h("div", { class: "grid-charts" });
+  const agent = h("div", { class: "grid-charts" });
+  const [curves, still] = split(agentCurves(run), (one) => !one.series.every(isConstant));
+  const ends = endingsCard(run, open) !== null && (curves.length > 0 || still.length > 0);
+  const change = (part) => {
+    settings = { ...settings, ...part };
+    moved(toParams(settings));
+    // The slider that is being moved stays; only a zoom changes what the others say.
+    fill(!("smooth" in part));
+  };
+  const look = () => ({ ...settings, axis: axes[settings.axis], onZoom: (zoom) => change({ zoom }) });
+  const save = () =>
+    saveText(`${run.name}.csv`, csvOf(drawnSeries(run, lively, curves), settings, axes));
+  const fill = (all) => {
+    if (all) bar.replaceChildren(toolbar({ settings, axes, steps, change, save }));
+    looked(look());
+    grid.replaceChildren(...lively.map((band) => card(run, band, steps, open, look())));
+    agent.replaceChildren(
+      ...curves.map((one) =>
+        curveCard({ ...one, steps, open, look: look(), label: `${one.title} by step`, key: `agent ${one.title}` }),
+      ),
+      ...[ends && endingsCard(run, open, settings.zoom)].filter(Boolean),
+    );
+  };
+  fill(true);
+  const note = constantsNote([
+    ...flat.flatMap((band) =>
+      matching(run.metrics, band.metric).map((name) => ({ name: band.label, ...run.metrics[name] })),
+    ),
+    ...still.flatMap((one) => one.series.map((part) => ({ ...part, name: nameOf(one, part) }))),
+  ]);
   return h(
     "section",
     { "aria-labelledby": "dashboard-title" },
     h("h2", { id: "dashboard-title", class: "section" }, "Dashboard"),
     key(run, there),
-    h(
-      "div",
-      { class: "grid-charts" },
-      there.map((band) => card(run, band, steps, open)),
-    ),
+    bar,
+    grid,
+    (curves.length > 0 || ends) && [h("h3", { class: "section agent" }, "Turns, tools and endings"), agent],
+    note,
     missing.length > 0 &&
       h(
         "p",
@@ -39,6 +82,38 @@ export function dashboard(run, steps, open) {
         `Not logged by this run: ${missing.map((band) => band.label).join(", ")}.`,
       ),
   );
+}
+
+// A curve that never moves and is where it should be. Reward and scores are always drawn: that
+// they do not move is what one wants to see.
+function isFlat(run, band) {
+  if (band.metric === "reward" || band.metric.startsWith("eval/")) return false;
+  return matching(run.metrics, band.metric).every((name) => {
+    const value = constantOf(run.metrics[name].values);
+    return value !== null && !["red", "outside"].includes(stand(value, band));
+  });
+}
+
+function isConstant(curve) {
+  return constantOf(curve.values) !== null;
+}
+
+function split(list, test) {
+  return [list.filter(test), list.filter((one) => !test(one))];
+}
+
+// A card of one curve is named by its title alone.
+function nameOf(card, one) {
+  return card.series.length > 1 ? `${card.title}: ${one.name}` : card.title;
+}
+
+function drawnSeries(run, bands, curves) {
+  const names = bands.flatMap((band) => matching(run.metrics, band.metric));
+  const series = names.map((name) => ({ name, ...run.metrics[name] }));
+  const more = curves.flatMap((card) =>
+    card.series.map((one) => ({ ...one, name: one.metric ?? nameOf(card, one) })),
+  );
+  return [...series, ...more.filter((one) => !names.includes(one.name))];
 }
 
 // What the marks on the curves mean; only those that occur.
@@ -60,7 +135,7 @@ function key(run, bands) {
   );
 }
 
-function card(run, band, steps, open) {
+function card(run, band, steps, open, look) {
   const names = matching(run.metrics, band.metric);
   const [before, after = ""] = band.metric.split("*");
   const short = (name) =>
@@ -77,6 +152,7 @@ function card(run, band, steps, open) {
       ...interval(run, name),
     })),
     steps,
+    look,
     healthy: band.healthy,
     red: band.red,
     open: opener(open, names[0]),

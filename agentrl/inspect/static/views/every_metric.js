@@ -2,6 +2,8 @@
 
 import { h } from "../dom.js";
 import { plural } from "../format.js";
+import { constantOf } from "../scale.js";
+import { constantsNote } from "./charts/constants.js";
 import { curveCard } from "./curve_card.js";
 import { opener } from "./dashboard.js";
 
@@ -11,12 +13,16 @@ const MOST = 24;
 let asked = "";
 let keyAsked = "";
 
+// Gives {node, redraw(look)}, or null where there are no other metrics.
 export function everyMetric(run, steps, open, drawn) {
+  let look;
   const names = Object.keys(run.metrics)
     .filter((name) => !drawn.has(name))
     .sort();
+  const flat = new Set(names.filter((name) => constantOf(run.metrics[name].values) !== null));
   if (!names.length) return null;
   const grid = h("div", { class: "grid-charts small" });
+  const constants = h("div");
   const count = h("span", { class: "note", role: "status" });
   const box = h("input", {
     type: "search",
@@ -28,8 +34,13 @@ export function everyMetric(run, steps, open, drawn) {
   const fill = () => {
     asked = box.value;
     const found = names.filter((name) => name.toLowerCase().includes(asked.trim().toLowerCase()));
-    count.textContent = `${found.length} of ${names.length}${found.length > MOST ? `, the first ${MOST} are drawn` : ""}`;
-    grid.replaceChildren(...found.slice(0, MOST).map((name) => card(run, name, steps, open)));
+    const lively = found.filter((name) => !flat.has(name));
+    count.textContent = `${found.length} of ${names.length}${lively.length > MOST ? `, the first ${MOST} that change are drawn` : ""}`;
+    grid.replaceChildren(...lively.slice(0, MOST).map((name) => card(run, name, steps, open, look)));
+    const note = constantsNote(
+      found.filter((name) => flat.has(name)).map((name) => ({ name, ...run.metrics[name] })),
+    );
+    constants.replaceChildren(...(note ? [note] : []));
   };
   box.addEventListener("input", fill);
   const all = h(
@@ -38,12 +49,18 @@ export function everyMetric(run, steps, open, drawn) {
     h("summary", {}, h("h2", {}, "All other metrics")),
     h("p", { class: "row" }, box, count),
     grid,
+    constants,
   );
-  all.addEventListener("toggle", () => all.open && !grid.childElementCount && fill());
-  return all;
+  const started = () => grid.childElementCount + constants.childElementCount > 0;
+  all.addEventListener("toggle", () => all.open && !started() && fill());
+  const redraw = (now) => {
+    look = now;
+    if (started()) fill();
+  };
+  return { node: all, redraw };
 }
 
-function card(run, name, steps, open) {
+function card(run, name, steps, open, look) {
   const { meaning, unit } = run.meanings?.[name] ?? {};
   return curveCard({
     title: name,
@@ -53,6 +70,7 @@ function card(run, name, steps, open) {
     what: meaning && `${meaning[0].toUpperCase()}${meaning.slice(1)}.`,
     series: [{ name, ...run.metrics[name] }],
     steps,
+    look,
     height: 92,
     open: opener(open, name),
     label: `${name} by step`,

@@ -3,21 +3,23 @@
 import { get } from "../api.js";
 import { empty, h } from "../dom.js";
 import { lastPart, num, seconds, when } from "../format.js";
-import { go, href } from "../router.js";
+import { go, href, replace } from "../router.js";
 import { dashboard, metricNames } from "./dashboard.js";
 import { configuration, everyMetric } from "./every_metric.js";
 import { findings } from "./findings.js";
 import { timePanel, wastePanel } from "./ledger.js";
 import { glance } from "./glance.js";
 import { learned } from "./tasks/learned.js";
+import { livePanel } from "./live/panel.js";
 import { notes, pauseNotice, statePill, stepsText } from "./parts.js";
 
 async function load(params, signal) {
-  const [run, all] = await Promise.all([
+  const [run, all, pulse] = await Promise.all([
     get("run", { run: params.run }, signal),
     get("runs", {}, signal),
+    get("pulse", { run: params.run }, signal),
   ]);
-  return { run, brief: all.find((one) => one.id === params.run) ?? {} };
+  return { run, brief: all.find((one) => one.id === params.run) ?? {}, pulse };
 }
 
 // First and last step anything was logged at: the axis all curves share.
@@ -31,21 +33,26 @@ function stepRange(run) {
   return first > last ? null : [first, last];
 }
 
-function draw({ run, brief }, params) {
+function draw({ run, brief, pulse }, params) {
+  const now = livePanel(pulse);
   const steps = stepRange(run);
   // `kind` is of the curve that was clicked, where it is one of an evaluation.
   const open = (step, kind) => {
     if (run.examples.length) go("examples", { run: params.run, step });
     else go("step", { run: params.run, ...(kind ? { kind, step } : placeOf(run, step)) });
   };
+  const others = steps && everyMetric(run, steps, open, metricNames(run));
+  // Another way to see the same place: the address follows, the history does not.
+  const moved = (settings) => replace("run", { run: params.run, ...settings });
+  const looked = (look) => others?.redraw(look);
   const parts = steps
     ? [
         glance(run, brief),
         learned(run, brief),
         findings(run, steps, params.run),
-        dashboard(run, steps, open),
+        dashboard(run, steps, open, params, { moved, looked }),
         h("div", { class: "pair" }, timePanel(run, open), wastePanel(run, open)),
-        everyMetric(run, steps, open, metricNames(run)),
+        others?.node,
         configuration(run.config),
       ]
     : [
@@ -62,6 +69,8 @@ function draw({ run, brief }, params) {
   return {
     title: run.name,
     live: true,
+    revision: run.revision,
+    pulse: now.update,
     crumbs: [
       ["runs", href("runs")],
       [run.name, null],
@@ -76,6 +85,7 @@ function draw({ run, brief }, params) {
       head(run, brief, steps),
       pauseNotice(run.paused),
       notes(run.notes),
+      now.node,
       parts,
     ),
   };
@@ -95,6 +105,7 @@ function ended({ reason, elapsed_s: elapsed }) {
 
 function head(run, brief, steps) {
   const last = steps ? steps[1] : 0;
+  const stepTime = run.metrics["timing_s/step"]?.values.at(-1);
   return h(
     "header",
     { class: "head" },
@@ -107,6 +118,7 @@ function head(run, brief, steps) {
         { class: "sub" },
         brief.model && h("span", { title: brief.model }, lastPart(brief.model)),
         h("span", {}, stepsText(brief.steps ?? last, run.planned_steps)),
+        stepTime !== undefined && h("span", {}, `last step ${seconds(stepTime)}`),
         brief.started && h("span", {}, `started ${when(brief.started)}`),
         run.result && h("span", {}, ended(run.result)),
         brief.path && h("span", { class: "mono" }, brief.path),

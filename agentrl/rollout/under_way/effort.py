@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from agentrl.rollout.under_way.in_flight import Activity
+
 
 class RunningWork(Protocol):
     """An attempt at a rollout, under way or over."""
@@ -24,7 +26,9 @@ class RunningWork(Protocol):
 class Effort:
     """One rollout, all its attempts together."""
 
-    def __init__(self) -> None:
+    def __init__(self, activity: Activity) -> None:
+        self.activity = activity
+        """Turn of the rollout, and the party it waits for."""
         self._attempts: list[RunningWork] = []
 
     def begin(self, attempt: RunningWork) -> None:

@@ -1,0 +1,101 @@
+"""Curves are smoothed, zoomed, drawn over another axis and saved, and a link shows the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.inspect.browser.inspector_page import at, opened
+
+
+def saved_rows(page: Page) -> list[dict[str, str]]:
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="CSV").click()
+    assert saved.value.suggested_filename == "recorded.csv"
+    with Path(saved.value.path()).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_curves_are_drawn_as_the_reader_asks_and_saved_as_they_are_drawn(
+    page: Page, served: str, run: str, recorded_run: Path
+) -> None:
+    opened(page, at(served, "run", run=run))
+    lines = [json.loads(line) for line in (recorded_run / "metrics.jsonl").read_text().splitlines()]
+    rewards = {line["step"]: line["reward"] for line in lines if "reward" in line}
+    card = page.locator(".curve-card", has_text="Reward").first
+    expect(card.locator("polyline.curve")).to_have_count(1)
+    page.get_by_label("Smoothing").fill("0.5")
+    expect(card.locator("polyline.curve")).to_have_count(2)
+    expect(card.locator("polyline.raw")).to_have_count(1)
+    # Evaluations are few, and have an interval of their own.
+    held = page.locator(".curve-card", has_text="Held-out score").first
+    expect(held.locator("polyline.raw")).to_have_count(0)
+    page.get_by_label("Horizontal axis").select_option("wall-clock")
+    expect(card.locator(".tick", has_text="wall-clock")).to_have_count(1)
+    elapsed = {line["step"]: line.get("timing_s/elapsed") for line in lines}
+    page.get_by_label("Log scale").check()
+    expect(card.locator(".tick", has_text="log scale")).to_have_count(1)
+    rows = saved_rows(page)
+    assert {int(row["step"]): float(row["reward"]) for row in rows if row["reward"]} == rewards
+    assert float(rows[-1]["elapsed_s"]) == pytest.approx(elapsed[4])
+    assert float(rows[-1]["sampled_tokens"]) == sum(
+        value for line in lines for name, value in line.items() if name.startswith("waste/tokens/")
+    )
+    # s = 0.5 s + 0.5 x from 0, over 1 - 0.5^n.
+    raw = list(rewards.values())
+    smooth = sum(0.5 ** (4 - i) * value for i, value in enumerate(raw)) / (1 - 0.5**4)
+    assert float(rows[-1]["reward (smoothed 0.5)"]) == pytest.approx(smooth)
+    # A drag zooms all curves, and is no click.
+    chart = page.get_by_role("slider", name="Entropy by step")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    assert box is not None
+    left, width, middle = box["x"] + 48, box["width"] - 58, box["y"] + 50
+    page.mouse.move(left + 0.25 * width, middle)
+    page.mouse.down()
+    page.mouse.move(left + 0.5 * width, middle)
+    expect(chart.locator(".zooming")).to_be_visible()
+    page.mouse.move(left + 0.99 * width, middle)
+    page.mouse.up()
+    expect(page.get_by_label("First step drawn")).not_to_have_value("0")
+    expect(page).to_have_url(re.compile(r"smooth=0\.5&log=1&axis=time&from=\d+&to=4$"))
+    kept = {int(row["step"]) for row in saved_rows(page)}
+    assert 0 not in kept
+    assert 4 in kept
+    page.reload()
+    expect(card.locator("polyline.raw")).to_have_count(1)
+    expect(card.locator(".tick", has_text="wall-clock, log scale")).to_have_count(1)
+    assert {int(row["step"]) for row in saved_rows(page)} == kept
+    page.get_by_role("button", name="All steps").click()
+    expect(page.get_by_label("First step drawn")).to_have_value("0")
+    # Keys reach what a mouse drags.
+    page.get_by_label("Last step drawn").fill("3")
+    page.keyboard.press("Tab")
+    expect(page).to_have_url(re.compile("from=0&to=3$"))
+
+
+def test_what_never_moves_is_named_and_an_agentic_run_shows_its_tools(
+    page: Page, served: str, run: str
+) -> None:
+    opened(page, at(served, "run", run=run))
+    constants = page.locator("details.constants").first
+    flat = constants.locator("li").all_inner_texts()
+    assert flat, "this run has curves that never move"
+    assert all(re.fullmatch(r".+ = \S+", text) for text in flat), flat
+    for text in flat:
+        name = text.partition(" = ")[0]
+        expect(page.get_by_role("slider", name=f"{name} by step", exact=True)).to_have_count(0)
+    # A band of the dashboard, where the policy is that which sampled.
+    assert "Largest importance ratio = 1" in flat
+    # Each turn has one call that works and one that does not.
+    assert "Errors by tool = 0.5" in flat
+    turns = page.locator(".curve-card", has_text="Turns of a rollout")
+    expect(turns.locator("polyline.curve")).to_have_count(1)
+    expect(
+        page.locator(".curve-card", has_text="How rollouts end").locator(".names")
+    ).to_contain_text("env crashed infrastructure")
