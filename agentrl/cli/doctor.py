@@ -21,7 +21,7 @@ from agentrl.finding import Status
 from agentrl.inspect.read.safe_terminal import visible
 
 if TYPE_CHECKING:
-    from agentrl.health import Cause, Evidence, History, Lever, Verdict
+    from agentrl.health import Evidence, History, Lever, RankedCause, Verdict
 
 _TOO_LITTLE = re.compile(r"fewer than|too few|under \d|not logged|no metrics")
 """In the reason of a detector that did not judge; else the run lacks the part it is about."""
@@ -177,7 +177,7 @@ def _judged(kinds: Mapping[Status, Sequence[Verdict]]) -> str:
     return f"{text}, {len(unknown)} did not ({why})"
 
 
-def _cause(run: Path, cause: Cause, steps: Mapping[str, tuple[str, int]]) -> Iterator[Text]:
+def _cause(run: Path, cause: RankedCause, steps: Mapping[str, tuple[str, int]]) -> Iterator[Text]:
     """A cause with its evidence, what follows from it, and the command that shows more."""
     from agentrl.health import next_command
 

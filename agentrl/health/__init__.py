@@ -1,7 +1,7 @@
 """Detectors over the history of a run, and rules that may end it."""
 
 from agentrl.finding import Status
-from agentrl.health.causes import Cause, causes, merged_levers
+from agentrl.health.causes import RankedCause, causes, merged_levers
 from agentrl.health.commands import next_command
 from agentrl.health.dashboard import DASHBOARD, Band
 from agentrl.health.detector import Detector, detector
@@ -27,11 +27,11 @@ __all__ = [
     "FIT_DASHBOARD",
     "THRESHOLDS",
     "Band",
-    "Cause",
     "Detector",
     "Evidence",
     "History",
     "Lever",
+    "RankedCause",
     "RolloutFacts",
     "Series",
     "Status",

@@ -38,7 +38,7 @@ _EXPLAINS: Mapping[str, frozenset[str]] = {
         ("length_hacking", "truncation repetition decoupling reward_spike reward_fall"),
         ("kl_too_small", "reward_flat"),
         ("reward_flat", "empty_gradient"),
-        ("empty_gradient", "reward_flat kl_too_small"),
+        ("empty_gradient", "reward_flat kl_too_small decoupling"),
         ("reward_fall", "reward_flat empty_gradient decoupling"),
         ("decoupling", "reward_spike kl_too_large"),
         ("reward_spike", "kl_too_large"),
@@ -49,6 +49,9 @@ _EXPLAINS: Mapping[str, frozenset[str]] = {
 _UPSTREAM = tuple(_EXPLAINS)
 """Detectors in the order in which a failure goes through a run: of two that began at the same time
 the earlier one is the cause."""
+_SLOW = frozenset({"reward_fall", "decoupling"})
+_SLOW_TIMES = 3
+"""Noise of rewards, and the distance of evaluations, date these so many times less exactly."""
 _TIE_STEPS = 2
 """Onsets so near to each other do not say which came first."""
 _NEAR_STEPS, _NEAR_SHARE = 5, 0.04
@@ -56,7 +59,7 @@ _NEAR_STEPS, _NEAR_SHARE = 5, 0.04
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class RankedCause:
     """A finding that no other explains, with those that it explains."""
 
     verdict: Verdict
@@ -65,7 +68,7 @@ class Cause:
     """Findings that follow from it, the earliest first; their levers are not pulled."""
 
 
-def causes(verdicts: Sequence[Verdict]) -> list[Cause]:
+def causes(verdicts: Sequence[Verdict]) -> list[RankedCause]:
     """Findings in the order in which to act on them, each with what follows from it.
 
     One finding explains another if failures of its kind lead there, and it began no later. What
@@ -87,7 +90,7 @@ def causes(verdicts: Sequence[Verdict]) -> list[Cause]:
             del explained[min((by_name[each] for each in circle), key=_order).name]
     roots = sorted((one for one in found if one.name not in explained), key=_order)
     return [
-        Cause(
+        RankedCause(
             verdict=root,
             follows=tuple(
                 sorted(
@@ -100,7 +103,7 @@ def causes(verdicts: Sequence[Verdict]) -> list[Cause]:
     ]
 
 
-def merged_levers(ranked: Sequence[Cause]) -> list[tuple[Lever, str]]:
+def merged_levers(ranked: Sequence[RankedCause]) -> list[tuple[Lever, str]]:
     """Each key once, with the value that the first cause gives it and the name of that cause."""
     chosen: dict[str, tuple[Lever, str]] = {}
     for cause in ranked:
@@ -114,12 +117,15 @@ def _explains(cause: Verdict, effect: Verdict) -> bool:
         return False
     gap = _began(effect) - _began(cause)
     near = max(_NEAR_STEPS, round(_NEAR_SHARE * max(_began(cause), _began(effect))))
+    if gap < 0 and effect.name in _SLOW:
+        near *= _SLOW_TIMES
     if abs(gap) > near:
         return gap > 0
     if cause.name not in _EXPLAINS.get(effect.name, ()):
         return True
     # Each could explain the other: the earlier one, and else the one further upstream.
-    return gap > 0 if abs(gap) > _TIE_STEPS else _place(cause) < _place(effect)
+    tie = near if effect.name in _SLOW else _TIE_STEPS
+    return gap > 0 if abs(gap) > tie else _place(cause) < _place(effect)
 
 
 def _root(name: str, explained: Mapping[str, str]) -> str:

@@ -268,6 +268,13 @@ def lost_since_best(history: History, name: str) -> tuple[int, Change] | None:
     return step, Change(start=start, end=end, low=gain - half, high=gain + half)
 
 
+def dated_by_best(evidence: Evidence, lost: tuple[int, Change] | None) -> Evidence:
+    """Evidence of a score that falls, dated by its best evaluation if something was lost since."""
+    if lost is None:
+        return evidence
+    return replace(evidence, first_step=lost[0], dating=Dating.EXACT)
+
+
 def score_rise(history: History) -> Change | None:
     """Movement of the held-out score over the run: of the evaluation that rose most, if any."""
     rises = [rise for name in held_out(history) if (rise := rise_of(history, name)) is not None]

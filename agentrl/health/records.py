@@ -75,7 +75,7 @@ class History:
 
 
 class Dating(StrEnum):
-    """How a piece of evidence says since when something is wrong."""
+    """The part of a piece of evidence that says since when something is wrong."""
 
     NOTICED = "noticed"
     """By the change point of its metric before its first step, at which a bound was passed."""

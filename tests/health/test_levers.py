@@ -15,8 +15,8 @@ def _levers(make_run, kind: str) -> set[str]:
     return {lever.key for lever in found.levers}
 
 
-def test_only_lost_sandboxes_ask_for_a_larger_sandbox(make_run) -> None:
-    assert _levers(make_run, "sandbox_failed") == {"rollout.retries", "sandbox.limits.memory_mb"}
+def test_lost_sandboxes_ask_for_memory_only_if_they_ran_out_of_it(make_run) -> None:
+    assert _levers(make_run, "sandbox_failed") == {"rollout.retries"}
 
 
 def test_environments_that_crash_may_need_time(make_run) -> None:

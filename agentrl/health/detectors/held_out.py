@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import replace
 from statistics import fmean
 
 from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
+    dated_by_best,
     fall_of,
     fine,
     found,
@@ -27,7 +27,7 @@ from agentrl.health.measures.curves import (
     since,
     weighted_slope,
 )
-from agentrl.health.records import Dating, History, Verdict
+from agentrl.health.records import History, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 
 _REWARD = "reward"
@@ -103,11 +103,11 @@ def _apart(
             f"training reward {gain.text()}",
             dates=not falls,
         ),
-        replace(
+        dated_by_best(
             moved(
                 metric, series, shown, f"{metric} {shown.text()}, {len(series.values)} evaluations"
             ),
-            **({"first_step": lost[0], "dating": Dating.EXACT} if lost is not None else {}),
+            lost,
         ),
         levers=[
             *policy.stronger_kl(history.config),

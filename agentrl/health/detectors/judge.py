@@ -106,7 +106,6 @@ def _apart(
                 part.series,
                 gain,
                 f"{part.name} {gain.text()}",
-                dates=not falls,
             ),
             moved(metric, series, rise, f"{metric} {rise.text()}"),
             levers=[

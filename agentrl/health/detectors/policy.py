@@ -9,12 +9,12 @@ from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
     found,
-    improving,
     lasting,
     moved,
     over,
     passed,
     reward_change,
+    score_rise_since,
     seen,
     solved,
     stalled,
@@ -228,7 +228,10 @@ def _growing_kl(history: History, series: Series, limits: Limits) -> Verdict:
     slows = now < 1.5 * median(after.values[max(0, middle - 1) : middle + 2])
     if growth < limits["kl_too_large/growth"] or late is None or not late.up or slows:
         return quiet
-    if improving(history):
+    score, reward = score_rise_since(history, began), history.metrics.get("reward")
+    gain = change(since(reward, began)) if reward is not None else None
+    move = score or gain
+    if move is not None and move.up:
         return fine(name, f"kl grew {number(growth)} times, and the scores rise with it")
     text = f"kl {number(level)} -> {number(now)} nats a token within {len(after.values)} steps"
     return found(
