@@ -23,9 +23,9 @@ export function findings(run, steps, id) {
     found.length
       ? found.map((cause) => finding(cause, byName, steps, id))
       : h("p", { class: "calm" }, h("span", { class: "pill good" }, "Fine"), " ", nothing(rest)),
-    run.levers.length > 0 && changes(run.levers, found.length > 1),
     happened.length > 0 && events(happened, steps),
     found.length + happened.length > 0 && axis(steps),
+    run.levers.length > 0 && changes(run.levers, found.length > 1),
     rest.length > 0 &&
       h(
         "details",
@@ -98,7 +98,7 @@ function finding(cause, byName, steps, id) {
           h(
             "ul",
             {},
-            cause.follows.map((name) => consequence(byName.get(name), steps)),
+            cause.follows.map((name) => consequence(byName.get(name))),
           ),
         ),
       cause.command && h("div", {}, h("h3", {}, "Next command"), h("code", {}, cause.command)),
@@ -106,26 +106,26 @@ function finding(cause, byName, steps, id) {
   );
 }
 
-function consequence(one, steps) {
+function consequence(one) {
   return h(
     "li",
     { class: "consequence" },
     pill(one.status),
+    " ",
     h("span", {}, one.title),
     one.first_step !== null && h("span", { class: "note" }, `since step ${num(one.first_step)}`),
-    lane([{ from: one.first_step, to: one.last_step, level: one.status }], steps),
   );
 }
 
 // One value a key: consequences of a cause need no change of their own.
 function changes(levers, several) {
   return h(
-    "details",
-    { class: "finding changes", "data-key": "changes", "data-item": "", open: true },
-    h("summary", {}, h("span", { class: "title" }, "Change the run file")),
+    "div",
+    { class: "changes" },
+    h("h3", {}, "What to change in the run file"),
     h(
       "ul",
-      { class: "body list" },
+      {},
       levers.map((one) => lever(one, several)),
     ),
   );

@@ -70,7 +70,8 @@ function health(run) {
   const count = (status) => run.verdicts.filter((one) => one.status === status);
   const [fail, warn, fine] = [count("fail"), count("warn"), count("ok")];
   const answer = { name: "Is it healthy?", to: "findings-title" };
-  const worst = fail[0] ?? warn[0];
+  const first = run.causes[0]?.detector;
+  const worst = run.verdicts.find((one) => one.detector === first);
   if (worst) {
     const big = [fail.length && `${fail.length} fail`, warn.length && `${warn.length} warn`];
     const more = fail.length + warn.length - 1;

@@ -6,7 +6,7 @@ import { href } from "../../router.js";
 
 export function learned(run, brief) {
   const moved = run.evals[brief.score]?.moved;
-  if (!moved) return null;
+  if (!moved || !(moved.gained_count + moved.lost_count + moved.same_count)) return null;
   const kind = `eval/${brief.score}`;
   return h(
     "section",
